@@ -30,7 +30,7 @@ from training.fit import Fitted, publish, temper
 from training.model import build, initialise
 from training.provenance import Provenance
 from training.scoring import draw_counts
-from training.versions import recipe_of
+from training.versions import read_recipe
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -165,7 +165,7 @@ def open_model(options: argparse.Namespace) -> Model:
 
 def unseen_rows(model: Model) -> Rows:
     """Return all rows that a model was not fitted on and that did not choose its checkpoint."""
-    recipe = recipe_of(model.manifest, "name")
+    recipe = read_recipe(model.manifest, "name")
     data = load(recipe, data_root(), model.manifest.input.columns)
     splits = split(data, split_sizes(recipe))
     parts = (splits.reference, splits.ranking, splits.test)

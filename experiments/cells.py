@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from model_store.errors import DubitoError
 from training import log
 from training.fitting.checkpoint import write_atomically
-from training.folders import Held, hold
+from training.folders import RunLockedError, hold
 from training.progress import Bar
 
 ROOT = Path(__file__).parent.parent
@@ -131,13 +131,13 @@ def measure_missing(
         for done, (target, row, seed) in enumerate(missing):
             if until is not None and time.monotonic() > until:
                 return skipped + len(missing) - done
-            bar.say(f"{target.name}: {row}, seed {seed}")
+            bar.report(f"{target.name}: {row}, seed {seed}")
             folder = runs / "reproduce" / "cells" / f"{target.name}-{row}-{seed}"
             try:
                 with hold(folder):
                     if (row, seed) in target.missing(out, again):
                         _measure(target, row, seed, out, runs)
-            except Held:
+            except RunLockedError:
                 skipped += 1
             except DubitoError as error:  # for example missing data; other cells may succeed
                 log.warning("%s: %s, seed %s is not measured: %s", target.name, row, seed, error)

@@ -1,13 +1,15 @@
-"""From labels that came to the service to a candidate: fitted on old and new rows, compared,
-promoted.
+"""Fit a candidate on labels from the service, compare it with `latest`, and promote it.
 
-A candidate begins at the weights of what `latest` names, and is fitted on that version's training
-rows and on all labelled rows that were not set aside; each counts as one row. Validation,
-calibration and test rows stay what they were. It is always published under the alias `candidate`.
+A candidate starts from the weights of `latest`. It is fitted on that version's training rows and on
+all labelled rows except control rows; each counts as one row. Validation, calibration and test rows
+stay the same. The candidate is always published under the alias `candidate`.
 
-`latest` moves to it if it is no worse than what that named, beyond chance, on the test rows and,
-where there are enough, on labelled control rows, which no fit sees; nor than the best version that
-it comes of by labels, so that small losses do not add up; and if every label came with a key.
+`latest` moves to the candidate on these conditions:
+
+* The candidate is not significantly worse than `latest` on the test rows.
+* The same holds on labelled control rows, which no fit uses, if there are enough of them.
+* It is not significantly worse than the best version of its lineage, so small losses cannot add up.
+* Every label was sent with a key.
 """
 
 from contextlib import suppress
@@ -47,17 +49,17 @@ from training.publishing.gate import (
     worse_beyond_chance,
 )
 from training.publishing.publish import quality_rows
-from training.publishing.quality import Measurable
+from training.publishing.quality import Measurable, MeasuredRows
 from training.recipe import GateSection
 from training.versions import Parent, fitted_data, manifests, open_parent
 
 CANDIDATE = "candidate"
 NO_WORSE = "no worse"
 UNKNOWN_KEYS = (
-    "some labels came without a key, so a person has to promote it: "
+    "some labels were sent without a key; promote it yourself with "
     "`dubito store alias {name} latest {version}`"
 )
-# What a candidate must be no worse in, and by how much it may be, where its recipe has no gate.
+# The metrics to compare if the recipe has no gate, and how much worse each may be.
 GATES: dict[str, dict[str, float]] = {
     "classification": {"test_accuracy": 0.0, "test_log_likelihood": 0.01},
     "regression": {"test_rmse": 0.0, "test_log_likelihood": 0.01},
@@ -65,12 +67,12 @@ GATES: dict[str, dict[str, float]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class CandidateData:
     parent: Parent
     data: Dataset
-    splits: Splits  # of the data alone
+    splits: Splits  # without labelled rows
     labels: LabelledRows
-    usable: Bool[np.ndarray, "N"]  # which labelled rows can be fitted or measured on
+    usable: Bool[np.ndarray, "N"]  # labelled rows for fitting and testing
     provenance: AddedLabels
 
     @property
@@ -85,8 +87,8 @@ class Known:
     def control(self) -> Rows:
         return self._rows(self.usable & self.labels.is_control)
 
-    def _rows(self, chosen: Bool[np.ndarray, "N"]) -> Rows:
-        index = np.flatnonzero(chosen)
+    def _rows(self, selection: Bool[np.ndarray, "N"]) -> Rows:
+        index = np.flatnonzero(selection)
         values = [self.labels.values[i] for i in index]
         number = {name: c for c, name in enumerate(self.data.classes)}
         if self.data.classes:
@@ -97,11 +99,10 @@ class Known:
         return Rows(self.labels.x[index], y, ids)
 
 
-def find_labels(
+def gather_labels(
     store: ModelStore, database: Database, name: str, root: Path, source: str | None = None
-) -> Known:
-    """Return what there is to make a candidate of; `source` is where the data are, if not where
-    they were."""
+) -> CandidateData:
+    """Load the data of `latest` and the usable labels; `source` replaces the recipe's source."""
     parent = open_parent(store, f"{name}:{LATEST}", "NAME")
     data = fitted_data(parent, root, source)
     splits = split(data, split_sizes(parent.recipe))
@@ -112,11 +113,11 @@ def find_labels(
         for row in rows.x.astype(np.float32)
     }
     is_held_out = np.array([row.tobytes() in held_out for row in labels.x], dtype=bool)
-    is_known = _are_known(labels, data, parent.manifest.transform)
+    is_known = _have_known_values(labels, data, parent.manifest.transform)
     left_out = {
-        "of other inputs than the version takes": labels.left_out,
-        "of no class or target that the version knows": int((~is_known).sum()),
-        "the same as held-out rows": int((is_known & is_held_out).sum()),
+        "rows with other inputs than the version has": labels.left_out,
+        "classes or targets unknown to the version": int((~is_known).sum()),
+        "copies of held-out rows": int((is_known & is_held_out).sum()),
     }
     usable = is_known & ~is_held_out
     facts = AddedLabels(
@@ -124,10 +125,10 @@ def find_labels(
         digest=labels.digest(),
         left_out={reason: count for reason, count in left_out.items() if count},
     )
-    return Known(parent, data, splits, labels, usable, facts)
+    return CandidateData(parent, data, splits, labels, usable, facts)
 
 
-def _are_known(
+def _have_known_values(
     labels: LabelledRows, data: Dataset, transform: Transform | None
 ) -> Bool[np.ndarray, "N"]:
     if data.classes:
@@ -136,35 +137,44 @@ def _are_known(
     return np.isfinite(targets if transform is None else to_fitted(transform, targets))
 
 
-def fit_candidate(store: ModelStore, known: Known, runs: Path, device: torch.device) -> Manifest:
-    name, origin = known.parent.manifest.name, known.parent.provenance
+def fit_candidate(
+    store: ModelStore, sources: CandidateData, runs: Path, device: torch.device
+) -> Manifest:
+    name, origin = sources.parent.manifest.name, sources.parent.provenance
     for manifest in manifests(store, name):
-        made = Provenance.of(manifest)
-        is_same = made.labels is not None and made.labels.digest == known.provenance.digest
-        if is_same and made.warm_start == origin:
-            log.info("%s was fitted on these labels", manifest.label)
+        facts = Provenance.of(manifest)
+        is_same = facts.labels is not None and facts.labels.digest == sources.provenance.digest
+        if is_same and facts.warm_start == origin:
+            log.info("%s was already fitted on these labels", manifest.label)
             store.set_alias(name, CANDIDATE, manifest.version)
             return manifest
-    old, new = len(known.splits.train), len(known.train)
-    log.info("fitting %d + %d rows from %s", old, new, known.parent.label)
-    begin: dict[str, Any] = {"start": known.parent, "extra": known.train}
-    recipe = known.parent.recipe
-    fitted = fit(recipe, known.data, **begin, device=device, runs=runs)
-    provenance = fitted.provenance.model_copy(update={"labels": known.provenance})
-    manifest = publish(replace(fitted, provenance=provenance), store, name=name, alias=CANDIDATE)
+    old, new = len(sources.splits.train), len(sources.train)
+    log.info(
+        "fitting %d training rows and %d labelled rows from %s", old, new, sources.parent.label
+    )
+    result = fit(
+        sources.parent.recipe,
+        sources.data,
+        start=sources.parent,
+        extra=sources.train,
+        device=device,
+        runs=runs,
+    )
+    provenance = result.provenance.model_copy(update={"labels": sources.provenance})
+    manifest = publish(replace(result, provenance=provenance), store, name=name, alias=CANDIDATE)
     log.info("published %s version %s as %s", name, manifest.version, CANDIDATE)
     return manifest
 
 
-def labels_tried(store: ModelStore, database: Database, name: str) -> int:
+def count_tried_labels(store: ModelStore, database: Database, name: str) -> int:
     rows = candidates(database, name)
     judged = {row["version"] for row in rows if row["promoted"] or row["why"] != NO_WORSE}
     aliases = store.aliases(name)
     versions = {aliases.get(LATEST)} | ({aliases.get(CANDIDATE)} & judged)
-    return max((labels_of(store, name, of) for of in versions if of is not None), default=0)
+    return max((count_labels(store, name, v) for v in versions if v is not None), default=0)
 
 
-def labels_of(store: ModelStore, name: str, version: str) -> int:
+def count_labels(store: ModelStore, name: str, version: str) -> int:
     labels = Provenance.of(store.manifest(name, version)).labels
     return 0 if labels is None else labels.rows
 
@@ -172,108 +182,129 @@ def labels_of(store: ModelStore, name: str, version: str) -> int:
 @dataclass(frozen=True)
 class Verdict:
     is_promoted: bool
-    why: str
+    reason: str
     control: dict[str, Any] | None
-    lost: dict[str, Any]  # by metric, since the best version of its line
+    losses: dict[str, Any]  # by metric, against the best version of the lineage
+
+    def content(self) -> dict[str, Any]:
+        return {"why": self.reason, "control": self.control, "lost": self.losses}
 
 
-def line_of(store: ModelStore, manifest: Manifest) -> list[Manifest]:
-    """Return a version and those that it comes of by labels on the same data, as far as they are
-    there, the newest first."""
+def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
+    """Return a version and its ancestors by labels on the same data, the newest first.
+
+    The lineage ends before the first ancestor that is missing from the store.
+    """
     line = [manifest]
     with suppress(StoreError):
-        while (made := Provenance.of(line[-1])).labels is not None and made.warm_start is not None:
-            before = store.manifest(manifest.name, made.warm_start.version)
-            if int(before.version) >= int(line[-1].version):  # of no version that we published
+        while (
+            facts := Provenance.of(line[-1])
+        ).labels is not None and facts.warm_start is not None:
+            parent = store.manifest(manifest.name, facts.warm_start.version)
+            if int(parent.version) >= int(line[-1].version):  # an imported version
                 break
-            if Provenance.of(before).data_digest != made.data_digest:  # other test rows
+            if Provenance.of(parent).data_digest != facts.data_digest:  # different test rows
                 break
-            line.append(before)
+            line.append(parent)
     return line
 
 
 def best_at(line: list[Manifest], metric: str) -> Manifest | None:
-    """Return the version that was best at a metric; None where none has it."""
-    known = [version for version in line if metric in version.quality]
+    """Return the best version by a metric, or None if no version has it."""
+    measured = [version for version in line if metric in version.quality]
 
     def distance(version: Manifest) -> float:
-        return worse_by(metric, version.quality[metric], known[0].quality[metric])
+        return worse_by(metric, version.quality[metric], measured[0].quality[metric])
 
-    return min(known, key=distance, default=None)
-
-
-def lost_since(best: Manifest, manifest: Manifest, metric: str) -> dict[str, Any]:
-    """Return, and log, what a candidate and all promoted before it lost together."""
-    before, now = best.quality[metric], manifest.quality[metric]
-    lost = worse_by(metric, now, before)
-    said = "%s: %.6g against %.6g of version %s, the best of its line: worse by %.6g in all"
-    log.info(said, metric, now, before, best.version, lost)
-    return {"version": best.version, "best": before, "candidate": now, "worse_by": lost}
+    return min(measured, key=distance, default=None)
 
 
-def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Verdict:
-    name, recipe = manifest.name, known.parent.recipe
+def measure_loss(best: Manifest, manifest: Manifest, metric: str) -> dict[str, Any]:
+    """Measure and log a candidate's total loss against the best version of its lineage."""
+    before, after = best.quality[metric], manifest.quality[metric]
+    loss = worse_by(metric, after, before)
+    message = "%s: %.6g, %.6g worse than version %s (%.6g), the best of its lineage"
+    log.info(message, metric, after, loss, best.version, before)
+    return {"version": best.version, "best": before, "candidate": after, "worse_by": loss}
+
+
+def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: Path) -> Verdict:
+    name, recipe = manifest.name, sources.parent.recipe
     gate = GateSection(against=LATEST, metrics=GATES[recipe.task])
     if recipe.gate is not None:
         gate = recipe.gate.model_copy(update={"against": LATEST})
     gated = recipe.model_copy(update={"gate": gate})
     artifact = store.open(name, manifest.version, (*NEEDED, TOKENIZER))
-    mine = Measurable.of(Model.load(artifact))
-    rows = quality_rows(recipe, known.data, known.splits)
-    draft = Draft(artifact.manifest, dict(artifact.files), mine.figures(rows))
-    reasons, lost = [], {}
+    candidate = Measurable.of(Model.load(artifact))
+    rows = quality_rows(recipe, sources.data, sources.splits)
+    draft = Draft(artifact.manifest, dict(artifact.files), candidate.figures(rows))
+    reasons, losses = [], {}
     try:
         check_gate(gated, store, name, draft, rows, root)
     except GateError as error:
         reasons.append(str(error))
-    line = line_of(store, known.parent.manifest)
+    line = lineage(store, sources.parent.manifest)
     for metric, allowed in gate.metrics.items():
         best = best_at(line, metric)
         if best is None or metric not in manifest.quality:
             continue
-        lost[metric] = lost_since(best, manifest, metric)
-        if best.version != known.parent.manifest.version:
-            of_it = gate.model_copy(update={"metrics": {metric: allowed}})
-            called = "the best of its line"
+        losses[metric] = measure_loss(best, manifest, metric)
+        if best.version != sources.parent.manifest.version:
+            one_metric = gate.model_copy(update={"metrics": {metric: allowed}})
+            label = "the best of its lineage"
             try:
-                check_no_worse(recipe, of_it, best, called, store, draft, rows, root)
+                check_no_worse(recipe, one_metric, best, label, store, draft, rows, root)
             except GateError as error:
                 reasons.append(str(error))
     control = None
-    if len(known.control) < FEWEST:
-        said = "%d labelled control rows are too few to compare on (%d)"
-        log.info(said, len(known.control), FEWEST)
+    if len(sources.control) < FEWEST:
+        message = "%d labelled control rows are too few for a comparison (it needs %d)"
+        log.info(message, len(sources.control), FEWEST)
     else:
-        its = Measurable.of(Model.load(store.open(name, known.parent.manifest.version, NEEDED)))
-        on_control = replace(rows, test=known.control)
-        figures, others = mine.figures(on_control), its.figures(on_control)
-        compared = compare_figures(others, figures, recipe.seed)
-        control = {"rows": len(known.control), "figures": compared}
-        label = f"{LATEST} (version {known.parent.manifest.version})"
-        worse = worse_beyond_chance(gate, figures, others, label, recipe.seed, "control rows")
+        control, worse = _compare_on_control(store, sources, candidate, gate, rows)
         if worse:
             reasons += ["on control rows it is worse in", *worse]
-    if not reasons and not known.labels.are_known:
+    if not reasons and not sources.labels.are_known:
         reasons.append(UNKNOWN_KEYS.format(name=name, version=manifest.version))
-    return Verdict(not reasons, "\n".join(reasons) or NO_WORSE, control, lost)
+    return Verdict(not reasons, "\n".join(reasons) or NO_WORSE, control, losses)
+
+
+def _compare_on_control(
+    store: ModelStore,
+    sources: CandidateData,
+    candidate: Measurable,
+    gate: GateSection,
+    rows: MeasuredRows,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the figures on control rows, and the metrics in which the candidate is worse."""
+    manifest, seed = sources.parent.manifest, sources.parent.recipe.seed
+    latest = Measurable.of(Model.load(store.open(manifest.name, manifest.version, NEEDED)))
+    control_rows = replace(rows, test=sources.control)
+    figures, latest_figures = candidate.figures(control_rows), latest.figures(control_rows)
+    content = {
+        "rows": len(sources.control),
+        "figures": compare_figures(latest_figures, figures, seed),
+    }
+    label = f"{LATEST} (version {manifest.version})"
+    worse = worse_beyond_chance(gate, figures, latest_figures, label, seed, "control rows")
+    return content, worse
 
 
 def compare_figures(
     first: dict[str, Figure], second: dict[str, Figure], seed: int
 ) -> dict[str, Any]:
-    """Return both versions' figures of the same rows, and the difference with its interval; flags
-    are left out."""
+    """Compare two versions' test figures on the same rows, each with an interval."""
     content = {}
     for metric in first.keys() & second.keys():
         if metric.startswith("test_"):
             resamples = Resamples.draw(first[metric].rows, seed)
-            found = difference(first[metric], second[metric], resamples)
+            change = difference(first[metric], second[metric], resamples)
             content[metric.removeprefix("test_")] = {
-                "against": found.first,
-                "candidate": found.second,
-                "difference": found.value,
-                "interval": list(found.interval),
-                "p_value": found.p_value,
+                "against": change.first,
+                "candidate": change.second,
+                "difference": change.value,
+                "interval": list(change.interval),
+                "p_value": change.p_value,
             }
     return dict(sorted(content.items()))
 
@@ -281,26 +312,28 @@ def compare_figures(
 def make_candidate(
     store: ModelStore,
     database: Database,
-    known: Known,
+    sources: CandidateData,
     runs: Path,
     root: Path,
     device: torch.device,
 ) -> Verdict | None:
-    """Fit, publish, compare and promote a candidate of the labels that there are; None if that was
-    done before."""
-    name, parent = known.parent.manifest.name, known.parent.manifest
-    manifest = fit_candidate(store, known, runs, device)
+    """Fit, publish, compare and promote a candidate.
+
+    Returns None if the same candidate was promoted before and rolled back since.
+    """
+    name, parent = sources.parent.manifest.name, sources.parent.manifest
+    manifest = fit_candidate(store, sources, runs, device)
     promoted = {row["version"] for row in candidates(database, name) if row["promoted"]}
     if manifest.version in promoted:
-        log.info("%s version %s was promoted, and rolled back since", name, manifest.version)
+        log.info("%s version %s was promoted before and rolled back since", name, manifest.version)
         return None
-    verdict = judge(store, known, manifest, root)
-    said = {"why": verdict.why, "control": verdict.control, "lost": verdict.lost}
-    counts = known.provenance.rows, len(known.control)
-    keep_candidate(database, name, manifest.version, parent.version, *counts, False, said)
+    verdict = judge(store, sources, manifest, root)
+    content = verdict.content()
+    counts = sources.provenance.rows, len(sources.control)
+    keep_candidate(database, name, manifest.version, parent.version, *counts, False, content)
     if verdict.is_promoted:
         store.set_alias(name, LATEST, manifest.version)
-        keep_candidate(database, name, manifest.version, parent.version, *counts, True, said)
-    outcome = "promoted" if verdict.is_promoted else verdict.why
+        keep_candidate(database, name, manifest.version, parent.version, *counts, True, content)
+    outcome = "promoted" if verdict.is_promoted else verdict.reason
     log.info("%s version %s: %s", name, manifest.version, outcome)
     return verdict

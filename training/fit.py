@@ -47,17 +47,17 @@ from training.versions import Parent, load_for
 __all__ = ["Fitted", "fit", "publish"]
 
 LARGEST_PIXEL = 255
-SHORT_FIT = 0.2  # of a fit's epochs, to choose a target's transform by
-SHORT_FITS = "target-"  # folders of these
-REFIT = "refit"  # folder of a second fit
+SHORT_FIT = 0.2  # share of the epochs, to choose a target transform
+SHORT_FITS = "target-"  # prefix of their folders
+REFIT = "refit"  # folder of the second fit
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A fitted model, and all that its publication needs.
+    """A fitted model with everything that its publication needs.
 
-    Training and validation rows of `splits` are as the model takes them, encoded and their targets
-    transformed; the other rows are raw.
+    Training and validation rows of `splits` are encoded and their targets are transformed, as the
+    model expects them. The other rows are raw.
     """
 
     model: BayesianModel
@@ -65,9 +65,9 @@ class Fitted:
     data: Dataset
     splits: Splits
     provenance: Provenance
-    transform: Transform | None = None  # of a regression's targets
+    transform: Transform | None = None  # of regression targets
     encoding: Encoding | None = None
-    folder: Path | None = None  # of its run, with the checkpoint until it is published
+    folder: Path | None = None  # of the run, with a checkpoint until publication
 
     @torch.no_grad()
     def outputs(
@@ -83,7 +83,7 @@ class Fitted:
         return model.predict(rows, eps.to(device)).cpu().numpy()
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
-        """Return log mean_k p(y | x, theta_k) of raw rows, in nats, in the target's own units."""
+        """Compute log mean_k p(y | x, theta_k) of raw rows, in nats, in the target's own units."""
         return self.score(rows)[1]
 
     def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
@@ -112,8 +112,8 @@ def fit(
 ) -> Fitted:
     """Fit a recipe to data.
 
-    A fit that was stopped goes on from its last checkpoint when it is called again, and ends with
-    the weights that it would have had.
+    If a fit is interrupted, the same call resumes it from the last checkpoint and ends with the
+    same weights as an uninterrupted fit.
 
         from pathlib import Path
         from model_store.artifacts.store import ModelStore
@@ -124,22 +124,22 @@ def fit(
         publish(fitted, ModelStore(Path("models")))
 
     Args:
-        recipe: what to fit, or the path of its file.
-        data: by default what the recipe's `[data]` names.
-        start: a published version whose weights the fit begins at (`training.versions`).
-        extra: further training rows, such as labels that have come since. Validation, calibration
-            and test rows stay what they are.
-        device: `auto`, `cpu` or `cuda`; `auto` is CUDA where there is one.
+        recipe: a recipe, or the path of its file.
+        data: by default the data that the recipe's `[data]` names.
+        start: a published version to start from (`training.versions`).
+        extra: additional training rows, such as new labels. Validation, calibration and test rows
+            stay the same.
+        device: `auto`, `cpu` or `cuda`; `auto` uses CUDA if it is available.
         runs: the folder of checkpoints, metrics and plots, by default DUBITO_RUNS or `runs`.
-        quiet: no progress bars.
-        callback: called after each epoch with its metrics (docs/training.md), but for the short
-            fits that choose a target's transform. In a second fit epochs count on, and `refit` is
-            1. A fit that goes on begins where it was.
+        quiet: disable progress bars.
+        callback: called after each epoch with its metrics (docs/training.md), except during the
+            short fits that choose a target transform. A second fit continues the epoch count and
+            sets `refit` to 1. After a resume, only the remaining epochs are reported.
 
     Raises:
-        InvalidInput: naming what is wrong with the recipe or the data, or what of `start` does not
-            fit them; or if another process works on the same fit.
-        Diverged: if training leaves the range of finite numbers.
+        InvalidInput: if the recipe or the data are invalid or do not match `start`, or if another
+            process is working on the same fit.
+        Diverged: if the loss becomes infinite or NaN.
     """
     if not isinstance(recipe, Recipe):
         recipe = recipes.load(Path(recipe))
@@ -174,13 +174,13 @@ def fit(
         provenance = run_provenance(run, splits, slope)
         log.info("stopped %s", provenance.stopped)
         if recipe.training.refit:
-            model, more = fits.refit(run, splits, folder, quiet, callback)
-            provenance = provenance.model_copy(update=more)
-    for found in (provenance.convergence, provenance.laplace):
-        if found is not None:
-            log.info("%s", found["says"])
-    more = {"target_transform": choice, "temperature": temperature}
-    provenance = provenance.model_copy(update={k: v for k, v in more.items() if v is not None})
+            model, facts = fits.refit(run, splits, folder, quiet, callback)
+            provenance = provenance.model_copy(update=facts)
+    for diagnostics in (provenance.convergence, provenance.laplace):
+        if diagnostics is not None:
+            log.info("%s", diagnostics["says"])
+    facts = {"target_transform": choice, "temperature": temperature}
+    provenance = provenance.model_copy(update={k: v for k, v in facts.items() if v is not None})
     return Fitted(model, recipe, data, splits, provenance, transform, encoding, folder)
 
 
@@ -188,16 +188,16 @@ def fit(
 class _Fits:
     recipe: Recipe
     data: Dataset
-    splits: Splits  # their targets in their own units
+    splits: Splits  # with targets in their original units
     device: torch.device
     start: Parent | None
     encoding: Encoding | None
 
     def begin(self, splits: Splits, folder: Path, recipe: Recipe | None = None) -> Run:
-        wanted = self.recipe.data.class_weights
+        section = self.recipe.data
         weights = None
-        if wanted is not None:
-            weights = class_weights(wanted, self.data.classes, splits.train.y)
+        if section.class_weights is not None:
+            weights = class_weights(section.class_weights, self.data.classes, splits.train.y)
         encoded = None if self.encoding is None else self.encoding.spec.outputs
         takes_ids = self.data.takes_ids and encoded is None
         return Run(
@@ -216,40 +216,41 @@ class _Fits:
     def refit(
         self, run: Run, splits: Splits, folder: Path, quiet: bool, callback: Callback | None
     ) -> tuple[BayesianModel, dict[str, Any]]:
-        """Return a model that was fitted as a run's best one was, but to validation rows as well,
-        and what its provenance then says."""
+        """Fit again on training and validation rows, for as many epochs as the best checkpoint had.
+
+        Returns the model and the changes of its provenance.
+        """
         settings, epochs = self.recipe.training, run.progress.best_epoch
-        same = {"early_stopping": False, "refit": False, "epochs": epochs, "choose": "last"}
-        same["final_learning_rate"] = settings.learning_rate
-        recipe = self.recipe.model_copy(update={"training": settings.model_copy(update=same)})
+        changes = {"early_stopping": False, "refit": False, "epochs": epochs, "choose": "last"}
+        changes["final_learning_rate"] = settings.learning_rate
+        recipe = self.recipe.model_copy(update={"training": settings.model_copy(update=changes)})
         rows = join(splits.train, splits.validation)
         folder = folder / REFIT
         folder.mkdir(exist_ok=True)
-        log.info("fitting again, for %s epochs, with validation rows among the others", epochs)
-        again = self.begin(replace(splits, train=rows), folder, recipe)
-        done = len(run.progress.history)
+        log.info("fitting again for %s epochs on training and validation rows", epochs)
+        second = self.begin(replace(splits, train=rows), folder, recipe)
+        first_epochs = len(run.progress.history)
 
-        def tell(metrics: dict[str, float | int]) -> None:
+        def report(metrics: dict[str, float | int]) -> None:
             if callback is not None:
-                callback({**metrics, "epoch": done + metrics["epoch"], "refit": 1})
+                callback({**metrics, "epoch": first_epochs + metrics["epoch"], "refit": 1})
 
-        model = again.fit(quiet, tell)
+        model = second.fit(quiet, report)
         model.likelihood.temperature.copy_(run.model.likelihood.temperature)
-        more = {
-            "stopped": f"{run.stopped()}; fitted again for {epochs}, with them among the others",
-            "steps": run.steps + again.steps,
-            "seconds": round(run.progress.seconds + again.progress.seconds, 1),
+        facts = {
+            "stopped": f"{run.stopped()}; fitted again for {epochs} epochs, including these rows",
+            "steps": run.steps + second.steps,
+            "seconds": round(run.progress.seconds + second.progress.seconds, 1),
         }
-        return model, more
+        return model, facts
 
     def choose_transform(self, folder: Path) -> tuple[Transform | None, TransformChoice | None]:
-        """Return the transform of the targets: the parent's, the recipe's, or the best of short
-        fits.
+        """Choose the target transform: the parent's, the recipe's, or the best of short fits.
 
-        The best is that of the highest log-likelihood of validation rows, of a density in the
-        target's own units (with log g'(y), or a transform that shrinks the target would always
-        win), among those whose means miss these rows by at most twice as much as the training
-        rows' mean does: of a logarithm with a wide spread, means are astronomical.
+        The best transform has the highest log-likelihood of validation rows. The density is in the
+        target's own units, because a transform that shrinks the target would always win otherwise.
+        Transforms whose RMSE is more than twice that of a constant are excluded: the mean of a wide
+        log-normal can be astronomical.
         """
         kind = self.recipe.data.target_transform
         if self.recipe.task != "regression":
@@ -261,33 +262,32 @@ class _Fits:
         transforms = {
             name: fit_transform(name, self.splits, self.data) for name in kinds_for(self.data)
         }
-        said = "trying the target as it is and transformed (%s), a short fit each"
-        log.info(said, ", ".join(transforms))
-        found = {
+        log.info("comparing target transforms (%s) by short fits", ", ".join(transforms))
+        results = {
             name: self._held_out(transform, folder / f"{SHORT_FITS}{name}")
             for name, transform in transforms.items()
         }
         y = self.splits.validation.y.astype(np.float64)
-        guess = float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))
-        wild = [name for name, (_, error) in found.items() if name != "none" and error > 2 * guess]
-        chosen = best_transform(
-            {name: values for name, (values, _) in found.items() if name not in wild}
+        constant_rmse = float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))
+        means = {name: round(float(values.mean()), 4) for name, (values, _) in results.items()}
+        errors = {name: error for name, (_, error) in results.items()}
+        excluded = [
+            name for name, error in errors.items() if name != "none" and error > 2 * constant_rmse
+        ]
+        choice = best_transform(
+            {name: values for name, (values, _) in results.items() if name not in excluded}
         )
-        means = {name: round(float(values.mean()), 4) for name, (values, _) in found.items()}
-        errors = {name: error for name, (_, error) in found.items()}
-        said = "target transform: %s (held-out log-likelihood in the target's units: %s)"
-        log.info(said, chosen, ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()))
-        for name in wild:
-            said = (
-                "the transform %s is out: its means miss held-out rows by %.4g, a constant by %.4g"
-            )
-            log.info(said, name, errors[name], guess)
-        return transforms[chosen], TransformChoice(chosen=chosen, log_likelihood=means, rmse=errors)
+        message = "target transform: %s (held-out log-likelihood in the target's units: %s)"
+        log.info(message, choice, ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()))
+        for name in excluded:
+            message = "transform %s excluded: its held-out RMSE is %.4g, that of a constant %.4g"
+            log.info(message, name, errors[name], constant_rmse)
+        return transforms[choice], TransformChoice(chosen=choice, log_likelihood=means, rmse=errors)
 
     def _held_out(
         self, transform: Transform | None, folder: Path
     ) -> tuple[Float64[np.ndarray, "N"], float]:
-        """Return the log-likelihoods of validation rows by a short fit, and its error (RMSE)."""
+        """Return the log-likelihood of each validation row after a short fit, and the RMSE."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
@@ -297,24 +297,26 @@ class _Fits:
         run = self.begin(transform_splits(self.splits, transform), folder, short)
         model = run.fit(quiet=True).eval()
         eps = noise(model.posterior, VALIDATION_DRAWS, self.recipe.seed, Stream.VALIDATION_NOISE)
-        served = model.predict(run.validation[0], eps.to(self.device)).cpu().numpy()
+        outputs = model.predict(run.validation[0], eps.to(self.device)).cpu().numpy()
         y = self.splits.validation.y
-        scores, log_likelihood = score(served, y, "regression", transform)
+        scores, log_likelihood = score(outputs, y, "regression", transform)
         assert isinstance(scores, MixtureScores)
         error = float(np.sqrt(np.square(scores.in_units.mean - y.astype(np.float64)).mean()))
         return log_likelihood, error
 
 
 def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
-    """Return the name of the best; a later one must be better than those before it by more than
-    the standard error of the mean difference."""
+    """Return the best transform; a later one must win by more than a standard error.
+
+    The error is the standard error of the mean difference.
+    """
     names = iter(likelihoods)
-    chosen = next(names)
+    best = next(names)
     for name in names:
-        gain = likelihoods[name] - likelihoods[chosen]
+        gain = likelihoods[name] - likelihoods[best]
         if gain.mean() > gain.std() / math.sqrt(len(gain)):
-            chosen = name
-    return chosen
+            best = name
+    return best
 
 
 def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> TemperatureChoice | None:
@@ -325,18 +327,18 @@ def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> Temperatur
     return temperature
 
 
-def join(rows: Rows, more: Rows) -> Rows:
-    """Return rows with others behind them; bytes stay bytes where the others are such."""
-    are_bytes = ((more.x >= 0) & (more.x <= 255) & (more.x % 1 == 0)).all()
+def join(rows: Rows, extra: Rows) -> Rows:
+    """Append rows; bytes stay bytes if the extra rows are representable as bytes."""
+    are_bytes = ((extra.x >= 0) & (extra.x <= 255) & (extra.x % 1 == 0)).all()
     as_bytes = rows.x.dtype == np.uint8 and are_bytes
-    kind = np.uint8 if as_bytes else np.float32
+    dtype = np.uint8 if as_bytes else np.float32
     ids = groups = None
-    if rows.ids is not None and more.ids is not None:
-        ids = np.concatenate([rows.ids.astype(str), more.ids])
+    if rows.ids is not None and extra.ids is not None:
+        ids = np.concatenate([rows.ids.astype(str), extra.ids])
     if rows.groups is not None:
-        groups = np.concatenate([rows.groups, np.full(len(more), UNKNOWN)])
-    x = np.concatenate([rows.x.astype(kind), more.x.astype(kind)])
-    return Rows(x, np.concatenate([rows.y, more.y.astype(rows.y.dtype)]), ids, groups)
+        groups = np.concatenate([rows.groups, np.full(len(extra), UNKNOWN)])
+    x = np.concatenate([rows.x.astype(dtype), extra.x.astype(dtype)])
+    return Rows(x, np.concatenate([rows.y, extra.y.astype(rows.y.dtype)]), ids, groups)
 
 
 def run_folder(
@@ -356,7 +358,7 @@ def run_folder(
     if encoder is not None:
         parts.append(sha256(encoder).hexdigest())
     if extra is not None:
-        parts += [sha256(np.ascontiguousarray(of).data).hexdigest() for of in (extra.x, extra.y)]
+        parts += [sha256(np.ascontiguousarray(a).data).hexdigest() for a in (extra.x, extra.y)]
     return runs / f"{recipe.name}-{sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
 
@@ -374,39 +376,38 @@ def find_device(name: str | torch.device) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput("--device", "a device that torch finds here", "cuda")
+        raise InvalidInput("--device", "cpu, since torch finds no CUDA device", "cuda")
     return device
 
 
 def check_pixels(recipe: Recipe, data: Dataset) -> None:
-    """Check that what a network is told of pixels fits the data, and that one trained on pixels is
-    told it."""
+    """Check that `network.pixel_mean` fits the data, and is set for a network trained on pixels."""
     network = recipe.network
     are_pixels = data.train.x.dtype == np.uint8 or (
         data.image is not None and data.maximum == LARGEST_PIXEL
     )
     if network.pixel_mean is not None:
         if not are_pixels:
-            raise InvalidInput("network.pixel_mean", "none for rows that are no pixels", "some")
+            raise InvalidInput("network.pixel_mean", "no value, since rows are not pixels", "some")
     elif are_pixels and network.is_trained and network.standardise is None:
         expected = (
-            "what the network was trained on: [0] with pixel_std = [1] for pixels from 0 to 1, "
-            "or network.standardise = false for 0 to 255"
+            "the network's pixel statistics: [0] with pixel_std = [1] if it was trained on pixels "
+            "from 0 to 1, or network.standardise = false for 0 to 255"
         )
-        raise InvalidInput("network.pixel_mean", expected, "nothing")
+        raise InvalidInput("network.pixel_mean", expected, "none")
 
 
 def _announce(run: Run, start: Parent | None) -> None:
-    begun = f"{run.steps} steps"
+    steps = f"{run.steps} steps"
     if not isinstance(run.stopping, FixedEpochs):
-        begun = f"{run.recipe.training.max_epochs * run.epoch_steps} steps at most"
+        steps = f"up to {run.recipe.training.max_epochs * run.epoch_steps} steps"
     if run.resumed:
-        begun = f"going on from step {run.progress.step}"
-    said = "%s: %d training rows, %s on %s; run in %s"
-    log.info(said, run.recipe.name, run.rows, begun, run.device.type, run.folder)
+        steps = f"resuming from step {run.progress.step}"
+    message = "%s: %d training rows, %s on %s; run folder %s"
+    log.info(message, run.recipe.name, run.rows, steps, run.device.type, run.folder)
     if run.resumed:
         return
     if start is not None:
         log.info("warm start from %s", start.label)
     elif run.recipe.network.is_trained:
-        log.info("the trained network, before the first step: %s", run.at_start())
+        log.info("trained network before the first step: %s", run.initial_quality())

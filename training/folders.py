@@ -1,5 +1,4 @@
-"""Where training finds and puts things: `DUBITO_DATA` and `DUBITO_RUNS`, and who holds a run's
-folder."""
+"""The folders of data and runs (`DUBITO_DATA`, `DUBITO_RUNS`), and locks on run folders."""
 
 import fcntl
 import os
@@ -18,19 +17,22 @@ def data_root() -> Path:
     return Path(os.environ.get("DUBITO_DATA", "data"))
 
 
-class Held(InvalidInput):
-    """That another process works on a run."""
+class RunLockedError(InvalidInput):
+    """Another process is working on the run."""
 
 
 @contextmanager
 def hold(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Hold a run's folder, so that two processes never write one run; where another holds it,
-    `wait` or refuse."""
+    """Lock a run's folder, so that two processes never write the same run.
+
+    Raises:
+        RunLockedError: if another process has the lock and `wait` is false.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            expected = "a run that no other process works on"
-            raise Held("run", expected, f"{folder}, which one does") from None
+            expected = "a run that no other process is working on"
+            raise RunLockedError("run", expected, f"{folder}, which is in use") from None
         yield

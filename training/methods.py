@@ -1,7 +1,7 @@
-"""Methods: what a recipe's `method` stands for, a class for each.
+"""Methods: one class for each value of a recipe's `method`.
 
-A method is the recipe's `[posterior]` section. It builds the network and the posterior over its
-theta, and has the defaults of training. `METHODS` has all of them by name.
+A method is also the recipe's `[posterior]` section. It builds the network and the posterior over
+theta, and has defaults for training.
 """
 
 import math
@@ -37,27 +37,27 @@ MemberCount = Annotated[int, Field(ge=2, le=100)]
 
 @dataclass(frozen=True, eq=False)
 class Blueprint:
-    """What a method builds a network of."""
+    """The inputs from which a method builds a network."""
 
-    make: Callable[[], nn.Module]  # a fresh module
+    make: Callable[[], nn.Module]  # returns a fresh module
     shape: tuple[int, ...]  # of a row
-    examples: Num[Tensor, "R ..."]  # rows that the module takes
-    layers: Sequence[str] | None = None  # patterns of the layers to draw; None for all
+    examples: Num[Tensor, "R ..."]  # valid rows
+    layers: Sequence[str] | None = None  # patterns of layers to draw; None for all
     trained: Sequence[str] | None = None  # patterns of other layers to train; None for all
-    is_trained: bool = False  # the module's weights are where the posterior starts
+    is_trained: bool = False  # the posterior starts at the module's weights
 
 
 class Method(Section):
-    """A method's keys, its network and posterior, and how it is trained."""
+    """A method's recipe keys, its network and posterior, and its defaults of training."""
 
     name: ClassVar[str]
-    is_variational: ClassVar[bool] = False  # maximises a bound, to which it can converge
+    is_variational: ClassVar[bool] = False  # maximises a bound
     has_integers: ClassVar[bool] = False  # can be served in int8
-    groups_rows: ClassVar[bool] = False  # rows of a training step have draws by group
-    # raises the KL's weight in regression, or weights go to their prior before they fit
+    groups_rows: ClassVar[bool] = False  # draws differ by row group in a training step
+    # A full KL weight from the start would pull weights to their prior before they fit the data.
     ramps_kl: ClassVar[bool] = False
     alpha: ClassVar[float] = 0.0  # of the objective
-    samples: ClassVar[int] = 1  # draws of a training step
+    samples: ClassVar[int] = 1  # draws per training step
 
     def network(self, blueprint: Blueprint) -> Network:
         raise NotImplementedError
@@ -67,19 +67,19 @@ class Method(Section):
 
     @property
     def decay_prior_std(self) -> float | None:
-        """The prior's standard deviation for weights that are not drawn; None without a prior."""
+        """Standard deviation of the prior on fixed weights, or None without a prior."""
         return None
 
 
 class DrawnMethod(Method):
-    """Layers of one network are drawn."""
+    """A method that draws layers of one network."""
 
     @property
     def stochastic(self) -> Stochastic:
         return Stochastic("weights")
 
     def patterns(self, _: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
-        """Return the patterns of the names of the drawn layers; None for all."""
+        """Return name patterns of the layers to draw, or None for all layers."""
         return blueprint.layers
 
     def network(self, blueprint: Blueprint) -> DrawnNetwork:
@@ -90,7 +90,7 @@ class DrawnMethod(Method):
 
 
 class RealNVP(DrawnMethod):
-    """A flow of couplings to the scales of weight-normalised layers (Krueger et al. 2017)."""
+    """A coupling flow over the scales of weight-normalised layers (Krueger et al. 2017)."""
 
     name = "bhn-realnvp"
     is_variational = True
@@ -128,7 +128,7 @@ class RealNVP(DrawnMethod):
 
 
 class IAF(RealNVP):
-    """A flow of autoregressive transforms to the scales, or to a subspace of them."""
+    """An inverse autoregressive flow over the scales, or over a subspace of them."""
 
     name = "bhn-iaf"
 
@@ -139,7 +139,7 @@ class IAF(RealNVP):
 
 
 class WeightHypernetwork(IAF):
-    """A flow to all weights, of small networks."""
+    """A flow over all weights of a small network."""
 
     name = "bhn-weights"
     has_integers = False
@@ -153,13 +153,13 @@ class WeightHypernetwork(IAF):
         return Stochastic("weights")
 
     def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
-        has_couplings = self.flow == "realnvp"  # of iaf, scores would need an inverse
+        has_couplings = self.flow == "realnvp"  # path gradients would need the inverse of iaf
         flow = realnvp if has_couplings else iaf
         return self._flow_posterior(flow, network, generator, self.noise_dimension, has_couplings)
 
 
 class VariationalHypernet(DrawnMethod):
-    """Layers that infer their posterior from their input."""
+    """Layers that infer the posterior of their weights from their input."""
 
     name = "variational-hypernet"
     is_variational = True
@@ -167,7 +167,7 @@ class VariationalHypernet(DrawnMethod):
 
     hidden: Count = 50
     mean: Literal["vector-scaling", "naive"] = "vector-scaling"
-    initial_log_std: Annotated[LogStd, Field(lt=0)] = -4.0  # below the prior's
+    initial_log_std: Annotated[LogStd, Field(lt=0)] = -4.0  # less than the prior's
 
     @property
     def stochastic(self) -> Stochastic:
@@ -205,7 +205,7 @@ class BayesByBackprop(GaussianWeights):
 
 
 class BayesByBackpropMixture(GaussianWeights):
-    """Independent Gaussians, under a prior that is a mixture of two."""
+    """Independent Gaussians with a mixture of two Gaussians as the prior."""
 
     name = "bbb-mixture"
 
@@ -263,7 +263,7 @@ class AlphaDropout(Dropout):
 
 
 class PlainDropout(Dropout):
-    """Dropout in training alone."""
+    """Dropout in training only."""
 
     name = "mle-dropout"
     is_served_with_masks = False
@@ -287,7 +287,7 @@ class Laplace(DrawnMethod):
 
     def patterns(self, module: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
         if blueprint.layers is not None:
-            expected = f"none for method {self.name}, which draws the last layer"
+            expected = f"no layers for method {self.name}, which draws only the last layer"
             raise InvalidInput("network.bayesian", expected, "some")
         return None if isinstance(module, nn.Linear) else [output_layer(module, blueprint.examples)]
 
@@ -299,7 +299,7 @@ class Laplace(DrawnMethod):
 
 
 class MaximumLikelihood(Method):
-    """One network: a point estimate, at whose weights other methods can start."""
+    """One network: a point estimate, from which other methods can start."""
 
     name = "mle"
 
@@ -314,19 +314,19 @@ class MaximumLikelihood(Method):
     def _members(
         self, blueprint: Blueprint, count: int, anchor_std: float | None = None
     ) -> MemberNetwork:
-        self._check_draws_no_layer(blueprint)
+        self._check_no_drawn_layers(blueprint)
         modules = [blueprint.make() for _ in range(count)]
         shape, trained, examples = blueprint.shape, blueprint.trained, blueprint.examples
         return MemberNetwork(modules, shape, trained, examples, anchor_std)
 
-    def _check_draws_no_layer(self, blueprint: Blueprint) -> None:
+    def _check_no_drawn_layers(self, blueprint: Blueprint) -> None:
         if blueprint.layers is not None:
-            expected = f"none for method {self.name}, which draws no layer"
+            expected = f"no layers for method {self.name}, which draws none"
             raise InvalidInput("network.bayesian", expected, "some")
 
-    def _check_starts_apart(self, blueprint: Blueprint) -> None:
+    def _check_random_start(self, blueprint: Blueprint) -> None:
         if blueprint.is_trained or blueprint.trained:
-            expected = f"no trained layers with {self.name}, whose members start apart"
+            expected = f"no trained layers with {self.name}, whose members start at random"
             raise InvalidInput("network", expected, "some")
 
     @property
@@ -335,7 +335,7 @@ class MaximumLikelihood(Method):
 
 
 class Ensemble(MaximumLikelihood):
-    """Networks that start apart (Lakshminarayanan et al. 2017)."""
+    """Networks with different initial weights (Lakshminarayanan et al. 2017)."""
 
     name = "ensemble"
 
@@ -357,7 +357,7 @@ class AnchoredEnsemble(Ensemble):
     prior_std: Positive = 1.0
 
     def network(self, blueprint: Blueprint) -> Network:
-        self._check_starts_apart(blueprint)
+        self._check_random_start(blueprint)
         return self._members(blueprint, self.members, anchor_std=self.prior_std)
 
 
@@ -369,8 +369,8 @@ class BatchEnsembleMethod(Ensemble):
     members: MemberCount = 16
 
     def network(self, blueprint: Blueprint) -> Network:
-        self._check_draws_no_layer(blueprint)
-        self._check_starts_apart(blueprint)
+        self._check_no_drawn_layers(blueprint)
+        self._check_random_start(blueprint)
         module, shape = blueprint.make(), blueprint.shape
         return BatchEnsemble(module, self.members, shape, blueprint.examples)
 

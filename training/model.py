@@ -44,13 +44,14 @@ def build(
     """Build the model of a recipe; its parameters are a function of the recipe's seed.
 
     Args:
-        recipe: what to build.
-        shape: of a row of the data.
-        classes: their number; 0 for regression.
-        rows: some training rows, as the network takes them; None if parameters are loaded next.
+        recipe: the recipe.
+        shape: the shape of a row of the data.
+        classes: the number of classes; 0 for regression.
+        rows: some training rows, encoded if there is an encoder. None if the caller loads
+            parameters afterwards.
         encoded: the length of an encoded row, if there is an encoder.
-        weights: the `state_dict` of a trained network, instead of the recipe's start.
-        largest_id: the largest id in the data; a module that does not take it is refused.
+        weights: the `state_dict` of a trained network, which replaces the recipe's start.
+        largest_id: the largest id in the data, which the module must accept.
     """
     section, likelihood = recipe.network, get_likelihood(recipe, classes)
     row_shape = _row_shape(recipe, shape, encoded)
@@ -81,7 +82,7 @@ def build(
 
 
 def _row_shape(recipe: Recipe, shape: Sequence[int], encoded: int | None) -> tuple[int, ...]:
-    """Return the shape in which the network takes rows."""
+    """Return the shape of the network's input rows."""
     if encoded is not None:
         return (encoded,)
     if recipe.network.hidden is not None:
@@ -97,8 +98,10 @@ def _examples(
     std: Tensor,
     takes_ids: bool,
 ) -> Num[Tensor, "R ..."]:
-    """Return rows that the network takes, to find out what it does: real ones if it takes them
-    unscaled."""
+    """Return valid input rows for tests of the network.
+
+    They are real rows, or noise if the network standardises its input.
+    """
     if recipe.network.is_standardised:
         examples = noise_rows(shape)
     elif rows is None:
@@ -111,13 +114,16 @@ def _examples(
 def with_knots(
     recipe: Recipe, data: Dataset, x: Num[np.ndarray, "N I"], start: "Parent | None" = None
 ) -> Recipe:
-    """Return a recipe that says between which knots its network encodes columns: those of `start`,
-    else quantiles of rows x."""
+    """Set the knots of a recipe's column encoding, if `bins` is set.
+
+    The knots are those of `start`, or quantiles of the rows x.
+    """
     network = recipe.network
     if network.bins is None or network.knots is not None:
         return recipe
     if not data.columns:
-        raise InvalidInput("network.bins", "none, since rows have no columns", str(network.bins))
+        expected = "no bins, since rows have no columns"
+        raise InvalidInput("network.bins", expected, str(network.bins))
     knots = None if start is None else start.recipe.network.knots
     knots = quantile_knots(x, network.bins) if knots is None else knots
     return recipe.model_copy(update={"network": network.model_copy(update={"knots": knots})})
@@ -130,11 +136,15 @@ def get_likelihood(recipe: Recipe, classes: int) -> Likelihood:
 
 
 def _load_parent(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load the weights of a version's network; the factory can have changed since."""
+    """Load the weights of a version's network.
+
+    Raises:
+        InvalidInput: if the factory has changed since that version.
+    """
     try:
         module.load_state_dict(weights)
     except RuntimeError as error:
-        expected = "the network of the version to go on from"
+        expected = "the network of the version to start from"
         raise InvalidInput("network", expected, one_line(error)[:300]) from None
 
 
@@ -153,13 +163,12 @@ def make_module(section: NetworkSection, shape: Sequence[int], outputs: int) -> 
 def standardisation(
     section: NetworkSection, shape: tuple[int, ...] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean and deviation of pixels that a recipe has; 0 and 1 for encoded rows (no
-    shape)."""
+    """Return the pixel mean and deviation of a recipe; 0 and 1 for encoded rows (no shape)."""
     if section.pixel_mean is None or section.pixel_std is None or shape is None:
         return torch.zeros(()), torch.ones(())
     channels = shape[0] if len(shape) == 3 else 1
     if len(section.pixel_mean) != channels:
-        expected = f"{channels} numbers, one a channel"
+        expected = f"{channels} numbers, one per channel"
         raise InvalidInput("network.pixel_mean", expected, str(len(section.pixel_mean)))
     mean, std = (
         255.0 * torch.tensor(numbers, dtype=torch.float32).view(-1, *[1] * (len(shape) - 1))
@@ -169,10 +178,13 @@ def standardisation(
 
 
 def initialise(model: BayesianModel, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
-    """Start from a batch: standardise rows, and give scales unit variance before nonlinearities."""
+    """Initialise from a batch: standardise rows, and set scales for unit pre-activation variance.
+
+    See Salimans and Kingma 2016, section 3.
+    """
     start = model.network.initialise(x, standardise)
     if start is not None:
         model.posterior.start_at(start)
-        # of a trained network the mean is to be there, not the shift
+        # The posterior's mean must equal a trained network's scales; `start_at` sets its shift.
         if isinstance(model.network, DrawnNetwork) and model.network.is_trained:
             model.posterior.start_at(2 * start - model.posterior.centre())

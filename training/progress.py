@@ -1,4 +1,4 @@
-"""How far long work is: a bar in a terminal, and elsewhere a line now and then."""
+"""Progress of long work: a bar in a terminal, otherwise an occasional log line."""
 
 import time
 from typing import Any
@@ -12,14 +12,14 @@ LINE_S = 30.0  # between lines
 
 class Bar(tqdm):  # type: ignore[misc]
     def __init__(self, total: int, unit: str, quiet: bool, **options: Any) -> None:
-        disable = True if quiet else None  # None: where nobody looks
+        disable = True if quiet else None  # tqdm disables the bar outside a terminal if None
         super().__init__(total=total, unit=unit, disable=disable, dynamic_ncols=True, **options)
-        self._says_lines = self.disable and not quiet
-        self._said = time.monotonic()
+        self._logs_lines = self.disable and not quiet
+        self._last_line_s = time.monotonic()
 
-    def say(self, reached: str) -> None:
-        self.set_postfix_str(reached, refresh=False)
-        now = time.monotonic()
-        if self._says_lines and now - self._said >= LINE_S:
-            self._said = now
-            log.info("%s", reached)
+    def report(self, status: str) -> None:
+        self.set_postfix_str(status, refresh=False)
+        time_s = time.monotonic()
+        if self._logs_lines and time_s - self._last_line_s >= LINE_S:
+            self._last_line_s = time_s
+            log.info("%s", status)

@@ -1,7 +1,6 @@
-"""How a version was made: `training` in `manifest.json`.
+"""The provenance of a version: `training` in `manifest.json`.
 
-What is not known is left out, so a manifest reads as it was written, whichever version of the code
-wrote it.
+Unset fields are omitted, so a manifest survives a round trip through any version of the code.
 """
 
 from typing import Any
@@ -24,7 +23,7 @@ class ParentVersion(Record):
 
 
 class Pruning(ParentVersion):
-    """How much is left, and what a request took before and after."""
+    """The remaining weights, and request times before and after pruning."""
 
     fraction: float
     weights: int
@@ -36,7 +35,7 @@ class Pruning(ParentVersion):
 
 
 class Recalibration(ParentVersion):
-    """The rows that a version was calibrated on, in place of those of its fit."""
+    """The rows of a recalibration, which replaced the fit's calibration split."""
 
     source: str
     target: str | None = None
@@ -47,32 +46,31 @@ class Recalibration(ParentVersion):
 
 
 class TemperatureChoice(Record):
-    value: float  # that is used: `fitted`, or 1
-    fitted: float  # that the rows ask for
-    gain: float  # in log-likelihood on rows that it was not fitted on, nats a row
+    value: float  # in use: `fitted`, or 1
+    fitted: float  # optimum on the validation rows
+    gain: float  # of cross-validated log-likelihood, in nats a row
     standard_error: float
 
 
 class TransformChoice(Record):
     chosen: str
-    # of validation rows, nats a row, of a density in the target's units
-    log_likelihood: dict[str, float]
+    log_likelihood: dict[str, float]  # on validation rows, nats a row, in the target's units
     rmse: dict[str, float] | None = None
 
 
 class AddedLabels(Record):
     rows: int
-    digest: str  # of all labels of the model, control rows' too
-    left_out: dict[str, int]  # by reason
+    digest: str  # of all labels of the model, including control rows
+    left_out: dict[str, int]  # row counts by reason
 
 
 class Provenance(Record):
-    run: str | None = None  # that published it: no other version has it
+    run: str | None = None  # unique token of the run that published the version
     recipe: dict[str, Any] | None = None
     rows: dict[str, int] | None = None
     epochs: int | None = None
-    stopped: str | None = None  # why after that many epochs
-    choose: str | None = None  # the checkpoint of the best bound, or of the best likelihood
+    stopped: str | None = None  # reason for the end of the fit
+    choose: str | None = None  # criterion of the best checkpoint
     best_epoch: int | None = None
     steps: int | None = None
     seconds: float | None = None
@@ -95,8 +93,7 @@ class Provenance(Record):
     def of(cls, description: Description) -> "Provenance":
         return cls.model_validate(description.training)
 
-    def derived(self, **more: Any) -> "Provenance":
-        """Return that of a version made from this one, with more; but not the run that published
-        this one."""
-        kept = {name: value for name, value in self.content().items() if name != "run"}
-        return Provenance.model_validate({**kept, **more})
+    def derived(self, **facts: Any) -> "Provenance":
+        """Return the provenance of a version derived from this one, without this one's run."""
+        content = {name: value for name, value in self.content().items() if name != "run"}
+        return Provenance.model_validate({**content, **facts})

@@ -1,4 +1,4 @@
-"""Recipes: what to fit, as TOML files."""
+"""Recipes: TOML files that describe fits."""
 
 import tomllib
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ COMBINED: dict[Task, list[str]] = {
     "regression": ["epistemic_std", *COMBINED_DENSITIES],
 }
 
-# What is better of each metric of `quality`: more, less, or nearness to a value.
+# The better direction of each metric of `quality`, or its ideal value.
 BETTER: dict[str, Literal["more", "less"] | float] = {
     "test_accuracy": "more",
     "test_log_likelihood": "more",
@@ -62,8 +62,7 @@ S = TypeVar("S", bound=Section)
 
 
 class DataSection(Section):
-    """`[data]`: the source, and how many of its training rows are kept out of training, and for
-    what."""
+    """`[data]`: the source, its columns, and the sizes of the splits."""
 
     source: str
     trained_on: str | None = None
@@ -103,14 +102,14 @@ class DataSection(Section):
 
     @field_validator("date_format")
     @classmethod
-    def _reads_what_it_writes(cls, date_format: str | None) -> str | None:
+    def _check_date_format(cls, date_format: str | None) -> str | None:
         if date_format is not None and not is_date_format(date_format):
-            expected = "a format of whole dates as Python's strptime takes it"
+            expected = "a strptime format with year, month and day"
             raise ValueError(f"{expected}, such as %d/%m/%Y")
         return date_format
 
     @model_validator(mode="after")
-    def _is_split_one_way(self) -> "DataSection":
+    def _check_combinations(self) -> "DataSection":
         for split in ("validation", "reference", "ranking"):
             if getattr(self, f"{split}_rows") is not None and getattr(self, split) is not None:
                 raise ValueError(f"one of {split} and {split}_rows")
@@ -124,16 +123,16 @@ class DataSection(Section):
         if (self.text is None) != (self.tokenizer is None):
             raise ValueError("both of text and tokenizer, or neither")
         if self.text is not None and (self.integers or set(self.columns.values()) - {"ignored"}):
-            raise ValueError("neither integers nor columns, but ignored ones, with text")
+            raise ValueError("neither integers nor columns with text, except ignored columns")
         if self.text is None and (self.pad_token is not None or self.max_tokens != 128):
             raise ValueError("text with max_tokens and pad_token")
-        is_usual = self.image_fit == "stretch" and self.image_interpolation == "bilinear"
-        if self.image_size is None and not is_usual:
+        is_default = self.image_fit == "stretch" and self.image_interpolation == "bilinear"
+        if self.image_size is None and not is_default:
             raise ValueError("image_size with image_fit and image_interpolation")
-        resize, is_cut = self.image_resize, self.image_fit == "crop"
-        if resize is not None and (not is_cut or resize < self.longer_side):
-            least = "at least the longer side of image_size"
-            raise ValueError(f"image_resize with image_fit = 'crop', and {least}")
+        resize, is_cropped = self.image_resize, self.image_fit == "crop"
+        if resize is not None and (not is_cropped or resize < self.longer_side):
+            condition = "at least the longer side of image_size"
+            raise ValueError(f"image_resize with image_fit = 'crop', and {condition}")
         return self
 
     @property
@@ -142,7 +141,7 @@ class DataSection(Section):
 
     @property
     def takes_ids(self) -> bool:
-        """Whether rows are ids: numbers that name things, as tokens of text, and have no size."""
+        """Whether rows consist of ids, such as text tokens, instead of quantities."""
         return self.integers or self.text is not None
 
     @property
@@ -151,13 +150,12 @@ class DataSection(Section):
 
     @property
     def is_stratified(self) -> bool:
-        """Whether all splits are shares: each then has every class by its share."""
-        given = (self.validation_rows, self.reference_rows, self.ranking_rows)
-        return all(rows is None for rows in given)
+        """Whether all split sizes are fractions; splits are then stratified by class."""
+        counts = (self.validation_rows, self.reference_rows, self.ranking_rows)
+        return all(count is None for count in counts)
 
     def held_out(self, split: str) -> int | float | None:
-        """Return how many training rows a split has, as a number or share of them; None for the
-        default."""
+        """Return a split's size as a row count or a fraction; None for the default."""
         rows: int | None = getattr(self, f"{split}_rows")
         return getattr(self, split) if rows is None else rows
 
@@ -169,8 +167,7 @@ EncoderName = Annotated[str, StringConstraints(pattern=r"^(onnx:.+|[A-Za-z_][\w.
 
 
 class NetworkSection(Section):
-    """`[network]`: the primary network, by exactly one of hidden, kind and factory, and where it
-    starts."""
+    """`[network]`: the primary network, its initial weights and its encoder."""
 
     hidden: list[Count] | None = None
     dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -190,7 +187,7 @@ class NetworkSection(Section):
     rows_at_once: Annotated[int, Field(ge=1, le=256)] | None = None
 
     @model_validator(mode="after")
-    def _is_named_once(self) -> "NetworkSection":
+    def _check_combinations(self) -> "NetworkSection":
         if sum(value is not None for value in (self.hidden, self.kind, self.factory)) != 1:
             raise ValueError("exactly one of hidden, kind and factory")
         if self.hidden is None and (self.dropout or self.bins or self.knots):
@@ -198,18 +195,18 @@ class NetworkSection(Section):
         if self.start == "random" and self.weights is not None:
             raise ValueError("one of weights and start = 'random'")
         if self.start == "trained" and self.weights is None and self.factory is None:
-            trained = "weights, or a factory that returns a trained network"
-            raise ValueError(f"{trained}, with start = 'trained'")
+            network = "weights, or a factory that returns a trained network"
+            raise ValueError(f"{network}, with start = 'trained'")
         if (self.pixel_mean and len(self.pixel_mean)) != (self.pixel_std and len(self.pixel_std)):
-            both = "both of pixel_mean and pixel_std"
-            raise ValueError(f"{both}, a number for each channel, or neither")
+            keys = "both of pixel_mean and pixel_std"
+            raise ValueError(f"{keys}, with a number for each channel, or neither")
         if self.standardise and (self.is_trained or self.pixel_mean):
             network = "a network that starts at random and has no pixel_mean"
             raise ValueError(f"standardise = true only for {network}")
         if self.output is not None and self.encoder_file is None:
-            raise ValueError("output only with encoder = 'onnx:FILE', one of whose values it names")
+            raise ValueError("output only with encoder = 'onnx:FILE'")
         if self.encoder is not None and self.kind is not None:
-            raise ValueError("hidden or factory with encoder, whose rows are no images")
+            raise ValueError("hidden or factory with encoder, since encoded rows are not images")
         return self
 
     @property
@@ -219,7 +216,7 @@ class NetworkSection(Section):
 
     @property
     def is_custom(self) -> bool:
-        """Whether its code is not this package's."""
+        """Whether the network's code belongs to the user."""
         return self.factory is not None and not self.factory.startswith(f"{mlp.__module__}:")
 
     @property
@@ -228,10 +225,9 @@ class NetworkSection(Section):
 
     @property
     def is_standardised(self) -> bool:
-        """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that
-        start at random."""
+        """Whether rows are standardised before the network."""
         are_raw = self.pixel_mean is None or self.encoder is not None
-        if self.bins is not None or self.knots is not None:  # of columns, which are so already
+        if self.bins is not None or self.knots is not None:  # columns are standardised already
             return False
         return not self.is_trained and are_raw and self.standardise is not False
 
@@ -256,16 +252,16 @@ class TrainingSection(Section):
     checkpoint_interval_s: Positive = 20.0
 
     @model_validator(mode="after")
-    def _stops_one_way(self) -> "TrainingSection":
+    def _check_combinations(self) -> "TrainingSection":
         if self.early_stopping and (self.epochs is not None or self.choose is not None):
             raise ValueError("neither epochs nor choose with early_stopping")
         if self.refit and not self.early_stopping:
-            raise ValueError("refit only with early_stopping, which says for how many epochs")
+            raise ValueError("refit only with early_stopping, which determines the epochs")
         return self
 
 
 class AugmentationSection(Section):
-    """`[augmentation]`: how images are changed in training, differently in every step."""
+    """`[augmentation]`: random changes of images, different in every training step."""
 
     flip: list[Literal["horizontal", "vertical"]] = Field(default=[])
     shift: Annotated[int, Field(ge=0)] = 0
@@ -277,8 +273,7 @@ class LikelihoodSection(Section):
 
 
 class ServingSection(Section):
-    """`[serving]`: how the model is served unless a request says otherwise, and what its flag looks
-    at."""
+    """`[serving]`: defaults of requests, and the scores that the flag combines."""
 
     draws: Annotated[int, Field(ge=2, le=1000)] = 100
     precision: Literal["float32", "int8"] = "float32"
@@ -294,11 +289,10 @@ def _takes_ids(data: dict[str, Any]) -> bool:
 
 
 class GateSection(Section):
-    """`[gate]`: publish only what is no worse than the version that an alias names, metric by
-    metric.
+    """`[gate]`: refuse to publish a version that is worse than the version of an alias.
 
-    `metrics` says of each by how much a new version may be worse, and `level` how often one that is
-    worse by just as much is refused by chance.
+    `metrics` has the tolerated loss in each metric. `level` is the probability that a version with
+    exactly this loss is refused.
     """
 
     against: Name = "champion"
@@ -325,10 +319,10 @@ class Recipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _takes_its_methods_posterior(cls, content: Any) -> Any:
+    def _parse_posterior(cls, content: Any) -> Any:
         if isinstance(content, dict) and isinstance(content.get("posterior", {}), dict):
             kind = METHODS.get(str(content.get("method")))
-            section = Method()  # an unknown method is reported by its own field
+            section = Method()  # the field `method` reports an unknown method
             if kind is not None:
                 section = kind.model_validate(content.get("posterior", {}))
             return {**content, "posterior": section}
@@ -336,8 +330,8 @@ class Recipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _leaves_ids_as_they_are(cls, content: Any) -> Any:
-        """Standardise no rows of ids, but the numbers that an encoder makes of them."""
+    def _disable_standardisation_of_ids(cls, content: Any) -> Any:
+        """Disable standardisation of ids, unless an encoder turns them into numbers."""
         data, network = (
             content.get(key) if isinstance(content, dict) else None for key in ("data", "network")
         )
@@ -348,7 +342,7 @@ class Recipe(Section):
         return {**content, "network": {"standardise": False, **network}}
 
     @model_validator(mode="after")
-    def _stops_early_without_a_bound(self) -> "Recipe":
+    def _check_early_stopping(self) -> "Recipe":
         if self.training.early_stopping and (
             self.is_variational or isinstance(self.posterior, Laplace)
         ):
@@ -366,8 +360,8 @@ class Recipe(Section):
             return [*scores, *ENCODED_DENSITIES]
         if self.data.takes_ids:
             return [*scores, *(name for name in names if name in FEATURE_DENSITIES)]
-        is_of_images = self.data.source.startswith("images:")
-        return [*names, *(IMAGE_DENSITIES if is_of_images else ())]
+        has_images = self.data.source.startswith("images:")
+        return [*names, *(IMAGE_DENSITIES if has_images else ())]
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
@@ -375,8 +369,7 @@ class Recipe(Section):
 
     @property
     def is_variational(self) -> bool:
-        """Whether what is fitted is a posterior that approximates the true one, and so has a bound
-        to converge."""
+        """Whether the fit maximises a variational bound."""
         return self.posterior.is_variational
 
     @property
@@ -392,10 +385,10 @@ class Recipe(Section):
         return self.posterior.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
-        """Return a SHA-256 of the recipe, whatever the layout of its file.
+        """Return a SHA-256 of the recipe that does not depend on its file's layout.
 
-        The gate is left out: what it keeps from being published may be published later, by another
-        gate. Knots that follow from bins and data are left out as well.
+        The gate is excluded, so that a fit that one gate refused can pass another gate later. Knots
+        that follow from bins and data are excluded too.
         """
         exclude: dict[str, Any] = {"gate": True}
         if self.network.bins is not None:
@@ -404,7 +397,7 @@ class Recipe(Section):
 
 
 def from_manifest(content: Any) -> Recipe:
-    """Read the recipe of a published version, without keys that have been removed since.
+    """Read the recipe of a published version, ignoring keys that no longer exist.
 
     Raises:
         ValidationError: if other keys have changed.
@@ -425,50 +418,56 @@ def from_manifest(content: Any) -> Recipe:
 
 
 def load(path: Path, root: Path | None = None) -> Recipe:
-    """Read a recipe. Relative paths in it are of its own folder, else of `root`, by default
-    DUBITO_DATA, else of the current folder."""
+    """Read a recipe from a file.
+
+    A relative path in the recipe is looked up in the recipe's folder, then in `root` (by default
+    DUBITO_DATA), then in the current folder.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(str(path), "a readable recipe", error.strerror or "an error") from None
     except UnicodeDecodeError as error:
-        raise InvalidInput(str(path), "UTF-8 text", f"byte {error.start} that is not") from None
+        got = f"an invalid byte at {error.start}"
+        raise InvalidInput(str(path), "UTF-8 text", got) from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(path), "TOML", str(error)) from None
     return _find_files(validate(content, str(path)), path.parent, root or data_root())
 
 
 def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
-    """Return a recipe whose files are where readers look for them: data below `root` and then in
-    the current folder, files of networks in that alone. What is elsewhere gets an absolute path;
-    other paths stay as they were written, so that a recipe is the same on every machine."""
-    here = Path()
+    """Make paths absolute if their readers would not find them.
+
+    Readers look for data in `root` and then in the current folder, and for networks in the current
+    folder only. Other paths stay as written, so that a recipe is the same on every machine.
+    """
+    current = Path()
 
     def find(name: str, *readers: Path) -> str:
         read = next((place / name for place in readers if (place / name).exists()), None)
-        for place in (folder, root, here):
+        for place in (folder, root, current):
             if (place / name).exists():
                 is_read = read is not None and read.samefile(place / name)
                 return name if is_read else str((place / name).absolute())
         return name
 
     data, network = recipe.data, recipe.network
-    of_data = {}
+    data_paths = {}
     for key in ("source", "trained_on"):
         if (source := getattr(data, key)) is not None:
             kind, colon, name = source.partition(":")
-            of_data[key] = f"{kind}:{find(name, root, here)}" if colon else kind
+            data_paths[key] = f"{kind}:{find(name, root, current)}" if colon else kind
     if data.tokenizer is not None:
-        of_data["tokenizer"] = find(data.tokenizer, root, here)
-    of_network = {}
+        data_paths["tokenizer"] = find(data.tokenizer, root, current)
+    network_paths = {}
     if network.weights is not None:
-        of_network["weights"] = find(network.weights, here)
+        network_paths["weights"] = find(network.weights, current)
     if network.encoder_file is not None:
-        of_network["encoder"] = f"onnx:{find(network.encoder_file, here)}"
+        network_paths["encoder"] = f"onnx:{find(network.encoder_file, current)}"
     return recipe.model_copy(
         update={
-            "data": data.model_copy(update=of_data),
-            "network": network.model_copy(update=of_network),
+            "data": data.model_copy(update=data_paths),
+            "network": network.model_copy(update=network_paths),
         }
     )
 
@@ -529,28 +528,28 @@ def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         expected = "a column of groups in data.calibration_group or data.group"
         yield "serving.calibration", expected, "neither"
     if data.takes_ids:
-        yield from _contradictions_of_ids(recipe)
-    known = (*DETECTED[recipe.task], *DENSITY_NAMES)
+        yield from _id_contradictions(recipe)
+    detectors = (*DETECTED[recipe.task], *DENSITY_NAMES)
     for i, name in enumerate(serving.combined or ()):
-        if name not in known:
-            expected = f"one of {known} for task {recipe.task}"
+        if name not in detectors:
+            expected = f"one of {detectors} for task {recipe.task}"
             yield f"serving.combined.{i}", expected, repr(name)
 
 
-def _contradictions_of_ids(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    network, why = recipe.network, "since rows are ids, which have no size"
-    is_of_ids = network.encoder is None
-    if network.factory is None and is_of_ids:
-        yield "network", f"a factory, {why}", "another network"
-    if network.standardise and is_of_ids:
-        yield "network.standardise", f"none, {why}", "one"
+def _id_contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    network, reason = recipe.network, "since rows consist of ids"
+    has_id_input = network.encoder is None
+    if network.factory is None and has_id_input:
+        yield "network", f"a factory, {reason}", "another network"
+    if network.standardise and has_id_input:
+        yield "network.standardise", f"false, {reason}", "true"
     if network.pixel_mean is not None:
-        yield "network.pixel_mean", f"none, {why}", "one"
+        yield "network.pixel_mean", f"no value, {reason}", "some"
     if recipe.augmentation is not None:
-        yield "augmentation", f"none, {why}", "one"
-    for i, name in enumerate((recipe.serving.combined or ()) if is_of_ids else ()):
+        yield "augmentation", f"none, {reason}", "one"
+    for i, name in enumerate((recipe.serving.combined or ()) if has_id_input else ()):
         if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
-            yield f"serving.combined.{i}", f"no density of the input, {why}", repr(name)
+            yield f"serving.combined.{i}", f"no density of the input, {reason}", repr(name)
 
 
 def _validate(kind: type[S], content: Any, prefix: str) -> S:
@@ -562,9 +561,9 @@ def _validate(kind: type[S], content: Any, prefix: str) -> S:
         if first["type"] == "missing":
             raise InvalidInput(field, "a value", "nothing") from None
         if first["type"] == "extra_forbidden":
-            known = ""
+            expected = "no such key"
             if kind in METHODS.values():
-                known = f" (there are {', '.join(kind.model_fields)})"
-            raise InvalidInput(field, f"no such key{known}", repr(first["input"])[:200]) from None
+                expected += f" (valid keys: {', '.join(kind.model_fields) or 'none'})"
+            raise InvalidInput(field, expected, repr(first["input"])[:200]) from None
         expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
         raise InvalidInput(field, expected, repr(first["input"])[:200]) from None

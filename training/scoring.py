@@ -1,7 +1,6 @@
-"""Rows scored as they are served: by a version's own graphs, each row or request with the draws of
-its own seed.
+"""Score rows as the service does: with a version's graphs, and a separate seed for each request.
 
-Calibration, publication and evaluation all score through here, and so do benchmarks.
+Calibration, publication, evaluation and benchmarks all use this module.
 """
 
 import math
@@ -25,13 +24,12 @@ from training.seeds import Stream, hash_key
 
 DRAW_COUNTS = (1, 2, 3, 5, 10, 20, 30, 50, 75, 100, 200, 500, 1000)
 CHUNK_ROWS = 32
-DRAWN_NUMBERS = 2_000_000_000  # noise of a calibration split: about a minute of one core
-FEWEST_SHARING = 16
+MAX_NOISE_NUMBERS = 2_000_000_000  # per calibration split; about a minute on one core
+MIN_SHARING_ROWS = 16  # per draw set, if draws are large
 
 
 def draw_counts(default_draws: int) -> list[int]:
-    """Return the numbers of draws to calibrate: a grid up to the default number, and that number
-    itself."""
+    """Return the draw counts to calibrate: a grid up to and including the default."""
     return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
 
 
@@ -42,28 +40,27 @@ def draw_seed(seed: int, request: int) -> int:
 def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
     """Return how many calibration rows share a draw set.
 
-    Each row has its own draws if a draw is small. If a draw holds every weight, at least
-    `FEWEST_SHARING` rows share a set, so that the work stays near `DRAWN_NUMBERS`. Scores of rows
-    that share draws are slightly correlated, so the flag's rate varies more between calibrations.
-    Draws that are the same for all seeds are shared by all rows.
+    Each row gets separate draws if a draw is small. If a draw contains every weight, at least
+    `MIN_SHARING_ROWS` rows share a set, which limits the noise to about `MAX_NOISE_NUMBERS`. Scores
+    of rows that share draws are slightly correlated, so the flag's rate varies more between
+    calibrations. If draws do not depend on the seed, all rows share them.
     """
     if runtime.algorithm == DRAW_INDEX:
         return rows
     if runtime.paired:
         return 1
     numbers = rows * num_draws * runtime.noise_dimension
-    return max(FEWEST_SHARING, math.ceil(numbers / DRAWN_NUMBERS))
+    return max(MIN_SHARING_ROWS, math.ceil(numbers / MAX_NOISE_NUMBERS))
 
 
 def served_outputs(
     runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int = 1
 ) -> Iterator[tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]]:
-    """Yield what the network says of rows in requests of `share` rows (1: each with its own draws),
-    in their order.
+    """Yield outputs and density scores of rows, batch by batch, in requests of `share` rows.
 
     Request i has the seed `draw_seed(seed, i)`.
     """
-    if not runtime.paired:  # rows of one run must share their draws
+    if not runtime.paired:  # all rows of a run share their draws
         for i, start in enumerate(range(0, len(rows), share)):
             draws = runtime.draw_set(draw_seed(seed, i), num_draws)
             yield runtime.run_set(rows.x[start : start + share].astype(np.float32), draws)
@@ -84,17 +81,17 @@ def served_scores(
     share: int = 1,
     transform: Transform | None = None,
 ) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"]]:
-    """Score rows as `served_outputs` gives them, once for each number of draws.
+    """Score rows with the outputs of `served_outputs`, once for each draw count.
 
-    All numbers of draws are prefixes of the same draws. Returns the scores for each number of
-    draws, and the density detectors' scores.
+    Smaller counts use a prefix of the same draws. Returns the scores for each count, and the
+    density detectors' scores.
     """
     predictive = predictive_of(runtime.task, transform)
     scores, densities = [], []
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         parts = (outputs[first:last] for first, last in pairwise([0, *counts]))
         sums = accumulate(map(predictive.sums, parts, [0, *counts]), DrawSums.merge)
-        scores.append([predictive.scores(each, standard_errors=False) for each in sums])
+        scores.append([predictive.scores(part, standard_errors=False) for part in sums])
         densities.append(density)
     return (
         [concatenate(list(parts)) for parts in zip(*scores, strict=True)],
@@ -110,18 +107,18 @@ def scores_and_likelihoods(
     share: int,
     transform: Transform | None = None,
 ) -> tuple[AnyScores, Float32[np.ndarray, "N M"], Float64[np.ndarray, "N"]]:
-    """Score rows as `served_outputs` gives them.
+    """Score rows with the outputs of `served_outputs`.
 
-    Returns their scores, the density detectors' scores, and the log of the probability of each
-    row's label or of the density of its target, under the mixture of its draws.
+    Returns their scores, the density detectors' scores, and the log-likelihood of each row under
+    the mixture of its draws.
     """
     scores, densities, likelihoods = [], [], []
     first = 0
     for outputs, density in served_outputs(runtime, rows, num_draws, seed, share):
         y = rows.y[first : first + len(density)]
         first += len(density)
-        scored, likelihood = score(outputs, y, runtime.task, transform)
-        scores.append(scored)
+        part, likelihood = score(outputs, y, runtime.task, transform)
+        scores.append(part)
         likelihoods.append(likelihood)
         densities.append(density)
     return concatenate(scores), np.concatenate(densities), np.concatenate(likelihoods)
@@ -133,8 +130,7 @@ def score(
     task: Task,
     transform: Transform | None = None,
 ) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
-    """Return the scores of outputs, and log mean_k p(y | x, theta_k): in nats, of a density in the
-    target's own units."""
+    """Compute scores and log mean_k p(y | x, theta_k), in nats, in the target's own units."""
     predictive = predictive_of(task, transform)
     scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
     if isinstance(scores, Scores):

@@ -1,4 +1,4 @@
-"""What all tables of a recipe are made of."""
+"""The base class of recipe sections, and types of their keys."""
 
 from typing import Annotated
 

@@ -1,9 +1,8 @@
-"""Random streams: what each draw of random numbers is for is part of its key, so that no two
-streams are one.
+"""Random streams: each use of random numbers has its own key.
 
-A key is a seed, a stream, and what tells draws of the stream apart, such as a step. Within an
-enumeration no two values are equal; each enumeration is of another seed. The values are part of
-every fit's bits: a new stream takes a new value, and no value is changed.
+A key consists of a seed, a stream and counters within the stream, such as a step. Each enumeration
+belongs to a different seed, and its values are unique. The values determine the bits of every fit:
+give a new stream a new value, and never change an existing one.
 """
 
 from enum import IntEnum, unique
@@ -13,22 +12,22 @@ import numpy as np
 
 @unique
 class Stream(IntEnum):
-    """Streams of a recipe's seed, or of that of `python -m training calibrate`."""
+    """Streams of a recipe's seed, or of the seed of `python -m training calibrate`."""
 
     INITIALISATION = 0
     INITIAL_ROWS = 1
     ORDER = 2
     STEP_NOISE = 3
     VALIDATION_NOISE = 4
-    CALIBRATION = 5  # of the seed of one of `ServedRows`
-    LAYER_NOISE = 6  # of layers that draw numbers of their own
+    CALIBRATION = 5  # with the seed of one of `ServedRows`
+    LAYER_NOISE = 6  # layers that draw random numbers themselves
     DETECTORS = 7
     TEMPERATURE = 8
-    SPLIT = 9  # of rows, when a version is calibrated again
-    PULL = 10  # of rows and draws that say whether a posterior has converged
-    IMPORTANCE = 11  # of draws that say how well it covers what it approximates
+    SPLIT = 9  # rows of a recalibration
+    PULL = 10  # rows and draws of the convergence diagnostics
+    IMPORTANCE = 11  # draws of the importance sampling diagnostics
     AUGMENTATION = 12
-    NEAREST_ROWS = 20  # training rows that are published, for explanations
+    NEAREST_ROWS = 20  # training rows published for explanations
 
 
 @unique
@@ -36,14 +35,16 @@ class ServedRows(IntEnum):
     REFERENCE = 0
     RANKING = 1
     TEST = 2
-    NOISE_VALUES = 3  # what the noise rows are
+    NOISE_VALUES = 3  # contents of the noise rows
     NOISE = 4
 
 
 @unique
 class EvaluationStream(IntEnum):
-    """Streams of the seed of `python -m training evaluate`. Draws have keys of the names of their
-    rows."""
+    """Streams of the seed of `python -m training evaluate`.
+
+    Keys of draws also contain the names of their rows.
+    """
 
     UNIFORM = 0
     GAUSSIAN = 1
@@ -51,12 +52,12 @@ class EvaluationStream(IntEnum):
     SHUFFLED = 11
     NOISY = 12
     OCCLUDED = 13
-    FIXED_DRAWS = 20  # of an attacker's gradients
+    FIXED_DRAWS = 20  # for an attacker's gradients
     FRESH_DRAWS = 21
-    STARTS = 22  # of attacks
+    STARTS = 22  # starting points of attacks
     TEST_ROWS = 30
     OUTLIER_ROWS = 31
-    RESAMPLES = 32  # of rows, for intervals
+    RESAMPLES = 32  # bootstrap resamples for intervals
     EVEN = 34
 
 
@@ -65,7 +66,7 @@ def generator(*key: int) -> np.random.Generator:
 
 
 def hash_key(*key: int) -> int:
-    """Mix integers into a seed of 63 bits, in the manner of splitmix64."""
+    """Mix integers into a 63-bit seed, as splitmix64 does."""
     state = 0
     for part in key:
         state = (state ^ part) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF

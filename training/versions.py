@@ -1,4 +1,4 @@
-"""Published versions that training goes on from."""
+"""Published versions as starting points of training."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -66,15 +66,14 @@ class Parent:
 
 
 def open_parent(store: ModelStore, text: str, field: str) -> Parent:
-    """Return the version that NAME[:VERSION] names; VERSION is a number or an alias, by default
-    `latest`."""
+    """Open NAME[:VERSION]; VERSION is a number or an alias, by default `latest`."""
     artifact = open_version(store, text, (WEIGHTS, TOKENIZER))
-    refuse_made_by(artifact.manifest, "pruned", field)
-    return parent_of(artifact, field)
+    refuse_derived(artifact.manifest, "pruned", field)
+    return load_parent(artifact, field)
 
 
-def parent_of(artifact: Artifact, field: str) -> Parent:
-    recipe, files = recipe_of(artifact.manifest, field), artifact.files
+def load_parent(artifact: Artifact, field: str) -> Parent:
+    recipe, files = read_recipe(artifact.manifest, field), artifact.files
     return Parent(artifact.manifest, recipe, files[WEIGHTS], files.get(TOKENIZER))
 
 
@@ -83,33 +82,33 @@ def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artif
     return store.open(name, store.resolve(name, version or LATEST), wanted)
 
 
-def recipe_of(manifest: Manifest, field: str) -> Recipe:
+def read_recipe(manifest: Manifest, field: str) -> Recipe:
     try:
         return from_manifest(Provenance.of(manifest).recipe)
     except (ValidationError, LookupError, TypeError):
-        expected = "a version with a recipe of today's keys"
+        expected = "a version whose recipe has only current keys"
         raise InvalidInput(field, expected, manifest.label) from None
 
 
-def refuse_made_by(
+def refuse_derived(
     manifest: Manifest, derivation: Literal["pruned", "recalibrated"], field: str
 ) -> None:
     facts = Provenance.of(manifest)
     parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
-        expected = f"a version that is not {derivation}"
-        got = f"{manifest.label}, which is, from {parent.name} version {parent.version}"
+        expected = f"a version that was not {derivation}"
+        got = f"{manifest.label}, {derivation} from {parent.name} version {parent.version}"
         raise InvalidInput(field, expected, got)
 
 
-def as_taken_by(data: Dataset, manifest: Manifest, field: str) -> Dataset:
-    """Return data with the classes of a version, which must take such rows."""
+def match_version(data: Dataset, manifest: Manifest, field: str) -> Dataset:
+    """Renumber the classes of data as a version numbers them, and check that its rows fit."""
     data, spec = renumber(data, manifest.classes or ()), manifest.input
     if data.shape != spec.shape:
-        expected = f"rows of shape {spec.shape}, as {manifest.label} takes them"
+        expected = f"rows of shape {spec.shape}, the input of {manifest.label}"
         raise InvalidInput(field, expected, f"{data.shape}")
     if spec.takes_ids and data.maximum > spec.maximum:
-        expected = f"ids up to {spec.maximum:.0f}, as {manifest.label} takes them"
+        expected = f"ids up to {spec.maximum:.0f}, the largest of {manifest.label}"
         raise InvalidInput(field, expected, f"{data.maximum:.0f}")
     return data
 
@@ -118,20 +117,22 @@ def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
     if start is None:
         return load(recipe, root)
     if start.recipe.task != recipe.task:
-        raise InvalidInput("task", f"{start.recipe.task}, as of {start.label}", recipe.task)
+        raise InvalidInput("task", f"{start.recipe.task}, the task of {start.label}", recipe.task)
     data = load(recipe, root, start.manifest.input.columns, start.tokenizer)
     return with_classes_of(data, start.classes)
 
 
-def load_other(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | None) -> Dataset:
-    """Read other data than those of a fit, all of whose rows are used: they need no ids, and may be
-    of one group alone, which no fit could split."""
+def load_unfitted(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | None) -> Dataset:
+    """Read data that a model was not fitted on, in the format of its recipe's data.
 
-    def read(without: str | None, **changed: str | None) -> Dataset:
+    All rows are used without a split. They need no ids, and can all belong to one group.
+    """
+
+    def read(without: str | None, **changes: str | None) -> Dataset:
         section = recipe.data
         ignored: dict[str, Any] = {name: "ignored" for name in (section.id, without) if name}
         kinds = {"columns": ignored | section.columns}
-        section = section.model_copy(update={"id": None} | changed | kinds)
+        section = section.model_copy(update={"id": None} | changes | kinds)
         return load(recipe.model_copy(update={"data": section}), root, columns, tokenizer)
 
     try:
@@ -144,18 +145,18 @@ def load_other(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | 
 
 
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:
-    """Return the data that a version was fitted on, from its recipe's source or another place.
+    """Load the data that a version was fitted on, from its recipe's source or from `source`.
 
     Raises:
-        InvalidInput: if they are not there, or are others: their splits would mix what the model
-            was fitted on with what judges it.
+        InvalidInput: if the data are missing or different. New splits of different data would mix
+            rows that the model was fitted on with rows that it is tested on.
     """
     recipe = parent.recipe if source is None else override(parent.recipe, source=source)
     data = load_for(recipe, root, parent)
     digest = Provenance.of(parent.manifest).data_digest
     if data.digest() != digest:
         expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."
-        got = f"others, {data.digest()[:12]}..., in {recipe.data.source}"
+        got = f"{data.digest()[:12]}... in {recipe.data.source}"
         raise InvalidInput("data.source", expected, got)
     return data
 
@@ -172,21 +173,21 @@ def manifests(store: ModelStore, name: str) -> Iterator[Manifest]:
 def find_fitted(
     store: ModelStore, recipe: Recipe, data: Dataset, start: Parent | None
 ) -> Manifest | None:
-    """Return the latest whole version that was fitted by a recipe on such data, if there is one.
+    """Return the latest intact version that a recipe was fitted to on these data, if any.
 
-    None of a factory's network, or one of a file of weights: what these hold does not stand in the
-    recipe.
+    Returns None if the network comes from a factory, a weights file or an encoder, because the
+    recipe does not identify their contents.
     """
     network = recipe.network
     if network.factory is not None or network.weights is not None or network.encoder:
         return None
     origin = None if start is None else start.provenance
     for manifest in manifests(store, recipe.name):
-        of = Provenance.of(manifest)
-        is_derived = of.pruned or of.labels or of.recalibrated
-        if (of.data_digest, of.warm_start) != (data.digest(), origin) or is_derived:
+        facts = Provenance.of(manifest)
+        is_derived = facts.pruned or facts.labels or facts.recalibrated
+        if (facts.data_digest, facts.warm_start) != (data.digest(), origin) or is_derived:
             continue
         with suppress(StoreError, InvalidInput):
-            if recipe_of(manifest, "recipe").digest() == recipe.digest():
+            if read_recipe(manifest, "recipe").digest() == recipe.digest():
                 return store.open(recipe.name, manifest.version, wanted=()).manifest
     return None

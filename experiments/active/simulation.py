@@ -56,7 +56,7 @@ def simulate_all(
             for done in simulate(one.arm, one.data, protocol, end, one.seed, record, device):
                 bar.update()
                 said = f"{one.arm.label}, seed {one.seed}: "
-                bar.say(f"{said}{done.metric:.4g} at {done.labels} labels")
+                bar.report(f"{said}{done.metric:.4g} at {done.labels} labels")
             bar.total -= rounds - len(record.rounds)  # which ended before its last round
 
 

@@ -115,11 +115,11 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert candidate(work, "--min-labels", "141") == 0
     assert work.store.versions("digits") == ["1"]
     assert candidate(work) == 0
-    assert "some labels came without a key" in capsys.readouterr().err
+    assert "some labels were sent without a key" in capsys.readouterr().err
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
     facts = Provenance.of(work.store.manifest("digits", "2"))
     assert facts.labels.rows == 140 and facts.rows["train"] == 110 + 140
-    assert facts.labels.left_out == {"the same as held-out rows": HELD_OUT}
+    assert facts.labels.left_out == {"copies of held-out rows": HELD_OUT}
     assert (facts.warm_start.version, facts.data_digest) == (
         "1",
         Provenance.of(work.store.manifest("digits", "1")).data_digest,
@@ -140,7 +140,7 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
 
 
 def test_a_candidate_of_wrong_labels_is_not_promoted(work):
-    from training.candidate import labels_tried
+    from training.candidate import count_tried_labels
 
     label(work, (work.truth + 1) % 10, key="team")
     assert candidate(work) == 0
@@ -148,19 +148,21 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     (kept,) = candidates(work.database, "digits")
     assert not kept["promoted"]
     assert (
-        labels_tried(work.store, work.database, "digits") == 140
+        count_tried_labels(work.store, work.database, "digits") == 140
     )  # so that --watch waits for others
     keep_candidate(
         work.database, "digits", "2", "1", 140, 60, False, {**said_of(kept), "why": "no worse"}
     )
-    assert labels_tried(work.store, work.database, "digits") == 0  # killed before it was promoted
+    assert (
+        count_tried_labels(work.store, work.database, "digits") == 0
+    )  # killed before it was promoted
     assert "digits is worse than latest (version 1) in" in kept["why"]
     assert "test_accuracy" in kept["why"]
 
 
 def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
     """As .986 became .981 by fifteen labels at a time, each loss within what is allowed."""
-    from training.candidate import best_at, line_of, lost_since
+    from training.candidate import best_at, lineage, measure_loss
 
     store = ModelStore(tmp_path)
     accuracies = [0.97, 0.986, 0.985, 0.983]
@@ -174,17 +176,17 @@ def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
         )
         store.publish("tiny", described, tiny_files())
     parent = store.manifest("tiny", "4")
-    line = line_of(store, parent)
+    line = lineage(store, parent)
     assert [version.version for version in line] == ["4", "3", "2", "1"]
     best = best_at(line, "test_accuracy")
     assert best.version == "2"
     assert best_at(line, "test_rmse") is None
     candidate = parent.model_copy(update={"quality": {"test_accuracy": 0.981}})
-    lost = lost_since(best, candidate, "test_accuracy")
+    lost = measure_loss(best, candidate, "test_accuracy")
     assert (lost["version"], lost["best"], lost["candidate"]) == ("2", 0.986, 0.981)
     assert np.isclose(lost["worse_by"], 0.005)
     store.delete("tiny", "3")
-    assert [version.version for version in line_of(store, parent)] == ["4"]
+    assert [version.version for version in lineage(store, parent)] == ["4"]
 
 
 def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch):
@@ -201,11 +203,11 @@ def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch)
         held.append((manifest.quality["test_accuracy"], [*gate.metrics], called))
         raise GateError("worse than the best of its line")
 
-    monkeypatch.setattr(candidates_made, "line_of", lambda *_: [parent, better])
+    monkeypatch.setattr(candidates_made, "lineage", lambda *_: [parent, better])
     monkeypatch.setattr(candidates_made, "check_no_worse", hold)
     label(work, work.truth, key="team")
     assert candidate(work) == 0
-    assert held == [(1.0, ["test_accuracy"], "the best of its line")]
+    assert held == [(1.0, ["test_accuracy"], "the best of its lineage")]
     (kept,) = candidates(work.database, "digits")
     assert not kept["promoted"] and "the best of its line" in kept["why"]
     assert kept["lost"]["test_accuracy"]["best"] == 1.0

@@ -122,7 +122,7 @@ def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_
     assert [metrics["epoch"] for metrics in seen] == [*range(1, len(seen) + 1)]
     assert ["refit" in metrics for metrics in seen][-best - 1 :] == [False] + [True] * best
     assert fitted.provenance.stopped == (
-        f"{first.provenance.stopped}; fitted again for {best}, with them among the others"
+        f"{first.provenance.stopped}; fitted again for {best} epochs, including these rows"
     )
     assert fitted.provenance.temperature == first.provenance.temperature
     told = {"epochs": best, "choose": "last", "final_learning_rate": 1e-3}

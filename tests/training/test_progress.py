@@ -26,7 +26,7 @@ def test_a_bar_is_drawn_in_a_terminal_and_lines_are_said_elsewhere(
         for step in range(400):
             bar.update()
             if step % 100 == 99:
-                bar.say(f"step {step + 1}")
+                bar.report(f"step {step + 1}")
     is_drawn = stream.isatty() and not quiet
     assert ("400/400" in stream.getvalue()) == is_drawn
     is_said = not stream.isatty() and not quiet
@@ -36,5 +36,5 @@ def test_a_bar_is_drawn_in_a_terminal_and_lines_are_said_elsewhere(
 def test_lines_are_said_now_and_then(monkeypatch, caplog):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with caplog.at_level("INFO", logger="dubito.training"), Bar(10, "step", quiet=False) as bar:
-        bar.say("soon")
+        bar.report("soon")
     assert caplog.messages == []

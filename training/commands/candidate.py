@@ -42,20 +42,20 @@ def _once(options: argparse.Namespace, state: Path) -> None:
     if not has_state(state):
         log.info("no labels yet: there is no state in %s", state)
         return
-    from training.candidate import find_labels, labels_of, labels_tried, make_candidate
+    from training.candidate import gather_labels, count_labels, count_tried_labels, make_candidate
     from training.fit import find_device
 
     store, root, runs, name = open_store(), data_root(), runs_folder(), options.model
     with closing(Database(state)) as database:
-        known = find_labels(store, database, name, root, options.data)
-        for reason, count in known.provenance.left_out.items():
+        sources = gather_labels(store, database, name, root, options.data)
+        for reason, count in sources.provenance.left_out.items():
             log.info("! %d labels are left out: %s", count, reason)
         if options.watch:
-            before = labels_tried(store, database, name)
+            before = count_tried_labels(store, database, name)
         else:
-            before = labels_of(store, name, known.parent.manifest.version)
-        new = known.provenance.rows - before
+            before = count_labels(store, name, sources.parent.manifest.version)
+        new = sources.provenance.rows - before
         if new < options.min_labels:
             log.info("%d new labels, of %d that are needed", max(new, 0), options.min_labels)
             return
-        make_candidate(store, database, known, runs, root, find_device(options.device))
+        make_candidate(store, database, sources, runs, root, find_device(options.device))

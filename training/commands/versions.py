@@ -11,7 +11,7 @@ from model_store.inference.model import NEEDED, Model
 from training import silence
 from training.commands.common import open_store, print_quality, show_figure
 from training.folders import data_root
-from training.versions import WEIGHTS, fitted_data, open_parent, open_version, parent_of
+from training.versions import WEIGHTS, fitted_data, open_parent, open_version, load_parent
 
 # Each imports what needs torch when what is wrong with its options has been answered.
 
@@ -70,7 +70,7 @@ def _calibrate(options: argparse.Namespace) -> None:
 def evaluate(options: argparse.Namespace) -> None:
     store = open_store()
     artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
-    version = parent_of(artifact, "model")
+    version = load_parent(artifact, "model")
 
     from training.evaluation.evaluate import EvaluationOptions, evaluate_version
     from training.evaluation.outliers import OutlierSource
@@ -94,7 +94,7 @@ def compare(options: argparse.Namespace) -> None:
     store = open_store(writes=False)
     names, files = (options.first, options.second), (WEIGHTS, *NEEDED)
     artifacts = [open_version(store, name, files) for name in names]
-    versions = [parent_of(artifact, "model") for artifact in artifacts]
+    versions = [load_parent(artifact, "model") for artifact in artifacts]
 
     from training.evaluation.comparison import compare_versions
     from training.evaluation.evaluate import EvaluationOptions

@@ -38,7 +38,7 @@ from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
-from training.versions import Parent, as_taken_by, fitted_data, load_other
+from training.versions import Parent, match_version, fitted_data, load_unfitted
 
 MAX_DRAWS = 1000
 SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
@@ -77,7 +77,7 @@ def evaluate_version(
 
         def advance(name: str) -> None:
             bar.update()
-            bar.say(f"measured {name}")
+            bar.report(f"measured {name}")
 
         groups = groups_known(model.calibration, test, data.group_names)
         predicted = predictor("test", test.x.astype(np.float32), groups)
@@ -209,9 +209,9 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
-    loaded = load_other(recipe, root, version.manifest.input.columns, version.tokenizer)
+    loaded = load_unfitted(recipe, root, version.manifest.input.columns, version.tokenizer)
     unknown = [name for name in loaded.classes if name not in version.classes]
-    data = as_taken_by(leave_out(loaded, unknown), version.manifest, "--data")
+    data = match_version(leave_out(loaded, unknown), version.manifest, "--data")
     facts, digest = Provenance.of(version.manifest), data.digest()
     if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
         message = "%s was calibrated on some of these rows: flag rates on new rows may differ"

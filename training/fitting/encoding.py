@@ -74,7 +74,7 @@ class Encoding:
             batch = x[i : i + BATCH_ROWS].astype(np.float32)
             encoded[i : i + BATCH_ROWS] = self.encoder(batch)
             bar.update(len(batch))
-            bar.say(f"encoded {bar.n} of {bar.total} rows")
+            bar.report(f"encoded {bar.n} of {bar.total} rows")
 
 
 def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:

@@ -220,7 +220,7 @@ class Run:
                         callback({**metrics})
                     self.stopping.update(self.progress)
                     bar.total = self.steps
-                    bar.say(
+                    bar.report(
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )

@@ -37,7 +37,14 @@ from training.publishing.publish import assemble
 from training.publishing.quality import MeasuredRows
 from training.recipe import override
 from training.seeds import Stream, generator, hash_key
-from training.versions import WEIGHTS, Parent, as_taken_by, load_other, recipe_of, refuse_made_by
+from training.versions import (
+    WEIGHTS,
+    Parent,
+    match_version,
+    load_unfitted,
+    read_recipe,
+    refuse_derived,
+)
 
 TIMED_REQUESTS = 7
 TEMPERATURE = "likelihood.temperature"  # among the weights
@@ -55,7 +62,7 @@ def prune_version(
 
     `data` are those of the parent's fit: calibration and quality use its splits.
     """
-    refuse_made_by(parent.manifest, "recalibrated", "model")
+    refuse_derived(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
         expected = "a version without an encoder"
         raise InvalidInput("model", expected, f"{parent.label}, which has one")
@@ -127,9 +134,9 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
     """Read a source as rows of a published model: its columns or its tokens, its classes in its
     order, its shape."""
     manifest = parent.manifest
-    recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
-    loaded = load_other(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
-    data = as_taken_by(loaded, manifest, "data.source")
+    recipe = override(read_recipe(manifest, "model"), source=source, target=target, leave_out=[])
+    loaded = load_unfitted(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
+    data = match_version(loaded, manifest, "data.source")
     if data.digest() == Provenance.of(manifest).data_digest:
         expected = f"rows that {manifest.label} was not fitted on"
         raise InvalidInput("data.source", expected, "the very rows of its fit")
@@ -162,7 +169,7 @@ def temper_again(parent: Artifact, rows: Rows, seed: int) -> tuple[Artifact, Tem
     """Return a version at the temperature that rows ask for, or as it is where another would not
     pay (`training.calibration.temperature`)."""
     manifest, runtime = parent.manifest, Model.load(parent).runtime
-    recipe = recipe_of(manifest, "model")
+    recipe = read_recipe(manifest, "model")
     of = get_likelihood(recipe, len(manifest.classes or ()))
     draws = min(VALIDATION_DRAWS, manifest.noise.max_draws or VALIDATION_DRAWS)
     rows = rows.take(np.arange(min(len(rows), most_rows(of, draws))))

@@ -24,7 +24,7 @@ from training.data.findings import near_duplicates
 from training.data.texts import TextRows
 from training.evaluation.outliers import OutlierSource, cross, random_ids, shuffle_ids
 from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES
-from training.versions import as_taken_by
+from training.versions import match_version
 
 FACTORY = {"factory": f"{__name__}:small"}
 TEXT = {"target": "label", "text": "text", "tokenizer": "tokenizer.json", "max_tokens": 12}
@@ -446,10 +446,10 @@ def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, publish
         output = ClassSpec(classes=data.classes)
         taken = manifest.model_copy(update={"input": spec, "output": output})
         if largest == 19.0:
-            assert as_taken_by(data, taken, "--data").digest() == data.digest()
+            assert match_version(data, taken, "--data").digest() == data.digest()
         else:
-            says = "--data: expected ids up to 18, as m version 1 takes them, got 19"
-            refused(lambda taken=taken: as_taken_by(data, taken, "--data"), says)
+            says = "--data: expected ids up to 18, the largest of m version 1, got 19"
+            refused(lambda taken=taken: match_version(data, taken, "--data"), says)
 
 
 @pytest.mark.parametrize(

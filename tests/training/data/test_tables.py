@@ -15,7 +15,7 @@ from tests.support.refusals import refused
 from training.commands import print_messages
 from training.data import load, split, split_sizes
 from training.recipe import load as load_recipe
-from training.versions import load_other
+from training.versions import load_unfitted
 
 ROWS = 40
 RNG = np.random.default_rng(0)
@@ -431,7 +431,7 @@ def test_other_data_may_be_of_one_group_alone(tmp_path):
     write_csv(tmp_path, {**COLUMNS, "site": ["new"] * ROWS})
     refused(lambda: read(tmp_path, group="site", **sizes), "data.group: expected groups of at most")
     recipe = recipe_of("csv:a.csv", target="label", group="site", **sizes)
-    other = load_other(recipe, tmp_path, fitted.columns, None)
+    other = load_unfitted(recipe, tmp_path, fitted.columns, None)
     assert (len(other.rows), other.group_names) == (ROWS, ("new",))
     assert {*other.rows.groups.tolist()} == {0}
 
@@ -442,10 +442,10 @@ def test_other_data_need_no_column_that_the_model_does_not_read(tmp_path):
     write_csv(tmp_path, kept)
     fitted = read(tmp_path, **data)
     recipe = recipe_of("csv:a.csv", **data)
-    assert load_other(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
+    assert load_unfitted(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
     write_csv(tmp_path)
     refused(lambda: read(tmp_path, **data), "expected one of the columns")
-    assert load_other(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
+    assert load_unfitted(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
 
 
 @pytest.mark.parametrize(

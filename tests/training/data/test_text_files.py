@@ -233,7 +233,7 @@ def test_a_date_format_that_says_no_whole_date_is_refused(form):
         lambda: validate(
             content_with(data={"source": "csv:a.csv", "target": "label", "date_format": form}), "r"
         ),
-        "r: data.date_format: expected a format of whole dates as Python's strptime takes it",
+        "r: data.date_format: expected a strptime format with year, month and day",
     )
 
 

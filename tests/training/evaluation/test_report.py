@@ -25,7 +25,7 @@ from training.evaluation.evaluate import test_rows as measured_rows
 from training.evaluation.quality import ServedPredictor, measure_set
 from training.publishing.baselines import LOG_LIKELIHOOD
 from training.scoring import draw_seed
-from training.versions import WEIGHTS, open_version, parent_of
+from training.versions import WEIGHTS, open_version, load_parent
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_a_table_s_card_has_baselines_and_even_rows_in_place_of_noise(
 def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
     people_folder, tmp_path, capsys
 ):
-    version = parent_of(
+    version = load_parent(
         open_version(ModelStore(people_folder / "models"), "people", (WEIGHTS,)), "model"
     )
     shutil.copy(people_folder / "people.csv", tmp_path / "copy.csv")

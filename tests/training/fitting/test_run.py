@@ -58,7 +58,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, 
     with fitting(folder) as process:
         said, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert "going on from step" in said
+    assert "resuming from step" in said
     assert published_weights(folder) == published_weights(uninterrupted)
     assert metrics_of(folder) == metrics_of(uninterrupted)
 
@@ -113,7 +113,7 @@ def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_1
         wait_until(lambda: first.poll() is not None or checkpoint_of(tmp_path) is not None)
         assert fit_here(tmp_path, monkeypatch, epochs=100_000) == 2
         *_, line = capsys.readouterr().err.splitlines()
-        assert line.startswith("error: run: expected a run that no other process works on")
+        assert line.startswith("error: run: expected a run that no other process is working on")
         first.send_signal(signal.SIGINT)
         _, errors = first.communicate(timeout=120)
     assert first.returncode == 130

@@ -74,7 +74,7 @@ APART = {"batch-ensemble", "anchored-ensemble"}  # members that cannot start whe
 @pytest.mark.parametrize("method", sorted(APART))
 def test_members_that_start_apart_refuse_trained_weights(method):
     recipe = recipe_with(method=method, network={**DENSE, "start": "trained"})
-    with pytest.raises(InvalidInput, match="whose members start apart"):
+    with pytest.raises(InvalidInput, match="whose members start at random"):
         build(recipe, SHAPE, CLASSES, rows())
 
 
@@ -256,7 +256,9 @@ def parts(*_):
 
 def test_a_point_estimate_draws_no_layers():
     content = content_with(method="mle", network={**DENSE, "bayesian": ["1"]})
-    with pytest.raises(InvalidInput, match=r"^network\.bayesian: expected none for method mle"):
+    with pytest.raises(
+        InvalidInput, match=r"^network\.bayesian: expected no layers for method mle"
+    ):
         build(Recipe.model_validate(content), SHAPE, CLASSES, rows())
 
 
@@ -289,7 +291,7 @@ def test_pixels_are_shifted_and_scaled_by_channel_as_the_recipe_says():
     expected = trained(SHAPE, CLASSES)((pixels.unflatten(1, SHAPE) / 255 - means) / stds)
     torch.testing.assert_close(outputs[0], expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(
-        InvalidInput, match=r"^network\.pixel_mean: expected 2 numbers, one a channel, got 1"
+        InvalidInput, match=r"^network\.pixel_mean: expected 2 numbers, one per channel, got 1"
     ):
         build(
             recipe_with(network={**FACTORY, "pixel_mean": [0.5], "pixel_std": [1.0]}),
@@ -389,6 +391,7 @@ def test_grey_images_of_idx_files_are_pixels_too_and_other_numbers_are_not():
     check_pixels(recipe, data)
     for other in (replace(data, image=None), replace(data, maximum=16.0)):
         with pytest.raises(
-            InvalidInput, match=r"^network\.pixel_mean: expected none for rows that are no pixels"
+            InvalidInput,
+            match=r"^network\.pixel_mean: expected no value, since rows are not pixels",
         ):
             check_pixels(recipe, other)

@@ -15,7 +15,7 @@ from training.export.graphs import export, runtime_of
 from training.export.served import served_network
 from training.model import build, initialise
 from training.recipe import Recipe
-from training.scoring import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
+from training.scoring import MIN_SHARING_ROWS, draw_seed, rows_per_draw_set, served_scores
 
 INPUTS, HIDDEN = 30, 700
 DRAWS = 1000
@@ -96,8 +96,8 @@ def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_se
 
 @pytest.mark.usefixtures("fits")
 def test_rows_share_a_draw_set_only_where_draws_are_large_or_the_same_for_all(runtime):
-    assert rows_per_draw_set(runtime, 200, 100) == FEWEST_SHARING
-    assert rows_per_draw_set(runtime, 10_000, 1000) > FEWEST_SHARING
+    assert rows_per_draw_set(runtime, 200, 100) == MIN_SHARING_ROWS
+    assert rows_per_draw_set(runtime, 10_000, 1000) > MIN_SHARING_ROWS
     members = made_runtime("ensemble", {"members": 2})
     assert members.algorithm == DRAW_INDEX
     assert rows_per_draw_set(members, 200, 2) == 200

@@ -71,7 +71,7 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
     code, _, said = fit(1, 1e-9, 1.0)
     assert code == 0
-    assert "going on from step" in said
+    assert "resuming from step" in said
     assert "gate: test_accuracy: " in said
     assert (
         "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05" in said

@@ -187,8 +187,8 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
     assert parent.weights == store.open("digits", "1").files["weights.safetensors"]
     refused(
         lambda: prune_version(store, parent, digits(), 0.5, "digits"),
-        "model: expected a version that is not recalibrated, got digits version 2, which is, from "
-        "digits version 1",
+        "model: expected a version that was not recalibrated, got digits version 2, recalibrated "
+        "from digits version 1",
     )
 
 
@@ -208,7 +208,7 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
         ),
         (
             ["digits:1", "--data", "npz:wide.npz"],
-            "rows of shape (8, 8), as digits version 1 takes them, got (9, 9)",
+            "rows of shape (8, 8), the input of digits version 1, got (9, 9)",
         ),
         (
             ["digits:1", "--data", "npz:eleven.npz"],
