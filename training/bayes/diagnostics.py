@@ -6,7 +6,7 @@ theta = c + s z and the bound's slope along log s is 0, then for every coordinat
     E[(theta - c) d(-log p(theta, data)) / dtheta] = 1.
 
 The *pull* is the excess over 1: for a quadratic log-density, variance / best variance - 1. How well
-the posterior covers the exact one is k-hat, of Pareto-smoothed importance sampling.
+the posterior covers the exact one is k-hat from Pareto-smoothed importance sampling.
 """
 
 import math
@@ -28,15 +28,15 @@ from training.bayes.posterior import (
 from training.bayes.variational_hypernet import HyperLayer
 from training.seeds import Stream, hash_key
 
-MAX_ROWS = 10_000  # training rows that the bound is measured on
+MAX_ROWS = 10_000  # training rows for the bound
 BOUND_DRAWS = 10
-PULL_DRAWS = 40  # each with its own minibatch
+PULL_DRAWS = 40  # each with a separate minibatch
 SPREAD_DRAWS = 40
 RATIO_DRAWS = 200  # of importance ratios
 RATIO_CHUNK_ROWS = 2048
 MAX_FLOPS = 4e12  # of the ratios of all rows and draws: half a minute on two cores
 MIN_TAIL = 5  # ratios that a tail is fitted to
-TINY = 1e-300  # relative to the largest ratio; smaller ones count as this
+TINY = 1e-300  # smallest ratio relative to the largest
 
 
 @torch.no_grad()
@@ -52,13 +52,13 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
     seed_layers(seed, x.device)
     eps = standard_noise(BOUND_DRAWS, model.posterior.noise_dimension, seed, device=x.device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    taken = order[:MAX_ROWS].to(x.device)
+    batch = order[:MAX_ROWS].to(x.device)
     nll, kl = torch.zeros(2, BOUND_DRAWS, dtype=torch.float64)
-    for chunk in taken.split(CHUNK_ROWS):
-        served, divergence = model.sample(x[chunk].float(), eps)
-        nll -= model.likelihood.weighted_log_likelihood(served, y[chunk]).double().sum(1).cpu()
+    for chunk in batch.split(CHUNK_ROWS):
+        predictions, divergence = model.sample(x[chunk].float(), eps)
+        nll -= model.likelihood.weighted_log_likelihood(predictions, y[chunk]).double().sum(1).cpu()
         kl += len(chunk) * divergence.double().cpu()
-    nll, kl = nll / len(taken), kl / len(taken)
+    nll, kl = nll / len(batch), kl / len(batch)
     total = nll + kl / rows
     return {
         "negative_elbo": total.mean().item(),
@@ -79,7 +79,7 @@ def guess_nll(y: Tensor) -> float:
 
 
 def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
-    """Return the mean log standard deviation of theta in each layer; nothing for points."""
+    """Return the mean log standard deviation of theta in each layer; empty for point estimates."""
     posterior = model.posterior
     if not posterior.spread_parameters():
         return {}
@@ -102,27 +102,29 @@ def mean_log_std(model: BayesianModel, by_layer: dict[str, float]) -> float:
 def pulls(
     model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Return each layer's mean pull and its Monte Carlo error, if theta = c + s z; else nothing."""
+    """Return each layer's mean pull and its Monte Carlo error; empty unless theta = c + s z."""
     posterior = model.posterior
     if not isinstance(posterior, LocationScale) or (location := posterior.location()) is None:
         return {}
     model.eval()
-    seen: dict[str, list[float]] = {}
+    parts_by_layer: dict[str, list[float]] = {}
     for i in range(PULL_DRAWS):
         generator = torch.Generator().manual_seed(hash_key(seed, Stream.PULL, i))
         chunk = torch.randperm(len(x), generator=generator)[:CHUNK_ROWS].to(x.device)
         eps = torch.randn(1, model.posterior.noise_dimension, generator=generator).to(x.device)
         theta = model.posterior(eps).detach().requires_grad_()
-        served = model.likelihood(model.network(x[chunk].float(), theta[:, None])[0])
-        log_joint = model.likelihood.weighted_log_likelihood(served, y[chunk]).mean() / kl_weight
+        predictions = model.likelihood(model.network(x[chunk].float(), theta[:, None])[0])
+        log_joint = (
+            model.likelihood.weighted_log_likelihood(predictions, y[chunk]).mean() / kl_weight
+        )
         log_joint = log_joint + posterior.log_prior(theta).sum()
         (slope,) = torch.autograd.grad(-log_joint, theta)
         pull = ((theta.detach() - location.detach()) * slope)[0] - 1.0
         for name, part in _by_layer(model, pull).items():
-            seen.setdefault(name, []).append(part.mean().item())
+            parts_by_layer.setdefault(name, []).append(part.mean().item())
     return {
         name: (float(np.mean(v)), float(np.std(v, ddof=1) / math.sqrt(len(v))))
-        for name, v in seen.items()
+        for name, v in parts_by_layer.items()
     }
 
 
@@ -132,8 +134,8 @@ def log_ratios(
 ) -> Float64[np.ndarray, "K"] | None:
     """Compute log p(theta, data) - log q(theta) of draws, up to a constant.
 
-    None without a density, or if it takes too long. The likelihood is tempered as in the fit: its
-    mean over rows over `kl_weight`.
+    The likelihood is tempered as in the fit: its mean over rows, divided by `kl_weight`. Returns
+    None if the posterior has no density, or if the computation would take too long.
     """
     posterior = model.posterior
     if not isinstance(posterior, LocationScale) or _flops(model, x) * draws > MAX_FLOPS:
@@ -142,8 +144,8 @@ def log_ratios(
     eps = standard_noise(draws, posterior.noise_dimension, seed, device=x.device)
     total = torch.zeros(draws, dtype=torch.float64)
     for part, target in zip(x.split(RATIO_CHUNK_ROWS), y.split(RATIO_CHUNK_ROWS), strict=True):
-        served = model.predict(part, eps, RATIO_CHUNK_ROWS)
-        total += model.likelihood.weighted_log_likelihood(served, target).double().sum(1).cpu()
+        predictions = model.predict(part, eps, RATIO_CHUNK_ROWS)
+        total += model.likelihood.weighted_log_likelihood(predictions, target).double().sum(1).cpu()
     return (total / len(x) / kl_weight - _divergence(model, eps).double().cpu()).numpy()
 
 

@@ -97,15 +97,14 @@ class Conditioner(nn.Module):
         return shift, LOG_SCALE_BOUND * torch.tanh(log_scale * (1.0 / LOG_SCALE_BOUND))
 
 
-Halves = tuple[Tensor, Tensor]  # (*batch, middle) and (*batch, D - middle), of (*batch, D)
+Halves = tuple[Tensor, Tensor]  # (*batch, middle) and (*batch, D - middle)
 
 
 class Coupling(nn.Module):
-    """An affine coupling (Dinh et al. 2016, "Density estimation using Real NVP", equations 7 and
-    8).
+    """An affine coupling (Dinh et al. 2016, "Density estimation using Real NVP", equations 7-8).
 
-    One half of the coordinates stays and decides how the other is scaled and shifted: the first the
-    second or, flipped, the second the first.
+    The first half of the coordinates stays fixed and determines the scale and shift of the second
+    half. If `flipped`, the halves swap roles.
     """
 
     def __init__(
@@ -114,27 +113,27 @@ class Coupling(nn.Module):
         super().__init__()
         self.flipped = flipped
         sizes = dimension // 2, dimension - dimension // 2
-        kept, moved = reversed(sizes) if flipped else sizes
-        self.conditioner = Conditioner(kept, moved, hidden, generator)
+        fixed, moving = reversed(sizes) if flipped else sizes
+        self.conditioner = Conditioner(fixed, moving, hidden, generator)
 
     def forward(self, z: Halves) -> tuple[Halves, Float[Tensor, "*batch"]]:
-        kept, moved = self._in_order(z)
-        shift, log_scale = self.conditioner(kept)
-        moved = moved * torch.exp(log_scale) + shift
-        return self._in_order((kept, moved)), log_scale.sum(-1)
+        fixed, moving = self._in_order(z)
+        shift, log_scale = self.conditioner(fixed)
+        moving = moving * torch.exp(log_scale) + shift
+        return self._in_order((fixed, moving)), log_scale.sum(-1)
 
     def with_score(
         self, z: Halves, score: Halves
     ) -> tuple[Halves, Float[Tensor, "*batch"], Halves]:
-        kept, moved = self._in_order(z)
-        score_kept, score_moved = self._in_order(score)
-        shift, log_scale = self.conditioner(kept)
-        moved = moved * torch.exp(log_scale) + shift
-        score_moved = score_moved * torch.exp(-log_scale.detach())
-        through = log_scale.sum() + (moved * score_moved).sum()
-        (pulled,) = torch.autograd.grad(through, kept, retain_graph=True)
-        score = self._in_order((score_kept - pulled, score_moved))
-        return self._in_order((kept, moved)), log_scale.sum(-1), score
+        fixed, moving = self._in_order(z)
+        score_fixed, score_moving = self._in_order(score)
+        shift, log_scale = self.conditioner(fixed)
+        moving = moving * torch.exp(log_scale) + shift
+        score_moving = score_moving * torch.exp(-log_scale.detach())
+        through = log_scale.sum() + (moving * score_moving).sum()
+        (gradient,) = torch.autograd.grad(through, fixed, retain_graph=True)
+        score = self._in_order((score_fixed - gradient, score_moving))
+        return self._in_order((fixed, moving)), log_scale.sum(-1), score
 
     def _in_order(self, halves: Halves) -> Halves:
         """Return the half that stays and the one that moves, of the first and the second, or the
@@ -202,11 +201,11 @@ class Composition(nn.Module):
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
         log_det = z.new_zeros(z.shape[:-1])
         *steps, last = self.transforms
-        moved = _halves(z) if isinstance(self.transforms[0], Coupling) else z
+        moving = _halves(z) if isinstance(self.transforms[0], Coupling) else z
         for step in steps:
-            moved, step_log_det = step(moved)
+            moving, step_log_det = step(moving)
             log_det = log_det + step_log_det
-        z, last_log_det = last(torch.cat(moved, dim=-1) if isinstance(moved, tuple) else moved)
+        z, last_log_det = last(torch.cat(moving, dim=-1) if isinstance(moving, tuple) else moving)
         return z, log_det + last_log_det
 
     def with_score(

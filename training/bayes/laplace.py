@@ -258,9 +258,9 @@ class FullSpread(Spread):
         super().__init__()
         if slot.size > MAX_FULL_WEIGHTS:
             expected = f"kronecker or diagonal for {slot.size} weights"
-            got = f"'full', whose matrix takes {8 * slot.size**2 / 1e9:.3g} GB"
+            actual = f"'full', whose matrix takes {8 * slot.size**2 / 1e9:.3g} GB"
             raise InvalidInput(
-                "posterior.structure", f"{expected} (full: up to {MAX_FULL_WEIGHTS})", got
+                "posterior.structure", f"{expected} (full: up to {MAX_FULL_WEIGHTS})", actual
             )
         self.register_buffer("root", torch.zeros(slot.size, slot.size))
 

@@ -259,10 +259,10 @@ class WeightLayer(nn.Module):
     def groups(self) -> int:
         return 1 if self.convolution is None else self.convolution.groups
 
-    def keep(self, kept: Tensor) -> None:
-        """Draw only the weights where `kept`, (inputs, outputs), is true, and all biases."""
-        self.shape = (kept.shape[0], kept.shape[1])
-        self.index = kept.flatten().nonzero()[:, 0].int()
+    def keep(self, mask: Tensor) -> None:
+        """Draw only the weights where `mask`, (inputs, outputs), is true, and all biases."""
+        self.shape = (mask.shape[0], mask.shape[1])
+        self.index = mask.flatten().nonzero()[:, 0].int()
         numbers = len(self.index) + self.has_bias * self.shape[1]
         self.place.slot = Slot(self.place.slot.name, (numbers,))
 
@@ -272,9 +272,9 @@ class WeightLayer(nn.Module):
             weight = self.place.weight()
             return (weight[:, :-1], weight[:, -1:]) if self.has_bias else (weight, None)
         theta = self.place.theta()[:, 0]
-        kept, bias = theta.split([len(self.index), theta.shape[1] - len(self.index)], dim=1)
+        weights, bias = theta.split([len(self.index), theta.shape[1] - len(self.index)], dim=1)
         zeros = theta.new_zeros(theta.shape[0], self.shape[0] * self.shape[1])
-        matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), kept)
+        matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), weights)
         matrix = matrix.unflatten(1, self.shape)
         return matrix, bias[:, None] if self.has_bias else None
 
@@ -370,11 +370,11 @@ def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...
     )
     parts = []
     for offset in itertools.product(*(range(size) for size in convolution.kernel_size)):
-        taken = [slice(None), slice(None)]
+        window = [slice(None), slice(None)]
         for axis in axes:
             start, stride = offset[axis] * convolution.dilation[axis], convolution.stride[axis]
-            taken.append(slice(start, start + (shape[axis] - 1) * stride + 1, stride))
-        parts.append(h[tuple(taken)])
+            window.append(slice(start, start + (shape[axis] - 1) * stride + 1, stride))
+        parts.append(h[tuple(window)])
     return torch.cat(parts, dim=1).flatten(2).transpose(1, 2), shape
 
 
@@ -392,8 +392,8 @@ class MaskLayer(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         self.place.arrive(h)
         mask, h = self.place.theta(), self.place.by_draw(h)
-        others = [None] * (h.ndim - (2 if self.place.shared else 3))
-        along = (..., *others, slice(None)) if self.on_last_axis else (..., *others)
+        middle = [None] * (h.ndim - (2 if self.place.shared else 3))
+        along = (..., *middle, slice(None)) if self.on_last_axis else (..., *middle)
         return self.place.batch(h * mask[along])
 
 
@@ -418,7 +418,7 @@ def _weightless_convolution(layer: Drawable) -> Convolution | None:
         return None
     kind: type[Convolution] = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
     with torch.device("meta"):
-        made = kind(
+        module = kind(
             layer.in_channels,
             layer.out_channels,
             layer.kernel_size,  # type: ignore[arg-type]
@@ -429,5 +429,5 @@ def _weightless_convolution(layer: Drawable) -> Convolution | None:
             bias=False,
             padding_mode=layer.padding_mode,
         )
-    made.weight = None  # type: ignore[assignment]
-    return made
+    module.weight = None  # type: ignore[assignment]
+    return module

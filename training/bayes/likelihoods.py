@@ -30,34 +30,36 @@ class Likelihood(nn.Module):
 
     def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
         """Return the served values (see `model_store.inference.runtime.OUTPUTS`)."""
-        served: Tensor = super().__call__(outputs)
-        return served
+        predictions: Tensor = super().__call__(outputs)
+        return predictions
 
-    def log_likelihood(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "K N"]:
+    def log_likelihood(
+        self, predictions: Float[Tensor, "K N C"], y: Tensor
+    ) -> Float[Tensor, "K N"]:
         """Return log p(y | x, theta) of each draw and row, in nats."""
         raise NotImplementedError
 
     def weighted_log_likelihood(
-        self, served: Float[Tensor, "K N C"], y: Tensor
+        self, predictions: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "K N"]:
         """Return the term of each draw and row that training maximises: w log p_w(y | x, theta) if
         rows are weighted, else log p."""
-        return self.log_likelihood(served, y)
+        return self.log_likelihood(predictions, y)
 
     def mixture_log_likelihood(
-        self, served: Float[Tensor, "K N C"], y: Tensor
+        self, predictions: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "N"]:
         """Return log mean_k p(y | x, theta_k) of each row, in nats."""
-        log_likelihood = self.log_likelihood(served.double(), y)
-        return torch.logsumexp(log_likelihood, dim=0) - math.log(len(served))
+        log_likelihood = self.log_likelihood(predictions.double(), y)
+        return torch.logsumexp(log_likelihood, dim=0) - math.log(len(predictions))
 
     def tempered(
-        self, served: Float[Tensor, "K N C"], temperature: float
+        self, predictions: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
         """Convert values served at T = 1 to T = `temperature`."""
         raise NotImplementedError
 
-    def errors(self, served: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
+    def errors(self, predictions: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
         """Return each row's term of the metric, from one draw or the mean of all."""
         raise NotImplementedError
 
@@ -65,7 +67,7 @@ class Likelihood(nn.Module):
         """Return the metric, given the mean of `errors`."""
         return mean_error
 
-    def validation(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N S"]:
+    def validation(self, predictions: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N S"]:
         """Return a proper score (less is better), the log-likelihood and the error of each row.
 
         For classes, also the log-probability of all labels but y, and the mean of their

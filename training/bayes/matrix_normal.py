@@ -32,11 +32,11 @@ class MatrixNormalPosterior(Posterior):
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
         parts = eps.split([mean.numel() for mean in self.means], dim=1)
-        drawn = [
+        weights = [
             (mean + std * part.unflatten(1, mean.shape)).flatten(1)
             for part, mean, std in zip(parts, self.means, self._stds(), strict=True)
         ]
-        return torch.cat(drawn, dim=1)
+        return torch.cat(weights, dim=1)
 
     def _stds(self) -> Iterator[Float[Tensor, "i o"]]:
         for log_row, log_column in zip(self.log_rows, self.log_columns, strict=True):

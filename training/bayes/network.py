@@ -23,7 +23,7 @@ class Network(nn.Module):
     mean: Tensor
     std: Tensor
     theta_dimension: int
-    is_paired: bool  # rows can have draws of their own
+    is_paired: bool  # draws can differ by row
 
     def __init__(self, shape: Sequence[int], takes_ids: bool = False) -> None:
         super().__init__()
@@ -35,14 +35,13 @@ class Network(nn.Module):
 
     @property
     def draws_one_by_one(self) -> bool:
-        """Whether predictions take one draw at a time: torch then convolves with drawn weights."""
+        """Whether predictions use one draw at a time, which lets torch convolve directly."""
         return False
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        """Return the outputs of each draw and row, and the features of a row, which no draw
-        changes."""
+        """Return the outputs of each draw and row, and features that do not depend on draws."""
         outputs, features, _ = self.run(x, theta)
         return outputs, features
 
@@ -84,12 +83,12 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def fit_scale(self, x: Float[Tensor, "N I"]) -> None:
-        """Set mean and deviation to those of all numbers of a batch."""
+        """Set the mean and deviation to the statistics of a batch, over all columns."""
         self.mean.copy_(x.mean())
         self.std.copy_(x.std().clamp(min=1e-12))
 
     def train(self, mode: bool = True) -> "Network":
-        """Set the mode; frozen layers stay as they are served."""
+        """Set the mode of all layers except frozen ones, which stay in evaluation mode."""
         super().train(mode)
         for layer in self.frozen:
             layer.training = False
@@ -115,7 +114,7 @@ class BayesianModel(nn.Module):
     def sample(
         self, x: Float[Tensor, "N I"], eps: Float[Tensor, "S E"], groups: int = 1
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
-        """Return what is served of each draw and row, for training, and each draw's KL in nats.
+        """Return predictions for each draw and row, and the KL of each draw in nats, in training.
 
         With G `groups` of successive rows there are S = K G draws. The first G of them are the
         first draws of the groups.
@@ -143,12 +142,12 @@ class BayesianModel(nn.Module):
     ) -> Float[Tensor, "K N C"]:
         theta = self.posterior(eps)[:, None]
         parts = theta.split(1 if self.network.draws_one_by_one else len(theta))
-        served = [self.serve(x, part, max(1, chunk_rows // len(part))) for part in parts]
-        return torch.cat(served)
+        predictions = [self.serve(x, part, max(1, chunk_rows // len(part))) for part in parts]
+        return torch.cat(predictions)
 
     def serve(
         self, x: Num[Tensor, "N I"], theta: Float[Tensor, "K P D"], rows: int
     ) -> Float[Tensor, "K N C"]:
-        """Return what is served under draws of theta, `rows` at a time."""
+        """Return predictions under draws of theta, computing `rows` rows at a time."""
         parts = [self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)]
         return torch.cat(parts, dim=1)

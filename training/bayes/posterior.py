@@ -24,7 +24,7 @@ class Posterior(nn.Module):
     trains_without_noise = False
 
     def __call__(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        """Return one draw of theta for each row of noise, as served."""
+        """Return one draw of theta for each row of noise."""
         theta: Tensor = super().__call__(eps)
         return theta
 
@@ -34,21 +34,20 @@ class Posterior(nn.Module):
         raise NotImplementedError
 
     def spread_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters for the draws' width on a log scale, which have another learning
-        rate."""
+        """Return the log-scale width parameters, which need a higher learning rate."""
         return []
 
     def centre(self) -> Float[Tensor, "D"]:
-        """Return the mean of all draws, or the first draw if there is no mean."""
+        """Return the mean of draws, or the first draw if the mean is undefined."""
         raise NotImplementedError
 
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
-        """Move the posterior's centre, if it has one that moves."""
+        """Move the posterior's centre, if it is movable."""
 
 
 @runtime_checkable
 class FactorialGaussian(Protocol):
-    """Independent normal weights, so that a layer can draw its value instead of its weights."""
+    """A factorial Gaussian, which lets a layer draw its output instead of its weights."""
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 
@@ -58,10 +57,10 @@ class FactorialGaussian(Protocol):
 
 @runtime_checkable
 class LocationScale(Protocol):
-    """A posterior with a density whose draws are a location plus a scale times something."""
+    """A posterior with a density and draws of the form location + scale * noise."""
 
     def location(self) -> Float[Tensor, "D"] | None:
-        """Return the location of theta; None if theta is not all that is random."""
+        """Return the location of theta, or None if the network has other random parts."""
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
         """Return log p(theta), up to a constant."""
@@ -74,15 +73,17 @@ def step_noise(
     in_pairs: bool = False,
     device: torch.device = CPU,
 ) -> Float[Tensor, "K E"]:
-    """Return the noise of a training step: no numbers if it needs none, the indices of members, or
-    normal noise, in antithetic pairs on request."""
+    """Return the noise of a training step: normal noise, member indices, or an empty tensor.
+
+    With `in_pairs`, normal noise consists of antithetic pairs.
+    """
     if posterior.trains_without_noise:
         return torch.empty(num_draws, 0, device=device)
     if posterior.algorithm == DRAW_INDEX:
         return noise(posterior, num_draws, device=device)
     fresh = num_draws - num_draws // 2 if in_pairs else num_draws
-    drawn = standard_noise(fresh, posterior.noise_dimension, *key, device=device)
-    return pairs(drawn, num_draws)
+    eps = standard_noise(fresh, posterior.noise_dimension, *key, device=device)
+    return pairs(eps, num_draws)
 
 
 def noise(

@@ -42,7 +42,7 @@ def _once(options: argparse.Namespace, state: Path) -> None:
     if not has_state(state):
         log.info("no labels yet: there is no state in %s", state)
         return
-    from training.candidate import gather_labels, count_labels, count_tried_labels, make_candidate
+    from training.candidate import count_labels, count_tried_labels, gather_labels, make_candidate
     from training.fit import find_device
 
     store, root, runs, name = open_store(), data_root(), runs_folder(), options.model

@@ -11,7 +11,7 @@ from model_store.inference.model import NEEDED, Model
 from training import silence
 from training.commands.common import open_store, print_quality, show_figure
 from training.folders import data_root
-from training.versions import WEIGHTS, fitted_data, open_parent, open_version, load_parent
+from training.versions import WEIGHTS, fitted_data, load_parent, open_parent, open_version
 
 # Each imports what needs torch when what is wrong with its options has been answered.
 

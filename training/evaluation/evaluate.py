@@ -38,7 +38,7 @@ from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
-from training.versions import Parent, match_version, fitted_data, load_unfitted
+from training.versions import Parent, fitted_data, load_unfitted, match_version
 
 MAX_DRAWS = 1000
 SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")

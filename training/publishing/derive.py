@@ -40,8 +40,8 @@ from training.seeds import Stream, generator, hash_key
 from training.versions import (
     WEIGHTS,
     Parent,
-    match_version,
     load_unfitted,
+    match_version,
     read_recipe,
     refuse_derived,
 )

@@ -310,7 +310,7 @@ def test_the_flag_looks_at_no_density_of_ids():
     ("changes", "says"),
     [
         ({"network": {"hidden": [8]}}, "network: expected a factory"),
-        ({"network": {**FACTORY, "standardise": True}}, "network.standardise: expected none"),
+        ({"network": {**FACTORY, "standardise": True}}, "network.standardise: expected false"),
         (
             {"network": {**FACTORY, "pixel_mean": [0.0], "pixel_std": [1.0]}},
             "network.pixel_mean: expected none",

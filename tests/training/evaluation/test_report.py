@@ -25,7 +25,7 @@ from training.evaluation.evaluate import test_rows as measured_rows
 from training.evaluation.quality import ServedPredictor, measure_set
 from training.publishing.baselines import LOG_LIKELIHOOD
 from training.scoring import draw_seed
-from training.versions import WEIGHTS, open_version, load_parent
+from training.versions import WEIGHTS, load_parent, open_version
 
 
 @pytest.fixture
