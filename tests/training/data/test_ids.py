@@ -313,7 +313,7 @@ def test_the_flag_looks_at_no_density_of_ids():
         ({"network": {**FACTORY, "standardise": True}}, "network.standardise: expected false"),
         (
             {"network": {**FACTORY, "pixel_mean": [0.0], "pixel_std": [1.0]}},
-            "network.pixel_mean: expected none",
+            "network.pixel_mean: expected no value",
         ),
         (
             {"network": FACTORY, "augmentation": {"flip": ["vertical"]}},
