@@ -22,7 +22,7 @@ from experiments.active.rounds import (
 from model_store.errors import InvalidInput
 from model_store.types import Task
 from training.evaluation.figures import LEVEL
-from training.fitting.plots import png_of
+from training.fitting.plots import render_png
 
 DPI = 100
 
@@ -210,4 +210,4 @@ def draw_curves(arms: Sequence[Findings], target: float, metric: str, unit: str 
     ylabel = f"test {metric}, in the units of {unit}" if unit else f"test {metric}"
     axis.set(xlabel="labels", ylabel=ylabel, title=f"target {number(target)}")
     axis.grid(alpha=0.3)
-    return png_of(figure, DPI)
+    return render_png(figure, DPI)

@@ -501,8 +501,8 @@ def test_labels_that_an_arm_needs_are_counted_to_the_end(tmp_path, monkeypatch):
     ("stopped", "moving"),
     [
         ("after 30 epochs: levelled off after 20", []),
-        ("after 30 epochs, the most there may be (training.max_epochs): too few", [MOVING]),
-        ("after 30 epochs, as told", [MOVING]),
+        ("after 30 epochs, the limit of training.max_epochs: too few", [MOVING]),
+        ("after 30 epochs, as configured", [MOVING]),
     ],
 )
 def test_a_fit_that_ended_by_itself_may_rise_as_its_rates_decay(tmp_path, stopped, moving):

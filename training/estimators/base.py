@@ -38,7 +38,7 @@ from training.data import load
 from training.estimators.recipes import keep_arrays, keep_table, recipe_of
 from training.evaluation.page import render
 from training.fit import fit, publish
-from training.fitting.plots import draw_run, png_of
+from training.fitting.plots import draw_run, render_png
 from training.fitting.run import Callback
 from training.publishing.baselines import lines, with_baselines
 from training.publishing.draft import Draft
@@ -237,7 +237,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
             figure = Figure()
             draw_run(figure, self.history_, self._method)
-            data = base64.b64encode(png_of(figure, dpi=60)).decode()
+            data = base64.b64encode(render_png(figure, dpi=60)).decode()
             parts.append(f'<img alt="the fit, by epochs" src="data:image/png;base64,{data}">')
         return html + "".join(parts)
 

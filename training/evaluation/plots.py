@@ -15,7 +15,7 @@ from training.evaluation.detection import roc_curve
 from training.evaluation.metrics import risk_coverage
 from training.evaluation.quality import ServedPrediction
 from training.evaluation.report import Bin, Pit, SpreadBin
-from training.fitting.plots import png_of
+from training.fitting.plots import render_png
 
 SHADES = colormaps["tab20"].colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
@@ -133,4 +133,4 @@ def _legend_outside(axis: Axes) -> None:
 
 def _png(figure: Figure, title: str) -> bytes:
     figure.suptitle(title)
-    return png_of(figure, DPI)
+    return render_png(figure, DPI)

@@ -1,1 +1,1 @@
-"""The training loop and what it needs."""
+"""The training loop with its stopping rules, checkpoints, warm starts and plots."""

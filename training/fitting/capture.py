@@ -1,5 +1,7 @@
-"""A training step as CUDA graphs: one launch in place of those of its hundreds of kernels, which
-take longer than the arithmetic."""
+"""Run a training step as a CUDA graph.
+
+One launch replaces those of hundreds of kernels, which take longer than the arithmetic.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,54 +9,55 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CALLS_BEFORE = 3  # in which libraries and optimiser allocate what they keep
+WARMUP_CALLS = 3  # in which libraries and the optimiser allocate persistent memory
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    recorded: torch.cuda.CUDAGraph
-    inputs: list[Tensor]  # where it reads
+    cuda_graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]  # memory that the graph reads
     result: Tensor
 
 
-class Captured:
-    """Computes a function of tensors on a GPU: from the fourth call on, the first with tensors of
-    some shapes is recorded, and all others of these shapes replay its kernels.
+class GraphedFunction:
+    """Runs a function of GPU tensors as CUDA graphs, one for each combination of input shapes.
 
-    The function must do the same whatever the tensors hold, and wait for none of its results.
+    The first calls run without a graph. After that, the first call with new shapes is captured, and
+    later calls with these shapes replay its kernels. The function must run the same kernels for all
+    input values, and must not wait for any result.
     """
 
     def __init__(self, compute: Callable[..., Tensor]) -> None:
         self.compute = compute
         self.calls = 0
         self.graphs: dict[tuple[torch.Size, ...], Graph] = {}
-        self.pool = torch.cuda.graph_pool_handle()  # of memory: no two graphs run at a time
+        self.pool = torch.cuda.graph_pool_handle()  # shared, since graphs never run concurrently
 
-    def __call__(self, *given: Tensor) -> Tensor:
-        if self.calls < CALLS_BEFORE:
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        if self.calls < WARMUP_CALLS:
             self.calls += 1
-            return self._call_apart(given)
-        shapes = tuple(tensor.shape for tensor in given)
+            return self._call_on_side_stream(arguments)
+        shapes = tuple(tensor.shape for tensor in arguments)
         if shapes not in self.graphs:
-            self.graphs[shapes] = self._capture(given)
+            self.graphs[shapes] = self._capture(arguments)
         graph = self.graphs[shapes]
-        for own, other in zip(graph.inputs, given, strict=True):
-            own.copy_(other)
-        graph.recorded.replay()
+        for target, source in zip(graph.inputs, arguments, strict=True):
+            target.copy_(source)
+        graph.cuda_graph.replay()
         return graph.result.clone()
 
-    def _call_apart(self, given: tuple[Tensor, ...]) -> Tensor:
-        """Compute on a stream of its own, as a capture has to."""
-        ours, apart = torch.cuda.current_stream(), torch.cuda.Stream()
-        apart.wait_stream(ours)
-        with torch.cuda.stream(apart):
-            result = self.compute(*given)
-        ours.wait_stream(apart)
+    def _call_on_side_stream(self, arguments: tuple[Tensor, ...]) -> Tensor:
+        """Compute on a side stream, as CUDA requires before a capture."""
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            result = self.compute(*arguments)
+        main.wait_stream(side)
         return result
 
-    def _capture(self, given: tuple[Tensor, ...]) -> Graph:
-        inputs = [tensor.clone() for tensor in given]
-        recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded, pool=self.pool):
+    def _capture(self, arguments: tuple[Tensor, ...]) -> Graph:
+        inputs = [tensor.clone() for tensor in arguments]
+        cuda_graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(cuda_graph, pool=self.pool):
             result = self.compute(*inputs)
-        return Graph(recorded, inputs, result)
+        return Graph(cuda_graph, inputs, result)

@@ -14,8 +14,7 @@ from model_store.errors import InvalidInput
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content: a reader sees the old or the new, whole, whenever the writer is
-    killed."""
+    """Replace a file so that readers see either the old or the new content, even after a crash."""
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("wb") as file:
         file.write(content)
@@ -25,8 +24,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(held, metadata={"facts": json.dumps(facts)}))
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(content, metadata={"facts": json.dumps(facts)}))
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -40,8 +39,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads((file.metadata() or {})["facts"])
     except (SafetensorError, ValueError, KeyError):
-        expected = "a checkpoint (delete it to begin again)"
-        raise InvalidInput(str(path), expected, "a file that is not one") from None
+        expected = "a checkpoint (delete it to start the fit again)"
+        raise InvalidInput(str(path), expected, "an unreadable file") from None
 
 
 def module_tensors(module: nn.Module, prefix: str) -> dict[str, Tensor]:
@@ -50,8 +49,8 @@ def module_tensors(module: nn.Module, prefix: str) -> dict[str, Tensor]:
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], prefix: str) -> None:
     start = f"{prefix}."
-    own = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
-    module.load_state_dict(own)
+    state = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+    module.load_state_dict(state)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Whether a variational fit has converged: its diagnostics, and what is left to do."""
+"""Convergence diagnostics of a variational fit."""
 
 import math
 from typing import Any
@@ -18,11 +18,13 @@ from training.bayes.diagnostics import (
 from training.bayes.network import BayesianModel
 from training.seeds import Stream, hash_key
 
-WINDOW = 0.2  # share of the epochs, the last, over which curves must be level
-HALF_WINDOW = 0.05  # share of the epochs, around half of the path and at its end
-# a bound's fall over half of the path, a spread's rise an epoch: shares below which they are level
+WINDOW = 0.2  # share of the epochs, at the end, over which curves must be level
+HALF_WINDOW = 0.05  # share of the epochs, in the middle of the path and at its end
+# Largest relative change of a level curve: the bound's over half of the path, the spread's per
+# epoch.
 LEVEL = 0.01
-EXPONENT = 0.5  # of the path, to minus which what is left falls, as on digits
+# The remaining fall is proportional to the path to the power of -EXPONENT, measured on digits.
+EXPONENT = 0.5
 SETTLED_PULL = 0.25
 
 
@@ -34,7 +36,7 @@ def convergence(
     start: dict[str, float],
     seed: int,
 ) -> dict[str, Any]:
-    """Return what the manifest says of a variational fit's end; `says` is one line of it."""
+    """Return the manifest's convergence diagnostics; `says` summarises them in a line."""
     facts: dict[str, Any] = bound(model, *train, len(train[0]), seed)
     if getattr(model.likelihood, "log_weights", None) is None:
         facts["guess_nll"] = guess_nll(train[1])
@@ -69,31 +71,30 @@ def convergence(
 
 
 def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, float]:
-    """Return the slope an epoch of the last epochs' values, a share of all, and its error, by least
-    squares."""
+    """Return the least-squares slope per epoch at the end of a curve, and its error."""
     last = np.array(values[-_window(len(values), share) :], dtype=np.float64)
     if len(last) < 3:
         return math.nan, math.nan
     epochs = np.arange(len(last)) - (len(last) - 1) / 2
-    fitted = float(epochs @ last / (epochs @ epochs))
-    residuals = last - last.mean() - fitted * epochs
+    estimate = float(epochs @ last / (epochs @ epochs))
+    residuals = last - last.mean() - estimate * epochs
     variance = float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs)
-    return fitted, math.sqrt(variance)
+    return estimate, math.sqrt(variance)
 
 
 def later_fall(history: list[dict[str, float | int]]) -> tuple[float, float]:
-    """Return by how much the bound fell while means went the later half of their path, the sum of
-    learning rates, and its error.
+    """Return the fall of the bound over the second half of the path, and its error.
 
-    Rates that have decayed hide in an epoch's slope what is left to fall, but not in this: a path
-    twice as long would bring about as much again, less where it slows down.
+    The path is the sum of learning rates. Decayed rates make the slope per epoch small even if the
+    bound could fall further. The fall over half of the path does not have this problem: a path
+    twice as long would lower the bound by about as much again.
     """
     path = np.cumsum([m["learning_rate"] for m in history])
     half, window = int(np.searchsorted(path, path[-1] / 2)), _window(len(history), HALF_WINDOW)
     begin = max(0, half - window // 2)
     bounds = np.array([m["objective"] for m in history], dtype=np.float64)
-    then, now = bounds[begin : begin + window], bounds[-window:]
-    return float(then.mean() - now.mean()), float(now.std(ddof=1) * math.sqrt(2 / window))
+    middle, end = bounds[begin : begin + window], bounds[-window:]
+    return float(middle.mean() - end.mean()), float(end.std(ddof=1) * math.sqrt(2 / window))
 
 
 def _window(epochs: int, share: float = WINDOW) -> int:
@@ -108,17 +109,17 @@ def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> lis
     fall, error = later_fall(history)
     if fall > max(2 * error, LEVEL * size):
         share, times = 100 * fall / size, math.ceil((fall / (LEVEL * size)) ** (1 / EXPONENT))
-        longer = "more than ten" if times > 10 else f"about {times}"
-        fell = f"its bound fell {share:.2g} % over the later half of its means' path"
-        wants = f"so it wants {longer} times as many epochs"
-        faults.append(f"{fell}, {wants} (fit --warm-start goes on from its version)")
+        factor = "more than ten" if times > 10 else f"about {times}"
+        fault = f"its bound fell {share:.2g} % over the second half of the path of learning rates"
+        advice = f"train {factor} times as many epochs, or continue with fit --warm-start"
+        faults.append(f"{fault} ({advice})")
     rise = facts.get("spread_rise", 0.0)
     if abs(rise) > LEVEL:
-        went = "rose" if rise > 0 else "fell"
-        faults.append(f"its spread still {went} {100 * abs(rise):.2g} % an epoch")
+        change = "rose" if rise > 0 else "fell"
+        faults.append(f"its spread still {change} {100 * abs(rise):.2g} % an epoch")
     for name, layer in facts["layers"].items():
         pull = layer.get("pull", 0.0)
         if abs(pull) > max(SETTLED_PULL, 3 * layer.get("pull_error", 0.0)):
-            wants = "less" if pull > 0 else "more"
-            faults.append(f"the bound wants {wants} spread in layer {name}")
+            direction = "less" if pull > 0 else "more"
+            faults.append(f"the bound favours {direction} spread in layer {name}")
     return faults

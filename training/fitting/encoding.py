@@ -1,5 +1,4 @@
-"""The encoder of a recipe's network (`[network] encoder`): its graph, and the rows that it encodes
-once, before the fit."""
+"""Export the encoder of a recipe (`[network] encoder`), and encode rows once before the fit."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,14 +22,14 @@ from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
-ENCODED = "encoded.npy"  # in the run's folder: training rows, then validation rows
-EXAMPLES = 16  # training rows that an encoder is tried on
+ENCODED = "encoded.npy"  # training rows, then validation rows
+EXAMPLES = 16  # training rows for the encoder's test
 BATCH_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """An encoder that was examined, and its file in the run's folder."""
+    """A tested encoder, and its file in the run's folder."""
 
     path: Path
     encoder: Encoder
@@ -40,9 +39,9 @@ class Encoding:
         return self.encoder.spec
 
     def encode(self, splits: Splits, quiet: bool = False) -> Splits:
-        """Return splits whose training and validation rows are encoded, in one memory-mapped array.
+        """Encode training and validation rows into one memory-mapped array.
 
-        The other rows stay raw: they are judged as they are served.
+        The other rows stay raw, because they are scored through the service's own encoder path.
         """
         train, validation = splits.train, splits.validation
         path = self.path.with_name(ENCODED)
@@ -57,7 +56,7 @@ class Encoding:
                     first += len(x)
             encoded.flush()
             draft.rename(path)
-        encoded = np.load(path, mmap_mode="c")  # torch needs arrays that it could write to
+        encoded = np.load(path, mmap_mode="c")  # torch requires writable arrays
         return replace(
             splits,
             train=replace(train, x=encoded[: len(train)]),
@@ -78,16 +77,16 @@ class Encoding:
 
 
 def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
-    """Return the ONNX graph of a recipe's encoder; None without one.
+    """Return the ONNX graph of a recipe's encoder, or None without an encoder.
 
     Raises:
-        InvalidInput: if the recipe's encoder cannot be one.
+        InvalidInput: if the encoder is invalid.
     """
     network = recipe.network
     if network.encoder is None:
         return None
     if recipe.augmentation is not None:
-        expected = "none with an encoder, which encodes each row once"
+        expected = "none, since the encoder encodes each row only once"
         raise InvalidInput("augmentation", expected, "one")
     if network.encoder_file is not None:
         rows = _encoder_input(recipe, data, data.shape)
@@ -100,7 +99,7 @@ def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
         return serialise(module_graph(module, _encoder_input(recipe, data, shape)))
     except InvalidInput:
         raise
-    except Exception as error:  # torch's exporter raises any kind
+    except Exception as error:  # torch's exporter can raise any exception
         reason = f"{type(error).__name__}: {one_line(error)}"[:300]
         raise InvalidInput("network.encoder", "a module that ONNX can export", reason) from error
 
@@ -108,15 +107,15 @@ def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
 def make_encoding(
     graph: bytes, recipe: Recipe, data: Dataset, train: Rows, folder: Path, parent: Parent | None
 ) -> Encoding:
-    """Examine an encoder on some training rows, and keep its graph in a run's folder.
+    """Test an encoder on some training rows, and save its graph in a run's folder.
 
     Raises:
-        InvalidInput: if the recipe's encoder cannot be one, or is not the parent's.
+        InvalidInput: if the encoder is invalid, or differs from the parent's.
     """
     if parent is not None and parent.manifest.encoder is not None:
-        digest, known = sha256(graph).hexdigest(), parent.manifest.files[ENCODER].sha256
-        if digest != known:
-            expected = f"the encoder of {parent.label}, {known[:12]}..."
+        digest, parent_digest = sha256(graph).hexdigest(), parent.manifest.files[ENCODER].sha256
+        if digest != parent_digest:
+            expected = f"the encoder of {parent.label}, {parent_digest[:12]}..."
             raise InvalidInput("network.encoder", expected, f"{digest[:12]}...")
     path, row_size = folder / ENCODER, math.prod(data.shape)
     path.write_bytes(graph)
@@ -125,10 +124,10 @@ def make_encoding(
     encoder = Encoder(path, spec, row_size)
     if data.takes_ids:
         _check_largest_id(encoder, data)
-    figures = f"{row_size} numbers of a row to {spec.outputs}, {1000 * encoder.row_s:.3g} ms a row"
+    sizes = f"{row_size} numbers to {spec.outputs}, {1000 * encoder.row_s:.3g} ms a row"
     is_alone = spec.rows_at_once == 1 and recipe.network.rows_at_once is None
-    reason = "; one row at a time, since other rows change its bits" if is_alone else ""
-    log.info("encoder: %s%s", figures, reason)
+    reason = "; one row at a time, since a row's bits depend on the batch" if is_alone else ""
+    log.info("encoder: %s%s", sizes, reason)
     return Encoding(path, encoder)
 
 
@@ -149,5 +148,5 @@ def _check_largest_id(encoder: Encoder, data: Dataset) -> None:
     try:
         encoder.run(np.full((1, math.prod(data.shape)), data.maximum, dtype=np.float32))
     except Exception as error:
-        expected = f"one that takes ids from 0 to {data.maximum:.0f}"
+        expected = f"an encoder that accepts ids from 0 to {data.maximum:.0f}"
         raise InvalidInput("network.encoder", expected, one_line(error)) from None

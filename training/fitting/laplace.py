@@ -32,14 +32,13 @@ from training.recipe import Recipe
 from training.seeds import Stream
 from training.versions import Parent
 
-STDS = [10.0 ** (i / 2) for i in range(-6, 5)]  # of the prior, tried on held-out rows
+PRIOR_STDS = [10.0 ** (i / 2) for i in range(-6, 5)]  # grid on held-out rows
 STD_TOLERANCE = 0.03  # of the logarithm to base 10
-# a held-out row, by which a posterior may be worse than its centre or a narrower one in silence
-LOST_NATS = 0.01
+LOST_NATS = 0.01  # per held-out row; a smaller loss is tolerated
 
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
-    """Check that a recipe of laplace either trains its network or has a trained one."""
+    """Check that a laplace recipe either trains its network or starts from a trained one."""
     if not isinstance(recipe.posterior, Laplace) or fixed_epochs(recipe, parent) != 0:
         return
     if parent is None and not recipe.network.is_trained:
@@ -49,17 +48,17 @@ def check_trained(recipe: Recipe, parent: Parent | None) -> None:
         )
         raise InvalidInput("training.epochs", expected, "0")
     if recipe.data.target_transform == "auto" and parent is None:
-        expected = "the transform that the trained network's outputs have"
+        expected = "the transform of the trained network's targets"
         raise InvalidInput("data.target_transform", expected, "'auto'")
 
 
 @dataclass(frozen=True)
 class CurvatureFacts:
-    """The curvature at a model's centre, and the fit to the same rows there."""
+    """The curvature and the quality of fit at a model's centre, on the same rows."""
 
     eigen: Eigen
-    log_likelihood: float  # of all rows, in nats, weighted as training weights them
-    square_error: float  # of a regression, the sum over rows, in the target's units
+    log_likelihood: float  # weighted sum over rows, in nats
+    square_error: float  # regression: sum over rows, in the target's units
 
 
 @torch.no_grad()
@@ -72,21 +71,21 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
     inputs, outputs = posterior.shape
     hessians = CURVATURES[posterior.structure](inputs, outputs, x.device)
     theta = posterior.centre()[None, None]
-    taken: list[Tensor] = []
+    inputs_seen: list[Tensor] = []
     log_likelihood = square_error = 0.0
     was_training = model.training
     model.eval()
-    with watch({"": layer}, lambda _, h: taken.append(h)):
+    with watch({"": layer}, lambda _, h: inputs_seen.append(h)):
         for rows, targets in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
-            # p - p^2 and log p of a certain network are lost in float32
+            # float32 would round p - p^2 and log p to 0 if the network is very certain.
             values = network(rows.float(), theta)[0][0].double()
-            h = taken.pop().reshape(len(rows), -1)
+            h = inputs_seen.pop().reshape(len(rows), -1)
             a = torch.cat([h, h.new_ones(len(h), 1)], dim=1) if layer.has_bias else h
             hessians.add(a, output_hessian(likelihood, values, targets))
-            served = likelihood(values[None])
-            log_likelihood += likelihood.weighted_log_likelihood(served, targets).sum().item()
+            predictions = likelihood(values[None])
+            log_likelihood += likelihood.weighted_log_likelihood(predictions, targets).sum().item()
             if isinstance(likelihood, Gaussian):
-                square_error += likelihood.errors(served[0], targets).sum().item()
+                square_error += likelihood.errors(predictions[0], targets).sum().item()
     model.train(was_training)
     return CurvatureFacts(hessians.eigen(), log_likelihood, square_error)
 
@@ -101,23 +100,24 @@ def fit_laplace(
     times: float = 1.0,
     finds_noise: bool = False,
 ) -> dict[str, Any]:
-    """Give a model of trained weights its posterior, and return the facts for the manifest.
+    """Fit the posterior of a trained model, and return the manifest's facts about it.
 
     Args:
-        model: its posterior has its mean.
-        section: the structure, and how to choose the prior.
+        model: a model whose posterior mean is trained.
+        section: the structure, and the choice of the prior.
         train: rows and targets for the curvature.
-        validation: rows and targets that choose the prior, if the section leaves it to them.
-        seed: for draws on these.
-        draws: their number.
-        times: factor of the log-likelihood, 1 unless it is tempered.
-        finds_noise: whether to set a regression's lone noise to the root mean squared error, since
-            nothing fitted it.
+        validation: rows and targets for the choice of the prior.
+        seed: the seed of draws on validation rows.
+        draws: the number of these draws.
+        times: the factor of the log-likelihood, 1 unless it is tempered.
+        finds_noise: whether to set a homoscedastic regression's noise to the root mean squared
+            error, because no training has fitted it.
     """
     start = time.monotonic()
     posterior = model.posterior
     assert isinstance(posterior, LaplacePosterior)
-    log.info("curvature of %d weights over %d rows", posterior.theta_dimension, len(train[0]))
+    weights = posterior.theta_dimension
+    log.info("computing the curvature of %d weights on %d rows", weights, len(train[0]))
     facts = curvature(model, *train)
     if finds_noise:
         facts = _set_noise(model, facts, len(train[0]))
@@ -126,29 +126,29 @@ def fit_laplace(
     if isinstance(section.prior_std, str):
         eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE, device=train[0].device)
         losses = _Losses(model, eigen, validation, eps)
-        precision, how = best_precision(eigen, square), "by marginal likelihood"
+        precision, reason = best_precision(eigen, square), "by marginal likelihood"
         if section.prior_std == "held-out":
-            precision, how = losses.best_precision(), "by held-out likelihood"
+            precision, reason = losses.best_precision(), "by held-out likelihood"
         elif section.prior_std == "auto":
             widest = losses.widest_precision(precision)
             if widest != precision:
-                how = f"by held-out likelihood, which loses by the {precision**-0.5:.3g} of "
-                precision, how = widest, f"{how}marginal likelihood"
+                reason = "by held-out likelihood, since marginal likelihood chose a worse "
+                precision, reason = widest, f"{reason}{precision**-0.5:.3g}"
     else:
-        precision, how = float(section.prior_std) ** -2, "as told"
+        precision, reason = float(section.prior_std) ** -2, "as configured"
     posterior.widen(eigen, precision)
     evidence = log_marginal_likelihood(times * facts.log_likelihood, eigen, square, precision)
     return {
         "structure": posterior.structure,
-        "weights": posterior.theta_dimension,
+        "weights": weights,
         "prior_std": precision**-0.5,
         "log_marginal_likelihood": evidence,
         "log_likelihood": facts.log_likelihood,
         "determined_weights": eigen.effective_parameters(precision),
         "std": eigen.std(precision).log().mean().exp().item(),
         "seconds": round(time.monotonic() - start, 1),
-        "says": f"laplace, {posterior.structure}, of {posterior.theta_dimension} weights: "
-        f"prior_std {precision**-0.5:.3g} {how}, "
+        "says": f"laplace, {posterior.structure}, {weights} weights: "
+        f"prior_std {precision**-0.5:.3g} {reason}, "
         f"log marginal likelihood {evidence / len(train[0]):.4g} nats a row",
     }
 
@@ -169,15 +169,15 @@ class _Losses:
         posterior = self.model.eval().posterior
         assert isinstance(posterior, LaplacePosterior)
         posterior.widen(self.eigen, 10.0 ** (-2.0 * width))
-        served = predict_rows(self.model, self.rows[0], self.eps)
-        return -self.model.likelihood.mixture_log_likelihood(served, self.rows[1])
+        predictions = predict_rows(self.model, self.rows[0], self.eps)
+        return -self.model.likelihood.mixture_log_likelihood(predictions, self.rows[1])
 
     def mean(self, width: float) -> float:
         value = self(width).mean().item()
         return value if math.isfinite(value) else math.inf
 
     def best_precision(self) -> float:
-        widths = [math.log10(std) for std in STDS]
+        widths = [math.log10(std) for std in PRIOR_STDS]
         losses = [self.mean(width) for width in widths]
         best = min(range(len(widths)), key=losses.__getitem__)
         bounds = widths[max(best - 1, 0)], widths[min(best + 1, len(widths) - 1)]
@@ -188,22 +188,22 @@ class _Losses:
         return 10.0 ** (-2.0 * width)
 
     def widest_precision(self, precision: float) -> float:
-        """Return the smallest precision, not below the given one, at which rows are likely enough.
+        """Return the smallest acceptable precision that is at least `precision`.
 
-        They are if they lose at most `LOST_NATS`, or one standard error, to the best precision. The
-        best itself would often be infinite: draws that all agree predict a little better, and have
-        no uncertainty.
+        A precision is acceptable if the mean held-out loss exceeds the lowest one by up to
+        `LOST_NATS` or by up to one standard error. The best precision itself is often infinite:
+        draws that all agree predict a little better, but have no uncertainty.
         """
         start = -0.5 * math.log10(precision)
-        widths = [*(math.log10(std) for std in STDS if math.log10(std) < start), start]
+        widths = [*(math.log10(std) for std in PRIOR_STDS if math.log10(std) < start), start]
         losses = [self(width) for width in widths]
         lowest = min(losses, key=lambda loss: torch.nan_to_num(loss, torch.inf).mean().item())
 
         def is_good(loss: Float[Tensor, "N"]) -> bool:
             if not loss.isfinite().all():
                 return False
-            lost = (loss - lowest).mean().item()
-            return lost <= LOST_NATS or is_as_good(loss, lowest, paired=True)
+            excess = (loss - lowest).mean().item()
+            return excess <= LOST_NATS or is_as_good(loss, lowest, paired=True)
 
         good = max((i for i, loss in enumerate(losses) if is_good(loss)), default=0)
         if good == len(widths) - 1:
@@ -217,8 +217,7 @@ class _Losses:
 
 @torch.no_grad()
 def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
-    """Return what is served of each draw and row, with one pass through the layers before the last
-    for all draws."""
+    """Predict each draw and row; all draws share one pass through the layers before the last."""
     theta = model.posterior(eps)[:, None]
     return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))
 
@@ -246,20 +245,19 @@ def loss_warning(
     likelihood: Likelihood,
     section: Laplace,
 ) -> str:
-    """Return a warning if validation rows are less likely under the draws than at their centre,
-    beyond chance; else nothing.
+    """Return a warning if draws predict validation rows significantly worse than their centre.
 
-    Both are what `Likelihood.validation` returns.
+    Both arguments are values of `Likelihood.validation`. Without a warning the string is empty.
     """
-    lost = before[:, 1] - after[:, 1]
-    if not lost.mean() > max(LOST_NATS, 2.0 * (lost.std() / math.sqrt(len(lost))).item()):
+    loss = before[:, 1] - after[:, 1]
+    if not loss.mean() > max(LOST_NATS, 2.0 * (loss.std() / math.sqrt(len(loss))).item()):
         return ""
     old, new = (likelihood.to_metric(part[:, 2].mean().item()) for part in (before, after))
     narrower: dict[Any, str] = {"auto": "'held-out'", "held-out": "a smaller number"}
-    advised = narrower.get(section.prior_std, "'auto'")
+    advice = narrower.get(section.prior_std, "'auto'")
     return (
-        f"; ! its draws say less than the trained network alone: validation {likelihood.metric} "
-        f"{new:.4g}, which was {old:.4g}, log-likelihood {after[:, 1].mean():.4g}, which was "
-        f"{before[:, 1].mean():.4g}; "
-        f"set posterior.prior_std to {advised}"
+        f"; ! its draws predict worse than the trained network alone: validation "
+        f"{likelihood.metric} fell from {old:.4g} to {new:.4g}, log-likelihood from "
+        f"{before[:, 1].mean():.4g} to {after[:, 1].mean():.4g}; "
+        f"set posterior.prior_std to {advice}"
     )

@@ -1,5 +1,7 @@
-"""The plot of a run, and figures as pictures. They are none of pyplot's, whose backend may be a
-notebook's."""
+"""Plot the curves of a run.
+
+Figures are made without pyplot, which would use a notebook's backend.
+"""
 
 import io
 import math
@@ -12,7 +14,6 @@ from training.fitting.checkpoint import write_atomically
 
 
 def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
-    """Draw a run as a PNG."""
     figure = Figure()
     draw_run(figure, history, title)
     write_figure(figure, path)
@@ -35,7 +36,7 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
         },
         "std of theta": {"theta_std": "mean", "log_std": "geometric mean"},
     }
-    if "log_std" not in history[0]:  # a method whose draws have no width to learn
+    if "log_std" not in history[0]:  # the method learns no spread
         panels["std of theta"] = {"theta_std": "mean"}
     panels = {label: curves for label, curves in panels.items() if set(curves) <= set(history[0])}
     figure.set_size_inches(19, 4.0)
@@ -54,7 +55,7 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
             axis.plot(epochs, values, label=name, marker="o" if len(epochs) == 1 else None)
         axis.set(xlabel="epoch", ylabel=label)
         axis.grid(alpha=0.3)
-        if label == "bound, nats a row":  # what is of interest is whether its end is level
+        if label == "bound, nats a row":  # the plot must show whether its end is level
             axis.set_ylim(*_end_range([float(metrics["objective"]) for metrics in history]))
         elif min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
@@ -63,7 +64,7 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
 
 
 def _end_range(values: list[float]) -> tuple[float, float]:
-    """Return limits that show the later half of a curve, and what of the earlier lies near it."""
+    """Return axis limits for the second half of a curve."""
     later = values[len(values) // 2 :]
     margin = max(max(later) - min(later), 0.02 * abs(values[-1]), 1e-6)
     return min(later) - 0.5 * margin, max(later) + margin
@@ -76,10 +77,10 @@ def legend_above(axis: Axes) -> None:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    write_atomically(path, png_of(figure))
+    write_atomically(path, render_png(figure))
 
 
-def png_of(figure: Figure, dpi: int = 100) -> bytes:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=dpi)
-    return picture.getvalue()
+def render_png(figure: Figure, dpi: int = 100) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()

@@ -51,9 +51,9 @@ from training.fitting.stopping import (
     EarlyStopping,
     Metrics,
     Progress,
+    add_wrong_row,
     is_as_good,
     stopping_rule,
-    with_an_error,
 )
 from training.fitting.warm_start import begin_at, carry_over
 from training.methods import Laplace
@@ -286,7 +286,7 @@ class Run:
             )
         likelihood = self.model.likelihood
         scores, log_likelihood, errors, *wrong = self._validate().unbind(1)
-        stopping = with_an_error(log_likelihood, *wrong) if wrong else log_likelihood.mean()
+        stopping = add_wrong_row(log_likelihood, *wrong) if wrong else log_likelihood.mean()
         with torch.no_grad():
             theta = self.model.posterior(self._validation_noise())
             theta_std = theta.std(0, correction=0).mean().item()

@@ -1,5 +1,7 @@
-"""A step of a fit: its rows as they might also have been, its loss, its optimiser and its rates.
-What is random in it is of the seed and the step."""
+"""A training step: augmentation, loss, optimiser and learning rates.
+
+Its random numbers depend only on the seed and the step.
+"""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -16,36 +18,35 @@ from training.bayes.layers import seed_layers
 from training.bayes.network import BayesianModel
 from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import step_noise
-from training.fitting.capture import Captured
+from training.fitting.capture import GraphedFunction
 from training.recipe import AugmentationSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
-GRADIENT_NORM = 5.0  # the largest, of all parameters
-ROW_GROUPS = 8  # of a step, each with draws of its own, if the method groups rows
+GRADIENT_NORM = 5.0  # upper limit, over all parameters
+ROW_GROUPS = 8  # per step, with separate draws, if the method groups rows
 VALIDATION_DRAWS = 20
-# of log standard deviations: .1 changes a deviation by 10 % a step, whatever its size
-SPREAD_RATE = 0.1
+SPREAD_RATE = 0.1  # of log standard deviations; changes a deviation by 10 % a step
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
-SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
-FADED = 1e-30  # of Adam's means, below which they move no parameter
-RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # of the KL's weight, at most: steps, and of all epochs
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+SMALL_STEP = 50_000_000  # multiplications per step; fewer are faster with one thread
+NEGLIGIBLE_MEAN = 1e-30  # of Adam's moments; smaller ones do not change parameters
+FLUSH_STEPS = 100  # short enough to keep moments from becoming denormal
+RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # limits of the KL ramp: steps, and share of all epochs
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 CACHED_BYTES = 1 << 30
-FADES_OVER = 100  # steps, in which what is not faded yet does not become denormal
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """What a step minimises, in nats a row, and what it is made of."""
+    """The loss of a step in nats a row, and its terms."""
 
     total: Float[Tensor, ""]
-    nll: Float[Tensor, ""]  # the likelihood's term
+    nll: Float[Tensor, ""]  # the likelihood term
     kl: Float[Tensor, "K"]  # of each draw, in nats
-    served: Float[Tensor, "K N C"]  # what is served of each draw and row
+    predictions: Float[Tensor, "K N C"]
 
 
 class Steps:
-    """Takes the steps of a fit, of batches of rows of a `shape`."""
+    """Performs the optimiser steps of a fit on batches of rows with a `shape`."""
 
     def __init__(
         self,
@@ -62,19 +63,18 @@ class Steps:
         self.samples = model.posterior.max_draws or recipe.samples
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute: Callable[..., Tensor] = self._compute
-        # a user's network may wait for its results
+        # A user's network may read values, which a CUDA graph cannot do.
         if self.parameters[0].is_cuda and not recipe.network.is_custom:
-            self.compute = Captured(self._compute)
+            self.compute = GraphedFunction(self._compute)
         spare_threads(model, batch_rows, self.samples)
 
     def take(
         self, x: Num[Tensor, "N I"], y: Num[Tensor, "N"], kl_weight: float, step: int
     ) -> Float64[Tensor, "3"]:
-        """Change parameters by the gradient of a batch's loss under fresh draws; steps count from
-        0.
+        """Update parameters by the gradient of a batch's loss under fresh draws.
 
-        Return the likelihood's term in nats a row and the KL in nats, means over draws, and the
-        mean of the rows' `errors` under the first draw.
+        Steps count from 0. Returns the likelihood term in nats a row, the KL in nats (both means
+        over draws), and the mean of the rows' `errors` under the first draw.
         """
         device = x.device
         x, eps = step_inputs(self.model, self.recipe, self.shape, x, self.samples, step)
@@ -82,8 +82,8 @@ class Steps:
         on_gpu = device.type == "cuda"
         weight = torch.full((), kl_weight, device=device) if on_gpu else kl_weight
         result = self.compute(x, y, eps, weight)
-        if step % FADES_OVER == 0:
-            drop_faded(self.optimizer)
+        if step % FLUSH_STEPS == 0:
+            flush_moments(self.optimizer)
         return result
 
     def _compute(
@@ -94,7 +94,7 @@ class Steps:
         loss.total.backward()
         clip_gradient(self.parameters, GRADIENT_NORM)
         self.optimizer.step()
-        error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
+        error = self.model.likelihood.errors(loss.predictions[0].detach(), y).mean()
         return torch.stack([loss.nll.detach().double(), loss.kl.detach().mean().double(), error])
 
 
@@ -106,8 +106,7 @@ def step_inputs(
     samples: int,
     step: int,
 ) -> tuple[Float[Tensor, "N I"], Float[Tensor, "S E"]]:
-    """Return rows of a `shape` as they might also have been, and the noise of `samples` draws of
-    each group of rows."""
+    """Return augmented rows, and the noise of `samples` draws for each group of rows."""
     x = x.float()
     if recipe.augmentation is not None:
         seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)
@@ -119,7 +118,7 @@ def step_inputs(
 
 
 def row_groups(recipe: Recipe, rows: int) -> int:
-    """Return the number of groups of rows of a step that have draws of their own."""
+    """Return the number of row groups of a step, each of which has separate draws."""
     return min(ROW_GROUPS if recipe.posterior.groups_rows else 1, rows)
 
 
@@ -131,36 +130,38 @@ def step_loss(
     eps: Float[Tensor, "S E"],
     kl_weight: float | Tensor,
 ) -> Loss:
-    served, kl = model.sample(x, eps, row_groups(recipe, len(x)))
-    log_likelihood = model.likelihood.weighted_log_likelihood(served, y)
+    predictions, kl = model.sample(x, eps, row_groups(recipe, len(x)))
+    log_likelihood = model.likelihood.weighted_log_likelihood(predictions, y)
     total, nll = alpha_objective(log_likelihood, kl, kl_weight, recipe.alpha)
-    return Loss(total, nll, kl, served)
+    return Loss(total, nll, kl, predictions)
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
-    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and
-    not written, but for a GPU's, of which nobody waits to know."""
-    found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
-    if found.is_cuda or not found <= norm:
-        torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
+    """Scale gradients down to a global norm if theirs is larger.
+
+    On a CPU, smaller gradients are not written. On a GPU, the scaling always runs, because the
+    condition would wait for the norm.
+    """
+    total = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    if total.is_cuda or not total <= norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, norm, total)
 
 
-def drop_faded(optimizer: torch.optim.Optimizer) -> None:
-    """Set to zero what has faded of Adam's means of gradients that are zero by now, as those of
-    units that are off.
+def flush_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Set negligible moments of Adam to zero.
 
-    They would become denormal numbers, over which a processor takes many times as long, and stay
-    denormal.
+    Moments of zero gradients, such as those of inactive units, decay until they are denormal
+    numbers, which make arithmetic many times slower.
     """
     for state in optimizer.state.values():
         for mean in (state["exp_avg"], state["exp_avg_sq"]):
             if mean.device.type == "cpu":
-                mean.masked_fill_(mean.abs() < FADED, 0.0)
+                mean.masked_fill_(mean.abs() < NEGLIGIBLE_MEAN, 0.0)
 
 
 @contextmanager
 def restoring_torch(device: torch.device) -> Iterator[None]:
-    """Leave torch's threads and its random numbers as they were: they are the caller's."""
+    """Restore the caller's thread count and random state of torch on exit."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
@@ -170,7 +171,7 @@ def restoring_torch(device: torch.device) -> Iterator[None]:
 
 
 def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
-    """Have torch compute with one thread where steps are small."""
+    """Limit torch to one thread if steps are small."""
     convolves = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not convolves and numbers * rows * samples < SMALL_STEP:
@@ -178,11 +179,11 @@ def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep large freed blocks and reuse them.
+    """Configure glibc to reuse large freed blocks.
 
-    It returns blocks of more than 32 MB to the system at once. A convolution's activations are as
-    large, and each step would map all their pages again, a quarter of its time. Other C libraries
-    are left alone.
+    By default, it returns blocks of more than 32 MB to the system. The activations of a convolution
+    are that large, and mapping their pages again would take a quarter of each step. Has no effect
+    with other C libraries.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -195,10 +196,9 @@ def full_kl_weight(settings: TrainingSection, rows: int) -> float:
 
 
 def kl_ramp(recipe: Recipe, epoch_steps: int) -> float:
-    """Return over how many epochs the KL's weight rises to its full value."""
-    told = recipe.training.kl_ramp_epochs
-    if told is not None:
-        return told
+    """Return the number of epochs over which the KL weight rises to its full value."""
+    if recipe.training.kl_ramp_epochs is not None:
+        return recipe.training.kl_ramp_epochs
     if not (recipe.posterior.ramps_kl and recipe.task == "regression"):
         return 0.0
     epochs = recipe.training.epochs or recipe.training.max_epochs
@@ -214,13 +214,15 @@ def kl_weight(
 
 
 def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
-    """Return the optimiser: log standard deviations take longer steps, since they have further to
-    go than means."""
+    """Return the optimiser, with a higher learning rate for log standard deviations.
+
+    They must change more during a fit than means.
+    """
     spread = model.posterior.spread_parameters()
-    others = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
+    means = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
     final = settings.final_learning_rate
     rates = (
-        (others, settings.learning_rate, final),
+        (means, settings.learning_rate, final),
         (spread, SPREAD_RATE, FINAL_SPREAD_RATE * final),
     )
     on_gpu = next(model.parameters()).is_cuda
@@ -238,8 +240,7 @@ def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
 
 
 def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Set learning rates to where they are when `decay` of their way is gone, from the first (0) to
-    the last (1)."""
+    """Set learning rates between the first (`decay` = 0) and the last (1), geometrically."""
     for group in optimizer.param_groups:
         rate = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
         if isinstance(group["lr"], Tensor):
@@ -249,11 +250,11 @@ def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
 
 
 def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]) -> None:
-    """Raise InvalidInput if rows of a shape are no images, or smaller than they may be shifted."""
+    """Check that rows are images, and larger than the largest shift."""
     if section is None:
         return
     if len(shape) not in (2, 3):
-        expected = "none, since rows are no images"
+        expected = "none, since rows are not images"
         raise InvalidInput("augmentation", expected, f"rows of shape {tuple(shape)}")
     side = min(shape[-2:])
     if section.shift >= side:
@@ -263,27 +264,25 @@ def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]
 def augment(
     x: Float[Tensor, "N I"], shape: Sequence[int], section: AugmentationSection, seed: int
 ) -> Float[Tensor, "N I"]:
-    """Return images as a function of themselves and a seed: each flipped with probability 1/2 along
-    each axis that is named, shifted by up to `shift` whole pixels in both directions, and cropped
-    to at least 1 - `crop` of height and width, at a place within.
+    """Augment images at random; the result depends only on the images and the seed.
 
-    Every row has one affine map of its own, by which its pixels are interpolated (bilinear; outside
-    the image the nearest pixel counts). A map that takes pixels to pixels, a flip or a shift, keeps
-    their values but for rounding.
+    Each image is flipped with probability 1/2 along each axis in `flip`, shifted by up to `shift`
+    whole pixels along both axes, and cropped to at least 1 - `crop` of its height and width at a
+    random position. Each row gets one affine map with bilinear interpolation; outside the image,
+    the nearest pixel counts. Flips and shifts keep pixel values up to rounding.
     """
     height, width = shape[-2:]
     generator = torch.Generator().manual_seed(seed)
-    # Of each row and axis (across, down): sign, share of the side that is kept, and place, from -1
-    # to 1.
+    # For each row and axis (across, down): sign, cropped size, and position from -1 to 1.
     uniform = torch.rand(3, len(x), 2, generator=generator)
     may_flip = torch.tensor([axis in section.flip for axis in ("horizontal", "vertical")])
     sign = torch.where(may_flip & (uniform[0] < 0.5), -1.0, 1.0)
-    kept = 1.0 - section.crop * uniform[1]
+    size = 1.0 - section.crop * uniform[1]
     pixels = torch.randint(-section.shift, section.shift + 1, (len(x), 2), generator=generator)
-    place = (1.0 - kept) * (2.0 * uniform[2] - 1.0)
-    place = place + 2.0 * pixels / torch.tensor([width, height])
-    maps = torch.cat([torch.diag_embed(sign * kept), place[:, :, None]], dim=2)
+    position = (1.0 - size) * (2.0 * uniform[2] - 1.0)
+    position = position + 2.0 * pixels / torch.tensor([width, height])
+    maps = torch.cat([torch.diag_embed(sign * size), position[:, :, None]], dim=2)
     images = x.reshape(len(x), -1, height, width)
     grid = functional.affine_grid(maps, list(images.shape), align_corners=False).to(x.device)
-    moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
-    return moved.reshape(x.shape)
+    samples = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    return samples.reshape(x.shape)

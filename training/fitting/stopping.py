@@ -1,12 +1,12 @@
 """Stopping rules: when a fit ends, and how far its learning rates have decayed.
 
-* `FixedEpochs`: after a number of epochs, over which the rates decay.
-* `EarlyStopping`: `patience` epochs after the one of the highest held-out likelihood (Prechelt
-  1998), at the first rates.
-* `Plateau`: it trains at the first rates until the curves that count have levelled off over the
-  last `patience` epochs. The rates then decay over half as many epochs again.
+* `FixedEpochs`: a fixed number of epochs, over which the rates decay.
+* `EarlyStopping`: `patience` epochs after the highest held-out likelihood (Prechelt 1998), at the
+  initial rates.
+* `Plateau`: at the initial rates until the relevant curves have levelled off over the last
+  `patience` epochs. The rates then decay over half as many epochs again.
 
-A rule reads and updates the run's `Progress`, which checkpoints hold.
+A rule reads and updates the run's `Progress`, which checkpoints contain.
 """
 
 import math
@@ -22,12 +22,12 @@ from training.versions import Parent
 
 Metrics = dict[str, float | int]  # of an epoch: a line of metrics.jsonl
 
-PLATEAU_STEPS, PLATEAU_EPOCHS = 600, 5  # of `patience`, at least, if a recipe does not set it
+PLATEAU_STEPS, PLATEAU_EPOCHS = 600, 5  # lower limits of the default `patience`
 STOPPING_STEPS, STOPPING_EPOCHS = 400, 16  # the same, for early stopping
 COOLING = 1 / 2  # of the epochs before
-LEVEL_NATS = 0.01  # a row: a smaller rise of the held-out likelihood over the window is level
-LEVELLED_OFF = "levelled off"  # in the reason of a fit that ended by itself
-AT_MOST = "the most there may be (training.max_epochs)"
+LEVEL_NATS = 0.01  # per row; a smaller rise of the held-out likelihood over the window is level
+LEVELLED_OFF = "levelled off"  # part of the reason if a plateau ended the fit
+AT_LIMIT = "the limit of training.max_epochs"
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Progress:
     seconds: float
     token: str  # identifies this run; its publication carries it
     start_log_std: dict[str, float]  # of theta, by layer, for variational methods
-    levelled: int = 0  # epochs after which the rates began to decay; 0 before that
-    still_moving: list[str] = field(default_factory=list)  # then, if there was no more time
+    levelled: int = 0  # epoch after which the rates began to decay; 0 before that
+    still_moving: list[str] = field(default_factory=list)  # curves that were not level by then
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FixedEpochs:
     number: int
 
     def epochs(self, _: Progress) -> int:
-        """Return the number of the last epoch, as far as it is known."""
+        """Return the number of epochs, as far as the progress determines it."""
         return self.number
 
     def decay(self, progress: Progress, epoch_steps: int) -> float:
@@ -57,13 +57,13 @@ class FixedEpochs:
         return progress.step / (self.number * epoch_steps)
 
     def update(self, progress: Progress) -> None:
-        """Note the end of an epoch."""
+        """Update the state at the end of an epoch."""
 
     def reason(self, _: Progress) -> str:
         """Describe why the fit ended."""
         if self.number == 0:
-            return "before the first epoch: the network was trained already"
-        return f"after {self.number} epochs, as told"
+            return "before the first epoch: the network was already trained"
+        return f"after {self.number} epochs, as configured"
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,9 @@ class EarlyStopping:
 
     def reason(self, progress: Progress) -> str:
         epochs = self.epochs(progress)
-        is_over = epochs - progress.best_epoch == self.patience
-        most = "" if is_over else f", {AT_MOST}"
-        return (
-            f"after {epochs} epochs{most}: held-out rows were likeliest after {progress.best_epoch}"
-        )
+        limit = "" if epochs - progress.best_epoch == self.patience else f", {AT_LIMIT}"
+        best = progress.best_epoch
+        return f"after {epochs} epochs{limit}: the held-out likelihood was best after {best}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Plateau:
     patience: int
     max_epochs: int
     ramp_epochs: float  # of the KL's weight
-    has_bound: bool  # the method maximises one, which must level off as well
+    has_bound: bool  # a variational bound, which must level off too
 
     def epochs(self, progress: Progress) -> int:
         if progress.levelled == 0:
@@ -109,7 +107,7 @@ class Plateau:
         return (progress.step - start) / max(1, end - start)
 
     def update(self, progress: Progress) -> None:
-        """Let the rates decay if the curves are level, or if only as many epochs are left."""
+        """Start the decay if the curves are level, or if the remaining epochs require it."""
         epochs = len(progress.history)
         must_end = epochs + cooling_epochs(epochs, self.patience) >= self.max_epochs
         if progress.levelled or (not must_end and epochs < self.ramp_epochs + self.patience):
@@ -122,7 +120,7 @@ class Plateau:
         epochs = self.epochs(progress)
         if progress.still_moving or not progress.levelled:
             moving = "; ".join(progress.still_moving or ["too few epochs to tell"])
-            return f"after {epochs} epochs, {AT_MOST}: {moving}"
+            return f"after {epochs} epochs, {AT_LIMIT}: {moving}"
         return f"after {epochs} epochs: {LEVELLED_OFF} after {progress.levelled}"
 
 
@@ -135,21 +133,20 @@ def stopping_rule(
     settings, fixed = recipe.training, fixed_epochs(recipe, parent)
     if fixed is not None:
         return FixedEpochs(fixed)
-    patience = patience_of(settings, epoch_steps)
+    patience = get_patience(settings, epoch_steps)
     if settings.early_stopping:
         return EarlyStopping(patience, settings.max_epochs)
     return Plateau(patience, settings.max_epochs, ramp_epochs, recipe.is_variational)
 
 
 def fixed_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
-    """Return the recipe's number of epochs, None without one; 0 for laplace with a trained
-    network."""
+    """Return the recipe's number of epochs, if set; 0 for laplace with a trained network."""
     is_trained = recipe.network.is_trained or parent is not None
-    is_done = isinstance(recipe.posterior, Laplace) and is_trained
-    return 0 if is_done and recipe.training.epochs is None else recipe.training.epochs
+    skips_training = isinstance(recipe.posterior, Laplace) and is_trained
+    return 0 if skips_training and recipe.training.epochs is None else recipe.training.epochs
 
 
-def patience_of(section: TrainingSection, epoch_steps: int) -> int:
+def get_patience(section: TrainingSection, epoch_steps: int) -> int:
     if section.patience is not None:
         return section.patience
     if section.early_stopping:
@@ -164,7 +161,8 @@ def cooling_epochs(epochs: int, patience: int) -> int:
 def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[str]:
     """Name the curves that have not levelled off over the last `patience` epochs.
 
-    They are the held-out likelihood and, if the method has a bound, the bound and theta's spread.
+    Relevant curves are the held-out likelihood and, for methods with a bound, the bound and theta's
+    spread.
     """
     if len(history) < patience + 1:
         return ["too few epochs to tell"]
@@ -188,18 +186,17 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
     return moving
 
 
-def with_an_error(
+def add_wrong_row(
     log_likelihood: Float[Tensor, "N"],
     log_wrong: Float[Tensor, "N"],
     wrong_log_likelihood: Float[Tensor, "N"],
 ) -> Float[Tensor, ""]:
-    """Return the mean log-likelihood of held-out rows and of one more, whose label is wrong.
+    """Return the mean log-likelihood of held-out rows and one more row with a wrong label.
 
-    After N rows that were all predicted rightly, the next one is wrong with probability 1 / (N +
-    2), by the rule of succession. Without it, a few rows that are all predicted rightly would be
-    likeliest under the surest network. The network's own odds decide which row it is:
-    exp(`log_wrong`) is the probability of all labels but the row's own, and `wrong_log_likelihood`
-    their mean log-likelihood.
+    By the rule of succession, after N correct predictions the next one is wrong with probability
+    1 / (N + 2). Without the additional row, a few correctly predicted rows would favour the most
+    confident network. The network's own odds weight the rows: exp(`log_wrong`) is the probability
+    of all labels except the correct one, and `wrong_log_likelihood` their mean log-likelihood.
     """
     error = (log_wrong.softmax(0) * wrong_log_likelihood).sum()
     return (log_likelihood.sum() + error) / (len(log_likelihood) + 1)
@@ -208,11 +205,11 @@ def with_an_error(
 def is_as_good(scores: Float[Tensor, "N"], lowest: Float[Tensor, "N"], paired: bool) -> bool:
     """Check that the mean of scores (less is better) is within a standard error of the lowest.
 
-    The error is that of the difference of means, over the same rows (paired) or over different
-    steps. Among checkpoints that cannot be told apart, the latest has the smallest step size behind
-    it (Breiman et al. 1984, the one-standard-error rule).
+    The standard error is for the difference of means, over the same rows (paired) or over different
+    steps. Among statistically equal checkpoints, the latest was trained with the smallest steps
+    (Breiman et al. 1984, the one-standard-error rule).
     """
-    if len(scores) < 2:  # a lone score has no error
+    if len(scores) < 2:  # a standard error needs two scores
         return True
     difference = scores - lowest
     variance = difference.var() if paired else scores.var() + lowest.var()

@@ -17,7 +17,7 @@ from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
-from training.fitting.stopping import with_an_error
+from training.fitting.stopping import add_wrong_row
 from training.model import build, initialise
 from training.recipe import Recipe
 
@@ -71,7 +71,7 @@ def test_one_more_row_is_wrong_by_the_networks_own_odds():
     right = probs[torch.arange(6), y].log()
     _, log_likelihood, _, *columns = Categorical(3).validation(log_probs, y).unbind(1)
     torch.testing.assert_close(log_likelihood, right)
-    found = with_an_error(log_likelihood, *columns).item()
+    found = add_wrong_row(log_likelihood, *columns).item()
     assert found == pytest.approx((right.sum().item() + of_error) / 7)
 
 
@@ -83,14 +83,14 @@ def test_rows_that_are_all_right_are_likeliest_as_if_one_more_were_wrong():
     for row in log_probs:
         of_rows = Categorical(2).validation(row.expand(1, rows, -1), y)
         _, log_likelihood, _, *wrong = of_rows.unbind(1)
-        found.append(with_an_error(log_likelihood, *wrong).item())
+        found.append(add_wrong_row(log_likelihood, *wrong).item())
     assert right[int(np.argmax(found))].item() == pytest.approx(rows / (rows + 1), abs=1e-3)
 
 
 def test_an_error_counts_where_probabilities_are_0_in_single_precision():
     log_probs = torch.tensor([[[0.0, -800.0, -900.0], [-900.0, 0.0, -700.0]]])
     _, log_likelihood, _, *wrong = Categorical(3).validation(log_probs, torch.tensor([0, 1])).T
-    assert with_an_error(log_likelihood, *wrong).item() == pytest.approx(-700.0 / 3)
+    assert add_wrong_row(log_likelihood, *wrong).item() == pytest.approx(-700.0 / 3)
 
 
 def test_validation_says_of_the_mixture_what_the_service_does():

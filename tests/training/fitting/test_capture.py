@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.recipes import recipe_with
-from training.fitting.capture import CALLS_BEFORE, Captured
+from training.fitting.capture import WARMUP_CALLS, GraphedFunction
 from training.fitting.steps import Steps, adam, decay_rates
 from training.methods import METHODS
 from training.model import build, initialise
@@ -24,12 +24,12 @@ def parameters_after(method, network, is_captured):
     initialise(model, x)
     steps = Steps(model, settings, (8, 8), adam(model, settings.training), ROWS)
     if not is_captured:
-        assert isinstance(steps.compute, Captured)
+        assert isinstance(steps.compute, GraphedFunction)
         steps.compute = steps.compute.compute
     results = []
     for step in range(STEPS):
         decay_rates(steps.optimizer, step / STEPS)
-        rows = ROWS - step % 2 * (step > CALLS_BEFORE + 5)  # of another size, now and then
+        rows = ROWS - step % 2 * (step > WARMUP_CALLS + 5)  # of another size, now and then
         results.append(steps.take(x[:rows], y[:rows], 1e-2 / (1 + step), step))
     return torch.stack(results), [p.detach() for p in model.parameters()]
 
@@ -71,13 +71,13 @@ def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
 
     def capture(self, given):
         found = made(self, given)
-        fake = found.recorded
+        fake = found.cuda_graph
         fake.inputs, fake.result = found.inputs, found.result
         fake.compute = lambda x, weight: (x * weight).sum(0)
         return found
 
-    made = Captured._capture
-    monkeypatch.setattr(Captured, "_capture", capture)
+    made = GraphedFunction._capture
+    monkeypatch.setattr(GraphedFunction, "_capture", capture)
     stream = SimpleNamespace(wait_stream=lambda _: None)
     fakes = {
         "CUDAGraph": FakeGraph,
@@ -89,7 +89,7 @@ def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    captured = Captured(compute)
+    captured = GraphedFunction(compute)
     found = []
     for step in range(9):
         x, weight = torch.full((2 if step % 3 == 2 else 4, 3), float(step)), torch.tensor(0.5)

@@ -106,8 +106,8 @@ def test_a_slope_is_that_of_the_last_fifth():
     ("fall", "said"),
     [
         (0.001, []),
-        (0.02, ["its bound fell 1.2 % over the later half of its means' path"]),
-        (0.2, ["its bound fell 9.3 % over the later half of its means' path"]),
+        (0.02, ["its bound fell 1.2 % over the second half of the path"]),
+        (0.2, ["its bound fell 9.3 % over the second half of the path"]),
     ],
 )
 def test_a_bound_that_still_falls_is_seen_though_rates_have_decayed(fall, said):

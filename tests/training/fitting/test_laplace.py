@@ -124,7 +124,7 @@ def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
     )
     facts = run_provenance(run, problem.splits)
     assert facts.laplace["says"].startswith(
-        "laplace, full, of 6 weights: prior_std 1 as told, log marginal likelihood -"
+        "laplace, full, 6 weights: prior_std 1 as configured, log marginal likelihood -"
     )
     assert facts.convergence is None
 

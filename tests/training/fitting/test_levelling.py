@@ -10,7 +10,7 @@ import torch
 from tests.support.recipes import recipe_with
 from training.data import Rows, Splits
 from training.fitting.run import Run
-from training.fitting.stopping import cooling_epochs, find_moving, patience_of, with_an_error
+from training.fitting.stopping import add_wrong_row, cooling_epochs, find_moving, get_patience
 from training.recipe import TrainingSection
 
 
@@ -55,9 +55,9 @@ def test_a_method_without_a_bound_goes_by_the_held_out_likelihood_alone():
 
 def test_patience_is_of_steps_if_epochs_are_short_and_rates_decay_over_half_as_many():
     levelling, early = TrainingSection(), TrainingSection(early_stopping=True)
-    assert [patience_of(levelling, steps) for steps in (1, 10, 1000)] == [600, 60, 5]
-    assert [patience_of(early, steps) for steps in (1, 10, 1000)] == [400, 40, 16]
-    assert patience_of(TrainingSection(patience=7), 1) == 7
+    assert [get_patience(levelling, steps) for steps in (1, 10, 1000)] == [600, 60, 5]
+    assert [get_patience(early, steps) for steps in (1, 10, 1000)] == [400, 40, 16]
+    assert get_patience(TrainingSection(patience=7), 1) == 7
     assert [cooling_epochs(epochs, 10) for epochs in (6, 30, 90)] == [10, 15, 45]
 
 
@@ -128,12 +128,10 @@ def test_a_fit_that_has_no_more_time_says_what_still_moved(splits, tmp_path):
     run = begin(tmp_path / "a", splits, patience=20, max_epochs=30, learning_rate=1e-4)
     run.fit(quiet=True)
     assert len(run.progress.history) == 30
-    assert run.stopped().startswith(
-        "after 30 epochs, the most there may be (training.max_epochs): "
-    )
+    assert run.stopped().startswith("after 30 epochs, the limit of training.max_epochs: ")
     told = begin(tmp_path / "b", splits, epochs=2)
     told.fit(quiet=True)
-    assert told.stopped() == "after 2 epochs, as told"
+    assert told.stopped() == "after 2 epochs, as configured"
 
 
 def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behind_it(
@@ -148,14 +146,14 @@ def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behin
     assert run.progress.best_epoch == best
     assert len(seen) == best + 20 < 300
     _, log_likelihood, _, *wrong = run._validate().unbind(1)
-    assert with_an_error(log_likelihood, *wrong).item() == pytest.approx(max(seen), rel=1e-6)
+    assert add_wrong_row(log_likelihood, *wrong).item() == pytest.approx(max(seen), rel=1e-6)
     told = run.progress.history[best - 1]["validation_log_likelihood"]
     assert run.validation_log_likelihood() == told
     assert {group["lr"] for group in run.optimizer.param_groups} == {0.1}
-    said = f"after {len(seen)} epochs: held-out rows were likeliest after {best}"
+    said = f"after {len(seen)} epochs: the held-out likelihood was best after {best}"
     assert run.stopped() == said
     assert model is run.model
     short = begin(tmp_path / "b", few, max_epochs=best + 5, **wanted)
     short.fit(quiet=True)
-    most = f"after {best + 5} epochs, the most there may be (training.max_epochs): "
-    assert short.stopped() == f"{most}held-out rows were likeliest after {best}"
+    most = f"after {best + 5} epochs, the limit of training.max_epochs: "
+    assert short.stopped() == f"{most}the held-out likelihood was best after {best}"

@@ -208,7 +208,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
         )
     else:
         write_checkpoint(run.checkpoint, {n: t for n, t in tensors.items() if n != "sums"}, facts)
-    with pytest.raises(InvalidInput, match=r"delete it to begin again") as refused:
+    with pytest.raises(InvalidInput, match=r"delete it to start the fit again") as refused:
         begin(tmp_path / "run", splits, epochs=1)
     assert refused.value.field == str(run.checkpoint)
 
@@ -269,7 +269,9 @@ def test_a_corrupt_checkpoint_is_exit_code_2_and_one_line(killed, tmp_path, monk
     (checkpoint,) = folder.glob("runs/*/checkpoint.safetensors")
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     line = refusal(folder, monkeypatch, capsys, recipe_in(folder), "--device", "cpu")
-    assert line.startswith(f"error: {checkpoint}: expected a checkpoint (delete it to begin again)")
+    assert line.startswith(
+        f"error: {checkpoint}: expected a checkpoint (delete it to start the fit again)"
+    )
 
 
 def refusal(folder, monkeypatch, capsys, recipe, *options):
@@ -403,7 +405,8 @@ def test_a_laplace_posterior_that_is_worse_than_its_centre_is_reported(
     likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
     warning = loss_warning(before, after, likelihood, Laplace(prior_std=prior_std))
     message = (
-        "its draws say less than the trained network alone: validation accuracy 0.5, which was 1"
+        "its draws predict worse than the trained network alone: validation accuracy fell from 1 "
+        "to 0.5"
     )
     assert (message in warning) is warns
     assert warning.endswith(f"set posterior.prior_std to {advised}") is warns

@@ -12,8 +12,8 @@ from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
 from training.fitting.run import Run
 from training.fitting.steps import (
-    FADES_OVER,
-    drop_faded,
+    FLUSH_STEPS,
+    flush_moments,
     kl_ramp,
     kl_weight,
     step_inputs,
@@ -34,7 +34,7 @@ def fitted(fades_over: int) -> tuple[torch.Tensor, torch.Tensor]:
         weights.grad = on
         optimizer.step()
         if step % fades_over == 0:
-            drop_faded(optimizer)
+            flush_moments(optimizer)
     return weights.detach(), optimizer.state[weights]["exp_avg"]
 
 
@@ -42,7 +42,7 @@ def test_faded_means_are_dropped() -> None:
     """None is denormal in the end, and the parameters are to the last bit what they would have
     been."""
     kept, faded = fitted(10 * STEPS)
-    dropped, means = fitted(FADES_OVER)
+    dropped, means = fitted(FLUSH_STEPS)
     tiny = torch.finfo(torch.float32).tiny
     assert ((faded != 0) & (faded.abs() < tiny)).any()
     assert not ((means != 0) & (means.abs() < tiny)).any()
@@ -56,7 +56,7 @@ def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_servi
     model = build(settings, (5,), 0)
     x, y = torch.randn(16, 5), torch.randn(16)
     x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
-    served = step_loss(model, settings, x, y, eps, 0.1).served[..., 0]
+    served = step_loss(model, settings, x, y, eps, 0.1).predictions[..., 0]
     centre = model.likelihood(model.network(x, model.posterior.location()[None, None])[0])[..., 0]
     assert len(served) == 2
     assert not torch.allclose(served[:1], centre, rtol=1e-2)
@@ -70,7 +70,7 @@ def test_groups_of_rows_have_masks_of_their_own_and_each_row_as_many_as_before()
     model = build(settings, (5,), 3)
     x, y = torch.ones(16, 5), torch.zeros(16, dtype=torch.long)
     x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
-    served = step_loss(model, settings, x, y, eps, 0.0).served
+    served = step_loss(model, settings, x, y, eps, 0.0).predictions
     assert served.shape == (10, 16, 3)
     by_group = served.unflatten(1, (8, 2))
     torch.testing.assert_close(by_group[:, :, 0], by_group[:, :, 1])
