@@ -1,9 +1,8 @@
-"""The training loop: one for CPU and CUDA, seeded, resumable, with progress, metrics and a plot.
+"""The training loop: seeded, resumable, with progress, metrics and a plot.
 
-Everything random is a function of the recipe's seed and of the step or epoch alone, and a
-checkpoint holds the rest (parameters, optimiser, best parameters, the epoch's sums). So a run that
-is killed and started again does the same arithmetic as one that was not, and ends with the same
-weights.
+All random numbers depend only on the recipe's seed and on the step or epoch. A checkpoint contains
+the remaining state: parameters, optimiser, best parameters and the epoch's sums. An interrupted run
+therefore resumes with the same arithmetic, and ends with the same weights.
 """
 
 import json
@@ -55,7 +54,7 @@ from training.fitting.stopping import (
     is_as_good,
     stopping_rule,
 )
-from training.fitting.warm_start import begin_at, carry_over
+from training.fitting.warm_start import copy_weights, start_from_network
 from training.methods import Laplace
 from training.model import build, initialise
 from training.progress import Bar
@@ -66,22 +65,23 @@ from training.versions import Parent
 
 CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000
-HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
-WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
-PLOT_INTERVAL_S = 20  # at least between two plots of a run, which take half a second each
+MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
+WRITE_INTERVAL_S = 1  # minimum between two writes of metrics.jsonl
+PLOT_INTERVAL_S = 20  # minimum between two plots, which take half a second each
 
 
-# Is given the metrics of an epoch, those of a line of metrics.jsonl
-Callback = Callable[[Metrics], object]
+Callback = Callable[[Metrics], object]  # called with the metrics of each epoch
 
 
 class Diverged(DubitoError):
-    """Training left the range of finite numbers."""
+    """The training loss became infinite or NaN."""
 
 
 class Run:
-    """A run of a recipe on its data in a folder: `checkpoint.safetensors`, `metrics.jsonl`,
-    `progress.png`."""
+    """A fit of a recipe, with its files in a folder.
+
+    The files are `checkpoint.safetensors`, `metrics.jsonl` and `progress.png`.
+    """
 
     def __init__(
         self,
@@ -96,12 +96,19 @@ class Run:
         encoded: int | None = None,
         largest_id: int | None = None,
     ) -> None:
-        """Begin a run, from a published version's weights if there is a parent, or take it up at
-        its checkpoint.
+        """Start a run, or resume it if the folder has a checkpoint.
 
-        `shape` is that of the data's rows; of a network with an encoder, training and validation
-        rows are `encoded` numbers of it. A regression has no classes (0). Rows of a class count as
-        `class_weights` say, of a recipe with such. Rows of ids have none above `largest_id`.
+        Args:
+            recipe: the recipe.
+            splits: rows; with an encoder, training and validation rows are encoded.
+            shape: the shape of a raw row.
+            num_classes: the number of classes; 0 for regression.
+            folder: the folder of the run's files.
+            device: the device of training.
+            parent: a published version to start from.
+            class_weights: the weight of each class, if the recipe has class weights.
+            encoded: the length of an encoded row, if there is an encoder.
+            largest_id: the largest id in the data, if rows consist of ids.
         """
         self.recipe = recipe
         self.parent = parent
@@ -122,13 +129,14 @@ class Run:
             weights = parent.network_weights()
         model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id)
         self.model = model.to(device)
-        self.laplace: dict[str, Any] | None = None  # of the manifest, once its posterior is found
+        self.laplace: dict[str, Any] | None = None  # facts for the manifest, after its fit
         self.optimizer = adam(self.model, recipe.training)
-        # of the epoch: nll, KL, metric; and each step's loss at the KL's full weight
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # NLL, KL, metric
+        # The losses of an epoch's steps at the full KL weight.
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
         self.best: dict[str, Tensor] = {}
-        # scores of validation rows or steps at the epoch of the lowest mean; of early stopping, one
+        # The scores of the best epoch: one for each validation row or step, or one for early
+        # stopping.
         self.lowest: Tensor | None = None
         self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8), {})
         self.plotted = time.monotonic()
@@ -148,10 +156,10 @@ class Run:
             initialise(self.model, rows, recipe.network.is_standardised)
             likelihood.start(self.train[1])
         elif parent.recipe.method != recipe.method:
-            begin_at(self.model, parent.model().to(self.device), rows)
+            start_from_network(self.model, parent.model().to(self.device), rows)
         else:
             more_classes = num_classes - len(parent.classes)
-            carry_over(self.model, parent.model().to(self.device), more_classes)
+            copy_weights(self.model, parent.model().to(self.device), more_classes)
         if class_weights is not None:
             assert isinstance(likelihood, Categorical)
             assert likelihood.log_weights is not None
@@ -159,30 +167,29 @@ class Run:
         if recipe.is_variational:
             self.progress.start_log_std = log_std_by_layer(self.model, self.spread_seed)
         if recipe.network.factory is not None:
-            seen = None if recipe.network.is_standardised else rows[:CHECKED_ROWS].cpu()
-            check_exports(self.model, seen)
+            examples = None if recipe.network.is_standardised else rows[:CHECKED_ROWS].cpu()
+            check_exports(self.model, examples)
 
     @torch.no_grad()
-    def at_start(self) -> str:
-        """Return how good the network is on the validation rows before the first step, at the
-        posterior's centre.
+    def initial_quality(self) -> str:
+        """Describe a trained network's validation scores before the first step.
 
-        Of a network that was trained elsewhere it tells whether it sees what it was trained on.
+        Poor scores mean that the rows differ from the network's own training data.
         """
         likelihood, (x, y) = self.model.likelihood, self.validation
         centre = self.model.posterior.centre().to(self.device)[None, None]
         self.model.eval()
-        served = self.model.serve(x, centre, CHUNK_ROWS)
-        _, log_likelihood, errors, *_ = likelihood.validation(served, y).unbind(1)
+        predictions = self.model.serve(x, centre, CHUNK_ROWS)
+        _, log_likelihood, errors, *_ = likelihood.validation(predictions, y).unbind(1)
         self.model.train()
         metric = likelihood.to_metric(errors.mean().item())
-        told = f"validation {likelihood.metric} {metric:.4g}, "
-        told += f"log-likelihood {log_likelihood.mean().item():.4g}"
+        message = f"validation {likelihood.metric} {metric:.4g}, "
+        message += f"log-likelihood {log_likelihood.mean().item():.4g}"
         guess = likelihood.guess(self.train[1], y)
         if metric <= guess if likelihood.metric == "accuracy" else metric >= guess:
-            told += f": no better than a guess ({guess:.4g}), "
-            told += "so these rows may not be what it was trained on"
-        return told
+            message += f": no better than a guess ({guess:.4g}); "
+            message += "these rows may differ from its training data"
+        return message
 
     @property
     def epochs(self) -> int:
@@ -197,12 +204,10 @@ class Run:
         return self.stopping.reason(self.progress)
 
     def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
-        """Train to the end and return the model of the best checkpoint; after each epoch, call
-        `callback` with its metrics."""
-        begun = saved = time.monotonic()
-        before = self.progress.seconds
-        begin = self.progress.step
-        bar = Bar(self.steps, "step", quiet, initial=begin)
+        """Train to the end, and return the model with the parameters of the best epoch."""
+        start_s = saved_s = time.monotonic()
+        previous_s = self.progress.seconds
+        bar = Bar(self.steps, "step", quiet, initial=self.progress.step)
         order = None
         metric = self.model.likelihood.metric
         with bar:
@@ -212,7 +217,7 @@ class Run:
                     order = _order(self.rows, self.recipe.seed, Stream.ORDER, epoch).to(self.device)
                 self._step(order[i * self.batch_rows : (i + 1) * self.batch_rows])
                 self.progress.step += 1
-                self.progress.seconds = before + time.monotonic() - begun
+                self.progress.seconds = previous_s + time.monotonic() - start_s
                 bar.update()
                 if i + 1 == self.epoch_steps:
                     metrics = self._end_epoch(epoch)
@@ -224,10 +229,10 @@ class Run:
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )
-                is_due = time.monotonic() - saved > self.recipe.training.checkpoint_interval_s
+                is_due = time.monotonic() - saved_s > self.recipe.training.checkpoint_interval_s
                 if is_due or self.progress.step == self.steps:
                     self._save()
-                    saved = time.monotonic()
+                    saved_s = time.monotonic()
         if self.steps == 0:
             self._save()
         else:
@@ -267,9 +272,9 @@ class Run:
 
     @property
     def kl_ramp_epochs(self) -> float:
-        goes_on = self.parent is not None and self.parent.recipe.method == self.recipe.method
-        if goes_on and self.recipe.training.kl_ramp_epochs is None:
-            return 0.0  # a posterior that goes on from itself fits already
+        continues = self.parent is not None and self.parent.recipe.method == self.recipe.method
+        if continues and self.recipe.training.kl_ramp_epochs is None:
+            return 0.0  # the parent's posterior already fits
         return kl_ramp(self.recipe, self.epoch_steps)
 
     @property
@@ -281,8 +286,8 @@ class Run:
         self.sums.zero_()
         if not math.isfinite(nll + kl):
             raise Diverged(
-                f"training diverged in epoch {epoch + 1}: a lower training.learning_rate may help "
-                f"(delete {self.checkpoint} to begin again)"
+                f"training diverged in epoch {epoch + 1}: lower training.learning_rate "
+                f"(delete {self.checkpoint} to start the fit again)"
             )
         likelihood = self.model.likelihood
         scores, log_likelihood, errors, *wrong = self._validate().unbind(1)
@@ -301,7 +306,7 @@ class Run:
             f"validation_{likelihood.score}": scores.mean().item(),
             f"validation_{likelihood.metric}": likelihood.to_metric(errors.mean().item()),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
-            "theta_std": theta_std,  # stays at its start where the posterior has collapsed
+            "theta_std": theta_std,  # stays constant if the posterior has collapsed
             "seconds": self.progress.seconds,
         }
         if isinstance(self.stopping, EarlyStopping):
@@ -311,7 +316,7 @@ class Run:
             metrics["log_std"] = mean_log_std(self.model, by_layer)
         history = self.progress.history
         history.append(metrics)
-        if self._is_kept(epoch, scores, stopping):
+        if self._is_best(epoch, scores, stopping):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
         is_last = epoch + 1 == self.epochs
@@ -326,19 +331,18 @@ class Run:
         return metrics
 
     def _validation_noise(self) -> Tensor:
-        """Return the noise of draws in validation: of laplace one that is not used, before it has a
-        spread."""
         posterior = self.model.posterior
-        is_a_point = isinstance(self.recipe.posterior, Laplace) and self.laplace is None
-        draws = 1 if is_a_point else min(VALIDATION_DRAWS, posterior.max_draws or VALIDATION_DRAWS)
+        draws = min(VALIDATION_DRAWS, posterior.max_draws or VALIDATION_DRAWS)
+        if isinstance(self.recipe.posterior, Laplace) and self.laplace is None:
+            draws = 1  # all draws are equal before the Laplace approximation
         key = (self.recipe.seed, Stream.VALIDATION_NOISE)
         return noise(posterior, draws, *key, device=self.device)
 
     def _validate(self) -> Float64[Tensor, "N S"]:
-        """Return what `Likelihood.validation` says of validation rows."""
+        """Compute `Likelihood.validation` for all validation rows."""
         likelihood, eps = self.model.likelihood, self._validation_noise()
         self.model.eval()
-        rows = max(1, HELD_OUTPUTS // (len(eps) * likelihood.outputs))
+        rows = max(1, MAX_OUTPUTS // (len(eps) * likelihood.outputs))
         parts = [
             likelihood.validation(self.model.predict(x, eps), y)
             for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
@@ -347,14 +351,13 @@ class Run:
         return torch.cat(parts)
 
     def validation_log_likelihood(self) -> float:
-        """Return the mean of validation rows, in nats, of the model that was kept."""
+        """Return the mean log-likelihood of validation rows under the best model, in nats."""
         if self.laplace is None:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
         return self._validate()[:, 1].mean().item()
 
-    def _is_kept(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
-        """Whether an epoch's model takes the place of the one kept: never while the KL's weight
-        still rises."""
+    def _is_best(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
+        """Check whether to save an epoch's model; never while the KL weight still rises."""
         if self.recipe.choose == "last":
             return True
         if isinstance(self.stopping, EarlyStopping):
@@ -394,21 +397,21 @@ class Run:
             self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
             self.progress = Progress(**facts)
         except (RuntimeError, ValueError, KeyError, TypeError):
-            expected = "a checkpoint of this run (delete it to begin again)"
-            raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
+            expected = "a checkpoint of this run (delete it to start the fit again)"
+            raise InvalidInput(str(self.checkpoint), expected, "one of another run") from None
 
 
 def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenance:
-    """Return what the manifest says of a finished run.
+    """Return the provenance of a finished run.
 
-    With `log_slope`, the mean over validation rows of log g'(y), their log-likelihood is of a
-    density of y where the run saw g(y).
+    For transformed targets g(y), `log_slope` is the mean of log g'(y) over validation rows. It turns
+    their log-likelihood into that of y.
     """
-    more: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.provenance}
+    facts: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.provenance}
     if run.laplace is not None:
-        more["laplace"] = run.laplace
+        facts["laplace"] = run.laplace
     if run.recipe.is_variational:
-        more["convergence"] = convergence(
+        facts["convergence"] = convergence(
             run.model,
             run.train,
             run.progress.history,
@@ -430,7 +433,7 @@ def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenan
         torch=torch.__version__,
         device=run.device.type,
         validation_log_likelihood=run.validation_log_likelihood() + log_slope,
-        **more,
+        **facts,
     )
 
 

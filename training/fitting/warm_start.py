@@ -1,20 +1,17 @@
-"""Warm start: a new model begins at a published one's weights, its last layer with more classes
-where there are more.
+"""Warm starts: start a new model from a published version, possibly with more classes.
 
-Everything is carried over but the temperature, which is fitted again at the end: parameters,
-standardisation of rows, statistics of normalisation. Old classes come first, so that of a tensor
-with a class axis the leading part is carried over, and the rest is fresh: weights as the module
-starts them, V random, biases 0, scales g at the mean of the old classes' and with the recipe's
-initial spread.
+All state is copied except the temperature, which is fitted again: parameters, standardisation and
+normalisation statistics. Old classes come first, so a tensor with a class axis gets a copy in its
+leading part. The rest is fresh: weights as the module initialises them, V random, biases 0, and
+scales g at the mean of the old classes with the recipe's initial spread.
 
-A flow over scales or weights cannot take on a coordinate: its couplings split them in halves. If
-there are more of them, the flow starts again near the identity, and its last, affine layer takes
-each old coordinate's mean and standard deviation: the factorial Gaussian nearest to the old
-posterior. (With `noise_dimension` the flow draws coordinates of a subspace, whose number stays, and
-is carried over whole.)
+A flow over scales or weights cannot gain coordinates, because its couplings split them in halves.
+If theta grows, the flow starts again near the identity, and its last, affine layer gets the mean
+and standard deviation of each old coordinate: the factorial Gaussian nearest to the old posterior.
+With `noise_dimension`, the flow draws coordinates of a subspace of constant dimension, so it is
+copied completely.
 
-Another method may begin at the network of a version of `mle`, as at any network that was trained
-before.
+Other methods can start from the network of an `mle` version, as from any trained network.
 """
 
 import torch
@@ -34,15 +31,15 @@ from training.recipe import Recipe
 from training.versions import Parent
 
 MOMENT_DRAWS = 4096
-# What of `[posterior]` may differ: the prior, and where a fresh posterior starts.
-FREE = {"prior_std", "pi", "std_1", "std_2", "initial_log_std"}
+# Keys of `[posterior]` that can differ from the parent's.
+FREE_KEYS = {"prior_std", "pi", "std_1", "std_2", "initial_log_std"}
 
 
 def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
-    """Check that a recipe's model can take a published one's weights."""
+    """Check that a recipe's model can start from the weights of a published version."""
     old = parent.recipe
-    of_parent = f"as of {parent.label}"
-    had_transform, wanted = parent.manifest.transform, recipe.data.target_transform
+    origin = f"as in {parent.label}"
+    had_transform, configured = parent.manifest.transform, recipe.data.target_transform
     kind = "none" if had_transform is None else had_transform.kind
     is_point, is_drawn = old.method == "mle", isinstance(recipe.posterior, DrawnMethod)
     changes_method = is_point and is_drawn
@@ -52,7 +49,7 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
         for section in (old.network, recipe.network)
     )
     for field, had, has in (
-        ("data.target_transform", kind, kind if wanted == "auto" else wanted),
+        ("data.target_transform", kind, kind if configured == "auto" else configured),
         ("method", recipe.method if changes_method else old.method, recipe.method),
         ("likelihood.noise", old.noise, recipe.noise),
         ("network", had_network, has_network),
@@ -60,39 +57,39 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
         ("data.source: columns", parent.manifest.input.columns, tuple(data.columns)),
     ):
         if had != has:
-            raise InvalidInput(field, f"{had}, {of_parent}"[:300], f"{has}"[:300])
+            raise InvalidInput(field, f"{had}, {origin}"[:300], f"{has}"[:300])
     if changes_method:
         count = len(parent.classes)
         if count != len(data.classes):
             new = ", ".join(data.classes[count:])
-            expected = f"{count} classes, {of_parent}, for another method than its own"
+            expected = f"{count} classes, {origin}, if the method changes"
             raise InvalidInput("data.source: classes", expected, f"also {new}"[:300])
         return
     had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
-    # one that is fitted after the network is found again at the end
-    for field in () if isinstance(recipe.posterior, Laplace) else has_posterior.keys() - FREE:
+    # A Laplace posterior is fitted again after training, so its keys can differ.
+    for field in () if isinstance(recipe.posterior, Laplace) else has_posterior.keys() - FREE_KEYS:
         if had_posterior.get(field) != has_posterior[field]:
-            expected = f"{had_posterior.get(field)}, {of_parent}"
+            expected = f"{had_posterior.get(field)}, {origin}"
             raise InvalidInput(f"posterior.{field}", expected, f"{has_posterior[field]}")
 
 
 @torch.no_grad()
-def begin_at(model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"]) -> None:
-    """Begin a model that was built with the weights of an `mle` version's network; `x` are rows of
-    a first batch."""
+def start_from_network(
+    model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"]
+) -> None:
+    """Initialise a model built with the network of an `mle` version from a first batch."""
     initialise(model, x, standardise=False)
     model.network.mean, model.network.std = parent.network.mean, parent.network.std
-    kept = model.likelihood.state_dict()
+    state = model.likelihood.state_dict()
     for name, old in parent.likelihood.state_dict().items():
-        if name != "log_weights":  # of the new data
-            kept[name].copy_(old)
+        if name != "log_weights":  # depends on the new data
+            state[name].copy_(old)
     model.likelihood.temperature.fill_(1.0)
 
 
 @torch.no_grad()
-def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -> None:
-    """Begin a model, as it was built, at another's weights; it has `more_classes` classes than
-    that."""
+def copy_weights(model: BayesianModel, parent: BayesianModel, new_classes: int) -> None:
+    """Copy the weights of a parent to a model with `new_classes` additional classes."""
     posterior, old_posterior = model.posterior, parent.posterior
     old_slots: list[Slot] = getattr(parent.network, "slots", [])
     slots: list[Slot] = getattr(model.network, "slots", [])
@@ -105,35 +102,34 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
         and posterior.lift is None
         and len(posterior.flow.transforms) > 1
     )
-    carried = parent.state_dict()
+    parent_state = parent.state_dict()
     for name, tensor in model.state_dict().items():
-        if name == "likelihood.log_weights":  # of the new data
+        if name == "likelihood.log_weights":  # depends on the new data
             continue
         if starts_again and name.startswith("posterior."):
             continue
-        old = carried.get(name)
+        old = parent_state.get(name)
         if name.startswith("posterior.spread.") and (old is None or old.shape != tensor.shape):
-            continue  # a Laplace approximation's, which is fitted again
+            continue  # the Laplace approximation is fitted again
         if old is None:
-            came = f"one with a {name}, which that has not"
-            raise InvalidInput("network", "the network that was published", came)
+            got = f"a network with a new tensor {name}"
+            raise InvalidInput("network", "the published network", got)
         lengths = old_posterior.theta_dimension, posterior.theta_dimension
-        is_laid_out_as_theta = (*old.shape[-1:], *tensor.shape[-1:]) == lengths
-        if grows and is_laid_out_as_theta:
-            _carry_theta(old, tensor, old_slots, slots, more_classes)
+        has_theta_axis = (*old.shape[-1:], *tensor.shape[-1:]) == lengths
+        if grows and has_theta_axis:
+            _copy_theta(old, tensor, old_slots, slots, new_classes)
         else:
-            _carry(name, old, tensor, more_classes)
+            _copy_leading(name, old, tensor, new_classes)
     model.likelihood.temperature.fill_(1.0)  # fitted again after the fit
     if starts_again:
         assert isinstance(posterior, HypernetworkPosterior)
         mean, std = _moments(parent)
-        _carry_theta(mean, posterior.output.shift, old_slots, slots, more_classes)
-        _carry_theta(std.log(), posterior.output.log_scale, old_slots, slots, more_classes)
+        _copy_theta(mean, posterior.output.shift, old_slots, slots, new_classes)
+        _copy_theta(std.log(), posterior.output.log_scale, old_slots, slots, new_classes)
 
 
 def _fresh(model: BayesianModel, parent: BayesianModel) -> Float[Tensor, "D"]:
-    """Return where theta starts: the module's weights, or scales at the mean of the old ones of
-    their layer."""
+    """Return the start of theta: the module's weights, or each layer's mean old scale."""
     network, old_network = model.network, parent.network
     assert isinstance(network, DrawnNetwork)
     assert isinstance(old_network, DrawnNetwork)
@@ -151,27 +147,26 @@ def _moments(parent: BayesianModel) -> tuple[Float[Tensor, "D"], Float[Tensor, "
     return theta.mean(0), theta.std(0).clamp(min=1e-8)
 
 
-def _carry_theta(
+def _copy_theta(
     old: Shaped[Tensor, "*lead D"],
     new: Shaped[Tensor, "*lead E"],
     old_slots: list[Slot],
     slots: list[Slot],
-    more: int,
+    new_classes: int,
 ) -> None:
     old_parts = old.split([slot.size for slot in old_slots], dim=-1)
     new_parts = new.split([slot.size for slot in slots], dim=-1)
-    for was, slot, old_part, part in zip(old_slots, slots, old_parts, new_parts, strict=True):
-        carried = old_part.unflatten(-1, was.shape)
-        _carry(slot.name, carried, part.unflatten(-1, slot.shape), more)
+    for old_slot, slot, old_part, part in zip(old_slots, slots, old_parts, new_parts, strict=True):
+        source, target = old_part.unflatten(-1, old_slot.shape), part.unflatten(-1, slot.shape)
+        _copy_leading(slot.name, source, target, new_classes)
 
 
-def _carry(name: str, old: Tensor, new: Tensor, more: int) -> None:
-    """Copy a tensor into the leading part of another that has `more` places along one axis at
-    most."""
+def _copy_leading(name: str, old: Tensor, new: Tensor, new_classes: int) -> None:
+    """Copy a tensor into the leading part of one with up to `new_classes` more along one axis."""
     gains = sorted(b - a for a, b in zip(old.shape, new.shape, strict=False))
     fits = old.ndim == new.ndim and not any(gains[:-1])
-    if not fits or max(gains, default=0) not in (0, more):
+    if not fits or max(gains, default=0) not in (0, new_classes):
         shape = f"{name} of shape {tuple(old.shape)}"
-        expected = f"{shape}, or with {more} more along one axis for more classes"
+        expected = f"{shape}, or {new_classes} longer along the class axis"
         raise InvalidInput("network", expected, f"{tuple(new.shape)}")
     new[tuple(slice(size) for size in old.shape)] = old

@@ -18,7 +18,7 @@ from training.__main__ import main
 from training.bayes.posterior import noise
 from training.data import Dataset, Rows, Splits, load, with_classes_of
 from training.fitting.run import Run
-from training.fitting.warm_start import carry_over, check_compatible
+from training.fitting.warm_start import check_compatible, copy_weights
 from training.methods import METHODS, DrawnMethod
 from training.model import build, initialise
 from training.versions import Parent, open_parent
@@ -59,7 +59,7 @@ def test_with_the_same_classes_all_is_carried_over(method):
     old, _ = fitted_like(recipe(method))
     new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, OLD)
     old.likelihood.temperature.fill_(3.0)
-    carry_over(new, old, 0)
+    copy_weights(new, old, 0)
     state = old.state_dict()
     assert new.likelihood.temperature == 1.0
     state["likelihood.temperature"] = torch.tensor(1.0)
@@ -72,7 +72,7 @@ def test_with_the_same_classes_all_is_carried_over(method):
 def test_with_more_classes_the_old_ones_keep_their_outputs(method):
     old, x = fitted_like(recipe(method))
     new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, NEW).eval()
-    carry_over(new, old, NEW - OLD)
+    copy_weights(new, old, NEW - OLD)
     draws = old.posterior.max_draws or 20
     if method in FLOWS_ANEW:  # the same means and standard deviations, to the Monte Carlo error
         thetas = [m.posterior(noise(m.posterior, 4000, 3)) for m in (old, new)]
@@ -113,7 +113,7 @@ def test_widths_of_weights_of_old_classes_are_carried_over_and_new_ones_are_fres
     settings = recipe("bbb-mixture")
     old, _ = fitted_like(settings)
     new = build(settings, SHAPE, NEW)
-    carry_over(new, old, NEW - OLD)
+    copy_weights(new, old, NEW - OLD)
     (*_, rho_old), (*_, rho) = (split(m, m.posterior.rho.detach()[None]) for m in (old, new))
     assert torch.equal(rho[..., :OLD], rho_old)
     fresh = build(settings, SHAPE, NEW).posterior.rho[0]
@@ -126,7 +126,7 @@ def test_a_naive_hypernetwork_does_not_take_on_classes():
     settings = recipe("variational-hypernet", mean="naive")
     old, _ = fitted_like(settings)
     refused(
-        lambda: carry_over(build(settings, SHAPE, NEW), old, 2),
+        lambda: copy_weights(build(settings, SHAPE, NEW), old, 2),
         "network: expected network.module.4.head.weight",
     )
 
@@ -276,7 +276,7 @@ def test_what_differs_is_named(parent):
     check(recipe("bbb-gaussian", prior_std=3.0, initial_log_std=-3.0))()
     refused(
         check(recipe("bbb-mixture")),
-        "method: expected bbb-gaussian, as of digits version 1, got bbb-mixture",
+        "method: expected bbb-gaussian, as in digits version 1, got bbb-mixture",
     )
     other = recipe("bbb-gaussian")
     network = other.network.model_copy(update={"hidden": [9, 8]})
@@ -287,7 +287,7 @@ def test_what_differs_is_named(parent):
     )
     refused(
         check(other, dataclasses.replace(data, shape=(2, 3))),
-        "rows of shape: expected (6,), as of",
+        "rows of shape: expected (6,), as in",
         "got (2, 3)",
     )
 
@@ -331,7 +331,7 @@ def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(of_mle):
     network = recipe("mvn").network.model_copy(update={"bayesian": ["2"], "trained": []})
     check_compatible(recipe("mvn").model_copy(update={"network": network}), data, of_mle)
     refused(
-        lambda: check_compatible(recipe("ensemble"), data, of_mle), "method: expected mle, as of"
+        lambda: check_compatible(recipe("ensemble"), data, of_mle), "method: expected mle, as in"
     )
     more = dataclasses.replace(data, classes=(*data.classes, "d"))
     refused(
@@ -397,6 +397,6 @@ def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, mo
     write_recipe(tmp_path, **{**changes, "posterior": {**QUICK["posterior"], "couplings": 4}})
     assert main([*fit, "digits:1"]) == 2
     error = capsys.readouterr().err
-    assert error == "error: posterior.couplings: expected 2, as of digits version 1, got 4\n"
+    assert error == "error: posterior.couplings: expected 2, as in digits version 1, got 4\n"
     assert store.versions("digits") == ["1", "2"]
     assert open_parent(store, "digits:1", "--warm-start").label == "digits version 1"
