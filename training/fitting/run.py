@@ -404,8 +404,8 @@ class Run:
 def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenance:
     """Return the provenance of a finished run.
 
-    For transformed targets g(y), `log_slope` is the mean of log g'(y) over validation rows. It turns
-    their log-likelihood into that of y.
+    For transformed targets g(y), `log_slope` is the mean of log g'(y) over validation rows. It
+    converts their log-likelihood into that of y.
     """
     facts: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.provenance}
     if run.laplace is not None:
