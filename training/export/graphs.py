@@ -30,7 +30,7 @@ from training.data import Rows
 from training.export.kept_graphs import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network
 from training.networks.networks import MemberNetwork
-from training.networks.probes import layer_of_operator, reads_values
+from training.networks.probes import find_operator, reads_values
 
 ROWS, DRAWS = "rows", "draws"  # axes whose length varies
 PARITY_TOLERANCE = 1e-3  # another function is off by far more, rounding by far less
@@ -169,7 +169,7 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
                 if isinstance(network, MemberNetwork)
                 else network.get_submodule("module")
             )
-            where = layer_of_operator(module, lambda: network(x, theta), operator)
+            where = find_operator(module, lambda: network(x, theta), operator)
             of = "" if where is None else f" ({where})"
             expected = "operators that ONNX has, or others in their place"
             return expected, f"{operator}{of}, which it does not have"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from training.networks.probes import READS_VALUES, Functions
+from training.networks.probes import READS_VALUES, FunctionRecorder
 
 OPSET = 20
 LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript")
@@ -158,7 +158,10 @@ def structure(
     for name, tensor in _all_tensors(module):
         run.note(name, names[id(tensor)], type(tensor).__name__, tensor.shape, tensor.dtype)
     try:
-        with Functions(lambda func, _: run.note(getattr(func, "__qualname__", str(func)))), run:
+        with (
+            FunctionRecorder(lambda func, _: run.note(getattr(func, "__qualname__", str(func)))),
+            run,
+        ):
             run.note([run.describe(output) for output in tree_iter(module(*inputs))])
     except Exception:  # the exporter then says what is wrong with it
         return None

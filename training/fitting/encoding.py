@@ -16,7 +16,7 @@ from training import log
 from training.data import Dataset, Rows, Splits
 from training.export.encoders import EncoderInput, examine, file_graph, module_graph, serialise
 from training.model import standardisation
-from training.networks.architectures import channels_first, module_from
+from training.networks.architectures import call_factory, channels_first
 from training.progress import Bar
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key
@@ -94,7 +94,7 @@ def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
     shape = data.shape if data.takes_ids else channels_first(data.shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        module = module_from("network.encoder", network.encoder, shape)
+        module = call_factory("network.encoder", network.encoder, shape)
     try:
         return serialise(module_graph(module, _encoder_input(recipe, data, shape)))
     except InvalidInput:

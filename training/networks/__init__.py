@@ -1,1 +1,1 @@
-"""Networks as functions of an input and theta, made of any module."""
+"""Convert any module into a network that is a function of an input and theta."""

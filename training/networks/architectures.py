@@ -1,4 +1,4 @@
-"""The modules that a recipe can name: ready-made ones, and the user's own."""
+"""Build the modules that a recipe can name: standard architectures and user factories."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -15,8 +15,7 @@ from model_store.errors import InvalidInput, one_line
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, dropout: float | None = None
 ) -> nn.Sequential:
-    """Return Linear layers with ReLUs between them, and a Dropout behind each where there is a
-    rate."""
+    """Build an MLP with ReLUs, and a Dropout after each ReLU if `dropout` is set."""
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes[:-1]):
@@ -26,20 +25,25 @@ def mlp(
 
 
 def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
-    """Return the CNN of Krueger et al. 2017: four 3x3 convolutions, 2x2 pooling after two and four,
-    a dense layer."""
+    """Build the CNN of Krueger et al. 2017.
+
+    It has four 3x3 convolutions, 2x2 pooling after the second and fourth, and a dense layer.
+    """
     channels, height, width = shape
     layers: list[nn.Module] = []
-    for taken, given in ((channels, 64), (64, 128)):
-        layers += [nn.Conv2d(taken, given, 3, padding=1), nn.ReLU()]
-        layers += [nn.Conv2d(given, given, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    for inputs, filters in ((channels, 64), (64, 128)):
+        layers += [nn.Conv2d(inputs, filters, 3, padding=1), nn.ReLU()]
+        layers += [nn.Conv2d(filters, filters, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     units = 128 * (height // 4) * (width // 4)
     return nn.Sequential(*layers, nn.Flatten(), *mlp(units, [512], outputs))
 
 
 def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
-    """Return the CNN of Gal et al. 2017: two 4x4 convolutions of 32, pooling, a dense layer of 128,
-    two dropouts."""
+    """Build the CNN of Gal et al. 2017.
+
+    It has two 4x4 convolutions with 32 filters, pooling, a dense layer with 128 units, and two
+    dropouts.
+    """
     channels, height, width = shape
     units = 32 * ((height - 6) // 2) * ((width - 6) // 2)
     convolutions = [nn.Conv2d(channels, 32, 4), nn.ReLU(), nn.Conv2d(32, 32, 4), nn.ReLU()]
@@ -60,13 +64,15 @@ ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 
 def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
-    """Return what the user's `package.module:factory` makes of a row's shape and the number of
-    outputs."""
-    return module_from("network.factory", path, tuple(shape), outputs)
+    """Call the user's `package.module:factory` with a row's shape and the number of outputs."""
+    return call_factory("network.factory", path, tuple(shape), outputs)
 
 
-def module_from(field: str, path: str, *arguments: object) -> nn.Module:
-    """Call the user's `package.module:function` that a recipe's field names."""
+def call_factory(field: str, path: str, *arguments: object) -> nn.Module:
+    """Call a user's `package.module:function`, and check that it returns a module.
+
+    Errors name the recipe's `field`.
+    """
     module_name, _, name = path.partition(":")
     try:
         function: Callable[..., object] = getattr(importlib.import_module(module_name), name)
@@ -90,21 +96,20 @@ def load_weights(module: nn.Module, path: Path) -> None:
     except (OSError, SafetensorError) as error:
         expected = f"a safetensors file at {path}"
         raise InvalidInput("network.weights", expected, one_line(error)) from None
-    wanted = module.state_dict()
+    state = module.state_dict()
     expected = "the tensors of the network's state_dict"
-    for name, tensor in wanted.items():
+    for name, tensor in state.items():
         if name not in tensors:
-            raise InvalidInput("network.weights", expected, f"none named {name}")
+            raise InvalidInput("network.weights", expected, f"a file without {name}")
         if tensors[name].shape != tensor.shape:
             shapes = tuple(tensor.shape), tuple(tensors[name].shape)
             raise InvalidInput("network.weights", f"{name} of shape {shapes[0]}", f"{shapes[1]}")
-    left_over = [name for name in tensors if name not in wanted]
-    if left_over:
-        got = f"also {left_over[0]}, which it does not have"
-        raise InvalidInput("network.weights", expected, got)
+    unknown = [name for name in tensors if name not in state]
+    if unknown:
+        raise InvalidInput("network.weights", expected, f"an additional tensor {unknown[0]}")
     module.load_state_dict(tensors)
 
 
 def channels_first(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a row's shape as convolutions take it: a picture (height, width) gets one channel."""
+    """Add a channel axis to the shape of a picture, (height, width)."""
     return (1, *shape) if len(shape) == 2 else tuple(shape)

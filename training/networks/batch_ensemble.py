@@ -1,4 +1,4 @@
-"""Many members in one network, which share its weights but for a few numbers a unit."""
+"""An ensemble whose members share all weights except a few numbers per unit."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from training.networks.probes import DROPOUTS
 
 
 class BatchEnsemble(Network):
-    """A chain of Linear layers and nonlinearities as M members; theta is the number of one."""
+    """M members of a chain of Linear layers and nonlinearities; theta is a member's index."""
 
     def __init__(
         self,
@@ -30,17 +30,17 @@ class BatchEnsemble(Network):
         linear = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
         for layer in layers:
             if not isinstance(layer, (nn.Linear, PiecewiseLinear, *ELEMENTWISE, *DROPOUTS)):
-                expected = "Linear layers and nonlinearities, one after the other"
+                expected = "a sequence of Linear layers and nonlinearities"
                 raise InvalidInput("network", expected, type(layer).__name__)
         if not linear:
             raise InvalidInput("network", "a Linear layer", "none")
-        made = [
+        converted = [
             MemberLinear(layer, members, i == linear[0], i == linear[-1])
             if isinstance(layer, nn.Linear)
             else layer
             for i, layer in enumerate(layers)
         ]
-        self.module = nn.Sequential(*made)
+        self.module = nn.Sequential(*converted)
         self.theta_dimension = 1
         self.is_paired = False
 
@@ -52,20 +52,20 @@ class BatchEnsemble(Network):
         return outputs, standard, None
 
     def _run(self, h: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and what the last layer of weights takes in."""
+        """Return the outputs, and the input of the last Linear layer."""
         draws = theta[:, 0, 0].long()
-        taken = h
+        last_input = h
         for layer in self.module:
             if isinstance(layer, MemberLinear):
-                taken, h = h, layer(h, draws)
+                last_input, h = h, layer(h, draws)
             else:
                 h = layer(h)
-        return h, taken
+        return h, last_input
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Return what the last layer of a lone member takes in."""
-        taken = self._run(self.scale(x).flatten(1), theta)[1]
-        return taken if taken.ndim == 2 else taken[0]
+        """Return the input of the last layer of one member."""
+        last_input = self._run(self.scale(x).flatten(1), theta)[1]
+        return last_input if last_input.ndim == 2 else last_input[0]
 
     @torch.no_grad()
     def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
@@ -73,8 +73,10 @@ class BatchEnsemble(Network):
             self.fit_scale(x)
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum |W|^2 / (2 prior_std^2) over the matrices of a member, adapters apart, the
-        mean over members."""
+        """Return sum |W|^2 / (2 prior_std^2) over weight matrices, the mean over members.
+
+        Adapters are excluded.
+        """
         layers = [layer for layer in self.module if isinstance(layer, MemberLinear)]
         squares = [layer.weight.square().sum() / layer.copies for layer in layers]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)

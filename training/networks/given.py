@@ -1,5 +1,8 @@
-"""Networks that programs give: `training.networks.given:network_ID` is the factory of one, in the
-process that was given it."""
+"""A registry of networks that a program passes as objects.
+
+`training.networks.given:network_ID` is the factory of a registered network, valid in the process
+that registered it.
+"""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -11,8 +14,8 @@ _NETWORKS: dict[str, nn.Module] = {}
 
 
 def keep(network: nn.Module) -> str:
-    """Keep a network, and return its factory for `network.factory`; ID depends on its weights."""
-    tensors = {name: of.detach().clone().contiguous() for name, of in network.state_dict().items()}
+    """Register a network, and return its value of `network.factory`; ID is a digest."""
+    tensors = {name: t.detach().clone().contiguous() for name, t in network.state_dict().items()}
     name = f"network_{sha256(save(tensors) + repr(network).encode()).hexdigest()[:16]}"
     _NETWORKS[name] = network
     return f"{__name__}:{name}"
@@ -22,5 +25,5 @@ def __getattr__(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
     from copy import deepcopy
 
     if name not in _NETWORKS:
-        raise AttributeError(f"{name}: a network that another process was given")
+        raise AttributeError(f"{name}: a network that was registered in another process")
     return lambda _shape, _outputs: deepcopy(_NETWORKS[name]).cpu()

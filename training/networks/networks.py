@@ -1,8 +1,8 @@
 """Primary networks as functions of an input and theta: outputs[k, n] = f(x[n], theta[k]).
 
-Any module becomes one: its Linear and convolution layers, or those of them that are named, are
-replaced in a copy by layers that read their part of theta (`training.bayes.layers`), and
-everything else, the module's own forward included, stays as it is.
+Any module can be converted. In a copy of it, selected Linear and convolution layers are replaced by
+layers that read a part of theta (`training.bayes.layers`). Everything else stays, including the
+module's `forward`.
 """
 
 import math
@@ -33,18 +33,19 @@ from training.networks.piecewise import PiecewiseLinear
 from training.networks.probes import (
     DROPOUTS,
     ROWS,
-    are_alike,
+    SEPARATE_ROWS,
+    are_close,
     check_calls,
     check_repeatable,
     copy_module,
     count_dropout_units,
-    dropouts_of,
     keep_probabilities,
+    mask_dropouts,
     run_on_rows,
     watch,
 )
 from training.networks.selection import (
-    NOT_DRAWN,
+    EXCLUDE,
     drawn_layers,
     freeze,
     layers_by_name,
@@ -82,7 +83,7 @@ torch.backends.mha.set_fastpath_enabled(False)  # one operator, unknown to ONNX
 
 
 class DrawnNetwork(Network):
-    """A module whose drawn layers read theta; `slots` says which part is whose."""
+    """A module whose drawn layers read theta; `slots` assigns parts of theta to layers."""
 
     def __init__(
         self,
@@ -93,30 +94,28 @@ class DrawnNetwork(Network):
         examples: Num[Tensor, "R ..."] | None = None,
         is_trained: bool = False,
     ) -> None:
-        """Convert a copy of a module that takes rows of `shape`.
+        """Convert a copy of a module.
 
         Args:
-            module: any module whose outputs are a row for each input row.
-            stochastic: which of its layers are drawn, and how.
-            shape: of a row.
-            trained: patterns of the layers that are not drawn whose parameters a fit may change;
-                None of all.
-            examples: rows that the module takes, to find out what it does; by default normal noise.
-                Where they are integers, it takes ids.
-            is_trained: whether theta starts where the network computes what the module does.
+            module: a module that returns one output row for each input row.
+            stochastic: the layers to draw, and the method.
+            shape: the shape of a row.
+            trained: patterns of other layers to train; None for all.
+            examples: valid input rows for tests of the module, by default normal noise. Integers
+                mean that the module's input consists of ids.
+            is_trained: whether theta starts at the module's weights.
         """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
         self.is_trained = is_trained
         self.current = Pass()
-        self.is_paired = stochastic.drawn in ("scales", "masks")  # rows may have draws of their own
+        self.is_paired = stochastic.drawn in ("scales", "masks")
         self.folded = stochastic.drawn == "hypernet" or not _is_chain(module)
         self.shares_input = True
         self.places: list[Position] = []
-        # the module's own weights, by slot, where weights are drawn
-        self.initial: dict[str, Tensor] = {}
-        # weights that are not drawn, and the buffer of how probably masks keep each of their inputs
+        self.initial: dict[str, Tensor] = {}  # the module's weights by slot, if weights are drawn
+        # Parameter names of fixed weights, each with the buffer of its inputs' keep probabilities.
         self.masked_weights: list[tuple[str, str]] = []
         drawn = drawn_layers(module, stochastic.layers)
         _check_supported(module, drawn)
@@ -129,7 +128,7 @@ class DrawnNetwork(Network):
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
             if self.masked_weights:
-                expected = "a place for a mask: a second layer, or posterior.input_rate"
+                expected = "a second layer to mask, or posterior.input_rate"
                 raise InvalidInput("network", expected, "neither")
             raise InvalidInput("network", "a Linear, Conv1d or Conv2d layer to draw", "none")
         self._try(examples)
@@ -139,8 +138,8 @@ class DrawnNetwork(Network):
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
         """Return outputs, features and KL.
 
-        Features are the first layer's product, or the standardised row where that depends on the
-        draw.
+        Features are the first layer's product, or the standardised row if that product depends on
+        the draw.
         """
         self.current.num_draws = theta.shape[0]
         return self._run(x, theta)
@@ -171,15 +170,16 @@ class DrawnNetwork(Network):
         std: Float[Tensor, "D"],
         num_draws: int,
     ) -> Float[Tensor, "K N C"]:
-        """Return outputs for training where weights are independent and normal: layers draw values,
-        row by row."""
+        """Return outputs for training with the local reparameterisation of Gaussian weights.
+
+        Layers draw their outputs for each row instead of their weights.
+        """
         self.current.std = self._by_layer(std)
         self.current.num_draws = num_draws
         return self._run(x, mean[None, None])[0]
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        # onnxruntime multiplies few rows with the drawn weights of a lone draw in another order
-        # than many
+        # With a single draw, onnxruntime would choose the order of a product by the number of rows.
         draws = theta if self.is_paired else theta.expand(2, -1, -1)
         h = last_input(self.module, lambda: self.run(x, draws))
         return (h[: x.shape[0]] if self.folded or h.ndim == 2 else h[0]).flatten(1)
@@ -188,12 +188,11 @@ class DrawnNetwork(Network):
     def initialise(
         self, x: Float[Tensor, "N I"], standardise: bool = True
     ) -> Float[Tensor, "D"] | None:
-        """Set standardisation from a batch, and return where theta starts: None where it has no
-        such place.
+        """Set standardisation from a batch, and return the start of theta if it has one.
 
-        Scales, and biases with them, are set so that each unit's value before its nonlinearity has
-        mean 0 and variance 1 over the batch (Salimans and Kingma 2016, section 3); weights start as
-        the module's own. Those of a trained network start where it computes the same.
+        Scales and biases are set so that pre-activations have mean 0 and variance 1 over the batch
+        (Salimans and Kingma 2016, section 3). Weights start at the module's weights. A trained
+        network starts at the scales that reproduce it.
         """
         if standardise:
             self.fit_scale(x)
@@ -222,22 +221,21 @@ class DrawnNetwork(Network):
         return not self.is_paired
 
     def layers_of(self, kind: type[Layer]) -> list[Layer]:
-        """Return the drawn layers of a kind, in theta's order."""
+        """Return the drawn layers of a class, in theta's order."""
         layers = [layer for layer in self.modules() if isinstance(layer, kind)]
         order = [slot.name for slot in self.slots]
         return sorted(layers, key=lambda layer: order.index(layer.place.slot.name))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of layers whose
-        weights are not drawn.
+        """Return sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of masked layers l.
 
-        It is the KL of a dropout posterior from the prior N(0, prior_std^2 I) on weights, up to a
-        constant (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation
-        13).
+        Up to a constant, this is the KL of a dropout posterior from the prior N(0, prior_std^2 I)
+        on weights (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", appendix,
+        equation 13).
         """
         weights = self.module.get_parameter
         squares = [
-            _sum_squares(weights(name), getattr(self, kept)) for name, kept in self.masked_weights
+            _sum_squares(weights(name), getattr(self, keep)) for name, keep in self.masked_weights
         ]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
@@ -245,34 +243,35 @@ class DrawnNetwork(Network):
         self, module: nn.Module, stochastic: Stochastic, drawn: Sequence[str], examples: Tensor
     ) -> nn.Module:
         layers = layers_by_name(module)
-        own = dropouts_of(module, stochastic.layers) if stochastic.drawn == "masks" else []
-        units = count_dropout_units(module, own, examples) if own else {}
-        kept = keep_probabilities(module, drawn, own, examples) if own else {}
+        dropouts = mask_dropouts(module, stochastic.layers) if stochastic.drawn == "masks" else []
+        units = count_dropout_units(module, dropouts, examples) if dropouts else {}
+        keep = keep_probabilities(module, drawn, dropouts, examples) if dropouts else {}
         first = True
         for name, layer in layers.items():
-            made: nn.Module = nn.Dropout(0.0)  # which has a rate for a forward that reads it
+            # A user's forward may read the rate of a Dropout, so the replacement has one.
+            replacement: nn.Module = nn.Dropout(0.0)
             if isinstance(layer, DROPOUTS):
-                if name in own:
+                if name in dropouts:
                     times = len(units[name])
                     if times == 0:
-                        why = "it never runs, as a mask does; call it in forward"
-                        raise unsupported(name, layer, f"{why}{NOT_DRAWN}")
+                        reason = f"it never runs; call it in forward{EXCLUDE}"
+                        raise unsupported(name, layer, reason)
                     if times > 1:
-                        why = f"it runs {times} times; each place needs a Dropout of its own"
-                        raise unsupported(name, layer, why)
-                    made = self._mask(name, units[name][0], 1.0 - layer.p)
+                        reason = f"it runs {times} times; use a separate Dropout for each call"
+                        raise unsupported(name, layer, reason)
+                    replacement = self._mask(name, units[name][0], 1.0 - layer.p)
             elif name in drawn:
                 assert isinstance(layer, DRAWABLE)
-                made = self._layer(name, layer, stochastic, first, kept.get(name))
+                replacement = self._layer(name, layer, stochastic, first, keep.get(name))
                 first = False
             else:
                 continue
             parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, made)
+            setattr(module.get_submodule(parent), last, replacement)
         return module
 
     def _layer(
-        self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, kept: Tensor | None
+        self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, keep: Tensor | None
     ) -> nn.Module:
         if stochastic.drawn == "scales":
             place = self._place(Slot(name, (len(layer.weight),)), first)
@@ -282,23 +281,23 @@ class DrawnNetwork(Network):
             return WeightLayer(layer, self._place(Slot(name, tuple(weights.shape)), first))
         if stochastic.drawn == "hypernet":
             if not isinstance(layer, nn.Linear):
-                raise unsupported(name, layer, "a variational hypernetwork has Linear layers")
+                raise unsupported(name, layer, "a variational hypernetwork needs Linear layers")
             place = self._place(Slot(name, (layer.in_features, layer.out_features)), first)
             return HyperLayer(layer, place, stochastic, self.is_trained)
-        rate = 0.0 if kept is not None else stochastic.input_rate if first else stochastic.rate
+        rate = 0.0 if keep is not None else stochastic.input_rate if first else stochastic.rate
         inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         inner: nn.Module = layer
         path = name
         if first and rate == 0:
-            is_masked = bool(self.places)  # by a Dropout of the module's own
+            is_masked = bool(self.places)  # by a Dropout of the module
             place = self._place(Slot(f"{name}.features", (0,)), not is_masked)
             inner, path = FeatureLayer(layer, place), f"{name}.layer"
         elif rate > 0:
             mask = self._mask(name, inputs, 1.0 - rate, isinstance(layer, nn.Linear))
             inner, path = nn.Sequential(mask, layer), f"{name}.1"
-        kept = torch.full((inputs,), 1.0 - rate) if kept is None else kept
-        buffer = f"kept_{len(self.masked_weights)}"
-        self.register_buffer(buffer, kept, persistent=False)
+        keep = torch.full((inputs,), 1.0 - rate) if keep is None else keep
+        buffer = f"keep_{len(self.masked_weights)}"
+        self.register_buffer(buffer, keep, persistent=False)
         self.masked_weights.append((f"{path}.weight", buffer))
         return inner
 
@@ -311,8 +310,7 @@ class DrawnNetwork(Network):
 
     @torch.no_grad()
     def _try(self, examples: Num[Tensor, "R ..."]) -> None:
-        """Find out which layers see rows that all draws share, and check that draws and rows stay
-        apart."""
+        """Detect layers whose input all draws share; check that rows and draws never mix."""
         generator = torch.Generator().manual_seed(0)
         x = examples[:TRIAL_ROWS].flatten(1).float()
         x = x.repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]
@@ -322,7 +320,7 @@ class DrawnNetwork(Network):
         try:
             outputs = self._run_shared(x, theta)
             if outputs is None:
-                # rows that all draws share meet rows that they do not, as in a residual addition
+                # The module combines shared and per-draw rows, for example in a residual addition.
                 self.shares_input, self.folded = False, True
                 for place in self.places:
                     place.shared, place.folded = False, True
@@ -331,10 +329,9 @@ class DrawnNetwork(Network):
             alone = torch.cat([self(x[n : n + 1], theta)[0] for n in range(TRIAL_ROWS)], dim=1)
         finally:
             self.train(was_training)
-        for other in (one_by_one, alone):
-            if outputs.ndim != 3 or not are_alike(outputs, other):
-                expected = "one output row for each input row, whatever the other rows are"
-                raise InvalidInput("network", expected, "a module that mixes rows")
+        for separate in (one_by_one, alone):
+            if outputs.ndim != 3 or not are_close(outputs, separate):
+                raise InvalidInput("network", SEPARATE_ROWS, "a module that mixes rows")
 
     def _run_shared(self, x: Tensor, theta: Tensor) -> Tensor | None:
         self.current.trial_rows = TRIAL_ROWS
@@ -348,7 +345,7 @@ class DrawnNetwork(Network):
 
 
 class MemberNetwork(Network):
-    """Several fitted modules; theta is the number of one. With one member it is a plain network."""
+    """Members of an ensemble; theta is a member's index. With one member, a plain network."""
 
     def __init__(
         self,
@@ -358,24 +355,25 @@ class MemberNetwork(Network):
         examples: Num[Tensor, "R ..."] | None = None,
         anchor_std: float | None = None,
     ) -> None:
-        """Make a network of modules that are alike, whose weights differ.
+        """Build a network from modules that differ only in their weights.
 
-        With `anchor_std` each member has a draw of the prior, at which it starts and towards which
-        it decays in place of 0 (Pearce, Leibfried and Brintrup 2020, "Uncertainty in neural
-        networks: approximately Bayesian ensembling", equation 9). Weights of a unit with I inputs
-        are N(0, 2 anchor_std^2 / I), biases N(0, anchor_std^2).
+        With `anchor_std`, each member starts at a draw from the prior and decays towards it instead
+        of 0 (Pearce, Leibfried and Brintrup 2020, "Uncertainty in neural networks: approximately
+        Bayesian ensembling", equation 9). Under the prior, weights of a unit with I inputs are
+        N(0, 2 anchor_std^2 / I), and biases N(0, anchor_std^2).
         """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         self.members = nn.ModuleList(members)
-        self.anchors: list[tuple[nn.Parameter, str, float]] = []  # its buffer and prior's scale
+        # Parameters, each with the name of its anchor's buffer and the prior's relative scale.
+        self.anchors: list[tuple[nn.Parameter, str, float]] = []
         if anchor_std is not None:
             self._draw_anchors(anchor_std)
         self.frozen = [layer for member in members for layer in freeze(member, trained, [])]
         self.theta_dimension = 1
         self.is_paired = False
         check_repeatable(members[0], examples)
-        copy_module(members[0])  # as what is served is tried in a copy
+        copy_module(members[0])  # the export check works on a copy
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
@@ -385,8 +383,7 @@ class MemberNetwork(Network):
         return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1).float(), None
 
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Return what the first member's last layer takes in; members share no space to take a mean
-        in."""
+        """Return the input of the first member's last layer; members share no feature space."""
         standard = self.scale(x)
         return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
 
@@ -398,10 +395,10 @@ class MemberNetwork(Network):
     @torch.no_grad()
     def _draw_anchors(self, prior_std: float) -> None:
         for layer in self.members.modules():
-            own = dict(layer.named_parameters(recurse=False))
-            if "weight" not in own or own["weight"].ndim < 2:  # what normalises has no prior
+            parameters = dict(layer.named_parameters(recurse=False))
+            if "weight" not in parameters or parameters["weight"].ndim < 2:  # normalisation layers
                 continue
-            for parameter in own.values():
+            for parameter in parameters.values():
                 inputs = parameter[0].numel() if parameter.ndim > 1 else 2
                 scale = math.sqrt(2.0 / inputs)
                 parameter.copy_(prior_std * scale * torch.randn(parameter.shape))
@@ -410,9 +407,11 @@ class MemberNetwork(Network):
                 self.anchors.append((parameter, anchor, scale))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of a member, the mean over
-        members, as the likelihood's term is; of anchored members minus the log of their prior
-        around the anchors."""
+        """Return sum |W|^2 / (2 prior_std^2) over weight matrices, the mean over members.
+
+        Like the likelihood term, it is a mean. Anchored members use W minus its anchor, over the
+        prior's scale.
+        """
         if self.anchors:
             squares = [
                 ((parameter - getattr(self, anchor)) / scale).square().sum()
@@ -428,11 +427,11 @@ def noise_rows(shape: Sequence[int]) -> Tensor:
 
 
 def last_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
     layers = {str(i): layer for i, layer in enumerate(_outermost(module))}
-    with watch(layers, lambda _, taken: seen.append(taken)):
+    with watch(layers, lambda _, h: inputs.append(h)):
         run()
-    return seen[-1]
+    return inputs[-1]
 
 
 def _outermost(module: nn.Module) -> list[nn.Module]:
@@ -441,37 +440,38 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
     return [layer for child in module.children() for layer in _outermost(child)]
 
 
-def _sum_squares(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
-    """Return the sum of a layer's squared weights, each by its input's factor; convolutions may
-    have groups."""
+def _sum_squares(weight: Tensor, keep: Float[Tensor, "I"]) -> Float[Tensor, ""]:
+    """Return the sum of squared weights, weighted by their inputs' keep probabilities."""
     squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
-    groups = len(kept) // squares.shape[1]
-    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), kept)
+    groups = len(keep) // squares.shape[1]  # of a convolution
+    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), keep)
 
 
 def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
-    """Check that nothing else has a drawn layer's weights: what is not drawn may be any layer."""
+    """Check that no other layer shares the weights of a drawn layer."""
     names: dict[int, str] = {}
-    owners: dict[int, str] = {}  # of parameters
+    owners: dict[int, str] = {}  # layer names by id of the parameter
     for name, layer in drawn.items():
         names.setdefault(id(layer), name)
         for parameter in layer.parameters(recurse=False):
             owners.setdefault(id(parameter), name)
     for name, part in layers_by_name(module).items():
-        other = names.get(id(part), name)
-        if other != name:
-            why = f"it is also layer {other}; layers that share weights are not"
-            raise unsupported(name, part, f"{why}{NOT_DRAWN}")
+        original = names.get(id(part), name)
+        if original != name:
+            reason = f"it is also layer {original}; use a separate layer{EXCLUDE}"
+            raise unsupported(name, part, reason)
         for kind, parameter in part.named_parameters(recurse=False):
             owner = owners.get(id(parameter), name)
             if owner != name:
-                why = f"its {kind} is also layer {owner}'s; each needs its own"
-                raise unsupported(name, part, f"{why}{NOT_DRAWN}")
+                reason = f"its {kind} is also layer {owner}'s; use a separate parameter{EXCLUDE}"
+                raise unsupported(name, part, reason)
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Whether a module is nothing but Linear layers and elementwise nonlinearities, one after the
-    other, behind an encoding of the row."""
+    """Whether a module is a sequence of Linear layers and elementwise nonlinearities.
+
+    A piecewise linear encoding is also possible.
+    """
     return isinstance(module, nn.Sequential) and all(
         isinstance(layer, (nn.Linear, PiecewiseLinear, *ELEMENTWISE, *DROPOUTS)) for layer in module
     )

@@ -1,4 +1,4 @@
-"""Piecewise linear encoding of numbers, the first layer of a network of a table's columns."""
+"""Piecewise linear encoding of a table's columns, as the first layer of a network."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,25 +8,25 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-FEWEST_VALUES = 3  # of a number that is encoded: a network has no use for bins of two values
+MIN_VALUES = 3  # per column; bins of two values would be useless
 
 
 class PiecewiseLinear(nn.Module):
-    """A row, and of each number x with knots b_0 < ... < b_T the T numbers clip((x - b_{t-1}) /
-    (b_t - b_{t-1}), 0, 1) (Gorishniy et al. 2022, "On embeddings for numerical features in tabular
-    deep learning", section 3.2).
+    """Append the piecewise linear encoding of each number of a row.
 
-    A linear layer of them is a piecewise linear function of each number, which has steps where a
-    boosted tree would have them.
+    A number x with knots b_0 < ... < b_T is encoded as clip((x - b_{t-1}) / (b_t - b_{t-1}), 0, 1),
+    t = 1, ..., T. A linear layer is then a piecewise linear function of each number, and can imitate
+    the steps of a boosted tree (Gorishniy et al. 2022, "On embeddings for numerical features in
+    tabular deep learning", section 3.2).
     """
 
     def __init__(self, knots: Sequence[Sequence[float]]) -> None:
-        """`knots` has a list for each number of a row, empty where it is left as it is."""
+        """`knots` has a list for each number of a row, which is empty if it is not encoded."""
         super().__init__()
-        bins = [(i, a, b) for i, of in enumerate(knots) for a, b in pairwise(of)]
+        bins = [(i, a, b) for i, edges in enumerate(knots) for a, b in pairwise(edges)]
         index, left, right = zip(*bins, strict=True) if bins else ((), (), ())
         self.inputs, self.outputs = len(knots), len(knots) + len(bins)
-        # all three follow from the recipe
+        # The buffers are not saved because they follow from the recipe.
         self.index = nn.Buffer(torch.tensor(index, dtype=torch.int64), persistent=False)
         edges = torch.tensor([left, right], dtype=torch.float64)
         self.left = nn.Buffer(edges[0].float(), persistent=False)
@@ -38,13 +38,15 @@ class PiecewiseLinear(nn.Module):
 
 
 def quantile_knots(x: Num[np.ndarray, "N I"], bins: int) -> list[list[float]]:
-    """Return of each number of rows its quantiles at 0, 1/bins, ..., 1, each once; none of a number
-    with fewer than three values."""
+    """Return the distinct quantiles of each column at 0, 1/bins, ..., 1.
+
+    A column with fewer than `MIN_VALUES` distinct values gets no knots.
+    """
     levels = np.linspace(0.0, 1.0, bins + 1)
-    found = []
+    knots_by_column = []
     for column in x.astype(np.float32).T:
-        has_few = len(np.unique(column)) < FEWEST_VALUES
-        # float32 as the network has it, or two knots could meet there
+        has_few_values = len(np.unique(column)) < MIN_VALUES
+        # Knots that are distinct in float64 could be equal in the network's float32.
         knots = np.unique(np.quantile(column, levels).astype(np.float32))
-        found.append([] if has_few else [float(knot) for knot in knots])
-    return found
+        knots_by_column.append([] if has_few_values else [float(knot) for knot in knots])
+    return knots_by_column

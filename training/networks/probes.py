@@ -1,10 +1,10 @@
-"""What a module shows of itself when it runs on rows."""
+"""Test and observe modules by running them on rows."""
 
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Num
@@ -16,7 +16,7 @@ from model_store.errors import InvalidInput, one_line
 from training.bayes.layers import DRAWABLE
 from training.bayes.likelihoods import Likelihood
 from training.networks.selection import (
-    NOT_DRAWN,
+    EXCLUDE,
     is_named,
     layers_by_name,
     unsupported,
@@ -24,9 +24,10 @@ from training.networks.selection import (
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 REPEATED_ROWS = 3
-ROWS = 32  # so that hardly a unit is 0 in all of them by chance
+ROWS = 32  # enough to make it unlikely that a unit is 0 in all of them by chance
 
-READS_VALUES = ("_local_scalar_dense", "is_nonzero")  # operators that let values decide
+READS_VALUES = ("_local_scalar_dense", "is_nonzero")  # operators that read a value into Python
+SEPARATE_ROWS = "one output row for each input row, independent of other rows"
 
 Layers = Mapping[str, nn.Module]
 
@@ -47,27 +48,26 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
 def check_outputs(
     module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], likelihood: Likelihood
 ) -> None:
-    """Check that the module of a user's factory gives the outputs of a likelihood for each row, of
-    classes their logits."""
+    """Check that a factory's module returns the likelihood's outputs, logits for classes."""
     width = likelihood.outputs
     layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
-    ran: list[str] = []
-    with watch(layers, lambda name, _: ran.append(name)):
+    calls: list[str] = []
+    with watch(layers, lambda name, _: calls.append(name)):
         outputs: object = run_on_rows(module, examples)
     rows = len(examples)
     if not isinstance(outputs, Tensor):
         got = f"a {type(outputs).__name__}"
     elif outputs.shape == (rows, width):
         if likelihood.task == "classification" and _are_probabilities(outputs):
-            expected = f"{factory} to make a module of logits, without a softmax at its end"
-            raise InvalidInput("network.factory", expected, "probabilities: each row's add up to 1")
+            expected = f"{factory} to return a module without a final softmax"
+            raise InvalidInput("network.factory", expected, "probabilities that add up to 1")
         return
     elif outputs.ndim == 2 and len(outputs) == rows:
         got = str(outputs.shape[1])
     else:
         got = f"shape {tuple(outputs.shape)} for {rows} rows"
-    after = f" after layer {ran[-1]}: {type(layers[ran[-1]]).__name__}" if ran else ""
-    expected = f"{factory} to make a module of {width} outputs for each row ({likelihood.meaning})"
+    after = f" after layer {calls[-1]}: {type(layers[calls[-1]]).__name__}" if calls else ""
+    expected = f"{factory} to return a module with {width} outputs per row ({likelihood.meaning})"
     raise InvalidInput("network.factory", expected, f"{got}{after}")
 
 
@@ -77,82 +77,87 @@ def _are_probabilities(outputs: Num[Tensor, "R C"]) -> bool:
 
 
 def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
-    """Return the name of the Linear layer whose values are the module's outputs."""
-    ran: list[tuple[str, object]] = []
+    """Return the name of the Linear layer that computes the module's outputs."""
+    calls: list[tuple[str, object]] = []
     layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
-    with watch(layers, lambda name, gave: ran.append((name, gave)), of_outputs=True):
+    with watch_outputs(layers, lambda name, values: calls.append((name, values))):
         outputs: object = run_on_rows(module, examples)
-    for name, values in ran[-1:]:
+    for name, values in calls[-1:]:
         if values is outputs and isinstance(layers[name], nn.Linear):
             return name
-    expected = "a Linear layer at the end, whose values are the outputs"
-    got = "no such layer" if not ran else f"layer {ran[-1][0]}: {layers[ran[-1][0]]}"
+    expected = "a final Linear layer, which computes the outputs"
+    got = "no layer" if not calls else f"layer {calls[-1][0]}: {layers[calls[-1][0]]}"
     raise InvalidInput("network", expected, got[:300])
 
 
 def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
-    """Check that a module takes every id, up to the largest, in every place of a row."""
+    """Check that a module accepts ids from 0 to the largest in every position of a row."""
     try:
         run_on_rows(module, torch.tensor([0, largest]).view(2, *[1] * len(shape)).expand(2, *shape))
     except InvalidInput as error:
-        expected = f"a module that takes ids from 0 to {largest} in rows of shape {tuple(shape)}"
+        expected = f"a module that accepts ids from 0 to {largest} in rows of shape {tuple(shape)}"
         raise InvalidInput("network", expected, error.got) from error
 
 
 def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
-    """Check that a module says the same of the same rows again, whatever the other rows are."""
+    """Check that a module's outputs are deterministic and independent of other rows."""
     rows = examples[:REPEATED_ROWS]
-    layers = {name: layer for name, layer in module.named_modules() if name}  # inner ones end first
-    first, ran = _run_with_seed(module, layers, rows, 1)
+    layers = {name: layer for name, layer in module.named_modules() if name}
+    first, first_calls = _run_with_seed(module, layers, rows, 1)
     if not isinstance(first, Tensor):
-        raise InvalidInput("network", "a module that gives a tensor", f"a {type(first).__name__}")
-    again, ran_again = _run_with_seed(module, layers, rows, 2)
-    if not _same(first, again):
+        got = f"a {type(first).__name__}"
+        raise InvalidInput("network", "a module that returns a tensor", got)
+    second, second_calls = _run_with_seed(module, layers, rows, 2)
+    if not _are_equal(first, second):
+        # Hooks of inner layers run first, so the first difference is in the innermost layer.
         random = (
-            f"at layer {name}: {type(layers[name]).__name__}"
-            for (name, took, gave), (_, took_again, gave_again) in zip(ran, ran_again, strict=False)
-            if _same(took, took_again) and not _same(gave, gave_again)
+            f"layer {a.name}: {type(layers[a.name]).__name__}"
+            for a, b in zip(first_calls, second_calls, strict=False)
+            if _are_equal(a.inputs, b.inputs) and not _are_equal(a.outputs, b.outputs)
         )
-        where = next(random, "in forward itself")
-        expected = (
-            "the same outputs for the same rows: no random numbers and nothing kept between calls "
-            "in forward"
-        )
-        raise InvalidInput("network", expected, f"others the second time, {where}")
+        expected = "a forward without random numbers and without state between calls"
+        place = next(random, "forward itself")
+        raise InvalidInput("network", expected, f"different outputs in a second call, from {place}")
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
-    if not are_alike(alone, first):
-        expected = "one output row for each input row, whatever the other rows are"
-        # a layer that takes steps along its first axis, where rows are
+    if not are_close(alone, first):
         steps_first = (
             f" (layer {name}: {type(layer).__name__} has batch_first=False)"
             for name, layer in layers.items()
             if getattr(layer, "batch_first", True) is False
         )
         got = f"a module that mixes rows{next(steps_first, '')}"
-        raise InvalidInput("network", expected, got)
+        raise InvalidInput("network", SEPARATE_ROWS, got)
 
 
-def are_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether outputs are the same but for rounding, which the largest of them decides."""
-    if one.shape != other.shape:
+def are_close(a: Tensor, b: Tensor) -> bool:
+    """Whether outputs are equal up to rounding errors, relative to the largest of them."""
+    if a.shape != b.shape:
         return False
-    rounding = 1e-3 + 1e-5 * float(other.nan_to_num().abs().max())
-    return torch.allclose(one, other, rtol=0, atol=rounding, equal_nan=True)
+    tolerance = 1e-3 + 1e-5 * float(b.nan_to_num().abs().max())
+    return torch.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True)
+
+
+class _LayerCall(NamedTuple):
+    name: str
+    inputs: object
+    outputs: object
 
 
 def _run_with_seed(
     module: nn.Module, layers: Layers, rows: Tensor, seed: int
-) -> tuple[Any, list[tuple[str, object, object]]]:
-    """Return what a module says of rows, and what each layer took and gave, by name."""
-    ran: list[tuple[str, object, object]] = []
+) -> tuple[Any, list[_LayerCall]]:
+    """Return a module's outputs, and the inputs and outputs of its layers."""
+    calls: list[_LayerCall] = []
     with ExitStack() as stack, torch.random.fork_rng(devices=[]):
         for name, layer in layers.items():
             hook = layer.register_forward_hook(
-                lambda _, took, gave, name=name: ran.append((name, took, gave))
+                lambda _, inputs, outputs, name=name: calls.append(
+                    _LayerCall(name, inputs, outputs)
+                )
             )
             stack.enter_context(hook)
         torch.manual_seed(seed)
-        return run_on_rows(module, rows), ran
+        return run_on_rows(module, rows), calls
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -166,13 +171,13 @@ def copy_module(module: nn.Module) -> nn.Module:
 def check_calls(
     module: nn.Module, drawn: Mapping[str, nn.Module], examples: Num[Tensor, "R ..."]
 ) -> None:
-    """Check that each drawn layer runs once, and that nothing but its own run reads its weights.
+    """Check that each drawn layer runs once, and that only its own run reads its weights.
 
-    Such a layer is replaced by one that reads theta, and has no weights of its own any more.
+    The layer that replaces it reads theta and has no weights.
     """
     calls: Counter[str] = Counter()
-    running: list[str] = []  # layers that run at the moment
-    reads: Counter[str] = Counter()  # of weights, from outside
+    running: list[str] = []
+    reads: Counter[str] = Counter()  # of weights, outside the layer's run
 
     def begin(name: str) -> None:
         calls[name] += 1
@@ -190,48 +195,46 @@ def check_calls(
 
     with (
         watch(drawn, lambda name, _: begin(name)),
-        watch(drawn, lambda name, _: running.remove(name), of_outputs=True),
-        Functions(note_reads),
+        watch_outputs(drawn, lambda name, _: running.remove(name)),
+        FunctionRecorder(note_reads),
     ):
         run_on_rows(module, examples)
     for name, layer in drawn.items():
         if reads[name]:
-            why = "forward reads its weights itself; call the layer instead"
+            reason = "forward reads its weights directly; call the layer instead"
         elif not calls[name]:
-            why = "it never runs; call it in forward, leave it out of the module"
+            reason = "it never runs; call it in forward, remove it from the module"
         elif calls[name] > 1:
-            why = f"it runs {calls[name]} times; each place needs a layer of its own"
+            reason = f"it runs {calls[name]} times; use a separate layer for each call"
         else:
             continue
-        raise unsupported(name, layer, f"{why}{NOT_DRAWN}")
+        raise unsupported(name, layer, f"{reason}{EXCLUDE}")
 
 
-def layer_of_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
-    """Return the innermost layer of a module in which an operator such as `cumprod` runs, if it is
-    seen to."""
+def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
+    """Return the innermost layer of a module that runs an operator such as `cumprod`, if any."""
     layers = {name: layer for name, layer in module.named_modules() if name}
     running: list[str] = []
-    found: list[str] = []
+    matches: list[str] = []
 
     with (
         watch(layers, lambda name, _: running.append(name)),
-        watch(layers, lambda name, _: running.remove(name), of_outputs=True),
-        _Operators(lambda name: found.extend(running[-1:] if name == operator else [])),
+        watch_outputs(layers, lambda name, _: running.remove(name)),
+        _OperatorRecorder(lambda name: matches.extend(running[-1:] if name == operator else [])),
     ):
         run()
-    return f"layer {found[0]}: {type(layers[found[0]]).__name__}" if found else None
+    return f"layer {matches[0]}: {type(layers[matches[0]]).__name__}" if matches else None
 
 
 def reads_values(run: Callable[[], object]) -> bool:
-    """Whether something asks for the value of a tensor while it runs, as `if`, `int` and `item`
-    do."""
-    asked: list[str] = []
-    with _Operators(lambda name: asked.extend([name] if name in READS_VALUES else [])):
+    """Whether a function reads values of tensors, for example with `if`, `int` or `item`."""
+    reads: list[str] = []
+    with _OperatorRecorder(lambda name: reads.extend([name] if name in READS_VALUES else [])):
         run()
-    return bool(asked)
+    return bool(reads)
 
 
-class _Operators(TorchDispatchMode):
+class _OperatorRecorder(TorchDispatchMode):
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.note = note
@@ -241,8 +244,8 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Functions(TorchFunctionMode):
-    """Notes the functions of torch that are called, and with what."""
+class FunctionRecorder(TorchFunctionMode):
+    """Records calls of torch functions with their arguments."""
 
     def __init__(self, note: Callable[[Any, tuple[Any, ...]], None]) -> None:
         super().__init__()
@@ -253,18 +256,17 @@ class Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _same(one: object, other: object) -> bool:
-    """Whether two values that a layer took or gave are the same; of what is no tensor, the tensors
-    within."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return all(_same(a, b) for a, b in zip(one, other, strict=False))
+def _are_equal(a: object, b: object) -> bool:
+    """Whether two values of a layer are equal; only tensors and tensors in lists are compared."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return all(_are_equal(x, y) for x, y in zip(a, b, strict=False))
     return True
 
 
-def dropouts_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
-    """Return the names of a module's Dropouts that are masks; one of rate 0 drops nothing."""
+def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
+    """Return the names of the Dropouts to convert to masks: those with a rate above 0."""
     return [
         name
         for name, layer in layers_by_name(module).items()
@@ -275,8 +277,7 @@ def dropouts_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
 def count_dropout_units(
     module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, list[int]]:
-    """Return how many units, or channels, some Dropouts of a module see, by name, whenever they
-    run."""
+    """Return the number of units or channels in each call of each Dropout, by name."""
     dropouts = {name: module.get_submodule(name) for name in names}
     units: dict[str, list[int]] = {name: [] for name in dropouts}
     with watch(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
@@ -287,18 +288,17 @@ def count_dropout_units(
 def keep_probabilities(
     module: nn.Module, drawn: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, Float[Tensor, "I"]]:
-    """Return with what probability each drawn layer's inputs, or channels, pass some of the
-    module's Dropouts.
+    """Return the probability with which Dropouts keep each input or channel of drawn layers.
 
-    An input counts as dropped with a unit that it is 0 without. What weighted layers give is noise
-    here, so that only Dropouts between one and the next are seen.
+    An input depends on a Dropout if zeroing the Dropout's output zeroes the input. Outputs of
+    weighted layers are replaced by noise, so that only Dropouts between successive layers count.
     """
     layers = {name: module.get_submodule(name) for name in drawn}
-    kept: dict[str, Tensor] = {}
+    keep: dict[str, Tensor] = {}
     for name, layer in layers.items():
         assert isinstance(layer, DRAWABLE)
         inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-        kept[name] = torch.ones(inputs)
+        keep[name] = torch.ones(inputs)
     generator = torch.Generator().manual_seed(0)
     live: dict[str, Tensor] = {}
 
@@ -320,25 +320,30 @@ def keep_probabilities(
             assert isinstance(dropout, DROPOUTS)
             with dropout.register_forward_hook(lambda _, __, outputs: torch.zeros_like(outputs)):
                 run_on_rows(module, examples)
-            for of, units in live.items():
-                kept[of][alive[of] & ~units] *= 1.0 - dropout.p
-    return kept
+            for layer_name, units in live.items():
+                keep[layer_name][alive[layer_name] & ~units] *= 1.0 - dropout.p
+    return keep
 
 
 @contextmanager
-def watch(
-    layers: Layers, note: Callable[[str, Any], None], of_outputs: bool = False
-) -> Iterator[None]:
-    """Note what each layer takes in as its first argument, or what it gives."""
+def watch(layers: Layers, note: Callable[[str, Any], None]) -> Iterator[None]:
+    """Call `note` with the first argument of each layer before it runs."""
     with ExitStack() as stack:
         for name, layer in layers.items():
-            if of_outputs:
-                hook = layer.register_forward_hook(
-                    lambda _, __, outputs, name=name: note(name, outputs)
-                )
-            else:
-                hook = layer.register_forward_pre_hook(
-                    lambda _, inputs, name=name: note(name, inputs[0] if inputs else None)
-                )
+            hook = layer.register_forward_pre_hook(
+                lambda _, inputs, name=name: note(name, inputs[0] if inputs else None)
+            )
+            stack.enter_context(hook)
+        yield
+
+
+@contextmanager
+def watch_outputs(layers: Layers, note: Callable[[str, Any], None]) -> Iterator[None]:
+    """Call `note` with the outputs of each layer after it runs."""
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            hook = layer.register_forward_hook(
+                lambda _, __, outputs, name=name: note(name, outputs)
+            )
             stack.enter_context(hook)
         yield

@@ -1,4 +1,4 @@
-"""Which layers of a module are drawn, and which of its other parameters a fit may change."""
+"""Select the layers of a module to draw, and the other layers to train."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -8,13 +8,13 @@ from torch import nn
 from model_store.errors import InvalidInput
 from training.bayes.layers import DRAWABLE, Drawable
 
-SHOWN = 12  # names in an error
-NOT_DRAWN = ", or leave it out by network.bayesian"  # of a layer that is refused
+MAX_NAMES = 12  # in an error
+EXCLUDE = ", or exclude it with network.bayesian"  # advice in errors about a drawn layer
 
 
-def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
+def unsupported(name: str, layer: nn.Module, reason: str) -> InvalidInput:
     expected = "supported layers (docs/networks.md lists them)"
-    return InvalidInput("network", expected, f"layer {name}: {type(layer).__name__}: {why}")
+    return InvalidInput("network", expected, f"layer {name}: {type(layer).__name__}: {reason}")
 
 
 def layers_by_name(module: nn.Module) -> dict[str, nn.Module]:
@@ -22,44 +22,44 @@ def layers_by_name(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, Drawable]:
-    """Return the layers that are drawn, by name: those that patterns name, or all that can be.
+    """Return the layers to draw, by name; without patterns, all layers that can be drawn.
 
-    A pattern names a layer, or all layers inside one; `*` and `?` stand for any text and character
-    of a name.
+    A pattern selects the matching layers and all layers inside them. `*` matches any text, and `?`
+    any character.
     """
-    there = layers_by_name(module)
-    # attention reads the weights of its layers itself
-    attentions = [name for name, layer in there.items() if isinstance(layer, nn.MultiheadAttention)]
-    can: dict[str, Drawable] = {
+    layers = layers_by_name(module)
+    # Attention reads the weights of its inner layers directly.
+    attentions = [n for n, layer in layers.items() if isinstance(layer, nn.MultiheadAttention)]
+    drawable: dict[str, Drawable] = {
         name: layer
-        for name, layer in there.items()
+        for name, layer in layers.items()
         if isinstance(layer, DRAWABLE)
         and type(layer) in DRAWABLE
         and not any(is_within(name, outer) for outer in attentions)
     }
     if patterns is None:
-        return can
-    found: set[str] = set()
+        return drawable
+    selection: set[str] = set()
     for i, pattern in enumerate(patterns):
         field = f"network.bayesian.{i}"
-        named = [name for name in there if fnmatchcase(name, pattern)]
-        if not named:
-            expected = f"the name of a layer ({_join(can)} can be drawn)"
+        matches = [name for name in layers if fnmatchcase(name, pattern)]
+        if not matches:
+            expected = f"the name of a layer ({_join(drawable)} can be drawn)"
             raise InvalidInput(field, expected, repr(pattern))
-        within = {name for name in can if any(is_within(name, outer) for outer in named)}
-        expected = f"a layer that can be drawn ({_join(can)} can)"
-        for name in named:
+        within = {name for name in drawable if any(is_within(name, outer) for outer in matches)}
+        expected = f"a layer that can be drawn ({_join(drawable)})"
+        for name in matches:
             if name == pattern and not any(is_within(inner, name) for inner in within):
-                raise InvalidInput(field, expected, f"{name}: {type(there[name]).__name__}")
+                raise InvalidInput(field, expected, f"{name}: {type(layers[name]).__name__}")
         if not within:
-            kinds = ", ".join(sorted({type(there[name]).__name__ for name in named}))
-            raise InvalidInput(field, expected, f"{pattern!r}, of {kinds}")
-        found |= within
-    return {name: layer for name, layer in can.items() if name in found}
+            kinds = ", ".join(sorted({type(layers[name]).__name__ for name in matches}))
+            raise InvalidInput(field, expected, f"{pattern!r}, which matches {kinds}")
+        selection |= within
+    return {name: layer for name, layer in drawable.items() if name in selection}
 
 
 def is_named(name: str, patterns: Sequence[str] | None) -> bool:
-    """Whether patterns name something or a layer around it; without patterns, anything."""
+    """Whether patterns match a layer or one around it; without patterns, all layers match."""
     if patterns is None:
         return True
     parts = name.split(".")
@@ -68,31 +68,31 @@ def is_named(name: str, patterns: Sequence[str] | None) -> bool:
 
 
 def is_within(name: str, outer: str) -> bool:
-    """Whether a layer is another or inside it."""
     return name == outer or name.startswith(f"{outer}.")
 
 
 def freeze(
     module: nn.Module, patterns: Sequence[str] | None, drawn: Sequence[str]
 ) -> list[nn.Module]:
-    """Freeze the parameters of layers that are not drawn and that no pattern names.
+    """Freeze the parameters of layers that are not drawn and that no pattern matches.
 
-    Without patterns none is. Return the layers that are frozen, whose statistics stay too.
+    Without patterns, nothing is frozen. Returns the frozen layers, whose statistics must not change
+    either.
     """
     if patterns is None:
         return []
-    there = layers_by_name(module)
-    kept = set(drawn)
+    layers = layers_by_name(module)
+    trained = set(drawn)
     for i, pattern in enumerate(patterns):
-        named = [name for name in there if fnmatchcase(name, pattern)]
-        if not named:
-            known = [name for name, layer in there.items() if any(True for _ in layer.parameters())]
-            expected = f"the name of a layer (such as {_join(known)})"
+        matches = [name for name in layers if fnmatchcase(name, pattern)]
+        if not matches:
+            trainable = [n for n, layer in layers.items() if any(True for _ in layer.parameters())]
+            expected = f"the name of a layer (such as {_join(trainable)})"
             raise InvalidInput(f"network.trained.{i}", expected, repr(pattern))
-        kept.update(named)
+        trained.update(matches)
     frozen = []
-    for name, layer in [("", module), *there.items()]:
-        if not any(is_within(name, outer) for outer in kept):
+    for name, layer in [("", module), *layers.items()]:
+        if not any(is_within(name, outer) for outer in trained):
             frozen.append(layer)
             for parameter in layer.parameters(recurse=False):
                 parameter.requires_grad_(False)
@@ -101,5 +101,5 @@ def freeze(
 
 def _join(layers: Iterable[str]) -> str:
     names = list(layers)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more if names else "none"
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + rest if names else "none"

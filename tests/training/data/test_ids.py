@@ -325,7 +325,7 @@ def test_the_flag_looks_at_no_density_of_ids():
         ),
         (
             {"network": FACTORY, "data": {"vocabulary": 21}},
-            "a module that takes ids from 0 to 20 in rows of shape",
+            "a module that accepts ids from 0 to 20 in rows of shape",
         ),
         (
             {"network": FACTORY, "data": {"vocabulary": 5}},
@@ -403,7 +403,7 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
     more = dataclasses.replace(data, maximum=VOCABULARY + 5.0)
     refused(
         lambda: make_encoding(graph, settings, more, data.train, tmp_path, None),
-        f"network.encoder: expected one that takes ids from 0 to {VOCABULARY + 5}",
+        f"network.encoder: expected an encoder that accepts ids from 0 to {VOCABULARY + 5}",
     )
 
 

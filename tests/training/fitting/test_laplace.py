@@ -333,14 +333,14 @@ def test_what_contradicts_itself_is_refused_in_a_line():
     del auto["training"]["epochs"]
     refused(
         lambda: check_trained(Recipe.model_validate(auto), None),
-        "data.target_transform: expected the transform that",
+        "data.target_transform: expected the transform of",
     )
 
 
 @pytest.mark.parametrize(
     ("network", "field", "message"),
     [
-        ({"hidden": [4], "bayesian": ["2"]}, "network.bayesian", "which draws the last layer"),
+        ({"hidden": [4], "bayesian": ["2"]}, "network.bayesian", "which draws only the last layer"),
         (
             {"hidden": [11_000]},
             "posterior.structure: expected kronecker or diagonal for 33003 weights (full: up to",
@@ -348,12 +348,12 @@ def test_what_contradicts_itself_is_refused_in_a_line():
         ),
         (
             {"factory": f"{__name__}:squashed"},
-            "network: expected a Linear layer at the end",
+            "network: expected a final Linear layer",
             "got layer 1: Linear(",
         ),
         (
             {"factory": f"{__name__}:pooled"},
-            "network: expected a Linear layer at the end",
+            "network: expected a final Linear layer",
             "got layer 0: Conv2d(",
         ),
     ],

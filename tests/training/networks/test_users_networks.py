@@ -86,37 +86,36 @@ class Uses(nn.Module):
     [
         (
             nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3)),
-            "a module that gives a tensor, got a tuple",
+            "a module that returns a tensor, got a tuple",
         ),
         (Uses("lock"), "a module that copy.deepcopy can copy, got TypeError"),
         (
             nn.Sequential(nn.Linear(4, 4), Uses("random")),
-            "others the second time, at layer 1: Uses",
+            "different outputs in a second call, from layer 1: Uses",
         ),
         (
             Uses("unused"),
-            "layer first: Linear: it never runs; call it in forward, leave it out of the module, "
-            "or",
+            "layer first: Linear: it never runs; call it in forward, remove it from the module, or",
         ),
         (
             Uses("weight"),
-            "layer first: Linear: forward reads its weights itself; call the layer instead",
+            "layer first: Linear: forward reads its weights directly; call the layer instead",
         ),
         (
             Uses("weight too"),
-            "layer first: Linear: forward reads its weights itself; call the layer instead",
+            "layer first: Linear: forward reads its weights directly; call the layer instead",
         ),
         (
             Uses("twice"),
-            "layer first: Linear: it runs 2 times; each place needs a layer of its own",
+            "layer first: Linear: it runs 2 times; use a separate layer for each call",
         ),
         (
             Uses("tied"),
-            "layer last: Linear: its weight is also layer first's; each needs its own, or leave "
-            "it out",
+            "layer last: Linear: its weight is also layer first's; use a separate parameter, or exclude "
+            "it with",
         ),
-        (Uses("random"), "others the second time, in forward itself"),
-        (Uses("masked"), "others the second time, at layer mask: Masked"),
+        (Uses("random"), "different outputs in a second call, from forward itself"),
+        (Uses("masked"), "different outputs in a second call, from layer mask: Masked"),
         (
             nn.Sequential(nn.Embedding(4, 3)),
             "a module that runs on a batch of rows, got RuntimeError",
@@ -159,7 +158,7 @@ def test_masks_before_a_linear_layer_are_of_its_inputs_also_where_a_row_is_a_seq
 def test_convolutions_that_a_method_does_not_take_are_refused_by_name():
     grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4 * 5 * 4, 3))
     with pytest.raises(
-        InvalidInput, match="layer 0: Conv2d: a variational hypernetwork has Linear layers"
+        InvalidInput, match="layer 0: Conv2d: a variational hypernetwork needs Linear layers"
     ):
         DrawnNetwork(grouped, Stochastic("hypernet"), SHAPE)
 
@@ -307,7 +306,7 @@ def test_a_forward_may_read_the_rate_of_a_dropout_that_is_taken_away():
 
 def test_a_dropout_that_never_runs_is_no_place_for_a_mask():
     with pytest.raises(
-        InvalidInput, match=r"layer drop: Dropout: it never runs, .* by network.bayesian"
+        InvalidInput, match=r"layer drop: Dropout: it never runs; .* with network.bayesian"
     ):
         DrawnNetwork(Attends(0.5), Stochastic("masks"), (5, 4))
 
@@ -356,18 +355,18 @@ def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, 
 @pytest.mark.parametrize(
     ("name", "noise", "expected", "got"),
     [
-        ("wide", None, "3 outputs for each row (one for each class)", "5 after layer 2: Linear"),
-        ("wide", "homoscedastic", "1 outputs for each row (the mean)", "5 after layer 2: Linear"),
+        ("wide", None, "3 outputs per row (one for each class)", "5 after layer 2: Linear"),
+        ("wide", "homoscedastic", "1 outputs per row (the mean)", "5 after layer 2: Linear"),
         (
             "wide",
             "heteroscedastic",
-            "2 outputs for each row (mean and log variance)",
+            "2 outputs per row (mean and log variance)",
             "5 after layer 2: Linear",
         ),
         (
             "flat",
             None,
-            "3 outputs for each row (one for each class)",
+            "3 outputs per row (one for each class)",
             "shape (160,) for 32 rows after layer 1: Flatten",
         ),
     ],
@@ -392,7 +391,7 @@ def test_outputs_of_another_width_are_refused_by_factory_and_layer(
         build(recipe, (4,), 0 if noise else 3)
     assert (
         str(refused.value)
-        == f"network.factory: expected {factory} to make a module of {expected}, got {got}"
+        == f"network.factory: expected {factory} to return a module with {expected}, got {got}"
     )
     sys.modules.pop("users_of_widths", None)
 
@@ -403,7 +402,7 @@ def softened(shape, outputs):
 
 def test_probabilities_in_place_of_logits_are_refused():
     content = content_with(network={"factory": f"{__name__}:softened", "start": "trained"})
-    with pytest.raises(InvalidInput, match="a module of logits, without a softmax at its end"):
+    with pytest.raises(InvalidInput, match="to return a module without a final softmax"):
         build(Recipe.model_validate(content), (4,), 3)
     regression = {"task": "regression", "likelihood": {"noise": "heteroscedastic"}}
     build(Recipe.model_validate({**content, **regression, "serving": {}}), (4,), 0)
