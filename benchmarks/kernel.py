@@ -32,7 +32,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.runtime import Runtime
 from model_store.processes import processors
-from training.export.graphs import export, runtime_of
+from training.export.graphs import export, load_runtime
 from training.export.quantise import quantise_network
 from training.export.served import served_network
 
@@ -129,8 +129,8 @@ def measure(store: ModelStore, name: str, rounds: int) -> Figures:
     integers = graphs | {"network.onnx": quantise_network(graphs["network.onnx"])}
     label = f"{published.manifest.precision}, with detectors"
     runtimes: dict[str, Runtime] = {
-        "float32": runtime_of(reference, graphs),
-        "int8": runtime_of(reference, integers),
+        "float32": load_runtime(reference, graphs),
+        "int8": load_runtime(reference, integers),
         label: published.runtime,
     }
     theta = published.runtime.draw(0, 0, DRAWS)[:, None]

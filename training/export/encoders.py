@@ -1,6 +1,6 @@
-"""Make `encoder.onnx` from a torch module or from an ONNX file of another program.
+"""Build `encoder.onnx` from a torch module or from an ONNX file of another program.
 
-Its input is `x` (rows, I) float32, raw rows; its output is `encoded` (rows, F) float32.
+The graph maps raw rows, `x` (rows, I) float32, to encoded rows, `encoded` (rows, F) float32.
 """
 
 import itertools
@@ -24,21 +24,21 @@ from model_store.inference.encoder import INPUT, OUTPUT, Encoder
 from model_store.inference.graphs import GraphError, between
 from model_store.inference.operators import refusal
 from model_store.inference.sessions import providers, session_options
-from training.export.graphs import graph_of
+from training.export.graphs import export_graph
 
 FIELD = "network.encoder"
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 INTEGERS = (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.INT8)
 MASK, TYPES = "attention_mask", "token_type_ids"  # inputs that follow from the ids
-ROWS_AT_ONCE = 8  # if rows do not depend on each other
+ROWS_AT_ONCE = 8  # if rows are independent
 OWN, THEIRS = "rows.", "file."  # prefixes of added names, and of names in the file
-SHOWN = 20  # names in an error
+MAX_NAMES = 20  # in an error
 MAX_DIFFERENCE = 0.01  # between a row encoded alone and among others, relative
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderInput:
-    """How raw rows reach an encoder: shape, pixel standardisation, ids and padding."""
+    """The conversion of raw rows for an encoder: shape, pixel standardisation, ids, padding."""
 
     shape: tuple[int, ...]
     mean: Float32[np.ndarray, "..."] | None = None
@@ -48,13 +48,13 @@ class EncoderInput:
 
 
 class _RawRowEncoder(nn.Module):
-    """A user's module behind the steps from flat raw rows to its input."""
+    """A user's module with the conversion of flat raw rows to its input."""
 
     def __init__(self, encoder: nn.Module, rows: EncoderInput) -> None:
         super().__init__()
         self.encoder = encoder
         self.shape, self.takes_ids = rows.shape, rows.takes_ids
-        # The exporter confuses constants and operators of one name, so no operator is named so.
+        # The exporter confuses constants and operators with equal names; no operator has these.
         self.pixel_mean = None if rows.mean is None else torch.from_numpy(rows.mean)
         self.pixel_std = None if rows.std is None else torch.from_numpy(rows.std)
 
@@ -68,18 +68,17 @@ class _RawRowEncoder(nn.Module):
 
 
 def module_graph(encoder: nn.Module, rows: EncoderInput) -> onnx.ModelProto:
-    """Export a module that takes rows of shape `rows.shape`."""
     x = torch.zeros(3, math.prod(rows.shape))
     shapes = {INPUT: {0: torch.export.Dim("rows")}}
-    return graph_of(_RawRowEncoder(encoder, rows).eval(), (x,), shapes, [OUTPUT])
+    return export_graph(_RawRowEncoder(encoder, rows).eval(), (x,), shapes, [OUTPUT])
 
 
 def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onnx.ModelProto:
-    """Read an ONNX file, and add the steps from raw rows to its input.
+    """Read an ONNX file, and add the conversion of raw rows to its input.
 
-    The input may have any number type, channels last, and a first axis of length 1 (rows are then
-    encoded one at a time). Mask and token types of a text encoder follow from the ids. `output` is
-    an output of the graph or an inner value, by default its only output.
+    The input can have any number type, channels last, and a first axis of length 1 (the service
+    then encodes one row at a time). The mask and token types of a text encoder are derived from the
+    ids. `output` names an output or an inner value of the graph, by default its only output.
     """
     model = onnx.compose.add_prefix(_read(path), THEIRS)
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -87,8 +86,10 @@ def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onn
     derived = {name: value for name, value in inputs.items() if _plain(name) in (MASK, TYPES)}
     mains = [value for name, value in inputs.items() if name not in derived]
     if len(mains) != 1:
-        expected = f"one input, besides {MASK} and {TYPES}"
-        raise InvalidInput(FIELD, expected, f"{[_plain(value.name) for value in mains][:SHOWN]}")
+        expected = f"one input, in addition to {MASK} and {TYPES}"
+        raise InvalidInput(
+            FIELD, expected, f"{[_plain(value.name) for value in mains][:MAX_NAMES]}"
+        )
     encoded = _find_output(model, output)
     nodes, tensors, source = _prefix(mains[0], rows)
     for name, value in derived.items():
@@ -103,16 +104,16 @@ def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onn
         [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["rows", "numbers"])],
         [*model.graph.initializer, *tensors],
     )
-    whole = helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
-    needed = between(whole, [INPUT], [OUTPUT])
-    assert needed is not None  # the graph has all inputs
-    return needed
+    merged = helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
+    pruned = between(merged, [INPUT], [OUTPUT])
+    assert pruned is not None  # the graph has all inputs
+    return pruned
 
 
 def serialise(model: onnx.ModelProto) -> bytes:
     try:
         content: bytes = model.SerializeToString()
-    except ValueError:  # the limit of protobuf
+    except ValueError:  # protobuf's size limit
         raise InvalidInput(FIELD, "a model of up to 2 GB", "a larger one") from None
     return content
 
@@ -120,16 +121,16 @@ def serialise(model: onnx.ModelProto) -> bytes:
 def examine(
     path: Path, row_size: int, examples: Float32[np.ndarray, "N I"], rows_at_once: int | None
 ) -> EncoderSpec:
-    """Return an encoder's entry in the manifest, having tested whether rows depend on each other.
+    """Test whether rows depend on each other, and return an encoder's entry in the manifest.
 
-    Each row is encoded alone, among others, and at another place among them. If the bits differ,
-    rows are encoded one at a time, unless the recipe asks for `rows_at_once` of them.
+    Each row is encoded alone and in batches, at two positions. If the bits differ, the service will
+    encode rows one at a time, unless the recipe sets `rows_at_once`.
     """
     try:
         width = _width(path, examples[:1])
         encoder = Encoder(path, EncoderSpec(outputs=width, rows_at_once=1), row_size, threads=1)
     except GraphError as error:
-        expected = "a model that the service runs on these rows"
+        expected = "a model that the service can run on these rows"
         raise InvalidInput(FIELD, expected, one_line(error)) from None
     alone = encoder(examples)
     if not np.isfinite(alone).all():
@@ -142,7 +143,7 @@ def examine(
     if rows_at_once is None:
         return encoder.spec
     if not difference <= MAX_DIFFERENCE:
-        expected = f"1, since other rows change the encoding of a row by {difference:.2g} of it"
+        expected = f"1, since other rows change the encoding of a row by {100 * difference:.2g} %"
         raise InvalidInput("network.rows_at_once", expected, f"{rows_at_once}")
     return EncoderSpec(outputs=width, rows_at_once=rows_at_once, difference=difference)
 
@@ -153,15 +154,17 @@ def _difference(
     alone: Float32[np.ndarray, "N F"],
     together: int,
 ) -> float:
-    """Return the largest difference between a row encoded alone and among others, relative to its
-    largest number."""
+    """Return the largest relative difference between rows encoded alone and in batches.
+
+    Differences are relative to the largest number of the encoded row.
+    """
     orders = (np.arange(len(x)), np.arange(len(x))[::-1])
     worst = 0.0
     for count, order in itertools.product({2, 3, together}, orders):
         batches = np.split(order, range(count, len(order), count))
         try:
             encoded = np.concatenate([encoder.run(x[batch]) for batch in batches])
-        except Exception:  # a graph that takes only one row
+        except Exception:  # the graph accepts only one row
             return math.inf
         if encoded.shape != alone.shape:
             return math.inf
@@ -187,30 +190,30 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path, load_external_data=False)
     except OSError as error:
-        got = error.strerror or "none that can be read"
+        got = error.strerror or "an unreadable file"
         raise InvalidInput(FIELD, f"a file at {path}", got) from None
     except Exception:
         model = onnx.ModelProto()
     if not model.graph.node:
-        raise InvalidInput(FIELD, "an ONNX model", f"something else in {path}")
+        raise InvalidInput(FIELD, "an ONNX model", f"a file of another format, {path}")
     try:
         load_external_data_for_model(model, str(path.parent))
     except Exception as error:
-        expected = f"the weights of {path.name} in it, or in a second file of the same folder"
+        expected = f"the weights of {path.name} in the file, or in a second file of the same folder"
         raise InvalidInput(FIELD, expected, one_line(error)) from None
-    refused = refusal(model)
-    if refused is not None:
-        expected = "a model that the service runs"
-        raise InvalidInput(FIELD, expected, f"{path}: {refused}")
+    reason = refusal(model)
+    if reason is not None:
+        expected = "a model that the service can run"
+        raise InvalidInput(FIELD, expected, f"{path}: {reason}")
     return model
 
 
 def _find_output(model: onnx.ModelProto, name: str | None) -> str:
     outputs = [_plain(value.name) for value in model.graph.output]
-    expected = f"one of {outputs[:SHOWN]}"
+    expected = f"one of {outputs[:MAX_NAMES]}"
     if name is None:
         if len(outputs) != 1:
-            raise InvalidInput("network.output", f"{expected}, since there are several", "none")
+            raise InvalidInput("network.output", expected, "no name")
         name = outputs[0]
     if not any(THEIRS + name in node.output for node in model.graph.node):
         raise InvalidInput("network.output", f"{expected}, or an inner value", repr(name))
@@ -224,16 +227,18 @@ def _plain(name: str) -> str:
 def _prefix(
     value: onnx.ValueInfoProto, rows: EncoderInput
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], str]:
-    """Return the nodes from raw rows to a graph's input, their constants, and the name of the
-    reshaped rows."""
+    """Build the nodes from raw rows to a graph's input.
+
+    Returns them with their constants and the name of the converted rows.
+    """
     kind = value.type.tensor_type
     dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
     form = f"{TensorProto.DataType.Name(kind.elem_type).lower()} {[d or '?' for d in dims]}"
     got = f"input {_plain(value.name)}: {form}"
     if kind.elem_type not in (*FLOATS, *INTEGERS):
-        raise InvalidInput(FIELD, "an input of numbers", got)
+        raise InvalidInput(FIELD, "a numeric input", got)
     if not dims or dims[0] not in (None, 1):
-        expected = "an input whose first axis is rows: any number, or one"
+        expected = "an input whose first axis, of rows, has variable length or length 1"
         raise InvalidInput(FIELD, expected, got)
     shapes = [rows.shape] if len(rows.shape) != 2 else [rows.shape, (1, *rows.shape)]
     layouts = [(shape, tuple(range(len(shape)))) for shape in shapes]
@@ -266,12 +271,12 @@ def _prefix(
 def _derive_from_ids(
     name: str, value: onnx.ValueInfoProto, ids: str, pad_id: int, tensors: list[onnx.TensorProto]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes of the mask (1 except for padding), or of the token types (0)."""
+    """Build the nodes of the mask (1 except for padding), or of the token types (0)."""
     kind = value.type.tensor_type.elem_type
     if kind not in (*FLOATS, *INTEGERS):
         got = TensorProto.DataType.Name(kind).lower()
-        raise InvalidInput(FIELD, f"numbers as input {_plain(name)}", got)
-    if _plain(name) == TYPES:  # all texts are of one kind, 0
+        raise InvalidInput(FIELD, f"a numeric input {_plain(name)}", got)
+    if _plain(name) == TYPES:  # all tokens have type 0
         return [
             helper.make_node("Sub", [ids, ids], [f"{OWN}{name}.none"]),
             helper.make_node("Cast", [f"{OWN}{name}.none"], [name], to=kind),

@@ -1,4 +1,4 @@
-"""Export of a fitted model to the two graphs that the service runs, and their parity with torch."""
+"""Export a fitted model to the two graphs that the service runs, and compare them with torch."""
 
 import copy
 import io
@@ -27,17 +27,17 @@ from training.bayes.layers import WeightLayer, matmul
 from training.bayes.likelihoods import Gaussian, Likelihood
 from training.bayes.network import BayesianModel, Network
 from training.data import Rows
-from training.export.kept_graphs import export_program, strip_notes
+from training.export.graph_cache import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network
 from training.networks.networks import MemberNetwork
 from training.networks.probes import find_operator, reads_values
 
 ROWS, DRAWS = "rows", "draws"  # axes whose length varies
-PARITY_TOLERANCE = 1e-3  # another function is off by far more, rounding by far less
+PARITY_TOLERANCE = 1e-3  # far above rounding errors, far below differences of wrong exports
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
 CHECKED_ROWS = 16
-CHECKED_DETECTORS = ("feature_neighbours",)  # others do not depend on the module
+CHECKED_DETECTORS = ("feature_neighbours",)  # the others do not depend on the module
 ROUNDED_SHARE = 1e-3
 NO_SUCH_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 UNTRANSLATED = re.compile(r"Error when translating node .*?target=torch\.ops\.(\w+\.\w+)")
@@ -50,40 +50,41 @@ class ParityError(DubitoError):
 def export(
     model: BayesianModel, network: ServedNetwork, with_terms: bool = False
 ) -> dict[str, bytes]:
-    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features,
-    density).
+    """Export `sampler.onnx` (eps -> theta) and `network.onnx`.
 
-    With terms, the network also gives those of detectors' scores, where they are divided among a
-    row's numbers.
+    The network maps (x, theta) to outputs, features and density scores. With terms, it also returns
+    the contributions of a row's numbers to the scores of attributed detectors.
     """
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
     k, n = torch.export.Dim(DRAWS), torch.export.Dim(ROWS)
-    sampler = graph_of(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
-    # The graph is made for a theta that all rows share, so that numbers of rows in it come from x
-    # alone; nothing in it depends on whether theta has a row for each of x or one for all: let it
-    # broadcast.
+    sampler = export_graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
+    # The graph is exported for a theta that all rows share, so that x alone determines the number
+    # of rows. The same graph works for a theta with a row for each row of x, by broadcasting.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
     module: nn.Module = network
     if with_terms and network.attributed:
         module, outputs = _WithTerms(network), [*outputs, TERMS]
-    served = graph_of(module, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
+    served = export_graph(module, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
     layers = [part for part in model.modules() if isinstance(part, WeightLayer)]
     if any(layer.index is not None for layer in layers):  # pruned
-        # theta is smaller than the matrices that the network makes of it
+        # The network expands theta into larger matrices.
         numbers = sum(math.prod(layer.shape) for layer in layers if layer.index is not None)
         served.metadata_props.add(key=WEIGHTS_PER_DRAW, value=str(numbers))
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
 def temper_graph(network: bytes, factor: float) -> bytes:
-    """Return `network.onnx` at a temperature that is `factor` times its own: log probabilities are
-    divided by it and normalised, a regression's variances multiplied by it."""
+    """Multiply the temperature of `network.onnx` by a factor.
+
+    Log-probabilities are divided by it and normalised again. Variances of a regression are
+    multiplied by it.
+    """
     model = onnx.load_model_from_string(network)
     graph = model.graph
     output = graph.output[0].name
@@ -115,9 +116,11 @@ class _WithTerms(nn.Module):
         return (*self.network(x, theta), self.network.terms(x))
 
 
-def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
-    """Return a runtime on processors, whose bits a version is checked and calibrated by: a GPU's
-    are others in a batch than of a lone row."""
+def load_runtime(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
+    """Load graphs into a CPU runtime, for checks and calibration.
+
+    On a GPU, the bits of an answer can depend on the batch.
+    """
     return Runtime(
         graphs["sampler.onnx"],
         graphs["network.onnx"],
@@ -129,10 +132,12 @@ def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
 
 
 def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -> None:
-    """Export a fresh model's network and compare, so that a module that cannot be served is refused
-    before its fit.
+    """Check before a fit that the service can run a model's network.
 
-    `x` are rows that it takes, by default noise.
+    `x` are valid input rows, by default noise.
+
+    Raises:
+        InvalidInput: if the network cannot be exported, or computes something else than torch.
     """
     trial = copy.deepcopy(model).cpu().eval()
     if x is None:
@@ -140,19 +145,18 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
         x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=generator)
     try:
         network = served_network(trial, x, 0, names=CHECKED_DETECTORS)
-        runtime = runtime_of(trial, export(trial, network))
+        runtime = load_runtime(trial, export(trial, network))
         parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
     except ParityError as error:
-        expected = "a module that onnxruntime computes as torch does"
+        expected = "a module with equal outputs in onnxruntime and torch"
         raise InvalidInput("network", expected, one_line(error)) from error
     except Exception as error:
-        raise InvalidInput("network", *_why_not_exported(error, trial.network, x)) from error
+        raise InvalidInput("network", *_explain_failure(error, trial.network, x)) from error
 
 
 @torch.no_grad()
-def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
-    """Return what a module must be to be exported, and what came, in plain words: an exporter's
-    errors fill pages."""
+def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
+    """Explain a failed export as (expected, got); the exporter's own errors fill pages."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         assert isinstance(cause, Exception)
@@ -163,62 +167,61 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
         unknown = NO_SUCH_OPERATOR.search(text) or UNTRANSLATED.search(text)
         if unknown is not None:
             operator = unknown[1].rpartition(".")[2]
-            # what became of the user's module: its layers have the names that they had
+            # The converted module has the layer names of the user's module.
             module = (
                 network.members[0]
                 if isinstance(network, MemberNetwork)
                 else network.get_submodule("module")
             )
-            where = find_operator(module, lambda: network(x, theta), operator)
-            of = "" if where is None else f" ({where})"
-            expected = "operators that ONNX has, or others in their place"
-            return expected, f"{operator}{of}, which it does not have"
+            layer = find_operator(module, lambda: network(x, theta), operator)
+            place = "" if layer is None else f" ({layer})"
+            return "operators that ONNX supports", f"{operator}{place}"
     if any("data-dependent" in text for text in texts) or reads_values(lambda: network(x, theta)):
-        expected = "a forward that does the same whatever the values in its rows are (torch.where "
-        got = "one whose course depends on values: if, while, int(), float() or .item() of a tensor"
-        return f"{expected}chooses by value)", got
+        expected = "a forward without control flow that depends on values (use torch.where)"
+        return expected, "one with if, while, int(), float() or .item() of a tensor"
     if isinstance(error, GraphError):
-        return "a module of operators that the service runs (docs/networks.md)", one_line(error)
-    reason = texts[-1].partition(" While executing ")[0][:200]  # what follows names files of torch
+        expected = "a module of operators that the service supports (docs/networks.md)"
+        return expected, one_line(error)
+    reason = texts[-1].partition(" While executing ")[0][:200]  # without file names of torch
     return "a module that can be exported and served", f"{type(causes[-1]).__name__}: {reason}"
 
 
-class WrittenOut(TorchFunctionMode):
-    """Computes some functions by others that are served as they should be.
+class ExportSubstitutes(TorchFunctionMode):
+    """Replaces functions that cannot be exported reliably.
 
-    The exporter knows `scaled_dot_product_attention` for four axes only. onnxruntime sums over an
-    axis that is not the last in an order that depends on how many rows there are.
+    The exporter supports `scaled_dot_product_attention` only for four axes. If an axis is not the
+    last, the order in which onnxruntime sums over it depends on the number of rows.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
         if func in (torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum):
-            return _over_last_axes(func, *args, **(kwargs or {}))
+            return _reduce_last_axes(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _over_last_axes(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return a mean or sum, over the last axes of a tensor whose axes are put in that order."""
+def _reduce_last_axes(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute a mean or sum after moving its axes to the end."""
     names = ("input", "dim", "keepdim")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    axes = given.get("dim", given.get("axis"))
-    if len(args) > len(names) or axes is None or not isinstance(given.get("input"), Tensor):
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    dim = arguments.get("dim", arguments.get("axis"))
+    if len(args) > len(names) or dim is None or not isinstance(arguments.get("input"), Tensor):
         return func(*args, **kwargs)
-    x = given["input"]
-    found = sorted(axis % x.ndim for axis in ((axes,) if isinstance(axes, int) else axes))
-    last = list(range(x.ndim - len(found), x.ndim))
-    if not found or found == last:
+    x = arguments["input"]
+    axes = sorted(axis % x.ndim for axis in ((dim,) if isinstance(dim, int) else dim))
+    last = list(range(x.ndim - len(axes), x.ndim))
+    if not axes or axes == last:
         return func(*args, **kwargs)
-    x, dtype = x.movedim(found, last), given.get("dtype")
+    x, dtype = x.movedim(axes, last), arguments.get("dtype")
     if func in (torch.sum, torch.Tensor.sum) and (dtype or x.dtype).is_floating_point:
-        # onnxruntime takes the sum over the axis that was there again, but for a product
-        flat = x.to(dtype or x.dtype).flatten(-len(found))
+        # onnxruntime would fuse the transpose into a sum, but not into a product.
+        flat = x.to(dtype or x.dtype).flatten(-len(axes))
         value = matmul(flat, torch.ones(flat.shape[-1], 1, dtype=flat.dtype))[..., 0]
     else:
         value = func(x, last, dtype=dtype)
-    if given.get("keepdim"):
-        for axis in found:
+    if arguments.get("keepdim"):
+        for axis in axes:
             value = value.unsqueeze(axis)
     return value
 
@@ -233,8 +236,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return softmax(q k' scale + mask) v, as torch documents it, without dropout: it is for what
-    is served."""
+    """Compute softmax(q k' scale + mask) v, as torch documents it, without dropout."""
     if enable_gqa:
         key, value = (
             part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value)
@@ -249,22 +251,21 @@ def _attention(
     return torch.softmax(scores, dim=-1) @ value
 
 
-def graph_of(
+def export_graph(
     module: nn.Module,
     inputs: tuple[Tensor, ...],
     dynamic_shapes: dict[str, dict[int, torch.export.Dim]],
     outputs: list[str],
 ) -> onnx.ModelProto:
-    """Return the graph of a module, with names for its inputs and their axes that vary, and for its
-    outputs."""
-    chatter = io.StringIO()
-    for chattering in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
-        logging.getLogger(chattering).setLevel(logging.ERROR)
+    """Export a module to a graph with names for inputs, variable axes and outputs."""
+    discarded = io.StringIO()
+    for name in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     with (
         warnings.catch_warnings(),
-        redirect_stdout(chatter),
-        redirect_stderr(chatter),
-        WrittenOut(),
+        redirect_stdout(discarded),
+        redirect_stderr(discarded),
+        ExportSubstitutes(),
     ):
         warnings.simplefilter("ignore")
         program = export_program(module, inputs, dynamic_shapes)
@@ -278,14 +279,13 @@ def graph_of(
     largest = _largest_result(graph.graph)
     if largest:
         graph.metadata_props.add(key=LARGEST_RESULT, value=str(largest))
-    del graph.graph.value_info[:]  # shapes of intermediate results, which fix more than holds
+    del graph.graph.value_info[:]  # shapes of intermediate results, which can be too specific
     onnx.checker.check_model(graph)
     return graph
 
 
 def _largest_result(graph: onnx.GraphProto) -> int:
-    """Return how many numbers the largest intermediate result has of one row under one draw, 0 if
-    none depends on both."""
+    """Return the size of the largest intermediate result per row and draw, 0 if there is none."""
     sizes = []
     for value in graph.value_info:
         axes = value.type.tensor_type.shape.dim
@@ -298,8 +298,8 @@ def _largest_result(graph: onnx.GraphProto) -> int:
 def _pool_globally(graph: onnx.GraphProto) -> None:
     """Replace means over pictures by global average pooling.
 
-    onnxruntime's ReduceMean adds numbers in an order that depends on where in memory they lie, so
-    that a row would get other bits at another place in a batch.
+    The order of sums in onnxruntime's ReduceMean depends on memory addresses, so a row's bits would
+    depend on its position in a batch.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
@@ -324,13 +324,19 @@ def _pool_globally(graph: onnx.GraphProto) -> None:
 def parity(
     model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows: Rows
 ) -> dict[str, float]:
-    """Return the largest differences between torch and the runtime, same noise, with shared and
-    paired draws.
+    """Compare torch and the runtime on the same noise, with shared and paired draws.
 
-    Of probabilities and log variances the differences are absolute, of theta relative to its size,
-    or to the mean size of that number of it, where that is more than 1, of density scores relative
-    to the score or, where that is larger, to the detector's mean, of their terms relative to the
-    row's sum of them, and of a regression's means to the target's standard deviation.
+    Returns the largest difference of each kind. Differences of probabilities and log-variances are
+    absolute. The others are relative:
+
+    * theta: to its size, to the coordinate's mean size, or to 1, whichever is largest
+    * density scores: to the score or the detector's mean, whichever is larger
+    * terms of density scores: to their sum over the row
+    * means of a regression: to the target's standard deviation
+
+    Raises:
+        ParityError: if a difference exceeds `PARITY_TOLERANCE`, or if a row's bits depend on the
+            batch.
     """
     x = rows.x[:PARITY_ROWS].astype(np.float32)
     posterior = model.posterior
@@ -338,64 +344,64 @@ def parity(
     pairs = len(x) if model.network.is_paired else 1
     eps = noise(posterior.algorithm, 0, 0, draws * pairs, posterior.noise_dimension)
     theta = posterior(torch.from_numpy(eps)).numpy()
-    served = runtime.sample(eps)
-    size = np.maximum(np.abs(theta), 1.0)  # by which float32 rounds scales of hundreds
-    found: dict[str, list[np.ndarray]] = {"theta": [_relative(served, theta, size)], "density": []}
+    sampled = runtime.sample(eps)
+    size = np.maximum(np.abs(theta), 1.0)  # float32 rounds large scales relative to their size
+    parts: dict[str, list[np.ndarray]] = {"theta": [_relative(sampled, theta, size)], "density": []}
     paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
         outputs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))
-        got, got_density = runtime.run(x, shared_or_paired)
-        for name, differences in _differences(got, outputs.numpy(), model.likelihood).items():
-            found.setdefault(name, []).append(differences)
-        found["density"].append(_relative(got_density, density.numpy(), density.numpy()))
+        run_outputs, run_density = runtime.run(x, shared_or_paired)
+        differences = _differences(run_outputs, outputs.numpy(), model.likelihood)
+        for name, part in differences.items():
+            parts.setdefault(name, []).append(part)
+        parts["density"].append(_relative(run_density, density.numpy(), density.numpy()))
     if runtime.has_terms:
         terms = network.terms(torch.from_numpy(x)).numpy()
         total = terms.sum(axis=2, keepdims=True)
-        found["terms"] = [_relative(runtime.terms(x), terms, total)]
-    worst = {name: _largest(parts) for name, parts in found.items()}
+        parts["terms"] = [_relative(runtime.terms(x), terms, total)]
+    worst = {name: _largest(arrays) for name, arrays in parts.items()}
     for name, difference in worst.items():
         if not difference <= PARITY_TOLERANCE:
             expected = f"{name} within {PARITY_TOLERANCE} of torch's"
             raise ParityError(f"parity: expected {expected}, got a difference of {difference}")
-    _check_rows_apart(runtime, x, paired[:, :1])
+    _check_independent_rows(runtime, x, paired[:, :1])
     return worst
 
 
-def _check_rows_apart(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> None:
+def _check_independent_rows(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> None:
     """Check that each row's answer has the same bits alone and in a batch."""
 
     def answers(rows: np.ndarray) -> dict[str, np.ndarray]:
         outputs, densities = runtime.run(rows, theta)
-        found = {"outputs": outputs.swapaxes(0, 1), "densities": densities}
-        return {**found, "terms": runtime.terms(rows)} if runtime.has_terms else found
+        arrays = {"outputs": outputs.swapaxes(0, 1), "densities": densities}
+        return {**arrays, "terms": runtime.terms(rows)} if runtime.has_terms else arrays
 
     together = answers(x)
     for n in range(len(x)):
         for name, alone in answers(x[n : n + 1]).items():
             if not np.array_equal(alone[0], together[name][n]):
-                expected = f"a row's {name} to be the same bits alone and in a batch"
-                raise ParityError(f"parity: expected {expected}, got others")
+                expected = f"the same bits of a row's {name} alone and in a batch"
+                raise ParityError(f"parity: expected {expected}, got different ones")
 
 
 def _differences(
-    got: np.ndarray, expected: np.ndarray, likelihood: Likelihood
+    actual: np.ndarray, expected: np.ndarray, likelihood: Likelihood
 ) -> dict[str, np.ndarray]:
     if not isinstance(likelihood, Gaussian):
-        return {"probabilities": np.exp(got) - np.exp(expected)}
-    mean, difference = expected[..., 0], got - expected
-    # Far from 0 a target in float32 is rounded to steps that its standard deviation may be close
-    # to.
+        return {"probabilities": np.exp(actual) - np.exp(expected)}
+    mean, difference = expected[..., 0], actual - expected
+    # float32 rounds targets far from 0 to steps that can be close to their standard deviation.
     scale = np.maximum(likelihood.target_std.numpy(), ROUNDED_SHARE * np.abs(mean))
     return {"mean": difference[..., 0] / scale, "log_variance": difference[..., 1]}
 
 
-def _relative(got: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return differences over a row's size or, where that is larger, the mean size."""
+def _relative(actual: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Return differences over a row's size or the mean size, whichever is larger."""
     scale = np.maximum(size, size.mean(axis=0))
-    difference = got - expected
+    difference = actual - expected
     return np.divide(difference, scale, out=difference, where=scale > 0)
 
 
 def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value: NaN, which no tolerance admits, if there is one."""
+    """Return the largest absolute value, or NaN if there is one."""
     return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

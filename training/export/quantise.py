@@ -6,16 +6,16 @@ network's large products are replaced by
     h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = round(h / s_row) in 0 .. 127,    q_V in -127 ..
     127,
 
-with a scale for each row (its largest activation / 127) and for each unit, so that a row's answer
-still does not depend on its neighbours. The first layer, computed once for all draws, and the small
-last one stay in float32.
+with a scale for each row (its largest activation / 127) and for each unit. A row's answer is
+therefore independent of other rows. The first layer, which runs once for all draws, and the small
+last layer stay in float32.
 
-**Sampler.** A linear layer's input has one scale for all draws, fixed by the largest value among
-`RANGE_DRAWS` of them, beyond which it is clipped: 64 + q in 1 .. 127 where it has both signs. So a
-draw does not depend on its neighbours.
+**Sampler.** A linear layer's input has one scale for all draws: the largest value among
+`RANGE_DRAWS` draws. Larger values are clipped. An input with both signs is stored as 64 + q in
+1 .. 127. A draw is therefore independent of other draws.
 
-Integer sums are exact. With 7 bits for activations no pair of products overflows the 16 bits in
-which processors without VNNI add them up, so all processors agree.
+Integer sums are exact. Processors without VNNI add pairs of products in 16 bits. With 7-bit
+activations these sums cannot overflow, so all processors give the same result.
 """
 
 import math
@@ -32,18 +32,16 @@ from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
 from training.data import Rows
 
-SMALLEST = 64  # inputs and outputs of a product worth replacing
+MIN_SIZE = 64  # inputs and outputs of a product; smaller ones stay in float32
 LEVELS = 127
 CHECKED_ROWS = 512
 RANGE_DRAWS = 1000
-# onnxruntime's own operators, among them a product of integers that ends in floats
-FUSED = "com.microsoft"
+FUSED = "com.microsoft"  # onnxruntime's operators, including MatMulIntegerToFloat
 
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """How far integers move mean probabilities, and how far a fresh draw set does (root mean
-    squares)."""
+    """RMS change of mean probabilities by quantisation, and by a new draw set."""
 
     int8_probabilities: float
     int8_monte_carlo: float
@@ -55,10 +53,10 @@ class QuantisationError:
 
 
 def quantise_network(network: bytes) -> bytes:
-    """Return the graph of `network.onnx` with its large products of draws in integers; a small
-    network's as it is.
+    """Quantise the large products of `network.onnx` that each draw repeats.
 
-    Lengths |V| go into the units' scales, or into V where it stays in floats.
+    A small network stays unchanged. Lengths |V| become part of the units' scales, or of V if it
+    stays in float32.
     """
     model = onnx.load_model_from_string(network)
     graph = model.graph
@@ -84,7 +82,7 @@ def quantise_network(network: bytes) -> bytes:
         name = transposed.get(node.input[1], "") if node.op_type == "MatMul" else ""
         if node.op_type == "Div" and node.input[1] in lengths:
             scales[node.output[0]] = node.input[0]
-        elif name not in lengths.values() or min(weights[name].shape) < SMALLEST:
+        elif name not in lengths.values() or min(weights[name].shape) < MIN_SIZE:
             nodes.append(node)
         else:
             direction = weights[name]
@@ -113,9 +111,9 @@ def _length(direction: np.ndarray) -> np.ndarray:
 
 
 def _integer_product(activation: str, weight: str, product: str) -> list[onnx.NodeProto]:
-    """Return the nodes from an activation to its product with a weight of unit length.
+    """Return the nodes that multiply an activation by a weight of unit length.
 
-    What is below 0 counts as 0, to which it is rounded: a Relu before takes no pass of its own.
+    Negative activations are rounded to 0, so a preceding Relu is not needed.
     """
 
     parts = ("largest", "range", "inverse", "scaled", "levels", "sums", "scale")
@@ -134,15 +132,14 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
 
 
 def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
-    """Return the graph of `sampler.onnx` with its large linear layers in integers; a small
-    sampler's as it is."""
+    """Quantise the large linear layers of `sampler.onnx`; a small sampler stays unchanged."""
     model = onnx.load_model_from_string(sampler)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     layers = [
         node
         for node in graph.node
-        if node.op_type == "Gemm" and min(weights[node.input[1]].shape) >= SMALLEST
+        if node.op_type == "Gemm" and min(weights[node.input[1]].shape) >= MIN_SIZE
     ]
     if not layers:
         return sampler
@@ -166,21 +163,20 @@ def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
             "int8": _to_int8(weights[weight], unit_scale),
             "unit_scale": unit_scale,
         }
-        named = {part: f"{output}.{part}" for part in (*constants, "clipped", "levels")}
-        added |= {named[part]: value for part, value in constants.items()}
-        scale = [named["clipped"], named["step"], named["zero"]]
-        product = [named[part] for part in ("levels", "int8", "step", "unit_scale", "zero")]
+        names = {part: f"{output}.{part}" for part in (*constants, "clipped", "levels")}
+        added |= {names[part]: value for part, value in constants.items()}
+        scale = [names["clipped"], names["step"], names["zero"]]
+        product = [names[part] for part in ("levels", "int8", "step", "unit_scale", "zero")]
         nodes += [
-            make_node("Clip", [x, named["bottom"], named["top"]], [named["clipped"]]),
-            make_node("QuantizeLinear", scale, [named["levels"]]),
+            make_node("Clip", [x, names["bottom"], names["top"]], [names["clipped"]]),
+            make_node("QuantizeLinear", scale, [names["levels"]]),
             make_node("MatMulIntegerToFloat", [*product, "", *bias], [output], domain=FUSED),
         ]
     return _with_nodes(model, nodes, added)
 
 
 def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, tuple[float, float]]:
-    """Return the least and largest value that tensors of a sampler take over `RANGE_DRAWS`
-    draws."""
+    """Return the smallest and largest value of a sampler's tensors over `RANGE_DRAWS` draws."""
     model = onnx.load_model_from_string(graph)
     names = list(dict.fromkeys(names))
     shapes = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
@@ -196,16 +192,16 @@ def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, t
 def _with_nodes(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
 ) -> bytes:
-    """Return a model with those of some nodes and constants that its outputs need."""
+    """Replace a model's nodes and add constants, keeping only what its outputs need."""
     graph = model.graph
     needed = {output.name for output in graph.output}
-    kept: list[onnx.NodeProto] = []
+    needed_nodes: list[onnx.NodeProto] = []
     for node in reversed(nodes):
         if needed.intersection(node.output):
-            kept.insert(0, node)
+            needed_nodes.insert(0, node)
             needed.update(node.input)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(needed_nodes)
     tensors = [t for t in graph.initializer if t.name in needed and t.name not in added]
     tensors += [
         numpy_helper.from_array(np.asarray(a), name) for name, a in added.items() if name in needed
@@ -220,17 +216,16 @@ def _with_nodes(
 def quantisation_error(
     exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int
 ) -> QuantisationError:
-    """Return the error over rows of mean probabilities of the same seed, and the Monte Carlo
-    error."""
+    """Compare a quantised model with the exact one on the same seed, and measure the MC error."""
     x = rows.x[:CHECKED_ROWS].astype(np.float32)
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))
-    got = _scores(quantised, x, quantised.draw(0, 0, num_draws))
+    actual = _scores(quantised, x, quantised.draw(0, 0, num_draws))
     fresh = _scores(exact, x, exact.draw(1, 0, num_draws))
-    # Two draw sets differ by sqrt(2) times the error of one.
+    # The difference between two draw sets is sqrt(2) times the error of one.
     return QuantisationError(
-        int8_probabilities=_rms(got.probabilities - expected.probabilities),
+        int8_probabilities=_rms(actual.probabilities - expected.probabilities),
         int8_monte_carlo=_rms(fresh.probabilities - expected.probabilities) / math.sqrt(2.0),
-        int8_same_label=float(np.mean(got.label == expected.label)),
+        int8_same_label=float(np.mean(actual.label == expected.label)),
     )
 
 

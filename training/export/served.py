@@ -1,4 +1,4 @@
-"""What `network.onnx` computes: the network with its detectors, fitted."""
+"""The module that becomes `network.onnx`: the network with its fitted detectors."""
 
 import math
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Res
 from training.recipe import DENSITY_NAMES, Recipe
 from training.seeds import Stream, hash_key
 
-FITTED_ROWS = 10_000  # of the training rows, drawn at random: detectors are fitted on them
+FITTED_ROWS = 10_000  # random training rows for the detectors' fit
 CHUNK_ROWS = 1000
-# their scores are squared lengths of their `deviation`
-OF_VECTORS = (Residual, Mahalanobis, Neighbours)
+# Detectors whose score is the squared length of their `deviation`.
+VECTOR_DETECTORS = (Residual, Mahalanobis, Neighbours)
 
 
 class ServedNetwork(nn.Module):
@@ -50,15 +50,15 @@ class ServedNetwork(nn.Module):
 
     @property
     def two_sided(self) -> tuple[str, ...]:
-        """Names of the detectors of which small scores too mean unlike the data."""
+        """Names of the detectors for which small scores are unusual too."""
         return tuple(name for name in self.density if KINDS[name].is_two_sided)
 
     @property
     def attributed(self) -> tuple[str, ...]:
-        """Names of the detectors whose scores `terms` divides among the numbers of a row.
+        """Names of the detectors whose scores `terms` attributes to the numbers of a row.
 
-        There are none of long rows, whose numbers are not told apart, but for images whose fold
-        adds up the channels of one place.
+        Long rows are folded, so their numbers are not distinguishable and the list is empty, unless
+        the fold only adds up the channels of each pixel.
         """
         shape = self.network.shape
         place = math.prod(shape[-2:]) if len(shape) == 3 else math.prod(shape)
@@ -67,21 +67,20 @@ class ServedNetwork(nn.Module):
         return tuple(
             name
             for name, detector in self.density.items()
-            if isinstance(detector, OF_VECTORS) and KINDS[name].space != "embedding"
+            if isinstance(detector, VECTOR_DETECTORS) and KINDS[name].space != "embedding"
         )
 
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
-        """Return what each number of a row adds to each attributed detector's score: terms of 0 or
-        more."""
+        """Return the non-negative contribution of each number of a row to each attributed score."""
         parts = []
         assert self.spectrum is not None
         for name in self.attributed:
             space = KINDS[name].space
             detector = self.density[name]
-            assert isinstance(detector, OF_VECTORS)
+            assert isinstance(detector, VECTOR_DETECTORS)
             deviation = detector.deviation(self.rows_in(space, x))
-            of_inputs = self.spectrum.back(deviation) if space == "spectrum" else deviation
-            parts.append(self.spectrum.fold.spread(of_inputs.square()))
+            inputs = self.spectrum.back(deviation) if space == "spectrum" else deviation
+            parts.append(self.spectrum.fold.spread(inputs.square()))
         return torch.stack(parts, dim=1)
 
     def forward(
@@ -104,40 +103,47 @@ def served_network(
     names: Sequence[str] | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> ServedNetwork:
-    """Return a model's network with named detectors (by default all that its rows can have),
-    fitted on training rows and on their classes if there are. `shape` is a row's, where the network
-    takes it flat.
+    """Fit detectors on training rows, and attach them to a model's network.
+
+    Args:
+        model: the fitted model.
+        x: training rows.
+        seed: the seed of random choices.
+        labels: the classes of the rows, if any.
+        names: the detectors, by default all that suit the rows.
+        shape: the shape of a row, if the network's input is flat.
     """
     shape = model.network.shape if shape is None else shape
     names = names_for(shape, model.network.takes_ids) if names is None else names
-    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
-    chosen = x[few]
-    parts = chosen.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // x.shape[1])))
-    known = None if labels is None else labels[few]
+    index = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
+    sample = x[index]
+    parts = sample.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // x.shape[1])))
+    sample_labels = None if labels is None else labels[index]
     generator = torch.Generator().manual_seed(seed)
-    looks_at_rows = any(KINDS[name].space != "embedding" for name in names)
-    spectrum = Spectrum.fit(x, generator) if looks_at_rows else None
-    served = ServedNetwork(model.network, model.likelihood, {}, spectrum, model.posterior.centre())
+    needs_spectrum = any(KINDS[name].space != "embedding" for name in names)
+    spectrum = Spectrum.fit(x, generator) if needs_spectrum else None
+    network = ServedNetwork(model.network, model.likelihood, {}, spectrum, model.posterior.centre())
     rows: dict[Space, Tensor] = {}
     for name in names:
         kind = KINDS[name]
         if kind.space == "input":
-            rows["input"] = chosen  # bytes stay bytes
+            rows["input"] = sample  # bytes stay bytes
         elif kind.space not in rows:
-            found = [served.rows_in(kind.space, part.float()) for part in parts]
-            rows[kind.space] = torch.cat(found)
-        also = (known,) if kind.has_classes else (shape,) if kind.is_of_images else ()
-        served.density[name] = kind.fit(rows[kind.space], generator, *also)
-    return served.eval()
+            rows[kind.space] = torch.cat(
+                [network.rows_in(kind.space, part.float()) for part in parts]
+            )
+        extra = (sample_labels,) if kind.has_classes else (shape,) if kind.is_of_images else ()
+        network.density[name] = kind.fit(rows[kind.space], generator, *extra)
+    return network.eval()
 
 
 def fit_detectors(
     model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
 ) -> ServedNetwork:
-    """Return a model's network with its recipe's detectors, fitted on training rows of a shape,
-    the same for the same recipe.
+    """Fit the recipe's detectors on training rows, and attach them to a model's network.
 
-    A density that the flag does not combine is left out: it would take its time of every request.
+    Density detectors that the flag does not combine are omitted, because they would slow down every
+    request.
     """
     labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
     densities = [name for name in recipe.combined if name in DENSITY_NAMES]
@@ -146,7 +152,7 @@ def fit_detectors(
 
 
 def fold(model: BayesianModel) -> None:
-    """Normalise all weight-normed directions for good; the model computes the same."""
+    """Normalise all directions of weight normalisation permanently, without changing the model."""
     for module in model.modules():
         if isinstance(module, ScaledLayer | WeightNormLinear):
             module.fold()

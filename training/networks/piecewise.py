@@ -15,7 +15,7 @@ class PiecewiseLinear(nn.Module):
     """Append the piecewise linear encoding of each number of a row.
 
     A number x with knots b_0 < ... < b_T is encoded as clip((x - b_{t-1}) / (b_t - b_{t-1}), 0, 1),
-    t = 1, ..., T. A linear layer is then a piecewise linear function of each number, and can imitate
+    t = 1, ..., T. A linear layer is then a piecewise linear function of each number, and imitates
     the steps of a boosted tree (Gorishniy et al. 2022, "On embeddings for numerical features in
     tabular deep learning", section 3.2).
     """

@@ -25,7 +25,7 @@ from training.data import Dataset, Rows, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import apply_transform, transform_splits
 from training.evaluation import figures
-from training.export.graphs import runtime_of, temper_graph
+from training.export.graphs import load_runtime, temper_graph
 from training.fit import Fitted, temper
 from training.fitting.steps import VALIDATION_DRAWS
 from training.model import get_likelihood
@@ -84,7 +84,7 @@ def prune_version(
     graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
     files = {file: content for file, content in draft.files.items() if isinstance(content, bytes)}
     before_ms, after_ms = request_times_ms(
-        [runtime_of(model, graphs), runtime_of(smaller, files)],
+        [load_runtime(model, graphs), load_runtime(smaller, files)],
         splits.test.x[:1].astype(np.float32),
         draft.description.noise.default_draws,
     )

@@ -27,7 +27,7 @@ from training import log
 from training.calibration.calibrate import CategoryChoice
 from training.data import Dataset, Rows, Splits
 from training.data.rows import class_shares
-from training.export.graphs import export, parity, runtime_of
+from training.export.graphs import export, load_runtime, parity
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fit_detectors, fold
 from training.folders import data_root, hold
@@ -149,7 +149,7 @@ def _export(fitted: "Fitted") -> Exported:
     # Columns are explained by their usual values; ids and encodings have no explanation.
     with_terms = not data.columns and not data.takes_ids and encoding is None
     files = export(model, network, with_terms=with_terms)
-    runtime = runtime_of(model, files)
+    runtime = load_runtime(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
     posterior = model.posterior
@@ -159,7 +159,7 @@ def _export(fitted: "Fitted") -> Exported:
             sampler: quantise_sampler(files[sampler], posterior.noise_dimension),
             predictor: quantise_network(files[predictor]),
         }
-        quantised = runtime_of(model, integers)
+        quantised = load_runtime(model, integers)
         error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
         differences |= asdict(error)
         if error.is_hidden:

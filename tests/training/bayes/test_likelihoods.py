@@ -15,7 +15,7 @@ from training.bayes.likelihoods import Categorical, Gaussian, crps
 from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import noise
 from training.data import Rows
-from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
+from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, load_runtime, parity
 from training.export.served import fold, served_network
 from training.fitting.stopping import add_wrong_row
 from training.model import build, initialise
@@ -176,7 +176,7 @@ def test_torch_and_onnxruntime_agree(case):
     model.eval()
     fold(model)
     served = served_network(model, x, 0, names=CHECKED_DETECTORS)
-    runtime = runtime_of(model, export(model, served))
+    runtime = load_runtime(model, export(model, served))
     assert runtime.task == "regression"
     worst = parity(model, served, runtime, Rows(x.numpy(), y.numpy()))
     assert set(worst) == {"theta", "mean", "log_variance", "density"}

@@ -190,27 +190,27 @@ def text(folder):
     ("make", "says"),
     [
         (lambda folder: folder / "none.onnx", "network.encoder: expected a file at "),
-        (text, "network.encoder: expected an ONNX model, got something else"),
+        (text, "network.encoder: expected an ONNX model, got a file of another format"),
         (
             two_inputs,
-            r"network.encoder: expected one input, besides attention_mask and token_type_ids, got \['a', 'b'\]",
+            r"network.encoder: expected one input, in addition to attention_mask and token_type_ids, got \['a', 'b'\]",
         ),
         (
             two_outputs,
-            r"network.output: expected one of \['y', 'z'\], since there are several, got none",
+            r"network.output: expected one of \['y', 'z'\], got no name",
         ),
         (custom, "got .*expected operators of those that are served, got com.example.Own"),
         (
             without_its_weights,
-            r"network.encoder: expected the weights of theirs\.onnx in it, or in a second file of "
+            r"network.encoder: expected the weights of theirs\.onnx in the file, or in a second file of "
             r"the same folder, got .*w\.bin",
         ),
         (with_weights_elsewhere, r"in a second file of the same folder, got .*\.\./wb"),
         (
             lambda folder: relu(folder, kind=TensorProto.STRING),
-            "expected an input of numbers, got input x: string",
+            "expected a numeric input, got input x: string",
         ),
-        (lambda folder: relu(folder, dims=(7, 4)), "whose first axis is rows"),
+        (lambda folder: relu(folder, dims=(7, 4)), "whose first axis, of rows"),
         (
             lambda folder: relu(folder, dims=("n", 9)),
             r"an input for rows of shape \(4,\), got input x: float \['\?', 9\]",

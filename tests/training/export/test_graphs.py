@@ -14,7 +14,7 @@ from tests.support.models import scale_model
 from training import recipe as recipes
 from training.bayes.flows import iaf, realnvp
 from training.data import Rows
-from training.export.graphs import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
+from training.export.graphs import PARITY_TOLERANCE, ParityError, export, load_runtime, parity
 from training.export.served import fold, served_network
 from training.model import build, initialise
 
@@ -44,7 +44,7 @@ class Exported:
         fold(self.model)
         self.network = served_network(self.model, x, 0)
         self.files = export(self.model, self.network)
-        self.runtime = runtime_of(self.model, self.files)
+        self.runtime = load_runtime(self.model, self.files)
 
 
 def pictures(_, classes):

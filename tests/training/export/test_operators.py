@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from model_store.inference.operators import refusal
-from training.export.graphs import graph_of
+from training.export.graphs import export_graph
 
 ACTIVATIONS = (
     "ReLU GELU SiLU ELU SELU CELU Hardtanh Hardswish Hardsigmoid LeakyReLU LogSigmoid Mish PReLU "
@@ -91,5 +91,6 @@ class Layers(nn.Module):
 def test_layers_of_all_kinds_export_to_operators_that_are_served():
     rows = torch.export.Dim("rows")
     assert (
-        refusal(graph_of(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"])) is None
+        refusal(export_graph(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"]))
+        is None
     )

@@ -11,7 +11,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.noise import noise
 from tests.support.recipes import write_recipe
 from training.__main__ import main
-from training.export.graphs import WrittenOut
+from training.export.graphs import ExportSubstitutes
 from training.versions import open_parent
 
 
@@ -115,7 +115,7 @@ def test_it_is_served_as_torch_computes_it_and_replayed(
 def test_sums_written_over_the_last_axes_are_the_same(reduced, axes, keepdim):
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     expected = reduced(x, axes, keepdim), reduced(x, dim=axes, keepdim=keepdim, dtype=torch.float64)
-    with WrittenOut():
+    with ExportSubstitutes():
         found = (
             reduced(x, axes, keepdim),
             reduced(x, dim=axes, keepdim=keepdim, dtype=torch.float64),

@@ -11,7 +11,7 @@ from tests.support.recipes import recipe_with
 from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import noise
 from training.data import Rows
-from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
+from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, load_runtime, parity
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
 from training.methods import METHODS, Laplace
@@ -143,7 +143,7 @@ class Case:
             self.model, self.x, 0, names=None if every_detector else CHECKED_DETECTORS
         )
         files = export(self.model, served)
-        self.runtime = runtime_of(self.model, files)
+        self.runtime = load_runtime(self.model, files)
         self.parity = parity(self.model, served, self.runtime, Rows(self.x.numpy(), self.y.numpy()))
 
     def made(self):

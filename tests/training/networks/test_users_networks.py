@@ -432,16 +432,12 @@ class LogGamma(nn.Module):
     [
         (
             Chooses(),
-            "network: expected a forward that does the same whatever the values in its rows are "
-            "(torch.where chooses "
-            "by value), got one whose course depends on values: if, while, int(), float() or "
-            ".item() of a tensor",
+            "network: expected a forward without control flow that depends on values (use "
+            "torch.where), got one with if, while, int(), float() or .item() of a tensor",
         ),
         (
             nn.Sequential(nn.Linear(4, 4), LogGamma(), nn.Linear(4, 3)),
-            "network: expected operators that ONNX has, or others in their place, got lgamma "
-            "(layer 1: LogGamma), "
-            "which it does not have",
+            "network: expected operators that ONNX supports, got lgamma (layer 1: LogGamma)",
         ),
     ],
 )

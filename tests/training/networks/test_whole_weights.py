@@ -11,7 +11,7 @@ from model_store.inference.runtime import HELD_BYTES
 from model_store.scores.classification import predictive_scores, predictive_sums
 from training.data import Rows
 from training.detectors import names_for
-from training.export.graphs import export, runtime_of
+from training.export.graphs import export, load_runtime
 from training.export.served import served_network
 from training.model import build, initialise
 from training.recipe import Recipe
@@ -46,7 +46,7 @@ def made_runtime(method, posterior):
     x = torch.from_numpy(rows().x)
     initialise(model, x)
     files = export(model, served_network(model, x, 0))
-    return runtime_of(model, files)
+    return load_runtime(model, files)
 
 
 def rows():

@@ -18,7 +18,7 @@ from tests.support.serving import serving
 from training.__main__ import main
 from training.bayes.posterior import noise
 from training.data import Rows
-from training.export.graphs import CHECKED_DETECTORS, export, parity, runtime_of
+from training.export.graphs import CHECKED_DETECTORS, export, load_runtime, parity
 from training.export.served import served_network
 from training.model import build, initialise
 from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
@@ -145,7 +145,7 @@ def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small
     graph = onnx.load_model_from_string(files["network.onnx"])
     noted = {entry.key: int(entry.value) for entry in graph.metadata_props}
     assert noted["weights_per_draw"] > smaller.posterior.theta_dimension
-    runtime = runtime_of(smaller, files)
+    runtime = load_runtime(smaller, files)
     rows = Rows(x.numpy(), np.zeros(ROWS, dtype=np.int64))
     assert max(parity(smaller, served, runtime, rows).values()) < 1e-4
     if "hidden" in network:

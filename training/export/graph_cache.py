@@ -1,11 +1,11 @@
-"""ONNX graphs of modules, kept by a module's structure and given its weights when they are used.
+"""Export modules to ONNX, with a cache of graphs without weights.
 
-torch's exporter takes seconds for a graph, of which weights are nothing but the initialisers. So
-what the exporter makes is kept without them, in the process and in a folder, under a digest of all
-else that it depends on: the submodules with their plain attributes, the names and shapes of their
+torch's exporter takes seconds for a graph, but weights are only its initialisers. The cache, in
+memory and in a folder, contains graphs without weights. The key is a digest of everything else that
+a graph depends on: the submodules with their plain attributes, the names and shapes of their
 tensors, the operators that run on the example inputs (with the values of tensors that are neither
 parameters nor buffers), and the versions of the libraries and of this code. Constants are folded
-after the weights are in, so a graph has the same bytes whether it was kept or not.
+after weights are inserted, so a cached graph yields the same bytes as a new one.
 """
 
 import functools
@@ -30,10 +30,10 @@ from training.networks.probes import READS_VALUES, FunctionRecorder
 
 OPSET = 20
 LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript")
-OWN_CODE = ("bayes", "networks", "detectors", "export")
-MOST_FILES = 500  # of some 100 kB each
+CODE_FOLDERS = ("bayes", "networks", "detectors", "export")
+MAX_FILES = 500  # of about 100 kB each
 COUNTERS = "name_counters"
-DEEPEST = 3  # of attributes within attributes
+MAX_DEPTH = 3  # of nested attributes
 
 DynamicShapes = Mapping[str, dict[int, torch.export.Dim]]
 
@@ -43,10 +43,10 @@ _in_memory: dict[str, bytes] = {}
 def export_program(
     module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
 ) -> torch.onnx.ONNXProgram:
-    """Return a module's ONNX program, with its weights in it and constants folded."""
+    """Return a module's ONNX program with weights and folded constants."""
     key = structure(module, inputs, dynamic_shapes)
-    kept = None if key is None else _read(key)
-    if kept is None:
+    cached = None if key is None else _read(key)
+    if cached is None:
         program = torch.onnx.export(
             module,
             inputs,
@@ -57,11 +57,10 @@ def export_program(
             optimize=False,
         )
         assert program is not None
-        if key is not None and (kept := _without_weights(program.model, module)) is not None:
-            _write(key, kept)
-            program = torch.onnx.ONNXProgram(_with_weights(kept, module), None)
-    else:
-        program = torch.onnx.ONNXProgram(_with_weights(kept, module), None)
+        if key is not None and (cached := _without_weights(program.model, module)) is not None:
+            _write(key, cached)
+    if cached is not None:
+        program = torch.onnx.ONNXProgram(_with_weights(cached, module), None)
     program.optimize()
     return program
 
@@ -71,24 +70,24 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:
-    """Return a graph less its weights; None where an initialiser is not the weight of its name."""
-    kept, weights = ir.serde.serialize_model(model), _weights(module)
-    for tensor in kept.graph.initializer:
+    """Return a graph without weights, or None if an initialiser differs from its weight."""
+    proto, weights = ir.serde.serialize_model(model), _weights(module)
+    for tensor in proto.graph.initializer:
         if tensor.name in weights:
             if tensor.raw_data != TorchTensor(weights[tensor.name].detach()).tobytes():
                 return None
             tensor.raw_data = b""
-    strip_notes(kept)
-    # A graph that is read names further values and nodes from 0: go on from where the exporter was.
-    # These counters are private to onnx_ir.
+    strip_notes(proto)
+    # A deserialised graph would number new values and nodes from 0, so the exporter's counters are
+    # stored. They are private to onnx_ir.
     names = model.graph._name_authority
     counters = f"{names._value_counter} {names._node_counter}"
-    onnx.helper.set_model_props(kept, {COUNTERS: counters})
-    return bytes(kept.SerializeToString())
+    onnx.helper.set_model_props(proto, {COUNTERS: counters})
+    return bytes(proto.SerializeToString())
 
 
-def _with_weights(kept: bytes, module: nn.Module) -> ir.Model:
-    model = ir.serde.deserialize_model(onnx.load_model_from_string(kept))
+def _with_weights(cached: bytes, module: nn.Module) -> ir.Model:
+    model = ir.serde.deserialize_model(onnx.load_model_from_string(cached))
     names = model.graph._name_authority
     counters = map(int, model.metadata_props.pop(COUNTERS).split())
     names._value_counter, names._node_counter = counters
@@ -100,7 +99,7 @@ def _with_weights(kept: bytes, module: nn.Module) -> ir.Model:
 
 
 def strip_notes(graph: onnx.ModelProto) -> None:
-    """Remove the exporter's notes, which name files of the machine that it ran on."""
+    """Remove the exporter's notes, which contain file names of the local machine."""
     graph.doc_string = ""
     parts = graph.graph
     for part in (parts, *parts.input, *parts.output, *parts.value_info, *parts.node):
@@ -109,34 +108,34 @@ def strip_notes(graph: onnx.ModelProto) -> None:
 
 
 def folder() -> Path | None:
-    """Return where graphs are kept between processes; None where `DUBITO_GRAPHS` is empty."""
+    """Return the cache folder, or None if `DUBITO_GRAPHS` is empty."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    chosen = os.environ.get("DUBITO_GRAPHS", str(Path(caches) / "dubito" / "graphs"))
-    return Path(chosen) if chosen else None
+    path = os.environ.get("DUBITO_GRAPHS", str(Path(caches) / "dubito" / "graphs"))
+    return Path(path) if path else None
 
 
 def _read(key: str) -> bytes | None:
-    """Return the graph under a key, if one is kept and whole."""
-    if key not in _in_memory and (kept_in := folder()) is not None:
+    """Return the cached graph of a key; damaged files are ignored."""
+    if key not in _in_memory and (cache := folder()) is not None:
         with suppress(OSError):
-            content = (kept_in / key).read_bytes()
+            content = (cache / key).read_bytes()
             if hashlib.sha256(content[32:]).digest() == content[:32]:
                 _in_memory[key] = content[32:]
     return _in_memory.get(key)
 
 
 def _write(key: str, graph: bytes) -> None:
-    """Keep a graph; a folder that cannot be written is done without."""
+    """Cache a graph in memory and, if possible, in the folder."""
     _in_memory[key] = graph
-    if (kept_in := folder()) is None:
+    if (cache := folder()) is None:
         return
     with suppress(OSError):
-        kept_in.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept_in, prefix=".", delete=False) as file:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache, prefix=".", delete=False) as file:
             file.write(hashlib.sha256(graph).digest() + graph)
-        Path(file.name).replace(kept_in / key)
-        oldest_last = sorted(kept_in.iterdir(), key=lambda path: -path.stat().st_mtime)
-        for path in oldest_last[MOST_FILES:]:
+        Path(file.name).replace(cache / key)
+        newest_first = sorted(cache.iterdir(), key=lambda path: -path.stat().st_mtime)
+        for path in newest_first[MAX_FILES:]:
             path.unlink()
 
 
@@ -144,8 +143,10 @@ def _write(key: str, graph: bytes) -> None:
 def structure(
     module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
 ) -> str | None:
-    """Return a digest of all that a module's graph depends on but its weights; None where that is
-    unknown, as of a module that reads values of tensors."""
+    """Return a digest of everything except weights that determines a module's graph.
+
+    Returns None if the digest would be unreliable, because the module reads values of tensors.
+    """
     names: dict[int, str] = {}
     for name, tensor in _all_tensors(module):
         names.setdefault(id(tensor), name)
@@ -163,7 +164,7 @@ def structure(
             run,
         ):
             run.note([run.describe(output) for output in tree_iter(module(*inputs))])
-    except Exception:  # the exporter then says what is wrong with it
+    except Exception:  # the exporter will raise a better error
         return None
     return None if run.reads_values else run.digest.hexdigest()
 
@@ -175,34 +176,34 @@ def _all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @functools.cache
 def _versions() -> str:
-    """Return the versions of the libraries, and a digest of the code that decides what runs."""
+    """Return the versions of the libraries, and a digest of the code that determines graphs."""
     digest = hashlib.sha256()
-    for room in OWN_CODE:
-        for path in sorted((Path(__file__).parent.parent / room).glob("*.py")):
+    for name in CODE_FOLDERS:
+        for path in sorted((Path(__file__).parent.parent / name).glob("*.py")):
             digest.update(path.read_bytes())
     return f"{[version(name) for name in LIBRARIES]} {digest.hexdigest()}"
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """Return a value as what prints alike in every process: tensors and other objects by kind."""
+    """Convert a value to one with a stable `repr`; objects are represented by their class."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return value
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, dict) and depth < DEEPEST:
+    if isinstance(value, dict) and depth < MAX_DEPTH:
         return [(str(key), _plain(inner, depth + 1)) for key, inner in value.items()]
-    if isinstance(value, list | tuple) and depth < DEEPEST:
+    if isinstance(value, list | tuple) and depth < MAX_DEPTH:
         return [_plain(inner, depth + 1) for inner in value]
     return _plain(type(value)), getattr(value, "__qualname__", "")
 
 
 class _Run(TorchDispatchMode):
-    """Notes the operators of a run and what they are given, tensors by where they come from."""
+    """Hashes the operators of a run and their arguments; tensors are identified by origin."""
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names = names
-        self.made: list[Tensor] = []  # kept, so that no other tensor gets the id of one
+        self.tensors: list[Tensor] = []  # alive, so that ids stay unique
         self.digest = hashlib.sha256()
         self.reads_values = False
 
@@ -219,7 +220,7 @@ class _Run(TorchDispatchMode):
 
     def _keep(self, tensor: Tensor, name: str) -> None:
         self.names[id(tensor)] = name
-        self.made.append(tensor)
+        self.tensors.append(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -228,5 +229,5 @@ class _Run(TorchDispatchMode):
         outputs = func(*args, **kwargs)
         for output in tree_iter(outputs):
             if isinstance(output, Tensor) and id(output) not in self.names:
-                self._keep(output, f"made {len(self.made)}")
+                self._keep(output, f"result {len(self.tensors)}")
         return outputs

@@ -1,4 +1,4 @@
-"""Graphs that are kept by a module's structure are those that torch's exporter makes."""
+"""Cached graphs are equal to those that torch's exporter makes."""
 
 import onnx_ir
 import pytest
@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from tests.support.recipes import recipe_with
-from training.export import kept_graphs
-from training.export.graphs import WrittenOut, export, graph_of
-from training.export.kept_graphs import folder, structure
+from training.export import graph_cache
+from training.export.graph_cache import folder, structure
+from training.export.graphs import ExportSubstitutes, export, export_graph
 from training.export.served import served_network
 from training.methods import METHODS
 from training.model import build, initialise
@@ -28,7 +28,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def _own_graphs(monkeypatch, tmp_path):
     monkeypatch.setenv("DUBITO_GRAPHS", str(tmp_path / "graphs"))
-    monkeypatch.setattr(kept_graphs, "_in_memory", {})
+    monkeypatch.setattr(graph_cache, "_in_memory", {})
 
 
 def graphs_of(method: str, seed: int) -> dict[str, bytes]:
@@ -79,7 +79,7 @@ class Reading(Scaled):
 
 
 def structure_of(module: nn.Module) -> str | None:
-    with WrittenOut():
+    with ExportSubstitutes():
         return structure(module, X, ROWS)
 
 
@@ -113,7 +113,7 @@ def test_a_module_whose_course_depends_on_values_has_no_structure():
 def test_a_kept_graph_holds_no_weights_and_names_no_files():
     module = Scaled()
     nn.init.constant_(module.layer.weight, 0.12345)
-    graph_of(module, X, ROWS, ["y"])
+    export_graph(module, X, ROWS, ["y"])
     (path,) = folder().iterdir()
     assert module.layer.weight.detach().numpy().tobytes() not in path.read_bytes()
     assert b"/" not in path.read_bytes()[32:]
@@ -123,12 +123,12 @@ def test_a_kept_graph_holds_no_weights_and_names_no_files():
     "damage", [lambda kept: kept[:-1], lambda kept: b"", lambda kept: kept * 2]
 )
 def test_a_damaged_file_is_made_again(damage, monkeypatch):
-    expected = graph_of(Scaled(), X, ROWS, ["y"])
+    expected = export_graph(Scaled(), X, ROWS, ["y"])
     (path,) = folder().iterdir()
     kept = path.read_bytes()
     path.write_bytes(damage(kept))
-    monkeypatch.setattr(kept_graphs, "_in_memory", {})
-    assert len(graph_of(Scaled(), X, ROWS, ["y"]).graph.node) == len(expected.graph.node)
+    monkeypatch.setattr(graph_cache, "_in_memory", {})
+    assert len(export_graph(Scaled(), X, ROWS, ["y"]).graph.node) == len(expected.graph.node)
     assert path.read_bytes() == kept
 
 
@@ -136,14 +136,14 @@ def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     for chosen in (str(tmp_path / "file" / "graphs"), ""):
         monkeypatch.setenv("DUBITO_GRAPHS", chosen)
-        monkeypatch.setattr(kept_graphs, "_in_memory", {})
-        assert graph_of(Scaled(), X, ROWS, ["y"]).graph.node
+        monkeypatch.setattr(graph_cache, "_in_memory", {})
+        assert export_graph(Scaled(), X, ROWS, ["y"]).graph.node
 
 
 def test_the_folder_keeps_the_newest(monkeypatch):
-    monkeypatch.setattr(kept_graphs, "MOST_FILES", 2)
+    monkeypatch.setattr(graph_cache, "MAX_FILES", 2)
     for key in "abc":
-        kept_graphs._write(key, b"")
+        graph_cache._write(key, b"")
     assert len(list(folder().iterdir())) == 2
 
 
