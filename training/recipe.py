@@ -428,8 +428,8 @@ def load(path: Path, root: Path | None = None) -> Recipe:
     except OSError as error:
         raise InvalidInput(str(path), "a readable recipe", error.strerror or "an error") from None
     except UnicodeDecodeError as error:
-        got = f"an invalid byte at {error.start}"
-        raise InvalidInput(str(path), "UTF-8 text", got) from None
+        actual = f"an invalid byte at {error.start}"
+        raise InvalidInput(str(path), "UTF-8 text", actual) from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(path), "TOML", str(error)) from None
     return _find_files(validate(content, str(path)), path.parent, root or data_root())
@@ -497,8 +497,8 @@ def validate(content: dict[str, Any], origin: str) -> Recipe:
     if method is not None:
         _validate(method, content.get("posterior", {}), f"{origin}: posterior.")
     recipe = _validate(Recipe, content, f"{origin}: ")
-    for field, expected, got in _contradictions(recipe):
-        raise InvalidInput(f"{origin}: {field}", expected, got)
+    for field, expected, actual in _contradictions(recipe):
+        raise InvalidInput(f"{origin}: {field}", expected, actual)
     return recipe
 
 

@@ -97,8 +97,8 @@ def refuse_derived(
     parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
         expected = f"a version that was not {derivation}"
-        got = f"{manifest.label}, {derivation} from {parent.name} version {parent.version}"
-        raise InvalidInput(field, expected, got)
+        actual = f"{manifest.label}, {derivation} from {parent.name} version {parent.version}"
+        raise InvalidInput(field, expected, actual)
 
 
 def match_version(data: Dataset, manifest: Manifest, field: str) -> Dataset:
@@ -156,8 +156,8 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
     digest = Provenance.of(parent.manifest).data_digest
     if data.digest() != digest:
         expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."
-        got = f"{data.digest()[:12]}... in {recipe.data.source}"
-        raise InvalidInput("data.source", expected, got)
+        actual = f"{data.digest()[:12]}... in {recipe.data.source}"
+        raise InvalidInput("data.source", expected, actual)
     return data
 
 

@@ -190,8 +190,8 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path, load_external_data=False)
     except OSError as error:
-        got = error.strerror or "an unreadable file"
-        raise InvalidInput(FIELD, f"a file at {path}", got) from None
+        actual = error.strerror or "an unreadable file"
+        raise InvalidInput(FIELD, f"a file at {path}", actual) from None
     except Exception:
         model = onnx.ModelProto()
     if not model.graph.node:
@@ -234,12 +234,12 @@ def _prefix(
     kind = value.type.tensor_type
     dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
     form = f"{TensorProto.DataType.Name(kind.elem_type).lower()} {[d or '?' for d in dims]}"
-    got = f"input {_plain(value.name)}: {form}"
+    actual = f"input {_plain(value.name)}: {form}"
     if kind.elem_type not in (*FLOATS, *INTEGERS):
-        raise InvalidInput(FIELD, "a numeric input", got)
+        raise InvalidInput(FIELD, "a numeric input", actual)
     if not dims or dims[0] not in (None, 1):
         expected = "an input whose first axis, of rows, has variable length or length 1"
-        raise InvalidInput(FIELD, expected, got)
+        raise InvalidInput(FIELD, expected, actual)
     shapes = [rows.shape] if len(rows.shape) != 2 else [rows.shape, (1, *rows.shape)]
     layouts = [(shape, tuple(range(len(shape)))) for shape in shapes]
     layouts += [(shape, (1, 2, 0)) for shape in shapes if len(shape) == 3]  # channels last
@@ -250,7 +250,7 @@ def _prefix(
         ):
             break
     else:
-        raise InvalidInput(FIELD, f"an input for rows of shape {rows.shape}", got)
+        raise InvalidInput(FIELD, f"an input for rows of shape {rows.shape}", actual)
     tensors = [numpy_helper.from_array(np.array([-1, *shape], dtype=np.int64), f"{OWN}shape")]
     nodes = [helper.make_node("Reshape", [INPUT, f"{OWN}shape"], [f"{OWN}rows"])]
     name = f"{OWN}rows"
@@ -274,8 +274,8 @@ def _derive_from_ids(
     """Build the nodes of the mask (1 except for padding), or of the token types (0)."""
     kind = value.type.tensor_type.elem_type
     if kind not in (*FLOATS, *INTEGERS):
-        got = TensorProto.DataType.Name(kind).lower()
-        raise InvalidInput(FIELD, f"a numeric input {_plain(name)}", got)
+        actual = TensorProto.DataType.Name(kind).lower()
+        raise InvalidInput(FIELD, f"a numeric input {_plain(name)}", actual)
     if _plain(name) == TYPES:  # all tokens have type 0
         return [
             helper.make_node("Sub", [ids, ids], [f"{OWN}{name}.none"]),

@@ -112,8 +112,8 @@ def copy_weights(model: BayesianModel, parent: BayesianModel, new_classes: int) 
         if name.startswith("posterior.spread.") and (old is None or old.shape != tensor.shape):
             continue  # the Laplace approximation is fitted again
         if old is None:
-            got = f"a network with a new tensor {name}"
-            raise InvalidInput("network", "the published network", got)
+            actual = f"a network with a new tensor {name}"
+            raise InvalidInput("network", "the published network", actual)
         lengths = old_posterior.theta_dimension, posterior.theta_dimension
         has_theta_axis = (*old.shape[-1:], *tensor.shape[-1:]) == lengths
         if grows and has_theta_axis:

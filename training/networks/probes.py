@@ -56,19 +56,19 @@ def check_outputs(
         outputs: object = run_on_rows(module, examples)
     rows = len(examples)
     if not isinstance(outputs, Tensor):
-        got = f"a {type(outputs).__name__}"
+        actual = f"a {type(outputs).__name__}"
     elif outputs.shape == (rows, width):
         if likelihood.task == "classification" and _are_probabilities(outputs):
             expected = f"{factory} to return a module without a final softmax"
             raise InvalidInput("network.factory", expected, "probabilities that add up to 1")
         return
     elif outputs.ndim == 2 and len(outputs) == rows:
-        got = str(outputs.shape[1])
+        actual = str(outputs.shape[1])
     else:
-        got = f"shape {tuple(outputs.shape)} for {rows} rows"
+        actual = f"shape {tuple(outputs.shape)} for {rows} rows"
     after = f" after layer {calls[-1]}: {type(layers[calls[-1]]).__name__}" if calls else ""
     expected = f"{factory} to return a module with {width} outputs per row ({likelihood.meaning})"
-    raise InvalidInput("network.factory", expected, f"{got}{after}")
+    raise InvalidInput("network.factory", expected, f"{actual}{after}")
 
 
 def _are_probabilities(outputs: Num[Tensor, "R C"]) -> bool:
@@ -86,8 +86,8 @@ def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
         if values is outputs and isinstance(layers[name], nn.Linear):
             return name
     expected = "a final Linear layer, which computes the outputs"
-    got = "no layer" if not calls else f"layer {calls[-1][0]}: {layers[calls[-1][0]]}"
-    raise InvalidInput("network", expected, got[:300])
+    actual = "no layer" if not calls else f"layer {calls[-1][0]}: {layers[calls[-1][0]]}"
+    raise InvalidInput("network", expected, actual[:300])
 
 
 def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
@@ -105,8 +105,8 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
     layers = {name: layer for name, layer in module.named_modules() if name}
     first, first_calls = _run_with_seed(module, layers, rows, 1)
     if not isinstance(first, Tensor):
-        got = f"a {type(first).__name__}"
-        raise InvalidInput("network", "a module that returns a tensor", got)
+        actual = f"a {type(first).__name__}"
+        raise InvalidInput("network", "a module that returns a tensor", actual)
     second, second_calls = _run_with_seed(module, layers, rows, 2)
     if not _are_equal(first, second):
         # Hooks of inner layers run first, so the first difference is in the innermost layer.
@@ -125,8 +125,8 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
             for name, layer in layers.items()
             if getattr(layer, "batch_first", True) is False
         )
-        got = f"a module that mixes rows{next(steps_first, '')}"
-        raise InvalidInput("network", SEPARATE_ROWS, got)
+        actual = f"a module that mixes rows{next(steps_first, '')}"
+        raise InvalidInput("network", SEPARATE_ROWS, actual)
 
 
 def are_close(a: Tensor, b: Tensor) -> bool:
