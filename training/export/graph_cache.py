@@ -47,7 +47,7 @@ def export_program(
     key = structure(module, inputs, dynamic_shapes)
     cached = None if key is None else _read(key)
     if cached is None:
-        program = torch.onnx.export(
+        exported = torch.onnx.export(
             module,
             inputs,
             dynamo=True,
@@ -56,7 +56,8 @@ def export_program(
             verbose=False,
             optimize=False,
         )
-        assert program is not None
+        assert exported is not None
+        program = exported
         if key is not None and (cached := _without_weights(program.model, module)) is not None:
             _write(key, cached)
     if cached is not None:
