@@ -355,7 +355,7 @@ def test_a_published_network_gets_a_posterior_without_training(tmp_path, monkeyp
     assert main(["fit", str(told), "--quiet", "--warm-start", "net"]) == 0
     said = capsys.readouterr().err
     assert (
-        "stopped before the first epoch: the network was already trained\nlaplace, kronecker, of "
+        "stopped before the first epoch: the network was already trained\nlaplace, kronecker, "
         "130 weights: " in said
     )
     store = ModelStore(tmp_path / "store")

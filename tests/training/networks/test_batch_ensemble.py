@@ -104,8 +104,8 @@ def test_masks_of_dropout_are_of_training_alone(network):
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        ({"kind": "gal-cnn"}, "network: expected Linear layers and nonlinearities"),
-        ({"hidden": [4], "bayesian": ["0"]}, "network.bayesian: expected none"),
+        ({"kind": "gal-cnn"}, "network: expected a sequence of Linear layers"),
+        ({"hidden": [4], "bayesian": ["0"]}, "network.bayesian: expected no layers"),
     ],
 )
 def test_networks_that_cannot_be_shared_are_refused(network, said):

@@ -140,7 +140,7 @@ def test_what_is_not_supported_is_refused_by_name(module, says):
 def test_a_network_without_a_place_for_a_mask_is_refused():
     with pytest.raises(
         InvalidInput,
-        match=r"a place for a mask: a second layer, or posterior\.input_rate, got neither",
+        match=r"a second layer to mask, or posterior\.input_rate, got neither",
     ):
         DrawnNetwork(nn.Linear(4, 3), Stochastic("masks"), (4,))
 
@@ -462,7 +462,7 @@ def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
         check_exports(
             BayesianModel(network, MaskPosterior(network.slots, is_served=True), Categorical(3))
         )
-    expected = "a module of operators that the service runs (docs/networks.md)"
+    expected = "a module of operators that the service supports (docs/networks.md)"
     assert str(refused.value) == (
         f"network: expected {expected}, got network.onnx: expected operators of those that are "
         "served, got Bernoulli"

@@ -115,5 +115,5 @@ def test_the_decay_pulls_a_weight_by_its_input_s_probability():
 
 
 def test_a_dropout_that_runs_twice_is_refused():
-    with pytest.raises(InvalidInput, match="layer drop: Dropout: it runs 2 times; each place"):
+    with pytest.raises(InvalidInput, match="layer drop: Dropout: it runs 2 times; use a separate"):
         DrawnNetwork(TwoPlaces(), Stochastic("masks"), (4,))
