@@ -16,7 +16,7 @@ from model_store.scores.classification import Scores
 from model_store.scores.records import concatenate
 from model_store.scores.regression import log_density
 from model_store.scores.sums import DrawSums
-from model_store.scores.tasks import AnyScores, predictive_of
+from model_store.scores.tasks import AnyScores, get_predictive
 from model_store.scores.transforms import Transform
 from model_store.types import Task
 from training.data import Rows
@@ -86,7 +86,7 @@ def served_scores(
     Smaller counts use a prefix of the same draws. Returns the scores for each count, and the
     density detectors' scores.
     """
-    predictive = predictive_of(runtime.task, transform)
+    predictive = get_predictive(runtime.task, transform)
     scores, densities = [], []
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         parts = (outputs[first:last] for first, last in pairwise([0, *counts]))
@@ -131,7 +131,7 @@ def score(
     transform: Transform | None = None,
 ) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
     """Compute scores and log mean_k p(y | x, theta_k), in nats, in the target's own units."""
-    predictive = predictive_of(task, transform)
+    predictive = get_predictive(task, transform)
     scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
     if isinstance(scores, Scores):
         return scores, log_probability(scores, y)

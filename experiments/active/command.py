@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from experiments.active.protocol import Arm, End, Protocol, Start
-from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
+from model_store.acquisition.choice import RANDOM, check_acquisition, check_beta
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
@@ -105,7 +105,11 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
             raise InvalidInput(f"--{name}", f"at least {least}, as many as --{other}", str(number))
     if options.race is not None and not 0 < options.race < 1:
         raise InvalidInput("--race", "a number in (0, 1)", str(options.race))
-    sampled = [name for name in options.acquisition or [] if name in PREDICTIVES[task].sampled]
+    sampled = [
+        name
+        for name in options.acquisition or []
+        if name in PREDICTIVES[task].sampling_acquisitions
+    ]
     named = sampled or options.acquisition or [PREDICTIVES[task].default_acquisition]
     return Protocol(
         options.initial,
@@ -115,7 +119,7 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
         options.test_draws,
         options.epochs,
         options.race,
-        checked_beta(options.beta, named[0], task),
+        check_beta(options.beta, named[0], task),
     )
 
 
@@ -138,7 +142,7 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
 
 
 def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
-    names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
+    names = [check_acquisition(name, recipe.task) for name in options.acquisition or [None]]
     starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
     names = list(dict.fromkeys([*names, RANDOM]))
     return [Arm(recipe, name, start) for start in starts for name in names]

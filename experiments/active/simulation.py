@@ -18,8 +18,8 @@ from jaxtyping import Float32, Float64, Int64
 from experiments.active.learner import Learner
 from experiments.active.protocol import ActiveStream, Arm, End, Protocol
 from experiments.active.rounds import Curves, Record, Round, has_ended
-from model_store.acquisition.choice import Copies, copies_of
-from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_now
+from model_store.acquisition.choice import Copies, find_copies
+from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_pool_sync
 from model_store.errors import InvalidInput
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores
@@ -114,7 +114,7 @@ def _acquire(
     among = candidate_rows(labelled, len(data.train), protocol.candidates, seed, number)
     x, task = data.train.x[among], arm.recipe.task
     eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)
-    race = protocol.race if arm.acquisition in PREDICTIVES[task].raced else None
+    race = protocol.race if arm.acquisition in PREDICTIVES[task].race_acquisitions else None
     choice = Choice(task, arm.acquisition, protocol.batch, len(eps), race, protocol.beta)
     best = choose(
         lambda rows, draws: learner.predict(x[rows], eps[draws]),
@@ -158,7 +158,7 @@ def choose(
     predict: Predict, x: Float32[np.ndarray, "N I"], ids: Sequence[str], choice: Choice, seed: int
 ) -> Index:
     """Return which rows an acquisition takes, best first; ids and seed decide ties."""
-    ranked = rank_now(LearnerPool(predict, x, ids, choice, seed), choice)
+    ranked = rank_pool_sync(LearnerPool(predict, x, ids, choice, seed), choice)
     return np.array([row["index"] for row in ranked.rows], dtype=np.int64)
 
 
@@ -177,7 +177,7 @@ class LearnerPool(Pool):
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
         name = self._choice.acquisition
-        every, with_errors = np.arange(len(self._x)), name in self._predictive.jackknifed
+        every, with_errors = np.arange(len(self._x)), name in self._predictive.jackknife_scores
         parts = self._scored(every, self._choice.num_samples, with_errors)
         return np.concatenate([self._predictive.acquisition(part, name) for part in parts])
 
@@ -188,7 +188,7 @@ class LearnerPool(Pool):
         return scores, errors
 
     async def copies(self) -> Copies:
-        return copies_of(self._x)
+        return find_copies(self._x)
 
     async def candidates(self, copies: Copies) -> tuple[Index, Candidates]:
         outputs = self._predict(copies.first, slice(0, self._choice.num_samples))

@@ -27,21 +27,21 @@ from model_store.types import Pause, Task, no_pause
 
 RANDOM = "random"
 CANDIDATE_BYTES = 64 << 20  # for all candidates of a joint score
-MAX_JOINT_ROWS = 1000  # that a joint score may choose
-MIN_BETA, MAX_BETA = 1e-6, 1e6  # of power_bald: nearly random, and nearly BALD
-MIN_SCORE = 1e-300  # has a logarithm
-AT_ONCE = 256  # rows hashed in one step
+MAX_JOINT_ROWS = 1000  # in a batch of a joint score
+MIN_BETA, MAX_BETA = 1e-6, 1e6  # of power_bald: nearly random, nearly BALD
+MIN_SCORE = 1e-300  # before a logarithm
+HASH_STEP_ROWS = 256  # between two pauses
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
     task: (*predictive.acquisition_scores, *predictive.joint_scores, RANDOM)
     for task, predictive in PREDICTIVES.items()
 }
 
 
-def checked_acquisition(name: str | None, task: Task) -> str:
+def check_acquisition(name: str | None, task: Task) -> str:
     """Return a task's acquisition, the default if `name` is None.
 
     Raises:
-        InvalidInput: if the task has no such acquisition.
+        InvalidInput: if the task does not have this acquisition.
     """
     if name is None:
         return PREDICTIVES[task].default_acquisition
@@ -52,39 +52,42 @@ def checked_acquisition(name: str | None, task: Task) -> str:
     return name
 
 
-def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Return the exponent of a sampled acquisition's weights, by default 1.
+def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
+    """Return the exponent of a sampling acquisition's weights, 1 by default.
 
     Raises:
-        InvalidInput: if the acquisition has none, or it is out of bounds.
+        InvalidInput: if the acquisition has no exponent, or it is out of bounds.
     """
     if beta is None:
         return 1.0
-    sampled = PREDICTIVES[task].sampled
-    if acquisition not in sampled:
-        expected = (
-            f"the acquisition {sampled[0]} with it" if sampled else f"none of a model of {task}"
-        )
+    supported = PREDICTIVES[task].sampling_acquisitions
+    if acquisition not in supported:
+        expected = f"the acquisition {supported[0]}" if supported else f"no beta for a {task}"
         raise InvalidInput("beta", expected, repr(acquisition))
     if not MIN_BETA <= beta <= MAX_BETA:
         raise InvalidInput("beta", f"a number from {MIN_BETA:g} to {MAX_BETA:g}", f"{beta:g}")
     return beta
 
 
-def most_candidates(name: str, model: Model, rows: int, k: int, num_samples: int) -> int | None:
-    """Return the number of candidates of a joint score; None for other acquisitions.
+def max_joint_candidates(
+    name: str, model: Model, rows: int, k: int, num_samples: int
+) -> int | None:
+    """Compute how many candidates a joint score uses; None for other acquisitions.
 
     Raises:
-        InvalidInput: if k exceeds it.
+        InvalidInput: if k is larger.
     """
     if name not in model.predictive.joint_scores:
         return None
-    numbers = model.predictive.joint_scores[name].numbers(num_samples, model.manifest.output_size)
-    most = CANDIDATE_BYTES // (4 * numbers)
-    if min(k, rows) > min(most, MAX_JOINT_ROWS):
-        expected = f"at most {min(most, MAX_JOINT_ROWS)} rows of this pool for {name}"
-        raise InvalidInput("k", f"{expected} with {num_samples} draws", str(k))
-    return min(most, rows)
+    numbers = model.predictive.joint_scores[name].numbers_per_row(
+        num_samples, model.manifest.output_size
+    )
+    max_candidates = CANDIDATE_BYTES // (4 * numbers)
+    max_rows = min(max_candidates, MAX_JOINT_ROWS)
+    if min(k, rows) > max_rows:
+        expected = f"up to {max_rows} rows of this pool for {name} with {num_samples} draws"
+        raise InvalidInput("k", expected, str(k))
+    return min(max_candidates, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,22 +98,22 @@ class Copies:
     group: Int64[np.ndarray, "N"]  # of each row
 
 
-def copies_of(x: Float32[np.ndarray, "N I"], pause: Pause = no_pause) -> Copies:
+def find_copies(x: Float32[np.ndarray, "N I"], pause: Pause = no_pause) -> Copies:
     digests = []
-    for first in range(0, len(x), AT_ONCE):
-        digests.append(row_digests(x[first : first + AT_ONCE]))
+    for first in range(0, len(x), HASH_STEP_ROWS):
+        digests.append(row_digests(x[first : first + HASH_STEP_ROWS]))
         pause()
-    return copies_among(np.concatenate(digests))
+    return group_copies(np.concatenate(digests))
 
 
 def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "N 2"]:
-    """Return a 128-bit digest of each row."""
+    """Compute a 128-bit digest of each row."""
     digests = b"".join(blake2b(row, digest_size=16).digest() for row in np.ascontiguousarray(x))
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(len(x), 2)
 
 
-def copies_among(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
-    """Group rows by their digests."""
+def group_copies(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
+    """Group rows with equal digests."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     is_new = np.ones(len(order), dtype=bool)
     is_new[1:] = (digests[order][1:] != digests[order][:-1]).any(axis=1)
@@ -120,7 +123,7 @@ def copies_among(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
 
 
 def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
-    """Return a 64-bit hash of each id, the seed and the use."""
+    """Compute a 64-bit hash of each id with the seed and the use."""
     key = seed.to_bytes(8, "little")
     digests = b"".join(
         blake2b(name.encode(), digest_size=8, key=key, person=use).digest() for name in ids
@@ -135,10 +138,11 @@ def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
 def power_scores(
     bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int, beta: float = 1.0
 ) -> Float64[np.ndarray, "N"]:
-    """Return log BALD + Gumbel noise / beta, whose top rows are a sample without replacement.
+    """Compute log BALD + Gumbel noise / beta.
 
-    The weights are BALD^beta. Kirsch et al. 2023, "Stochastic batch acquisition", power
-    acquisition; Vieira 2014, "Gumbel-max trick".
+    The rows with the largest values are a sample without replacement, with weights BALD^beta
+    (Kirsch et al. 2023, "Stochastic batch acquisition", power acquisition; Vieira 2014, "Gumbel-max
+    trick").
     """
     uniform = random_scores(id_hashes(ids, seed, b"gumbel")) + 2.0**-54  # above 0
     scores: np.ndarray = np.log(np.maximum(bald, MIN_SCORE)) - np.log(-np.log(uniform)) / beta
@@ -152,9 +156,9 @@ def ranking(
     k: int,
     copies: Copies | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the k rows with the largest scores as /acquire returns them; random without scores.
+    """Rank the k rows with the largest scores in the format of /acquire; random without scores.
 
-    With `copies`, the first row of each group precedes all repetitions.
+    If there are `copies`, the first row of each group precedes all repetitions.
 
     Raises:
         InvalidInput: for a row that the model cannot score.
@@ -166,7 +170,7 @@ def ranking(
     if copies is None:
         best = top(scores, hashes, k)
     else:
-        best = np.lexsort((hashes, -scores, is_again(copies, hashes)))[:k]
+        best = np.lexsort((hashes, -scores, is_repetition(copies, hashes)))[:k]
     return _ranked(best, scores[best], ids)
 
 
@@ -178,11 +182,11 @@ def joint_ranking(
     k: int,
     pause: Pause = no_pause,
 ) -> list[dict[str, Any]]:
-    """Choose k rows by a joint score; the candidates `rows` are indices of `copies.first`."""
+    """Select k rows by a joint score; the candidates `rows` are indices of `copies.first`."""
     pause()
     hashes = id_hashes(ids, joint.seed)
     pause()
-    indices, gains = jointly(joint, rows, copies, hashes, k, pause)
+    indices, gains = choose_jointly(joint, rows, copies, hashes, k, pause)
     return _ranked(indices, gains, ids)
 
 
@@ -196,7 +200,7 @@ def _ranked(
     ]
 
 
-def jointly(
+def choose_jointly(
     joint: JointScore,
     rows: Int64[np.ndarray, "M"],
     copies: Copies,
@@ -204,39 +208,39 @@ def jointly(
     k: int,
     pause: Pause = no_pause,
 ) -> tuple[Int64[np.ndarray, "K"], Float64[np.ndarray, "K"]]:
-    """Choose k rows by a joint score; return them and their gains.
+    """Select k rows by a joint score; return them and their gains.
 
     Args:
         rows: the candidates, as indices of `copies.first`; all of them if k is larger.
-        hashes: of all rows of the pool, which decide ties and the order of copies.
+        hashes: of all rows in the pool; they decide ties and the order of copies.
     """
     by_group = np.lexsort((hashes, copies.group))
     starts = np.searchsorted(copies.group[by_group], np.arange(len(copies.first) + 1))
     order = np.argsort(hashes[by_group[starts[rows]]], kind="stable")
-    chosen = greedy(joint, np.diff(starts)[rows], order, min(k, len(hashes)), pause)
-    taken = starts.copy()
-    indices = np.empty(len(chosen), dtype=np.int64)
-    for place, (candidate, _) in enumerate(chosen):
+    selection = greedy(joint, np.diff(starts)[rows], order, min(k, len(hashes)), pause)
+    next_copy = starts.copy()
+    indices = np.empty(len(selection), dtype=np.int64)
+    for i, (candidate, _) in enumerate(selection):
         group = rows[candidate]
-        indices[place] = by_group[taken[group]]
-        taken[group] += 1
-    return indices, np.array([gain for _, gain in chosen])
+        indices[i] = by_group[next_copy[group]]
+        next_copy[group] += 1
+    return indices, np.array([gain for _, gain in selection])
 
 
-def is_again(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
-    """Return whether each row repeats another one; the smallest hash comes first."""
+def is_repetition(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
+    """Mark all rows except the one with the smallest hash in each group."""
     order = np.lexsort((hashes, copies.group))
-    again = np.empty(len(order), dtype=bool)
-    again[order] = np.diff(copies.group[order], prepend=-1) == 0
-    return again
+    repetitions = np.empty(len(order), dtype=bool)
+    repetitions[order] = np.diff(copies.group[order], prepend=-1) == 0
+    return repetitions
 
 
 def top(
     scores: Float[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int
 ) -> Int64[np.ndarray, "K"]:
-    """Return the indices of the k largest scores, largest first, ties by hash."""
+    """Return indices of the k largest scores, largest first, ties by hash."""
     k = min(k, len(scores))
-    least = np.partition(scores, len(scores) - k)[len(scores) - k]
-    (candidates,) = np.nonzero(scores >= least)
+    threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
+    (candidates,) = np.nonzero(scores >= threshold)
     order = np.lexsort((hashes[candidates], -scores[candidates]))
     return candidates[order[:k]]

@@ -1,9 +1,9 @@
-"""Control rows: rows that no score has chosen, whose labels judge a version on live data.
+"""Control rows: randomly selected rows whose labels measure a version's live quality.
 
 The hash of a row's id is a uniform number. Rows below the requested share can become control rows
-and are never ranked. So these rows depend neither on the version nor on earlier choices: for a
-constant share they are a random sample of each pool. A pool counts by its acquired rows, not by its
-size.
+and are never ranked. These rows depend neither on the version nor on earlier rankings. So for a
+constant share, they are a random sample of each pool. Each pool contributes in proportion to its
+acquired rows, not to its size.
 """
 
 import math
@@ -16,9 +16,9 @@ from jaxtyping import Int64
 
 from model_store.acquisition.choice import id_hashes, random_scores, top
 
-STRATUM = b"control"  # hash of the rows that can be set aside
-DRAWN = b"drawn"  # hash of the choice among them
-SHARE = b"share"  # hash of rounding the number of rows
+STRATUM = b"control"  # for possible control rows
+CHOICE = b"drawn"  # for the choice among them
+SHARE = b"share"  # for random rounding of their number
 NO_SEED = 0
 
 
@@ -34,23 +34,23 @@ class Selection:
 def select(
     ids: Sequence[str], labelled: AbstractSet[str], share: float, k: int, seed: int
 ) -> Selection:
-    """Choose control rows, `share` of k, among those without a label.
+    """Select control rows, `share` of k, among rows without a label.
 
-    The number is rounded at random, so that it is right on average. It is smaller if too few rows
-    can be set aside. If k covers the pool, all of these are.
+    The number is rounded at random, so it is correct on average. It is smaller if too few rows
+    have hashes below the share. If k covers the pool, all these rows are selected.
     """
-    left = np.fromiter((i for i, name in enumerate(ids) if name not in labelled), dtype=np.int64)
-    excluded = len(ids) - len(left)
-    if share == 0.0 or len(left) == 0:
-        return Selection(left, np.empty(0, dtype=np.int64), excluded)
-    names = [ids[i] for i in left.tolist()]
-    may_be = random_scores(id_hashes(names, NO_SEED, STRATUM)) < share
-    wanted = share * min(k, len(left))
-    by_chance = float(random_scores(id_hashes([""], seed, SHARE))[0])
-    count = math.floor(wanted) + (by_chance < wanted - math.floor(wanted))
-    stratum = left[may_be]
+    rows = np.fromiter((i for i, name in enumerate(ids) if name not in labelled), dtype=np.int64)
+    excluded = len(ids) - len(rows)
+    if share == 0.0 or len(rows) == 0:
+        return Selection(rows, np.empty(0, dtype=np.int64), excluded)
+    names = [ids[i] for i in rows.tolist()]
+    is_eligible = random_scores(id_hashes(names, NO_SEED, STRATUM)) < share
+    expected = share * min(k, len(rows))
+    uniform = float(random_scores(id_hashes([""], seed, SHARE))[0])
+    count = math.floor(expected) + (uniform < expected - math.floor(expected))
+    stratum = rows[is_eligible]
     if count == 0 or len(stratum) == 0:
-        return Selection(left[~may_be], stratum[:0], excluded)
-    hashes = id_hashes([ids[i] for i in stratum.tolist()], seed, DRAWN)
-    drawn = stratum if k >= len(left) else stratum[top(random_scores(hashes), hashes, count)]
-    return Selection(left[~may_be], drawn, excluded)
+        return Selection(rows[~is_eligible], stratum[:0], excluded)
+    hashes = id_hashes([ids[i] for i in stratum.tolist()], seed, CHOICE)
+    control = stratum if k >= len(rows) else stratum[top(random_scores(hashes), hashes, count)]
+    return Selection(rows[~is_eligible], control, excluded)

@@ -24,19 +24,19 @@ from model_store.types import Pause, Task, no_pause
 
 T = TypeVar("T")
 
-RACE_PARTS = (10, 4)  # a race drops rows after draws / 10 and draws / 4
+RACE_PARTS = (10, 4)  # races drop rows after draws / 10 and draws / 4
 MIN_RACE_DRAWS = 10  # for a reliable standard error
-REFERENCES = 3  # times k rows take all draws, as scores to exceed
-MIN_NEIGHBOURS, NEIGHBOUR_PARTS = 20, 40  # in the order of scores, and as a part of all rows
-CAUTION = 2  # factor on the number of judged rows
-PART_JUDGED = 10  # the best tenth of a sample stands for the best rows
-WORTH_SAMPLING = 4  # a sample must be smaller than the remaining rows by this factor
-LOST = float(np.finfo(np.float64).min)  # score of a row that a race dropped
+REFERENCES = 3  # times k rows with all draws in each stage
+MIN_NEIGHBOURS, NEIGHBOUR_PARTS = 20, 40  # rows, or rows / 40, to smooth errors
+CAUTION = 2  # factor on M, the best rows of a sample
+SAMPLE_FACTOR = 10  # rows of a sample for each of its best rows
+MIN_SAMPLE_SAVINGS = 4  # remaining rows per row of a sample
+DROPPED_SCORE = float(np.finfo(np.float64).min)
 
 
 @dataclass(frozen=True, eq=False)
 class Lap:
-    """A race's request: scores (`Predictive.race`) and errors of rows from the first draws."""
+    """A race's request for scores (`Predictive.race`) and errors from the first draws."""
 
     rows: Int64[np.ndarray, "n"]
     num_draws: int
@@ -63,7 +63,7 @@ class Pool(ABC):
     Attributes:
         ids: names of the rows, which decide ties together with the seed.
         seed: of all draws; set once rows are scored.
-        pause: called every few milliseconds of long work.
+        pause: called every few milliseconds.
     """
 
     ids: Sequence[str]
@@ -89,14 +89,14 @@ class Pool(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Rows as /acquire returns them, and for a race the number of rows with all draws."""
+    """Rows in the format of /acquire, and a race's number of rows with all draws."""
 
     rows: list[dict[str, Any]]
     finalists: int | None = None
 
 
 async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
-    """Return the k best rows of a pool, or all rows of a smaller pool.
+    """Rank the k best rows of a pool, or all rows of a smaller pool.
 
     Raises:
         InvalidInput: for a row that the model cannot score, or an unsupported option.
@@ -114,7 +114,7 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
         joint = predictive.joint_scores[name](candidates, choice.num_samples, pool.seed)
         work = partial(joint_ranking, joint, rows, copies, pool.ids, k, pool.pause)
         return Ranked(await pool.run(work))
-    elif name in predictive.sampled:
+    elif name in predictive.sampling_acquisitions:
         copies = await pool.copies()
         bald = await pool.scores()
         check_computed(bald, "pool")
@@ -126,14 +126,14 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
     return Ranked(await pool.run(by_score), finalists)
 
 
-def rank_now(pool: Pool, choice: Choice) -> Ranked:
+def rank_pool_sync(pool: Pool, choice: Choice) -> Ranked:
     """Run `rank_pool` for a pool whose methods never wait."""
     try:
         rank_pool(pool, choice).send(None)
     except StopIteration as end:
         ranked: Ranked = end.value
         return ranked
-    raise RuntimeError("expected a pool whose methods never wait")
+    raise RuntimeError("a method of the pool waited")
 
 
 async def _race(
@@ -147,8 +147,8 @@ async def _race(
             lap = laps.send(scored)
         except StopIteration as end:
             raced, finalists = end.value
-            is_known = raced > LOST
-            raced[is_known] = PREDICTIVES[choice.task].of_raced(raced[is_known])
+            is_known = raced > DROPPED_SCORE
+            raced[is_known] = PREDICTIVES[choice.task].ranking_scores(raced[is_known])
             return raced, finalists
 
 
@@ -158,112 +158,114 @@ def race_stages(
     """Return the draw counts after which a race drops rows; empty without a race or with few draws.
 
     Raises:
-        InvalidInput: if the acquisition has no races.
+        InvalidInput: if the acquisition does not support races.
     """
     if probability is None:
         return ()
-    raced = PREDICTIVES[task].raced
-    if name not in raced:
-        raise InvalidInput("race", f"one of the acquisitions {list(raced)} with it", repr(name))
+    supported = PREDICTIVES[task].race_acquisitions
+    if name not in supported:
+        raise InvalidInput("race", f"one of the acquisitions {list(supported)}", repr(name))
     return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= MIN_RACE_DRAWS)
 
 
 def race(
     rows: int, k: int, stages: tuple[int, ...], num_samples: int, probability: float
 ) -> Generator[Lap, Scored, tuple[Float64[np.ndarray, "N"], int]]:
-    """Find the k rows with the largest scores; most rows take only a few draws.
+    """Find the k rows with the largest scores, using few draws for most rows.
 
-    After each stage the best rows so far take all draws, which gives k scores to exceed. A row is
-    dropped if its upper bound is below the smallest of them. The bound is the score plus a multiple
-    of its jackknife standard error. Errors are raised to the level of rows with similar scores,
-    because few draws can agree by chance.
+    After each stage, the best rows are scored with all draws. A row is dropped if its upper bound
+    is below the k-th largest of these scores. The bound is the row's score plus a multiple of its
+    jackknife standard error. Errors are raised to the level of rows with similar scores, because
+    few draws can agree by chance.
 
-    The multiple is Student's quantile, Bonferroni-corrected for all rows and stages. The bound is
-    for the score of all draws, of which the first n are a random part. So the error shrinks by
-    sqrt(1 - n / num_samples) (Cochran 1977, "Sampling techniques", 2.6).
+    The multiple is Student's quantile, Bonferroni-corrected for all rows and stages. The first n
+    draws are a random part of all draws, so the error shrinks by sqrt(1 - n / num_samples) (Cochran
+    1977, "Sampling techniques", 2.6).
 
-    If many rows remain, bounds are learned. A sample of the pool takes all draws. Its M best rows
-    show by how many standard errors first scores fall short of final scores. If the k best rows
-    are exchangeable with them, one of the best falls short by more than all M with probability
-    1 / (M + 1). M makes this half of the given probability for k rows and all stages. That
-    suffices, because a race fails only if one of the k best rows is dropped.
+    If many rows remain, the multiple is estimated. A sample of the pool is scored with all draws.
+    For its M best rows, final scores exceed first scores by some multiples of the standard error.
+    If the k best rows of the pool are exchangeable with them, one of the k exceeds all M multiples
+    with probability 1 / (M + 1). M is chosen to make this half of the given probability, for k rows
+    and all stages. That suffices, because a race fails only if it drops one of the k best rows.
 
     Returns:
-        the scores from all draws, `LOST` for dropped rows, and the number of other rows.
+        the scores with all draws (`DROPPED_SCORE` for dropped rows), and their number.
 
     Raises:
         InvalidInput: for a row that the model cannot score.
     """
-    left, scores, is_known = np.arange(rows), np.full(rows, LOST), np.zeros(rows, dtype=bool)
-    judges = math.ceil(CAUTION * k * len(stages) / probability)
-    judged: Int64[np.ndarray, "n"] | None = None
+    remaining, scores = np.arange(rows), np.full(rows, DROPPED_SCORE)
+    is_scored = np.zeros(rows, dtype=bool)
+    max_best = math.ceil(CAUTION * k * len(stages) / probability)
+    sample_best: Int64[np.ndarray, "n"] | None = None
 
     def complete(rows: Int64[np.ndarray, "n"]) -> Generator[Lap, Scored, None]:
-        new = np.sort(rows[~is_known[rows]])
+        new = np.sort(rows[~is_scored[rows]])
         if len(new):
             scores[new], _ = yield Lap(new, num_samples)
-            is_known[new] = True
+            is_scored[new] = True
 
-    def may_be_best(bounds: Float64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
-        stays: np.ndarray = bounds >= np.sort(scores[is_known])[-k:][0]
-        return stays
+    def can_win(bounds: Float64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+        is_above: np.ndarray = bounds >= np.sort(scores[is_scored])[-k:][0]
+        return is_above
 
     for n in stages:
-        if len(left) == 0:  # the completed rows are above all others
+        if len(remaining) == 0:  # the rows with all draws have won
             break
-        found, errors = yield Lap(left, n)
-        check_scores_of(found, left, "pool")
-        errors = _smoothed(found, errors)
-        order = np.argsort(-found, kind="stable")
-        yield from complete(left[order[: REFERENCES * k]])
+        first_scores, errors = yield Lap(remaining, n)
+        check_row_scores(first_scores, remaining, "pool")
+        errors = _smoothed(first_scores, errors)
+        order = np.argsort(-first_scores, kind="stable")
+        yield from complete(remaining[order[: REFERENCES * k]])
         quantile = student_quantile(n - 1, probability / (rows * len(stages)))
-        stays = may_be_best(found + quantile * np.sqrt(1.0 - n / num_samples) * errors)
-        if judged is None and stays.sum() > WORTH_SAMPLING * PART_JUDGED * judges:
-            sample = left[order[:: len(left) // (PART_JUDGED * judges)]]
+        stays = can_win(first_scores + quantile * np.sqrt(1.0 - n / num_samples) * errors)
+        sample_size = SAMPLE_FACTOR * max_best
+        if sample_best is None and stays.sum() > MIN_SAMPLE_SAVINGS * sample_size:
+            sample = remaining[order[:: len(remaining) // sample_size]]
             yield from complete(sample)
-            best = np.argsort(-scores[sample], kind="stable")[:judges]
-            judged = np.sort(sample[best])
-        if judged is not None:
-            places = np.searchsorted(left, judged)
-            below = scores[judged] - found[places]
-            # Rows without an error carry no information
-            below /= np.where(errors[places] > 0.0, errors[places], np.inf)
-            stays = may_be_best(found + below.max() * errors)
-            stays[places] = True  # the next stage needs them too
-        left = left[stays]
-    yield from complete(left)
-    check_scores_of(scores[is_known], np.flatnonzero(is_known), "pool")
-    return scores, int(is_known.sum())
+            best = np.argsort(-scores[sample], kind="stable")[:max_best]
+            sample_best = np.sort(sample[best])
+        if sample_best is not None:
+            indices = np.searchsorted(remaining, sample_best)
+            multiples = scores[sample_best] - first_scores[indices]
+            # Rows without an error carry no information.
+            multiples /= np.where(errors[indices] > 0.0, errors[indices], np.inf)
+            stays = can_win(first_scores + multiples.max() * errors)
+            stays[indices] = True  # the next stage needs them too
+        remaining = remaining[stays]
+    yield from complete(remaining)
+    check_row_scores(scores[is_scored], np.flatnonzero(is_scored), "pool")
+    return scores, int(is_scored.sum())
 
 
 def _smoothed(
     scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
-    """Raise standard errors to the root mean square of rows with neighbouring scores."""
+    """Raise standard errors to the root mean square among rows with similar scores."""
     n, order = len(scores), np.argsort(scores, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
     half = max(MIN_NEIGHBOURS, n // NEIGHBOUR_PARTS) // 2
     low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
-    alike = np.empty(n)
-    alike[order] = np.sqrt((sums[high] - sums[low]) / (high - low))
-    return np.maximum(errors, alike)
+    smoothed = np.empty(n)
+    smoothed[order] = np.sqrt((sums[high] - sums[low]) / (high - low))
+    return np.maximum(errors, smoothed)
 
 
-def check_scores_of(
+def check_row_scores(
     scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str
 ) -> None:
-    """Raise InvalidInput for the first row whose score is not a number."""
-    odd = np.flatnonzero(~np.isfinite(scores))
-    if len(odd):
-        check_computed(scores[odd[:1]], field, int(rows[odd[0]]))
+    """Raise InvalidInput for the first row without a finite score."""
+    invalid = np.flatnonzero(~np.isfinite(scores))
+    if len(invalid):
+        check_computed(scores[invalid[:1]], field, int(rows[invalid[0]]))
 
 
 def student_quantile(degrees_of_freedom: int, tail: float) -> float:
-    """Return the t that Student's distribution exceeds with probability `tail`: within 1 % from 4
-    degrees on for a tail of .001, from 9 on within 3 % down to 5e-9.
+    """Compute the quantile of Student's distribution with upper tail probability `tail`.
 
-    The expansion in 1 / degrees of Abramowitz and Stegun, "Handbook of mathematical functions",
-    1964, 26.7.5.
+    The expansion in 1 / degrees of freedom is from Abramowitz and Stegun, "Handbook of mathematical
+    functions", 1964, 26.7.5. The error is below 1 % from 4 degrees on if `tail` is .001, and below
+    3 % from 9 degrees on if `tail` is at least 5e-9.
     """
     x = NormalDist().inv_cdf(1.0 - tail)
     terms = (

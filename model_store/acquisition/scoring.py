@@ -7,7 +7,7 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 
-# Class shares among the rows, if different from the training data
+# Class shares among the rows, if they differ from the training data
 Priors = tuple[float, ...]
 
 
@@ -18,11 +18,11 @@ def pool_scores(
     acquisition: str,
     priors: Priors | None = None,
 ) -> Float64[np.ndarray, "N"]:
-    """Return each row's acquisition score; for a joint score, its gain alone."""
+    """Compute each row's acquisition score; for a joint score, the gain without other rows."""
     predictive = model.predictive
     if acquisition in predictive.joint_scores:
         return pool_candidates(model, x, draws, acquisition, priors).gain
-    errors = [of for name, of in predictive.jackknifed.items() if name == acquisition]
+    errors = [score for name, score in predictive.jackknife_scores.items() if name == acquisition]
     sums = predictive.sums(_outputs(model, x, draws, priors))
     return predictive.acquisition(predictive.scores(sums, errors), acquisition)
 

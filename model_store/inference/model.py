@@ -24,7 +24,7 @@ from model_store.inference.runtime import Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
 from model_store.scores.predictive import Predictive
-from model_store.scores.tasks import AnyScores, predictive_of
+from model_store.scores.tasks import AnyScores, get_predictive
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -115,7 +115,7 @@ class Model:
 
     @cached_property
     def predictive(self) -> Predictive:
-        return predictive_of(self.manifest.task, self.manifest.transform)
+        return get_predictive(self.manifest.task, self.manifest.transform)
 
     @cached_property
     def row_size(self) -> int:

@@ -1,7 +1,7 @@
-"""Predictive scores of a classifier from its Monte Carlo draws, as sums over draws that merge.
+"""Predictive scores of a classifier, computed from mergeable sums over Monte Carlo draws.
 
-Axes: K draws, N rows, C classes, G groups of draws. Quantities of information are in nats. With p_k
-the class probabilities of draw k, p their mean and H the Shannon entropy, a row's scores are
+Axes: K draws, N rows, C classes, G groups of draws. Information is in nats. Let p_k be the class
+probabilities of draw k, p their mean and H the Shannon entropy. The scores of a row are
 
     entropy            H(p)                     total uncertainty,         0 .. log C
     expected_entropy   mean_k H(p_k)            uncertainty of the draws,  0 .. log C
@@ -10,20 +10,21 @@ the class probabilities of draw k, p their mean and H the Shannon entropy, a row
     mean_std           mean_c std_k(p_kc)       disagreement,              0 .. 1/2
     variation_ratio    1 - max_c p_c            total uncertainty,         0 .. 1 - 1/C
 
-(Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More
-is more uncertain.
+(Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4).
+Larger values are more uncertain.
 
-**Bias.** H(p) of few draws is too small on average, and BALD by as much: the draws' own entropies
-have no bias. BALD is biased by about -BALD / K. The jackknife removes what goes with 1 / K:
+**Bias.** With few draws, H(p) and BALD are too small on average, by the same amount, because the
+entropies of single draws are unbiased. The bias of BALD is about -BALD / K. The jackknife removes
+the term in 1 / K:
 
     bald_corrected     BALD + sum_j (1 - K_j / K) KL(p_-j || p)
 
-with p_-j the mean without group j of K_j draws (Quenouille 1956; for groups of several draws
-Busing, Meijer and van der Leeden 1999). It is never less than BALD, and twice BALD of two draws.
-H(p) would be corrected by as many nats.
+where p_-j is the mean without group j of K_j draws (Quenouille 1956; for groups of several draws
+Busing, Meijer and van der Leeden 1999). It is never less than BALD. For two draws it is twice BALD.
+The same correction applies to H(p).
 
-Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). Standard errors are a
-jackknife's: each score is made again without each group.
+Draws are summed by group (`sums`): `prediction` is p and `uncertainty` is H(p). A jackknife, which
+recomputes each score without each group, estimates standard errors.
 """
 
 from collections.abc import Collection
@@ -35,36 +36,36 @@ from jaxtyping import Float, Float32, Float64, Int64
 
 from model_store.scores.joint import BatchBald, ClassMaxDet
 from model_store.scores.predictive import Predictive
-from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
+from model_store.scores.sums import GROUPS, MIN_SPREAD_GROUPS, Average, DrawSums
 
 SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
-DISAGREEMENTS = ("bald", "mean_std")  # of which few groups do not say how they scatter
-LEAST_LOG = -1e300
-LEAST_PROBABILITY = 1e-300
+DISAGREEMENTS = ("bald", "mean_std")  # standard errors need more groups
+MIN_LOG = -1e300
+MIN_PROBABILITY = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The predictive scores of N rows, as in the table above.
+    """The predictive scores of N rows, defined above.
 
-    Standard errors are None with one group of draws. With two there are none of `bald` and
-    `mean_std`: one draw alone has nothing to disagree with.
+    Standard errors are None with one group of draws. Errors of `bald` and `mean_std` need
+    `MIN_SPREAD_GROUPS` groups.
     """
 
     num_draws: Int64[np.ndarray, "N"]
     probabilities: Float64[np.ndarray, "N C"]
-    label: Int64[np.ndarray, "N"]  # the number of the most probable class, the first of several
+    label: Int64[np.ndarray, "N"]  # index of the (first) most probable class
     entropy: Float64[np.ndarray, "N"]
     expected_entropy: Float64[np.ndarray, "N"]
     bald: Float64[np.ndarray, "N"]
     mean_std: Float64[np.ndarray, "N"]
     variation_ratio: Float64[np.ndarray, "N"]
-    # made with standard errors
+    # Computed together with standard errors
     bald_corrected: Float64[np.ndarray, "N"] | None
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
 
-    error_names: ClassVar = SCORE_NAMES  # of which there are standard errors
-    overall: ClassVar = "entropy"  # the score of all uncertainty
+    error_names: ClassVar = SCORE_NAMES  # scores with standard errors
+    overall: ClassVar = "entropy"  # score of the total uncertainty
 
     @property
     def labels(self) -> Int64[np.ndarray, "N"]:
@@ -81,70 +82,74 @@ class Scores:
 def predictive_sums(
     log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS
 ) -> DrawSums:
-    """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G `groups`, given by their
-    log class probabilities, -inf of a probability of 0."""
+    """Sum log class probabilities of draws `first_draw`, `first_draw + 1`, ... into G groups."""
     log_probs_N_C_K = log_probs.transpose(1, 2, 0).astype(np.float64, order="C")
     probs_N_C_K = np.exp(log_probs_N_C_K)
-    np.maximum(log_probs_N_C_K, LEAST_LOG, out=log_probs_N_C_K)  # so that 0 log 0 is 0
+    np.maximum(log_probs_N_C_K, MIN_LOG, out=log_probs_N_C_K)  # 0 log 0 = 0
     log_probs_N_C_K *= probs_N_C_K
-    return DrawSums.of(probs_N_C_K, -np.add.reduce(log_probs_N_C_K, axis=1), first_draw, groups)
+    return DrawSums.from_draws(
+        probs_N_C_K, -np.add.reduce(log_probs_N_C_K, axis=1), first_draw, groups
+    )
 
 
 def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:
-    """Return the scores of the draws summed in `sums`, with the standard errors of all, of none or
-    of those that are named; raises ValueError where it holds none.
+    """Compute scores, with standard errors of all, no or the named scores.
 
-    `bald_corrected` is made with the errors of `entropy` and `bald`.
+    `bald_corrected` needs the standard error of `entropy` or `bald`.
+
+    Raises:
+        ValueError: if there are no draws.
     """
-    sums = sums.drawn()
+    sums = sums.drop_empty_groups()
     mean_over_draws = Average(sums.num_draws)
     mean_N_C_G, entropy_N_G = sums.prediction, sums.uncertainty
 
     probs_N_C = mean_over_draws(mean_N_C_G)
     deviation_N_C_G = mean_N_C_G - probs_N_C[..., None]
     square_N_C_G = np.square(deviation_N_C_G)
-    if not mean_over_draws.one_each:  # else no group has a spread of its own
+    if not mean_over_draws.has_single_draws:
         square_N_C_G += sums.squared_deviations / sums.num_draws
-    log_probs_N_C = np.log(np.maximum(probs_N_C, LEAST_PROBABILITY))  # so that 0 log 0 is 0
-    # The group's mean of the cross entropy -sum_c p_kc log p_c; its mean over groups is H(p).
+    log_probs_N_C = np.log(np.maximum(probs_N_C, MIN_PROBABILITY))  # 0 log 0 = 0
+    # Each group's mean cross entropy -sum_c p_kc log p_c, whose mean over groups is H(p)
     cross_entropy_N_G = -np.add.reduce(mean_N_C_G * log_probs_N_C[..., None], axis=1)
     variance_N_C = mean_over_draws(square_N_C_G)
     std_N_C = np.sqrt(variance_N_C)
-    entropy_N = np.maximum(mean_over_draws(cross_entropy_N_G), 0.0)  # turns -0.0 into 0.0
+    entropy_N = np.maximum(mean_over_draws(cross_entropy_N_G), 0.0)  # removes -0.0
     expected_entropy_N = np.maximum(mean_over_draws(entropy_N_G), 0.0)
-    bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # below 0 by rounding only
+    bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # removes rounding errors
     if mean_over_draws.num_draws == 1:
-        bald_N = np.zeros_like(bald_N)  # one draw agrees with itself: what is left is rounding
+        bald_N = np.zeros_like(bald_N)  # only rounding errors
     label_N = probs_N_C.argmax(axis=1)
 
     errors = corrected_N = None
-    wanted = set(SCORE_NAMES if standard_errors is True else standard_errors or ())
-    if wanted and len(sums.num_draws) > 1:
+    names = set(SCORE_NAMES if standard_errors is True else standard_errors or ())
+    if names and len(sums.num_draws) > 1:
         odds_G = mean_over_draws.odds_G
         without_N_C_G = np.maximum(probs_N_C[..., None] - odds_G * deviation_N_C_G, 0.0)
-        change: dict[str, Float64[np.ndarray, "N G"]] = {}  # by leaving out a group
-        if wanted & {"entropy", "bald"}:
+        change: dict[str, Float64[np.ndarray, "N G"]] = {}  # if a group is left out
+        if names & {"entropy", "bald"}:
             divergence_N_G = _divergence(without_N_C_G, probs_N_C)
             corrected_N = bald_N + mean_over_draws.jackknife_bias(divergence_N_G)
             change["entropy"] = (entropy_N[:, None] - cross_entropy_N_G) * odds_G - divergence_N_G
             change["bald"] = (entropy_N_G - expected_entropy_N[:, None]) * odds_G
             change["bald"] += change["entropy"]
-        if "mean_std" in wanted:
-            std_without_N_C_G = mean_over_draws.variances_without(
+        if "mean_std" in names:
+            std_without_N_C_G = mean_over_draws.leave_one_out_variances(
                 variance_N_C, square_N_C_G, deviation_N_C_G
             )
             np.sqrt(std_without_N_C_G, out=std_without_N_C_G)
             change["mean_std"] = std_without_N_C_G.sum(axis=1) - std_N_C.sum(axis=1)[:, None]
             change["mean_std"] /= len(std_N_C[0])
-        if "variation_ratio" in wanted:
-            most_N = probs_N_C.max(axis=1)
-            change["variation_ratio"] = most_N[:, None] - without_N_C_G.max(axis=1)
-        errors = {}
-        for name in SCORE_NAMES:
-            if name in wanted:
-                errors[name] = mean_over_draws.standard_error(change[name])
-        if len(sums.num_draws) < FEWEST_FOR_SPREAD:
-            errors = {name: of for name, of in errors.items() if name not in DISAGREEMENTS}
+        if "variation_ratio" in names:
+            max_prob_N = probs_N_C.max(axis=1)
+            change["variation_ratio"] = max_prob_N[:, None] - without_N_C_G.max(axis=1)
+        if len(sums.num_draws) < MIN_SPREAD_GROUPS:
+            names -= set(DISAGREEMENTS)
+        errors = {
+            name: mean_over_draws.standard_error(change[name])
+            for name in SCORE_NAMES
+            if name in names
+        }
     return Scores(
         num_draws=np.full(len(probs_N_C), mean_over_draws.num_draws),
         probabilities=probs_N_C,
@@ -162,9 +167,9 @@ def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = 
 def _divergence(
     without_N_C_G: Float64[np.ndarray, "N C G"], probs_N_C: Float64[np.ndarray, "N C"]
 ) -> Float64[np.ndarray, "N G"]:
-    """Return KL(p_-j || p), of the class probabilities without group j from those of all groups."""
-    log_ratio_N_C_G = without_N_C_G / np.maximum(probs_N_C, LEAST_PROBABILITY)[..., None]
-    np.maximum(log_ratio_N_C_G, LEAST_PROBABILITY, out=log_ratio_N_C_G)  # so that 0 log 0 is 0
+    """Compute KL(p_-j || p) for each left-out group j."""
+    log_ratio_N_C_G = without_N_C_G / np.maximum(probs_N_C, MIN_PROBABILITY)[..., None]
+    np.maximum(log_ratio_N_C_G, MIN_PROBABILITY, out=log_ratio_N_C_G)  # 0 log 0 = 0
     np.log(log_ratio_N_C_G, out=log_ratio_N_C_G)
     log_ratio_N_C_G *= without_N_C_G
     divergence_N_G: np.ndarray = np.add.reduce(log_ratio_N_C_G, axis=1)
@@ -179,9 +184,9 @@ class Classes(Predictive):
     }
     joint_scores: ClassVar = {"batchbald": BatchBald, "max_det": ClassMaxDet}
     default_acquisition = "bald"
-    sampled = ("power_bald",)
-    raced = SCORE_NAMES
-    jackknifed: ClassVar = {"bald_corrected": "bald"}
+    sampling_acquisitions = ("power_bald",)
+    race_acquisitions = SCORE_NAMES
+    jackknife_scores: ClassVar = {"bald_corrected": "bald"}
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
         return predictive_sums(outputs, first_draw)

@@ -1,5 +1,4 @@
-"""The interface of a task's predictive distribution: from a network's outputs to sums over draws,
-scores and samples."""
+"""The interface of predictive distributions: network outputs to sums, scores and samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -16,18 +15,17 @@ if TYPE_CHECKING:
 
 
 class Predictive(ABC):
-    """The predictive distribution of a task: categorical of a classification, a mixture of
-    Gaussians of a regression.
+    """A task's predictive distribution: categorical, or a mixture of Gaussians.
 
     Attributes:
         output: the name of the network's output.
-        score_names: the uncertainty scores that detectors look at.
-        acquisition_scores: which scores a pool can be ranked by, by the name of the acquisition.
-        joint_scores: which joint scores it can be ranked by, by the name of the acquisition.
-        default_acquisition: the one that a request without a name means.
-        sampled: acquisitions by a score that is a row's weight in a random choice.
-        raced: acquisitions by a score that has standard errors.
-        jackknifed: acquisitions by a score that is made with a standard error, and of which.
+        score_names: the uncertainty scores that detectors use.
+        acquisition_scores: the score of each acquisition that ranks rows separately.
+        joint_scores: the joint score of each acquisition of batches.
+        default_acquisition: used if a request names none.
+        sampling_acquisitions: acquisitions that sample rows with weights.
+        race_acquisitions: acquisitions whose scores have standard errors.
+        jackknife_scores: the score whose standard error an acquisition needs.
     """
 
     output: ClassVar[str]
@@ -35,43 +33,46 @@ class Predictive(ABC):
     acquisition_scores: ClassVar[dict[str, str]]
     joint_scores: ClassVar[dict[str, type[JointScore]]]
     default_acquisition: ClassVar[str]
-    sampled: ClassVar[tuple[str, ...]] = ()
-    raced: ClassVar[tuple[str, ...]] = ()
-    jackknifed: ClassVar[dict[str, str]] = {}
+    sampling_acquisitions: ClassVar[tuple[str, ...]] = ()
+    race_acquisitions: ClassVar[tuple[str, ...]] = ()
+    jackknife_scores: ClassVar[dict[str, str]] = {}
 
     @property
-    def batches(self) -> tuple[str, ...]:
-        """Acquisitions that choose a batch: rows that are the same are taken once while others are
-        left."""
-        return (*self.sampled, *self.joint_scores)
+    def batch_acquisitions(self) -> tuple[str, ...]:
+        """Acquisitions that choose identical rows once while other rows remain."""
+        return (*self.sampling_acquisitions, *self.joint_scores)
 
     @abstractmethod
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums: ...
 
     @abstractmethod
     def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> "AnyScores":
-        """Return the scores of the draws summed, with the standard errors of all, of none or of
-        those that are named, at least; raises ValueError where there is no draw."""
+        """Compute scores, with standard errors of all, no or at least the named scores.
+
+        Raises:
+            ValueError: if there are no draws.
+        """
 
     @abstractmethod
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
-        """Return what each draw says of each row: class probabilities, or mean and standard
-        deviation."""
+        """Return class probabilities, or means and standard deviations, of each draw."""
 
     @abstractmethod
     def acquisition(self, scores: "AnyScores", name: str) -> Float64[np.ndarray, "N"]:
-        """Return what a pool is ranked by; more is more worth a label."""
+        """Return the scores that rank a pool; rows with large scores should be labelled."""
 
-    def of_raced(self, raced: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return what a pool is ranked by, of the scores that a race goes by."""
-        return raced
+    def ranking_scores(self, race_scores: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        """Convert the scores of a race to those of `acquisition`, in the same order."""
+        return race_scores
 
     def race(
         self, scores: "AnyScores", name: str
     ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
-        """Return scores in the order of an acquisition, and their standard errors; there must be
-        `FEWEST_FOR_SPREAD` draws or more."""
-        shown = scores.in_units
-        assert shown.standard_error is not None
+        """Return scores in the order of an acquisition, and their standard errors.
+
+        They need `MIN_SPREAD_GROUPS` draws or more.
+        """
+        reported = scores.in_units
+        assert reported.standard_error is not None
         score = self.acquisition_scores[name]
-        return shown.by_name()[score], shown.standard_error[score]
+        return reported.by_name()[score], reported.standard_error[score]

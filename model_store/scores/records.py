@@ -1,27 +1,27 @@
-"""Records of arrays that have a row each: some of their rows, and those of several in order."""
+"""Select and concatenate rows of dataclasses of arrays."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-# a dataclass of arrays, dictionaries of arrays, such dataclasses, and what is the same of all rows
+# A dataclass of arrays, dictionaries of arrays and nested records; other fields apply to all rows
 R = TypeVar("R", bound=Any)
 
 
 def take(record: R, rows: slice | np.ndarray) -> R:
-    def of(value: Any) -> Any:
+    def select(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return value[rows]
         if isinstance(value, dict):
-            return {name: of(each) for name, each in value.items()}
+            return {name: select(part) for name, part in value.items()}
         return take(value, rows) if is_dataclass(value) else value
 
-    return replace(record, **{f.name: of(getattr(record, f.name)) for f in fields(record)})
+    return replace(record, **{f.name: select(getattr(record, f.name)) for f in fields(record)})
 
 
 def concatenate(parts: list[R]) -> R:
-    """Return the rows of all parts; what is None or no array in the first is so in the result."""
+    """Concatenate records; fields without rows come from the first part."""
 
     def join(values: list[Any]) -> Any:
         first = values[0]

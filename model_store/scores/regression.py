@@ -1,9 +1,8 @@
-"""Predictive scores of a regression from its Monte Carlo draws: a mixture of Gaussians, as sums
-that merge.
+"""Predictive scores of a regression, computed from mergeable sums over Monte Carlo draws.
 
-Axes: K draws, N rows, G groups of draws. Under draw k a row's target is Gaussian with mean m_k and
+Axes: K draws, N rows, G groups of draws. Under draw k, a row's target is Gaussian with mean m_k and
 variance s_k^2, in the target's units. The predictive distribution is the mixture of the K
-Gaussians, and its scores are
+Gaussians. Its scores are
 
     mean            m = mean_k m_k
     aleatoric_std   sqrt(mean_k s_k^2)                       uncertainty of each draw: noise
@@ -11,16 +10,16 @@ Gaussians, and its scores are
     std             sqrt(aleatoric_std^2 + epistemic_std^2)  total uncertainty
 
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?",
-2017, equation 9, which divides by K: on average that is a share 1 / K too small). More is more
-uncertain. All except the mean are 0 or more.
+2017, equation 9; they divide by K, which is too small by a factor 1 - 1 / K on average). Larger
+values are more uncertain. All scores except the mean are 0 or more.
 
-Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors are a
-jackknife's: each score is made again without each group.
+Draws are summed by group (`sums`): `prediction` is m and `uncertainty` is s^2. Standard errors come
+from a jackknife, which recomputes each score without each group.
 
-**Transformed targets** (`transforms`). The m_k and s_k are then of the target as it was fitted, and
-so are the scores that detectors and intervals go by. The reported scores, `in_units`, are of the
-target itself: the same scores of each draw's mean and variance in its units, and the median. Sums
-then hold both, along an axis of two.
+**Transformed targets** (`transforms`). If the target was transformed, m_k and s_k describe the
+fitted target, and detectors and intervals use its scores. The reported scores, `in_units`, are in
+the target's units. They use each draw's mean and variance in these units, and include the median.
+The sums then have an axis of two for both scales.
 """
 
 import math
@@ -33,7 +32,7 @@ from jaxtyping import Float, Float32, Float64, Int64
 
 from model_store.scores.joint import TargetMaxDet
 from model_store.scores.predictive import Predictive
-from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
+from model_store.scores.sums import GROUPS, MIN_SPREAD_GROUPS, Average, DrawSums
 from model_store.scores.transforms import (
     Transform,
     log_slope,
@@ -49,10 +48,10 @@ MIXTURE_ERROR_NAMES = ("mean", *MIXTURE_SCORE_NAMES)
 
 @dataclass(frozen=True, eq=False)
 class MixtureScores:
-    """The predictive scores of N rows, as in the table above.
+    """The predictive scores of N rows, defined above.
 
-    One draw alone has nothing to disagree with: its `epistemic_std` is 0. So standard errors are
-    None with one group of draws, and with two there are none of `std` and `epistemic_std`.
+    With one draw, `epistemic_std` is 0. Standard errors are None with one group of draws. Errors of
+    `std` and `epistemic_std` need `MIN_SPREAD_GROUPS` groups.
     """
 
     num_draws: Int64[np.ndarray, "N"]
@@ -61,12 +60,12 @@ class MixtureScores:
     aleatoric_std: Float64[np.ndarray, "N"]
     epistemic_std: Float64[np.ndarray, "N"]
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
-    # in the target's units, made with standard errors
+    # In the target's units, computed together with standard errors
     median: Float64[np.ndarray, "N"] | None = None
-    reported: "MixtureScores | None" = None  # in the target's units, of one that was transformed
+    reported: "MixtureScores | None" = None  # in the units of a transformed target
 
-    error_names: ClassVar = MIXTURE_ERROR_NAMES  # of which there are standard errors
-    overall: ClassVar = "std"  # the score of all uncertainty
+    error_names: ClassVar = MIXTURE_ERROR_NAMES  # scores with standard errors
+    overall: ClassVar = "std"  # score of the total uncertainty
 
     @property
     def labels(self) -> Int64[np.ndarray, "N"]:
@@ -86,31 +85,32 @@ def mixture_sums(
     groups: int = GROUPS,
     transform: Transform | None = None,
 ) -> DrawSums:
-    """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G `groups`, given by mean and
-    log variance of each draw and row.
+    """Sum means and log variances of draws `first_draw`, `first_draw + 1`, ... into G groups.
 
-    Of a transformed target `outputs` are those of the transformed one, and the sums have an axis of
-    two: the target as it was fitted, and in its units.
+    With a `transform`, `outputs` describe the fitted target, and the sums have an axis of two: the
+    fitted target, and the target in its units.
     """
     mean_N_K, log_variance_N_K = outputs.transpose(2, 1, 0).astype(np.float64, order="C")
     variance_N_K = np.exp(log_variance_N_K)
     if transform is None:
-        return DrawSums.of(mean_N_K, variance_N_K, first_draw, groups)
+        return DrawSums.from_draws(mean_N_K, variance_N_K, first_draw, groups)
     target_mean_N_K, target_variance_N_K = target_moments(transform, mean_N_K, variance_N_K)
     means = np.stack([mean_N_K, target_mean_N_K], axis=1)
     variances = np.stack([variance_N_K, target_variance_N_K], axis=1)
-    return DrawSums.of(means, variances, first_draw, groups)
+    return DrawSums.from_draws(means, variances, first_draw, groups)
 
 
 def target_scores(
     sums: DrawSums, transform: Transform, standard_errors: bool = True
 ) -> MixtureScores:
-    """Return the scores of a transformed target, given sums of both; raises ValueError where they
-    hold no draw.
+    """Compute the scores of a transformed target from sums for both scales.
 
-    Beyond `GROUPS` draws the median is that of as many Gaussians, one for the draws of each group.
+    The median uses one Gaussian per group, so with more than `GROUPS` draws it is approximate.
+
+    Raises:
+        ValueError: if there are no draws.
     """
-    fitted, in_units = sums.along(0).drawn(), sums.along(1)
+    fitted, in_units = sums.component(0).drop_empty_groups(), sums.component(1)
     scores = mixture_scores(fitted, standard_errors)
     with np.errstate(invalid="ignore"):
         reported = mixture_scores(in_units, standard_errors)
@@ -123,12 +123,11 @@ def target_scores(
 
 
 def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
-    """Return the scores of the draws summed."""
-    sums = sums.drawn()
+    sums = sums.drop_empty_groups()
     mean_over_draws = Average(sums.num_draws)
     mean_N_G, variance_N_G = sums.prediction, sums.uncertainty
 
-    # Means are taken about the first group's, so that those of equal draws are exactly theirs.
+    # Centring at the first group makes the mean of equal draws exact.
     first_N_1 = mean_N_G[:, :1]
     mean_N = first_N_1[:, 0] + mean_over_draws(mean_N_G - first_N_1)
     deviation_N_G = mean_N_G - mean_N[:, None]
@@ -143,7 +142,9 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
         odds_G = mean_over_draws.odds_G
         above_N_G = variance_N_G - aleatoric_N[:, None]
         aleatoric_N_G = np.maximum(aleatoric_N[:, None] - odds_G * above_N_G, 0.0)
-        epistemic_N_G = mean_over_draws.variances_without(plug_in_N, square_N_G, deviation_N_G)
+        epistemic_N_G = mean_over_draws.leave_one_out_variances(
+            plug_in_N, square_N_G, deviation_N_G
+        )
         epistemic_N_G *= _bessel(mean_over_draws.num_draws - sums.num_draws)
         change_S_N_G = np.stack(
             [
@@ -155,14 +156,14 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
         )
         error_S_N = mean_over_draws.standard_error(change_S_N_G)
         errors = dict(zip(MIXTURE_ERROR_NAMES, error_S_N, strict=True))
-        if len(sums.num_draws) < FEWEST_FOR_SPREAD:
+        if len(sums.num_draws) < MIN_SPREAD_GROUPS:
             errors = {name: errors[name] for name in ("mean", "aleatoric_std")}
     num_draws_N = np.full(len(mean_N), mean_over_draws.num_draws)
     return MixtureScores(num_draws_N, mean_N, std_N, aleatoric_std_N, epistemic_std_N, errors)
 
 
 def _bessel(num_draws: int | Int64[np.ndarray, "G"]) -> Float64[np.ndarray, "*G"] | float:
-    """Return K / (K - 1), by which a mean of squares over K draws is multiplied; 1 for one draw."""
+    """Compute Bessel's correction K / (K - 1); 1 for one draw."""
     corrected: Float64[np.ndarray, "*G"] = num_draws / np.maximum(num_draws - 1, 1)
     return corrected
 
@@ -172,10 +173,12 @@ def log_density(
     y: Float[np.ndarray, "N"],
     transform: Transform | None = None,
 ) -> Float64[np.ndarray, "N"]:
-    """Return the log density of targets under the mixture, log mean_k N(y; m_k, s_k^2), in nats; of
-    a transformed target log mean_k N(g(y); m_k, s_k^2) + log g'(y).
+    """Compute the log density of targets, in nats.
 
-    It is of a density in the target's units: in other units it is another number.
+        log mean_k N(y; m_k, s_k^2)                  without a transform
+        log mean_k N(g(y); m_k, s_k^2) + log g'(y)   with a transform g
+
+    The value depends on the target's units.
     """
     if transform is not None:
         return log_density(outputs, to_fitted(transform, y)) + log_slope(transform, y)
@@ -187,13 +190,11 @@ def log_density(
 
 
 class Target(Predictive):
-    """A regression's predictive distribution; `transform` is that of its target, if any."""
-
     output = "mean_log_variance"
     score_names = MIXTURE_SCORE_NAMES
     acquisition_scores: ClassVar = {"variance": "std", "epistemic_variance": "epistemic_std"}
     joint_scores: ClassVar = {"max_det": TargetMaxDet}
-    raced = ("variance", "epistemic_variance")
+    race_acquisitions = ("variance", "epistemic_variance")
     default_acquisition = "epistemic_variance"
 
     def __init__(self, transform: Transform | None = None) -> None:
@@ -218,7 +219,7 @@ class Target(Predictive):
 
     def acquisition(self, scores: Any, name: str) -> Float64[np.ndarray, "N"]:
         score = self.acquisition_scores[name]
-        return self.of_raced(scores.in_units.by_name()[score])
+        return self.ranking_scores(scores.in_units.by_name()[score])
 
-    def of_raced(self, raced: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        return np.square(raced)
+    def ranking_scores(self, race_scores: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        return np.square(race_scores)

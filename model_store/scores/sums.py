@@ -1,13 +1,13 @@
-"""Sums over Monte Carlo draws that merge, and the standard errors that they give.
+"""Mergeable sums over Monte Carlo draws, and jackknife standard errors.
 
-Axes: K draws, N rows, G groups of draws; *C is an axis of classes, of two scales of a target, or
-none, and *U the latter or none. Draw k belongs to group k mod G, and of each group the means are
-kept. Sums over disjoint draws merge exactly, so draws may be split over time, threads or machines.
-Up to G draws a group is one draw; beyond, it is its draws' mean.
+Axes: K draws, N rows, G groups of draws. *C is an axis of classes, an axis of two scales of a
+target, or absent. *U is the axis of scales, or absent. Draw k belongs to group k mod G; the sums
+contain each group's means. Sums over disjoint draws merge exactly, so draws can be split over time,
+threads or machines. Up to G draws, each group has one draw.
 
-Groups are laid out last: then numpy adds them pairwise, in an order that their number alone
-decides. Along any other axis the order depends on how many rows there are, and a row alone would
-get other bits than in a batch.
+Groups are the last axis. There, numpy adds pairwise in an order that depends only on their number.
+Along any other axis, the order depends on the number of rows, so a row would get different bits
+alone than in a batch.
 """
 
 from dataclasses import dataclass
@@ -18,39 +18,41 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 GROUPS = 100
-# groups from which the standard error of a disagreement is right to 20 %: of fewer it is too small
-# where draws seldom disagree, of 3 by a fifth for the median row of MNIST
-FEWEST_FOR_SPREAD = 5
+# For standard errors of disagreement. With fewer groups, they are more than 20 % too small for rows
+# whose draws rarely disagree.
+MIN_SPREAD_GROUPS = 5
 
 
 @dataclass(frozen=True, eq=False)
 class DrawSums:
-    """What draws predict of N rows and how uncertain each is of it, in float64, by group of draws,
-    up to the last group that holds any."""
+    """Predictions and uncertainties of draws by group, up to the last group with a draw."""
 
     num_draws: Int64[np.ndarray, "G"]
-    prediction: Float64[np.ndarray, "N *C G"]  # the group's mean
-    # sum over its draws of (prediction - the group's mean)^2
-    squared_deviations: Float64[np.ndarray, "N *C G"]
-    uncertainty: Float64[np.ndarray, "N *U G"]  # the group's mean
+    prediction: Float64[np.ndarray, "N *C G"]  # group mean
+    squared_deviations: Float64[np.ndarray, "N *C G"]  # sum of squares about the group mean
+    uncertainty: Float64[np.ndarray, "N *U G"]  # group mean
 
     @classmethod
-    def of(
+    def from_draws(
         cls,
         prediction: Float64[np.ndarray, "N *C K"],
         uncertainty: Float64[np.ndarray, "N *U K"],
         first_draw: int = 0,
         groups: int = GROUPS,
     ) -> "DrawSums":
-        """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G `groups`."""
+        """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G groups."""
         num_draws = uncertainty.shape[-1]
         if num_draws > groups:
             half = groups * (-(-num_draws // groups) // 2)
-            first = cls.of(prediction[..., :half], uncertainty[..., :half], first_draw, groups)
+            first = cls.from_draws(
+                prediction[..., :half], uncertainty[..., :half], first_draw, groups
+            )
             first_draw += half
-            rest = cls.of(prediction[..., half:], uncertainty[..., half:], first_draw, groups)
+            rest = cls.from_draws(
+                prediction[..., half:], uncertainty[..., half:], first_draw, groups
+            )
             return first.merge(rest)
-        num_draws_G = np.ones(num_draws, dtype=np.int64)  # each group holds one draw at most
+        num_draws_G = np.ones(num_draws, dtype=np.int64)
         if first_draw % groups > 0:
             order = (first_draw + np.arange(num_draws)) % groups
             num_draws_G = np.bincount(order)
@@ -59,16 +61,15 @@ class DrawSums:
         return cls(num_draws_G, prediction, np.zeros(prediction.shape), uncertainty)
 
     def merge(self, other: "DrawSums") -> "DrawSums":
-        """Return the sums over the draws of both, which must be of the same rows and as many groups
-        and share no draw."""
+        """Add sums over other draws of the same rows, with the same number of groups."""
         if self.prediction.shape[:-1] != other.prediction.shape[:-1]:
             raise ValueError(
                 f"expected sums of shape {self.prediction.shape}, got {other.prediction.shape}"
             )
         groups = max(len(self.num_draws), len(other.num_draws))
         if len(self.num_draws) < groups:
-            return self._up_to(groups).merge(other)
-        other = other._up_to(groups)
+            return self._pad_to(groups).merge(other)
+        other = other._pad_to(groups)
         num_draws_G = self.num_draws + other.num_draws
         share_G = other.num_draws / np.maximum(num_draws_G, 1)
         difference = other.prediction - self.prediction
@@ -81,83 +82,87 @@ class DrawSums:
             self.uncertainty + share_G * (other.uncertainty - self.uncertainty),
         )
 
-    def _up_to(self, groups: int) -> "DrawSums":
-        more = groups - len(self.num_draws)
-        if more == 0:
+    def _pad_to(self, groups: int) -> "DrawSums":
+        missing = groups - len(self.num_draws)
+        if missing == 0:
             return self
-        padded = (np.pad(of, [*[(0, 0)] * (of.ndim - 1), (0, more)]) for of in self._by_row)
-        return DrawSums(np.pad(self.num_draws, (0, more)), *padded)
+        padded = (
+            np.pad(values, [*[(0, 0)] * (values.ndim - 1), (0, missing)]) for values in self._arrays
+        )
+        return DrawSums(np.pad(self.num_draws, (0, missing)), *padded)
 
     @property
-    def _by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.prediction, self.squared_deviations, self.uncertainty
 
-    def along(self, i: int) -> "DrawSums":
-        return DrawSums(self.num_draws, *(values[:, i] for values in self._by_row))
+    def component(self, index: int) -> "DrawSums":
+        return DrawSums(self.num_draws, *(values[:, index] for values in self._arrays))
 
-    def drawn(self) -> "DrawSums":
-        used = self.num_draws > 0
-        if not used.any():
+    def drop_empty_groups(self) -> "DrawSums":
+        has_draws = self.num_draws > 0
+        if not has_draws.any():
             raise ValueError("expected at least one draw, got none")
-        if used.all():
+        if has_draws.all():
             return self
-        parts = (np.compress(used, values, axis=-1) for values in self._by_row)
-        return DrawSums(self.num_draws[used], *parts)
+        parts = (np.compress(has_draws, values, axis=-1) for values in self._arrays)
+        return DrawSums(self.num_draws[has_draws], *parts)
 
 
 class Average:
-    """Means over draws, of the means of groups that each hold a draw, and standard errors of scores
-    made of them.
+    """Average the means of nonempty groups over draws, and compute jackknife standard errors.
 
-    Those come from the jackknife: each group is left out in turn, and a score made of the others.
-    With p a mean over draws, q_j that of group j and r_j its number of draws over that of all
-    others (`odds_G`), without group j it is p - r_j (q_j - p).
+    The jackknife recomputes a score without each group. Let p be a mean over draws, q_j the mean of
+    group j, and r_j the group's draws divided by all other draws (`odds_G`). The mean without group
+    j is p - r_j (q_j - p).
     """
 
     def __init__(self, num_draws_G: Int64[np.ndarray, "G"]) -> None:
         self.num_draws_G = num_draws_G
         self.num_draws = int(num_draws_G.sum())
-        self.one_each = self.num_draws == len(num_draws_G)
+        self.has_single_draws = self.num_draws == len(num_draws_G)
 
     @cached_property
     def odds_G(self) -> Float64[np.ndarray, "G"]:
-        """A group's draws over all other groups' draws; there must be two groups."""
+        """A group's draws divided by all other draws; needs two groups or more."""
         return self.num_draws_G / (self.num_draws - self.num_draws_G)
 
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
-        # Summing before dividing gives exactly 1 for probabilities of 1.
-        weighted = values if self.one_each else values * self.num_draws_G
+        # Dividing after summing gives exactly 1 for probabilities of 1.
+        weighted = values if self.has_single_draws else values * self.num_draws_G
         mean: Any = np.add.reduce(weighted, axis=-1) / self.num_draws
         return mean
 
-    def variances_without(
+    def leave_one_out_variances(
         self,
         variance: Float64[np.ndarray, "*shape"],
         square: Float64[np.ndarray, "*shape G"],
         deviation: Float64[np.ndarray, "*shape G"],
     ) -> Float64[np.ndarray, "*shape G"]:
-        """Return the variance over draws without each group.
+        """Compute the variance over draws without each group.
 
         Args:
-            variance: over all draws, the mean of `square`.
-            square: the group's mean squared deviation from the mean over draws.
-            deviation: the group's mean less the mean over draws.
+            variance: of all draws; the mean of `square`.
+            square: the group's mean squared deviation from the overall mean.
+            deviation: the group's mean minus the overall mean.
         """
-        # About the mean over draws it is v - r (square - v); the mean without the group lies r
-        # deviation from that.
-        without = (1.0 + self.odds_G) * variance[..., None]
-        without -= self.odds_G * square
-        without -= np.square(self.odds_G * deviation)
-        return np.maximum(without, 0.0, out=without)
+        # About the overall mean, the variance without the group is v - r (square - v). The mean
+        # without the group differs from the overall mean by r * deviation.
+        reduced = (1.0 + self.odds_G) * variance[..., None]
+        reduced -= self.odds_G * square
+        reduced -= np.square(self.odds_G * deviation)
+        return np.maximum(reduced, 0.0, out=reduced)
 
     def jackknife_bias(
         self, loss: Float64[np.ndarray, "*shape G"]
     ) -> Float64[np.ndarray, "*shape"]:
-        """Return by how much a score is too small on average, to first order, 0 or more.
+        """Estimate the bias of a score that is too small on average, to first order.
 
         Args:
-            loss: how much less each group's absence makes it; what has a mean over draws of 0 may
-                be left out.
+            loss: decrease of the score without each group; terms with mean 0 over draws can be
+                omitted.
+
+        Returns:
+            the size of the bias, 0 or more.
         """
         bias: np.ndarray = np.add.reduce(loss * (1.0 - self.num_draws_G / self.num_draws), axis=-1)
         return np.maximum(bias, 0.0)
@@ -165,12 +170,11 @@ class Average:
     def standard_error(
         self, change: Float64[np.ndarray, "*shape G"]
     ) -> Float64[np.ndarray, "*shape"]:
-        """Return the standard error of a score from how each group's absence changes it; the
-        argument is overwritten.
+        """Compute the standard error of a score from its changes without each group.
 
-        The delete-one jackknife, or where groups hold more than one draw the delete-m_j jackknife
-        of Busing, Meijer and van der Leeden (1999). It holds for independent draws, and for a mean
-        over draws its square is unbiased.
+        This is the delete-one jackknife, or the delete-m_j jackknife of Busing, Meijer and van der
+        Leeden (1999) if groups have several draws. Draws must be independent. The squared error of
+        a mean over draws is unbiased. The argument is overwritten.
         """
         centre = np.add.reduce(change * (1.0 - self.num_draws_G / self.num_draws), axis=-1)
         change /= self.odds_G

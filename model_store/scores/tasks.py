@@ -12,5 +12,5 @@ PREDICTIVES: dict[Task, Predictive] = {"classification": Classes(), "regression"
 DETECTED = {task: predictive.score_names for task, predictive in PREDICTIVES.items()}
 
 
-def predictive_of(task: Task, transform: Transform | None = None) -> Predictive:
+def get_predictive(task: Task, transform: Transform | None = None) -> Predictive:
     return PREDICTIVES[task] if task == "classification" else Target(transform)

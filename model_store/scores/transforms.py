@@ -1,19 +1,18 @@
-"""Transformed targets: a regression may be fitted to z = g(y), of which g is increasing, and is
-answered in y.
+"""Transformed targets: a regression fitted to z = g(y), with increasing g, that predicts y.
 
-Under draw k, z is Gaussian with mean m_k and variance s_k^2, and y = h(z), h the inverse of g, but
-never less than the least value of a target where there is one. What that makes of a prediction:
+Under draw k, z is Gaussian with mean m_k and variance s_k^2. The prediction is y = h(z), where h is
+the inverse of g, clipped below at the target's smallest possible value, if it has one. It follows:
 
-* Quantiles are exact: the q-quantile of y is h of that of z. So are the median and the ends of
-  intervals, and y lies in h([a, b]) exactly where z lies in [a, b].
-* The density of y is that of z times g'(y), so log-likelihoods add log g'(y). The distribution
-  function of y at y is that of z at g(y).
-* Mean and variance of y under a draw are sums over the nodes of Gauss-Hermite quadrature,
-  E h(z) = sum_i w_i h(m_k + s_k t_i): a variance about its own mean is never negative, and a
-  target's scale cancels.
+* Quantiles are exact: h maps quantiles of z to quantiles of y. This includes the median and the
+  ends of intervals. y is in h([a, b]) if and only if z is in [a, b].
+* The density of y is the density of z times g'(y), so log-likelihoods add log g'(y). The
+  distribution function of y at y equals the distribution function of z at g(y).
+* Mean and variance of y under a draw use Gauss-Hermite quadrature,
+  E h(z) = sum_i w_i h(m_k + s_k t_i). Squares about the quadrature's mean keep the variance
+  nonnegative, and the target's scale cancels.
 
-K draws, N rows. All is float64 and works element by element, so a row has the same bits alone and
-in a batch.
+Axes: K draws, N rows. All functions are elementwise in float64, so a row has the same bits alone
+and in a batch.
 """
 
 import math
@@ -25,11 +24,9 @@ import numpy as np
 from jaxtyping import Float, Float64
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-# of the quadrature: of a log-normal of log standard deviation 1 the variance is right to 1e-9
-NODES = 24
-# beyond it a target is as large as is answered, e^300: its square is still a float64
-LARGEST_LOG = 300.0
-HALVINGS = 40  # of the range that a median is looked for in
+NODES = 24  # variance of a log-normal with log std 1: exact to 1e-9
+MAX_LOG = 300.0  # targets are clipped at e^300, whose square is finite
+NUM_BISECTIONS = 40  # to find a median
 
 Array = Float64[np.ndarray, "*shape"]
 
@@ -39,7 +36,7 @@ class TransformRecord(BaseModel):
 
 
 class LogTransform(TransformRecord):
-    """A target y that was fitted as log(y + offset), and is never less than `least`."""
+    """z = log(y + offset), with y at least `least`."""
 
     kind: Literal["log"] = "log"
     offset: Annotated[FiniteFloat, Field(ge=0)]
@@ -47,11 +44,9 @@ class LogTransform(TransformRecord):
 
 
 class RankTransform(TransformRecord):
-    """A target that was fitted as a normal score: the line through `scores` at `values`, both
-    rising.
+    """z is a normal score: a line through `scores` at `values`, both rising.
 
-    Beyond the first and the last value the pieces there go on, but where the target is never less
-    than `least`.
+    The first and last pieces extend beyond these values. y is at least `least`.
     """
 
     kind: Literal["rank"] = "rank"
@@ -63,11 +58,11 @@ class RankTransform(TransformRecord):
     def _rises(self) -> "RankTransform":
         if len(self.values) != len(self.scores):
             raise ValueError(
-                f"scores: expected as many as values, {len(self.values)}, got {len(self.scores)}"
+                f"scores: expected one per value ({len(self.values)}), got {len(self.scores)}"
             )
         for name, numbers in (("values", self.values), ("scores", self.scores)):
             if any(a >= b for a, b in pairwise(numbers)):
-                raise ValueError(f"{name}: expected rising numbers, got others")
+                raise ValueError(f"{name}: expected rising numbers")
         return self
 
 
@@ -75,10 +70,7 @@ Transform = LogTransform | RankTransform
 
 
 def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
-    """Return z = g(y).
-
-    A target that the transform cannot take, of a logarithm one of -offset or less, has -inf.
-    """
+    """Compute z = g(y); -inf where the logarithm is undefined, at y <= -offset."""
     y = np.asarray(y, dtype=np.float64)
     if isinstance(transform, LogTransform):
         shifted = y + transform.offset
@@ -87,9 +79,9 @@ def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
 
 
 def to_target(transform: Transform, z: Array) -> Array:
-    """Return y = h(z), in the target's units; infinite z stay so."""
+    """Compute y = h(z), in the target's units; infinite values stay infinite."""
     if isinstance(transform, LogTransform):
-        y = np.exp(np.minimum(z, LARGEST_LOG)) - transform.offset
+        y = np.exp(np.minimum(z, MAX_LOG)) - transform.offset
     else:
         y = _piecewise_linear(z, np.array(transform.scores), np.array(transform.values))
     if transform.least is not None:
@@ -98,7 +90,7 @@ def to_target(transform: Transform, z: Array) -> Array:
 
 
 def log_slope(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
-    """Return log g'(y): what a log density of z adds to be one of y."""
+    """Compute log g'(y), which converts a log density of z to one of y."""
     y = np.asarray(y, dtype=np.float64)
     if isinstance(transform, LogTransform):
         return -to_fitted(transform, y)
@@ -125,11 +117,10 @@ def mixture_median(
     variance: Float64[np.ndarray, "N K"],
     weight: Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "N"]:
-    """Return the median of a mixture of Gaussians, by bisection between the least and the largest
-    of their means."""
+    """Compute the median of a mixture of Gaussians by bisection between extreme means."""
     std = np.sqrt(variance)
     low, high = mean.min(axis=1), mean.max(axis=1)
-    for _ in range(HALVINGS):
+    for _ in range(NUM_BISECTIONS):
         middle = 0.5 * (low + high)
         below = np.add.reduce(weight * normal_cdf((middle[:, None] - mean) / std), axis=1)
         is_below = below < 0.5
@@ -138,7 +129,7 @@ def mixture_median(
 
 
 def normal_cdf(z: Array) -> Array:
-    """Return the distribution function of N(0, 1), within 8e-8.
+    """Compute the distribution function of N(0, 1), with an error below 8e-8.
 
     Abramowitz and Stegun, "Handbook of mathematical functions", 1964, 26.2.17.
     """
@@ -153,7 +144,7 @@ def normal_cdf(z: Array) -> Array:
 
 @lru_cache(maxsize=1)
 def _quadrature() -> tuple[list[float], list[float]]:
-    """Return nodes and weights for the mean over N(0, 1)."""
+    """Compute nodes and weights for means over N(0, 1)."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     return nodes.tolist(), (weights / weights.sum()).tolist()
 
@@ -161,10 +152,10 @@ def _quadrature() -> tuple[list[float], list[float]]:
 def _piecewise_linear(
     x: Array, knots: Float64[np.ndarray, "J"], values: Float64[np.ndarray, "J"]
 ) -> Array:
-    here = _segment(x, knots)
-    slope = (np.diff(values) / np.diff(knots))[here]
+    segment = _segment(x, knots)
+    slope = (np.diff(values) / np.diff(knots))[segment]
     with np.errstate(invalid="ignore"):
-        return values[here] + slope * (x - knots[here])
+        return values[segment] + slope * (x - knots[segment])
 
 
 def _segment(x: Array, knots: Float64[np.ndarray, "J"]) -> np.ndarray:

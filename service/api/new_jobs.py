@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from model_store.acquisition.choice import most_candidates
+from model_store.acquisition.choice import max_joint_candidates
 from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput
 from model_store.sources.files import open_rows, stamp_of
@@ -229,7 +229,7 @@ class NewJob:
                 _write(folder / SELECTED_FILE, file.getvalue())
         model, num_samples = self.served.model, self.num_samples
         race_stages(envelope.race, acquisition, model.manifest.task, num_samples)
-        most_candidates(acquisition, model, pool.rows, envelope.k, num_samples)
+        max_joint_candidates(acquisition, model, pool.rows, envelope.k, num_samples)
         options = {"race": envelope.race, "keep": envelope.keep}
         return options | {"selected": is_part, "excluded": excluded}
 

@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from model_store.acquisition.choice import most_candidates
+from model_store.acquisition.choice import max_joint_candidates
 from model_store.artifacts.place import is_url, open_store, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
@@ -94,7 +94,9 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
         out.check_output()
 
         def check_rows(rows: int) -> None:
-            most_candidates(request.acquisition, loaded.model, rows, request.k, request.num_samples)
+            max_joint_candidates(
+                request.acquisition, loaded.model, rows, request.k, request.num_samples
+            )
 
         spec = loaded.model.manifest.input
         plan = begin(out, source, request, options.seed is not None, spec, check_rows)

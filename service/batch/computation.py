@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from pydantic import TypeAdapter
 
-from model_store.acquisition.choice import checked_acquisition, checked_beta
+from model_store.acquisition.choice import check_acquisition, check_beta
 from model_store.acquisition.scoring import pool_candidates, pool_scores
 from model_store.artifacts.manifest import InputSpec, Manifest
 from model_store.conformal.mondrian import UNKNOWN
@@ -72,11 +72,11 @@ def request_fields(
 def ranking_fields(envelope: AcquireRequest, served: Any) -> dict[str, Any]:
     task = served.model.manifest.task
     named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
-    acquisition = checked_acquisition(named, task)
+    acquisition = check_acquisition(named, task)
     return {
         "acquisition": acquisition,
         "k": envelope.k,
-        "beta": checked_beta(envelope.beta, acquisition, task),
+        "beta": check_beta(envelope.beta, acquisition, task),
         "priors": resolve_priors(envelope, served),
     }
 
@@ -91,7 +91,7 @@ def acquire_answer(
     race: float | None = None,
     finalists: int | None = None,
 ) -> dict[str, Any]:
-    is_sampled = request.acquisition in PREDICTIVES[manifest.task].sampled
+    is_sampled = request.acquisition in PREDICTIVES[manifest.task].sampling_acquisitions
     return {
         "model": manifest.name,
         "version": manifest.version,
@@ -161,7 +161,7 @@ class Computation:
     @property
     def is_batch(self) -> bool:
         """Whether the request's acquisition looks for copies among all rows."""
-        return self.request.acquisition in self.model.predictive.batches
+        return self.request.acquisition in self.model.predictive.batch_acquisitions
 
     @property
     def is_grouped(self) -> bool:

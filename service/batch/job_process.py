@@ -22,15 +22,15 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.acquisition.choice import Copies, copies_among, most_candidates, row_digests
+from model_store.acquisition.choice import Copies, group_copies, max_joint_candidates, row_digests
 from model_store.acquisition.ranking import (
     Choice,
     Lap,
     Pool,
     Ranked,
     Scored,
-    check_scores_of,
-    rank_now,
+    check_row_scores,
+    rank_pool_sync,
 )
 from model_store.acquisition.scoring import race_scores
 from model_store.artifacts.disk import sync_folder
@@ -275,7 +275,7 @@ def acquire(job: JobRows, database: Database) -> str:
     choice = Choice(manifest.task, *asked)
     names = [ids[i] for i in ranked_rows.tolist()] if request.selected else ids
     pool = JobPool(job, ranked_rows, names, choice)
-    ranked: Ranked = rank_now(pool, choice)
+    ranked: Ranked = rank_pool_sync(pool, choice)
     rows = [
         {**row, "index": int(ranked_rows[row["index"]]), "control": False} for row in ranked.rows
     ]
@@ -335,7 +335,7 @@ class JobPool(Pool):
         return np.array(self._of_all_rows.column("score"))
 
     async def copies(self) -> Copies:
-        return copies_among(np.array(self._of_all_rows.column("digest")))
+        return group_copies(np.array(self._of_all_rows.column("digest")))
 
     async def lap(self, lap: Lap) -> Scored:
         columns = self._fill(lap, is_race=True)
@@ -367,7 +367,7 @@ class JobPool(Pool):
                 columns["score"], columns["error"] = race_scores(*raced)
             else:
                 columns["score"] = job.computation.scores(x, draws)
-            check_scores_of(columns["score"], rows[first : first + len(x)], request.field)
+            check_row_scores(columns["score"], rows[first : first + len(x)], request.field)
             return columns
 
         columns = job.fill(
@@ -379,7 +379,7 @@ class JobPool(Pool):
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         """Return the rows that gain most alone; they are read once more."""
         job, choice = self._job, self._choice
-        most = most_candidates(
+        most = max_joint_candidates(
             choice.acquisition, job.model, len(copies.first), choice.k, choice.num_samples
         )
         gains = (await self.scores())[copies.first]

@@ -15,12 +15,12 @@ from jaxtyping import Int64
 
 from model_store.acquisition.choice import (
     Copies,
-    copies_among,
-    is_again,
-    most_candidates,
+    group_copies,
+    is_repetition,
+    max_joint_candidates,
     ranking,
 )
-from model_store.acquisition.ranking import Choice, Pool, rank_now
+from model_store.acquisition.ranking import Choice, Pool, rank_pool_sync
 from model_store.inference.model import Model
 from model_store.scores.joint import Candidates
 from model_store.sources.files import check_ids
@@ -70,9 +70,9 @@ class RankedParts:
         if is_joint:
             task = self._model.manifest.task
             choice = Choice(task, request.acquisition, request.k, request.num_samples)
-            ranked = rank_now(CandidatePool(self, rows, ids, request.seed), choice).rows
+            ranked = rank_pool_sync(CandidatePool(self, rows, ids, request.seed), choice).rows
         else:
-            copies = copies_among(rows["digest"]) if is_batch else None
+            copies = group_copies(rows["digest"]) if is_batch else None
             ranked = ranking(rows["score"], ids, request.seed, request.k, copies)
         check_ids([row["id"] for row in ranked], len(ranked))
         places = rows["place"].tolist()
@@ -117,7 +117,7 @@ class RankedParts:
         for rows in self._bins() if is_batch else self._parts():
             here = np.zeros(len(rows), dtype=bool)
             if is_batch:
-                here = is_again(copies_among(rows["digest"]), rows["hash"])
+                here = is_repetition(group_copies(rows["digest"]), rows["hash"])
             best, again = np.concatenate([best, rows]), np.concatenate([again, here])
             order = np.lexsort((best["place"], best["hash"], -best["score"], again))
             order = order[: self._plan.request.k]
@@ -127,17 +127,17 @@ class RankedParts:
     def _candidate_rows(self) -> PartRows:
         """Return the rows that gain most alone, and their copies as far as one may be chosen."""
         request = self._plan.request
-        most = most_candidates(
+        most = max_joint_candidates(
             request.acquisition, self._model, self._plan.rows, request.k, request.num_samples
         )
         best = NO_ROWS
         for rows in self._bins():
-            best = np.concatenate([best, rows[copies_among(rows["digest"]).first]])
+            best = np.concatenate([best, rows[group_copies(rows["digest"]).first]])
             best = best[np.lexsort((*best["digest"].T[::-1], -best["score"]))[:most]]
         wanted, kept = _keys(best), []
         for rows in self._bins():
             rows = rows[np.isin(_keys(rows), wanted)]
-            group = copies_among(rows["digest"]).group
+            group = group_copies(rows["digest"]).group
             order = np.lexsort((rows["hash"], group))
             rank = np.arange(len(order)) - np.searchsorted(group[order], group[order])
             kept.append(rows[order[rank < request.k]])
@@ -201,7 +201,7 @@ class CandidatePool(Pool):
         self._parts, self._rows = parts, rows
 
     async def copies(self) -> Copies:
-        return copies_among(self._rows["digest"])
+        return group_copies(self._rows["digest"])
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         found = self._parts.candidates(self._rows["place"][copies.first])

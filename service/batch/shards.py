@@ -228,7 +228,7 @@ class Worker:
         if name == RANDOM:
             return random_scores(id_hashes(rows.ids, seed))
         scores = self.computation.scores(rows.x, self.draws)
-        if name not in self.model.predictive.sampled:
+        if name not in self.model.predictive.sampling_acquisitions:
             return scores
         powers = power_scores(scores, rows.ids, seed, request.beta)
         return np.where(np.isfinite(scores), powers, np.nan)

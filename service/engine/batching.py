@@ -440,7 +440,7 @@ def joint_bytes(work: EngineWork) -> int:
     assert work.max_candidates is not None
     model, draws = work.model, work.num_samples
     joint, outputs = model.predictive.joint_scores[work.acquisition], model.manifest.output_size
-    candidates = work.max_candidates * (48 + 4 * joint.numbers(draws, outputs))
+    candidates = work.max_candidates * (48 + 4 * joint.numbers_per_row(draws, outputs))
     return candidates + joint.work_bytes(draws, outputs, min(work.max_candidates, MAX_JOINT_ROWS))
 
 

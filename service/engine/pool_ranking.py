@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.acquisition.choice import Copies, copies_of, most_candidates
+from model_store.acquisition.choice import Copies, find_copies, max_joint_candidates
 from model_store.acquisition.ranking import Choice, Lap, Pool, Scored
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN
@@ -65,7 +65,7 @@ class EnginePool(Pool):
         is_joint = self._max_candidates is not None
         size = COPY_BYTES * len(self.work.x) + is_joint * self.work.x.nbytes
         self.work.context.reservation.reserve(size, "pool")
-        return await self.run(partial(copies_of, self.work.x, self.pause))
+        return await self.run(partial(find_copies, self.work.x, self.pause))
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         x = await self.run(partial(np.take, self.work.x, copies.first, axis=0))
@@ -83,7 +83,7 @@ class EnginePool(Pool):
     @property
     def _max_candidates(self) -> int | None:
         choice, work = self.choice, self.work
-        return most_candidates(
+        return max_joint_candidates(
             choice.acquisition, work.model, len(work.x), choice.k, choice.num_samples
         )
 

@@ -483,7 +483,7 @@ def test_the_acquisitions_are_those_of_the_task(driver, service):
         assert found[0] == PREDICTIVES[task].default_acquisition
         assert set(found) == set(expected)
         assert set(work(driver, "choose.js", "({ RACED }, task) => RACED[task]", task)) == set(
-            PREDICTIVES[task].raced
+            PREDICTIVES[task].race_acquisitions
         )
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from scipy import stats
 from scipy.special import ndtr
 
-from model_store.scores.classification import LEAST_PROBABILITY
+from model_store.scores.classification import MIN_PROBABILITY
 from model_store.scores.regression import MixtureScores, log_density
 from model_store.scores.transforms import Transform, to_fitted, to_target
 from training.bayes.likelihoods import crps
@@ -41,7 +41,7 @@ def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Fig
     """
     correct, confidence = probs.argmax(axis=1) == y, probs.max(axis=1)
     is_true = np.eye(probs.shape[1])[y]
-    likelihood = np.log(np.maximum(probs[np.arange(len(y)), y], LEAST_PROBABILITY))
+    likelihood = np.log(np.maximum(probs[np.arange(len(y)), y], MIN_PROBABILITY))
     gap = (correct - confidence)[:, None]
     # Ranking with ties puts rows of equal confidence into the same bin.
     below = np.searchsorted(np.sort(confidence), confidence, side="left")

@@ -8,22 +8,22 @@ import pytest
 from scipy import stats
 
 from model_store.acquisition.choice import (
-    checked_acquisition,
-    copies_of,
+    check_acquisition,
+    choose_jointly,
+    find_copies,
     id_hashes,
-    jointly,
     random_scores,
     ranking,
     top,
 )
 from model_store.acquisition.ranking import (
-    LOST,
+    DROPPED_SCORE,
     Choice,
     Pool,
-    check_scores_of,
+    check_row_scores,
     race,
     race_stages,
-    rank_now,
+    rank_pool_sync,
     student_quantile,
 )
 from model_store.errors import InvalidInput
@@ -80,13 +80,13 @@ def test_the_largest_of_equal_scores_is_decided_by_hash():
 
 
 def test_an_acquisition_of_another_task_is_refused_and_none_is_the_default():
-    assert checked_acquisition("entropy", "classification") == "entropy"
-    assert checked_acquisition("random", "regression") == "random"
-    assert checked_acquisition(None, "classification") == "bald"
+    assert check_acquisition("entropy", "classification") == "entropy"
+    assert check_acquisition("random", "regression") == "random"
+    assert check_acquisition(None, "classification") == "bald"
     with pytest.raises(
         InvalidInput, match=r"acquisition: expected one of .* for a model of regression, got 'bald'"
     ):
-        checked_acquisition("bald", "regression")
+        check_acquisition("bald", "regression")
 
 
 def test_a_row_without_a_score_is_named():
@@ -125,12 +125,14 @@ def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
     """If the last one chosen gains more than the first one left out did alone."""
-    probs, copies = said(seed), copies_of(np.arange(ROWS, dtype=np.float32)[:, None])
+    probs, copies = said(seed), find_copies(np.arange(ROWS, dtype=np.float32)[:, None])
     hashes = id_hashes([str(i) for i in range(ROWS)], seed)
 
     def chosen(most):
         best = best_of(probs[:, copies.first], most, 7)
-        rows, gains = jointly(BatchBald(best.candidates, DRAWS, seed), best.rows, copies, hashes, 3)
+        rows, gains = choose_jointly(
+            BatchBald(best.candidates, DRAWS, seed), best.rows, copies, hashes, 3
+        )
         return rows.tolist(), gains
 
     rows, gains = chosen(ROWS)
@@ -167,7 +169,7 @@ def test_a_race_finds_the_best_of_all_draws_and_looks_at_few_of_the_others():
         draws = rng.gamma(0.3, 1.0, 500) + rng.normal(size=(100, 500)) * rng.uniform(0.1, 1.0, 500)
         (scores, finalists), looked = raced(draws, 5, (10, 25), 0.2)
         full = draws.mean(axis=0)
-        known = scores > LOST
+        known = scores > DROPPED_SCORE
         assert np.allclose(scores[known], full[known])
         assert finalists == known.sum()
         wrong += set(np.argsort(-full)[:5]) != set(np.argsort(-scores)[:5])
@@ -193,7 +195,7 @@ def test_a_row_stays_in_a_race_as_long_as_its_bound_is_not_below_k_scores_of_all
     with pytest.raises(StopIteration) as ended:
         laps.send((np.array([0.95, 0.1, 0.2]), None))
     scores, finalists = ended.value.value
-    assert scores.tolist() == [0.91, 0.94, 0.5, 0.95, LOST, LOST, 0.1, 0.2]
+    assert scores.tolist() == [0.91, 0.94, 0.5, 0.95, DROPPED_SCORE, DROPPED_SCORE, 0.1, 0.2]
     assert finalists == 6
 
 
@@ -258,10 +260,13 @@ def test_a_race_does_not_depend_on_the_unit_of_the_target(unit):
     outputs[..., 0] *= unit
     outputs[..., 1] += 2.0 * np.log(unit)
     pool, choice = DrawnPool(outputs), Choice("regression", "variance", 10, 100)
-    raced = rank_now(pool, replace(choice, race=0.05))
-    assert raced.rows == rank_now(pool, choice).rows
+    raced = rank_pool_sync(pool, replace(choice, race=0.05))
+    assert raced.rows == rank_pool_sync(pool, choice).rows
     of_unit_one = np.stack([outputs[..., 0] / unit, outputs[..., 1] - 2.0 * np.log(unit)], -1)
-    assert raced.finalists == rank_now(DrawnPool(of_unit_one), replace(choice, race=0.05)).finalists
+    assert (
+        raced.finalists
+        == rank_pool_sync(DrawnPool(of_unit_one), replace(choice, race=0.05)).finalists
+    )
     assert raced.finalists < 100
 
 
@@ -277,7 +282,7 @@ def test_bounds_that_are_learned_hold_where_errors_are_far_from_normal():
         (scores, finalists), looked = raced(draws, 2, (10, 25), 0.2)
         assert finalists >= 400  # those of a sample
         full = draws.mean(axis=0)
-        assert np.allclose(scores[scores > LOST], full[scores > LOST])
+        assert np.allclose(scores[scores > DROPPED_SCORE], full[scores > DROPPED_SCORE])
         wrong += set(np.argsort(-full)[:2]) != set(np.argsort(-scores)[:2])
         share.append(looked / draws.size)
     assert wrong <= 20 + 3 * 4  # three standard deviations of a count of .2
@@ -291,7 +296,7 @@ def test_rows_that_are_left_out_do_not_depend_on_the_order_of_a_large_pool():
     (scores, finalists), _ = raced(draws, 2, (10, 25), 0.2)
     (again, _), _ = raced(draws[:, order], 2, (10, 25), 0.2)
     assert finalists >= 400
-    assert np.array_equal(again > LOST, (scores > LOST)[order])
+    assert np.array_equal(again > DROPPED_SCORE, (scores > DROPPED_SCORE)[order])
 
 
 def test_all_rows_take_all_draws_where_k_is_as_many_and_one_without_a_score_is_named():
@@ -320,15 +325,15 @@ def test_a_race_has_stages_of_draws_enough_for_their_errors():
 
 def test_copies_are_the_same_in_whatever_order_rows_come():
     x = np.array([[1, 2], [3, 4], [1, 2], [0, 0], [-0.0, 0], [3, 4]], dtype=np.float32)
-    copies = copies_of(x)
+    copies = find_copies(x)
     assert x[copies.first][copies.group].tobytes() == x.tobytes()
     assert len(copies.first) == 4
     order = np.array([5, 0, 3, 1, 4, 2])
-    again = copies_of(x[order])
+    again = find_copies(x[order])
     assert x[order][again.first].tobytes() == x[copies.first].tobytes()
     assert again.group.tolist() == copies.group[order].tolist()
 
 
 def test_a_row_without_a_score_is_named_by_its_place_among_all():
     with pytest.raises(InvalidInput, match=r"pool_file\.70"):
-        check_scores_of(np.array([1.0, np.inf, np.nan]), np.array([3, 70, 90]), "pool_file")
+        check_row_scores(np.array([1.0, np.inf, np.nan]), np.array([3, 70, 90]), "pool_file")

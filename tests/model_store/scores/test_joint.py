@@ -49,7 +49,7 @@ def determinant(name, samples, chosen):
     else:
         values = samples.astype(np.float64)
         cov = sum(np.cov(values[..., c].T, bias=True) for c in range(values.shape[2]))
-        noise = 1.0 - np.square(values).sum(axis=2).mean(axis=0) + joint_module.LEAST_NOISE
+        noise = 1.0 - np.square(values).sum(axis=2).mean(axis=0) + joint_module.MIN_NOISE
     scaled = cov / np.sqrt(np.outer(noise, noise))
     return 0.5 * np.linalg.slogdet(np.eye(len(chosen)) + scaled[np.ix_(chosen, chosen)])[1]
 
@@ -161,7 +161,7 @@ def test_what_is_kept_has_the_size_that_is_stated(name):
     samples = samples_of(name, 0, draws=5, rows=4)
     assert JOINT[name].from_samples(samples).outputs.shape == (
         4,
-        JOINT[name].numbers(5, samples.shape[2]),
+        JOINT[name].numbers_per_row(5, samples.shape[2]),
     )
 
 

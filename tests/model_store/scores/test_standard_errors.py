@@ -7,7 +7,7 @@ from scipy.special import digamma
 
 from model_store.scores.classification import SCORE_NAMES, predictive_scores, predictive_sums
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, mixture_scores, mixture_sums
-from model_store.scores.sums import FEWEST_FOR_SPREAD, DrawSums
+from model_store.scores.sums import MIN_SPREAD_GROUPS, DrawSums
 from model_store.scores.tasks import PREDICTIVES
 
 FEW_DRAWS = {
@@ -51,7 +51,7 @@ def test_standard_errors_are_the_jackknife_s(task, num_draws, groups):
     found = scored(task, draws, groups).standard_error
     expected = jackknife(task, draws, groups)
     assert found.keys() == (
-        NAMES[task] if min(num_draws, groups) >= FEWEST_FOR_SPREAD else FEW_DRAWS[task]
+        NAMES[task] if min(num_draws, groups) >= MIN_SPREAD_GROUPS else FEW_DRAWS[task]
     )
     for name, error in found.items():
         np.testing.assert_allclose(error, expected[name], rtol=1e-12, atol=1e-12, err_msg=name)
@@ -159,9 +159,9 @@ def test_groups_of_many_draws_have_the_standard_errors_of_their_draws(task, num_
 
 @pytest.mark.parametrize("task", NAMES)
 def test_few_draws_have_no_standard_error_of_their_disagreement(task):
-    rows = np.random.default_rng(0).dirichlet([2.0, 1.0], (FEWEST_FOR_SPREAD, 4))
+    rows = np.random.default_rng(0).dirichlet([2.0, 1.0], (MIN_SPREAD_GROUPS, 4))
     assert scored(task, rows).standard_error.keys() == NAMES[task]
-    for num_draws in range(2, FEWEST_FOR_SPREAD):
+    for num_draws in range(2, MIN_SPREAD_GROUPS):
         assert scored(task, rows[:num_draws]).standard_error.keys() == FEW_DRAWS[task]
     assert scored(task, rows[:1]).standard_error is None
 
@@ -230,8 +230,8 @@ def test_draws_without_a_number_are_the_first(task):
         assert sums(outputs[:3]).merge(sums(outputs[3:], 3)).num_draws.tolist() == expected
     draws = outputs[..., 0].T.astype(np.float64)
     assert (
-        DrawSums.of(draws[:, :3], draws[:, :3])
-        .merge(DrawSums.of(draws[:, 3:], draws[:, 3:], 3))
+        DrawSums.from_draws(draws[:, :3], draws[:, :3])
+        .merge(DrawSums.from_draws(draws[:, 3:], draws[:, 3:], 3))
         .num_draws.tolist()
         == expected
     )

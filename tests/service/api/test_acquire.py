@@ -95,7 +95,7 @@ def test_more_rows_than_a_joint_choice_can_be_of_are_refused(client, digits_rows
     assert len(acquire(client, **request)["ranking"]) == 1001
     refused = client.post("/acquire", json={**request, "acquisition": "batchbald"})
     assert refused.status_code == 422
-    expected = "k: expected at most 1000 rows of this pool for batchbald with 2 draws, got 1001"
+    expected = "k: expected up to 1000 rows of this pool for batchbald with 2 draws, got 1001"
     assert refused.json()["detail"] == expected
 
 
@@ -173,7 +173,7 @@ def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(clien
         ({"beta": 0.0, "acquisition": "power_bald"}, "beta: "),
         ({"beta": 1e7, "acquisition": "power_bald"}, "beta: "),
         ({"beta": "2", "acquisition": "power_bald"}, "beta: "),
-        ({"beta": 2.0}, "beta: expected the acquisition power_bald with it, got 'bald'"),
+        ({"beta": 2.0}, "beta: expected the acquisition power_bald, got 'bald'"),
     ],
 )
 def test_beta_is_of_power_bald_alone(client, digits_rows, asked, expected):

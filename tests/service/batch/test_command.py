@@ -460,7 +460,7 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     refused("^num_samples: expected at most 1000", kind="rank", num_samples=5000)
     refused("^acquisition: expected one of", kind="rank", acquisition="variance")
     refused(
-        "^k: expected at most 1000 rows",
+        "^k: expected up to 1000 rows",
         kind="rank",
         acquisition="batchbald",
         k=2000,
