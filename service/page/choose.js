@@ -72,11 +72,11 @@ export async function show(view, app) {
   const acquisitionHint = h("span", { class: "quiet" });
   const draws = h("input", { type: "number", min: 1, max: manifest.noise.max_draws ?? 1000, step: 1, value: manifest.noise.default_draws });
   const seed = h("input", { type: "number", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 });
-  const race = h("select", {}, [["", "Off: all draws for every row"], ["0.05", "On: 5 % chance of missing a top row"], ["0.01", "On: 1 % chance of missing a top row"], ["0.001", "On: 0.1 % chance of missing a top row"]].map(([value, name]) => h("option", { value }, name)));
+  const race = h("select", {}, [["", "Off"], ["0.05", "On: 5 % chance of missing a top row"], ["0.01", "On: 1 % chance of missing a top row"], ["0.001", "On: 0.1 % chance of missing a top row"]].map(([value, name]) => h("option", { value }, name)));
   const raceField = field("Race", race, "drops hopeless rows early, which is faster if few rows are uncertain");
   const sharesPlace = h("div");
   let shares = null; // fields for class shares, if the model supports them
-  const mode = h("select", {}, [["", "depending on the size"], ["now", "immediately"], ["job", "as a job"]].map(([value, name]) => h("option", { value }, name)));
+  const mode = h("select", {}, [["", "automatic"], ["now", "immediately"], ["job", "as a job"]].map(([value, name]) => h("option", { value }, name)));
   const excluded = h("input", { type: "checkbox", checked: true });
   const keep = h("input", { type: "checkbox", onchange: () => (control.disabled = !keep.checked) });
   const control = h("input", { type: "number", min: 0, max: 1, step: 0.05, value: 0, disabled: true });

@@ -113,7 +113,7 @@ export async function show(view, app) {
     const actions = new Map(Object.values(problems).filter(Boolean).map(({ text, action }) => [text, action]));
     replaceIfChanged(troublePlace, [...actions].map(([text, action]) => h("div", { class: "trouble" }, notice(text), action && h("button", { type: "button", onclick: action[1] }, action[0]))));
     const latest = Math.max(snapshots.at(-1)?.time ?? 0, drifts.at(-1)?.time ?? 0);
-    state.textContent = latest ? `Updated every ${POLL_MS / 1000} seconds, last at ${new Date(latest).toLocaleTimeString()}. The page keeps the history of up to an hour.` : "Loading …";
+    state.textContent = latest ? `Updated every ${POLL_MS / 1000} seconds, last at ${new Date(latest).toLocaleTimeString()}. The page keeps up to an hour of history.` : "Loading …";
     updateRoutes();
     const tiles = [];
     if (snapshots.length > 1) drawService(snapshots, tiles);
@@ -127,7 +127,7 @@ export async function show(view, app) {
     const routes = [...new Set(history.find("dubito_requests_total").map((index) => history.series[index].labels.route))].sort();
     const values = ["", "*", ...routes];
     if (route.options.length === values.length) return;
-    const name = (value) => ({ "": "that do work", "*": "all" })[value] ?? value;
+    const name = (value) => ({ "": "all except status requests", "*": "all" })[value] ?? value;
     fill(route, values.map((value) => h("option", { value, selected: value === selectedRoute }, name(value))));
   }
 

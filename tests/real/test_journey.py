@@ -12,7 +12,7 @@ import httpx
 import pytest
 from sklearn.datasets import load_iris
 
-from tests.support.browser import MISSING, chromium, opened, press, text_of, until
+from tests.support.browser import MISSING, chromium, get_text, open_page, press, until
 from tests.support.environment import ROOT, environment_in
 from tests.support.ports import free_port
 from tests.support.serving import answers, wait_until
@@ -86,29 +86,29 @@ def serving(url):
 
 
 def ask(driver, url):
-    opened(driver, f"{url}/#/ask")
+    open_page(driver, f"{url}/#/ask")
     press(driver, "Ask")
-    until(driver, lambda: text_of(driver, ".answer"))
+    until(driver, lambda: get_text(driver, ".answer"))
 
 
 def rank(driver, url, pool):
-    opened(driver, f"{url}/#/choose")
+    open_page(driver, f"{url}/#/choose")
     driver.find_element("id", "pool-files").send_keys(str(pool))
     k = driver.find_element("xpath", "//label[starts-with(., 'Rows to label')]/../input")
     k.clear()
     k.send_keys(str(TO_LABEL))
     press(driver, "Choose")
-    until(driver, lambda: f"Label these {TO_LABEL} rows of 45" in text_of(driver, ".chosen h2"))
+    until(driver, lambda: f"Label these {TO_LABEL} rows of 45" in get_text(driver, ".chosen h2"))
 
 
 def label(driver, truth):
     """Name each flower, by its button, as somebody does who knows them."""
     for n in range(1, TO_LABEL + 1):
-        until(driver, lambda n=n: text_of(driver, ".labelling-head").startswith(f"Row {n} of"))
-        name = truth[text_of(driver, ".labelling-row > p")]
+        until(driver, lambda n=n: get_text(driver, ".labelling-head").startswith(f"Row {n} of"))
+        name = truth[get_text(driver, ".labelling-row > p")]
         driver.find_element("xpath", f"//div[@class='classes']/button[span='{name}']").click()
-    until(driver, lambda: "All rows are labelled" in text_of(driver, ".labelling-head"))
-    until(driver, lambda: text_of(driver, ".learning .tiles dd") == str(TO_LABEL))
+    until(driver, lambda: "All rows are labelled" in get_text(driver, ".labelling-head"))
+    until(driver, lambda: get_text(driver, ".learning .tiles dd") == str(TO_LABEL))
 
 
 def fit_candidate(driver):
@@ -117,10 +117,10 @@ def fit_candidate(driver):
         driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
     )
     keys[0].send_keys(ADMIN, "\ue007")
-    until(driver, lambda: "The candidate: version 2" in text_of(driver, ".learning"), FIT_S)
-    assert "flowers version 2" in text_of(driver, ".learning pre")
+    until(driver, lambda: "The candidate: version 2" in get_text(driver, ".learning"), FIT_S)
+    assert "flowers version 2" in get_text(driver, ".learning pre")
 
 
 def promote(driver):
     press(driver, "Promote version 2")
-    until(driver, lambda: "Roll back to version 1" in text_of(driver, ".learning"))
+    until(driver, lambda: "Roll back to version 1" in get_text(driver, ".learning"))

@@ -1,7 +1,6 @@
-"""The page in Chromium: what is drawn is answered, noise is flagged, links replay, keys are asked
-for.
+"""Test the view Ask, links and keys in Chromium.
 
-Where Chromium, its driver or selenium are missing it is skipped.
+Skipped without Chromium, its driver and selenium.
 """
 
 import io
@@ -17,12 +16,12 @@ from tests.support.browser import (
     AXE,
     MISSING,
     chromium,
-    complaints,
+    console_errors,
     draw,
-    give,
-    opened,
+    get_text,
+    open_page,
     press,
-    text_of,
+    send_files,
     until,
 )
 from tests.support.serving import serving
@@ -43,9 +42,9 @@ THREE = [
 ]
 ONE = [[(0.5, 0.1), (0.5, 0.9)]]
 KEY = "the-key-of-the-people"
-ALL_OF_IT = ("\ue009", "a", "\ue009")  # control and A, to be typed over
-LISTEN = "const f = fetch; window.asked = []; window.fetch = (u, o) => { asked.push(o.body); return f(u, o); }"
-MOST_BYTES = 300_000  # of all that the page loads
+SELECT_ALL = ("\ue009", "a", "\ue009")  # control and A
+RECORD_REQUESTS = "const f = fetch; window.bodies = []; window.fetch = (u, o) => { bodies.push(o.body); return f(u, o); }"
+MAX_PAGE_BYTES = 300_000
 
 
 @pytest.fixture(scope="module")
@@ -66,153 +65,149 @@ def every_kind(kinds):
         yield url
 
 
-def look_at(driver, model):
-    """Choose a model, as people do."""
+def select_model(driver, model):
     script = "const s = document.getElementById('model'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
     driver.execute_script(script, model)
-    until(driver, lambda: model in text_of(driver, "main h1"))
+    until(driver, lambda: model in get_text(driver, "main h1"))
 
 
 def png(pixels):
-    """A PNG file of pixels, (H, W) or (H, W, channels)."""
+    """Encode pixels, (H, W) or (H, W, channels), as PNG."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
 
 
-def plot_says(driver, number):
-    """What a plot of the answer says to those who do not see it."""
+def plot_label(driver, number):
+    """Return the description of a plot for screen readers."""
     script = "return document.querySelectorAll('.answer figure > svg')[arguments[0]].getAttribute('aria-label')"
     return driver.execute_script(script, number)
 
 
-def test_a_digit_that_is_drawn_is_answered_while_it_is_drawn(driver, service):
-    opened(driver, service)
+def test_drawing_a_digit_predicts_it(driver, service):
+    open_page(driver, service)
     draw(driver, driver.find_element("id", "board"), THREE)
-    until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
-    assert text_of(driver, ".word") in ("Looks reliable", "Check this")
-    assert "3" in text_of(driver, ".says")
-    plain = text_of(driver, ".answers") + text_of(driver, ".about")
+    until(driver, lambda: get_text(driver, ".answer h2").startswith("3"))
+    assert get_text(driver, ".word") in ("Looks reliable", "Check this")
+    assert "3" in get_text(driver, ".says")
+    plain = get_text(driver, ".answers") + get_text(driver, ".about")
     assert not any(name in plain for name in ("mahalanobis", "residual", "bhn-realnvp", "p = "))
     count = "return document.querySelector('.answer figure > svg').querySelectorAll('[data-mark=dot] circle').length"
-    assert driver.execute_script(count) == 10 * 100, "each draw is a dot of each class"
-    assert plot_says(driver, 0).startswith("3: ")
-    assert complaints(driver) == []
+    assert driver.execute_script(count) == 10 * 100, "a dot per draw and class"
+    assert plot_label(driver, 0).startswith("3: ")
+    assert console_errors(driver) == []
 
 
-def test_what_is_sent_is_what_the_service_answers_again(driver, service):
-    """The numbers that the page shows are those of the API, for the row that it says it sent."""
-    opened(driver, service)
+def test_the_page_shows_the_numbers_of_the_api(driver, service):
+    open_page(driver, service)
     draw(driver, driver.find_element("id", "board"), ONE)
-    until(driver, lambda: text_of(driver, ".answer h2"))
-    driver.execute_script(LISTEN)
+    until(driver, lambda: get_text(driver, ".answer h2"))
+    driver.execute_script(RECORD_REQUESTS)
     driver.execute_script("document.querySelector('.deeper').open = true")
-    before = text_of(driver, ".meta")
+    before = get_text(driver, ".meta")
     press(driver, "Ask")
-    until(driver, lambda: text_of(driver, ".meta") not in ("", before))
-    asked = json.loads(driver.execute_script("return window.asked.at(-1)"))
+    until(driver, lambda: get_text(driver, ".meta") not in ("", before))
+    asked = json.loads(driver.execute_script("return window.bodies.at(-1)"))
     row = np.array(asked["inputs"][0]).reshape(8, 8)
     assert row.min() == 0
-    assert row[0].max() > 4, "the drawing fills the frame, as such data do"
+    assert row[0].max() > 4, "the drawing must fill the frame, as the digits do"
     assert row[-1].max() > 4
-    seed = int(text_of(driver, ".meta").partition("draws, seed ")[2].split(".")[0])
+    seed = int(get_text(driver, ".meta").partition("draws, seed ")[2].split(".")[0])
     answer = httpx.post(f"{service}/predict", json={**asked, "seed": seed}).json()["predictions"][0]
-    assert text_of(driver, ".answer h2").split()[0] == answer["label"]
-    assert f"p = {answer['p_value']:.3g}." in plot_says(driver, 1)
+    assert get_text(driver, ".answer h2").split()[0] == answer["label"]
+    assert f"p = {answer['p_value']:.3g}." in plot_label(driver, 1)
 
 
-def test_noise_is_flagged_and_the_page_says_by_what(driver, service):
-    opened(driver, service)
+def test_noise_is_flagged_and_explained(driver, service):
+    open_page(driver, service)
     press(driver, "Noise")
-    until(driver, lambda: text_of(driver, ".word") in ("Unfamiliar input", "Check this"))
-    assert "no guarantee" in text_of(driver, ".promise")
-    why = until(driver, lambda: text_of(driver, ".why"))
+    until(driver, lambda: get_text(driver, ".word") in ("Unfamiliar input", "Check this"))
+    assert "no guarantee" in get_text(driver, ".promise")
+    why = until(driver, lambda: get_text(driver, ".why"))
     assert "Nearest training rows: " in why
     painted = "const c = document.querySelector('.heat canvas:last-child'); return [...c.getContext('2d').getImageData(0, 0, 8, 8).data].filter((x, i) => i % 4 === 3 && x > 0).length"
     assert driver.execute_script(painted) > 8, "pixels are marked"
-    assert complaints(driver) == []
+    assert console_errors(driver) == []
 
 
-def test_examples_are_offered_which_the_model_does_not_flag(driver, service):
-    opened(driver, service)
+def test_example_rows_are_not_flagged(driver, service):
+    open_page(driver, service)
     until(driver, lambda: len(driver.find_elements("css selector", ".examples button")) > 5)
     named = [button.text for button in driver.find_elements("css selector", ".examples button")]
     for name in named[:3]:
         press(driver, name)
-        until(driver, lambda name=name: text_of(driver, ".answer h2").startswith(name))
-        assert text_of(driver, ".word") in ("Looks reliable", "Check this")
-        assert "no guarantee" not in text_of(driver, ".promise")
+        until(driver, lambda name=name: get_text(driver, ".answer h2").startswith(name))
+        assert get_text(driver, ".word") in ("Looks reliable", "Check this")
+        assert "no guarantee" not in get_text(driver, ".promise")
     press(driver, named[-1])
-    until(driver, lambda: text_of(driver, ".why"))
+    until(driver, lambda: get_text(driver, ".why"))
 
 
-def test_a_visitor_is_told_what_doubt_is_until_there_was_an_answer(driver, service):
-    opened(driver, service)
+def test_the_welcome_ends_with_the_first_answer_or_got_it(driver, service):
+    open_page(driver, service)
     assert len(driver.find_elements("css selector", ".welcome li")) == 3
     press(driver, "Noise")
-    until(driver, lambda: text_of(driver, ".answer h2"))
+    until(driver, lambda: get_text(driver, ".answer h2"))
     press(driver, "Clear")
-    until(driver, lambda: "pick an example" in text_of(driver, ".answers"))
-    opened(driver, service)  # nothing is stored
+    until(driver, lambda: "pick an example" in get_text(driver, ".answers"))
+    open_page(driver, service)  # a reload forgets it
     press(driver, "Got it")
-    until(driver, lambda: "pick an example" in text_of(driver, ".answers"))
+    until(driver, lambda: "pick an example" in get_text(driver, ".answers"))
 
 
-def test_on_a_phone_the_answer_is_seen_while_one_draws(service):
+def test_the_verdict_is_visible_while_drawing_on_a_phone(service):
     with chromium(390, 844) as driver:
-        opened(driver, service)
+        open_page(driver, service)
         board = driver.find_element("id", "board")
         assert board.rect["y"] + board.rect["height"] < 844
         draw(driver, board, THREE)
-        until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
+        until(driver, lambda: get_text(driver, ".answer h2").startswith("3"))
         verdict = driver.find_element("css selector", ".verdict").rect
         assert verdict["y"] + verdict["height"] <= board.rect["y"] < 844 - board.rect["height"]
 
 
-def test_a_table_begins_with_a_training_row_and_is_answered_while_one_types(driver, every_kind):
+def test_a_form_starts_with_a_training_row_and_predicts_while_typing(driver, every_kind):
     rows = httpx.get(f"{every_kind}/predict/examples", params={"model": "rents"}).json()["inputs"]
-    opened(driver, f"{every_kind}/#/ask")
-    look_at(driver, "rents")
+    open_page(driver, f"{every_kind}/#/ask")
+    select_model(driver, "rents")
     until(driver, lambda: len(driver.find_elements("css selector", ".examples button")) > 1)
     field = driver.find_element("css selector", ".columns input[type=number]")
     assert float(field.get_attribute("value")) in {row["age"] for row in rows}
-    field.send_keys(*ALL_OF_IT, "41")
-    until(driver, lambda: text_of(driver, ".answer h2"))
-    assert complaints(driver) == []
+    field.send_keys(*SELECT_ALL, "41")
+    until(driver, lambda: get_text(driver, ".answer h2"))
+    assert console_errors(driver) == []
 
 
-def test_a_link_replays_an_answer_to_the_last_digit(driver, service):
-    opened(driver, service)
+def test_a_link_replays_an_answer_exactly(driver, service):
+    open_page(driver, service)
     press(driver, "Noise")
-    until(driver, lambda: text_of(driver, ".answer h2"))
+    until(driver, lambda: get_text(driver, ".answer h2"))
     press(driver, "Copy link to this answer")
-    until(driver, lambda: "no key" in text_of(driver, "#link-said"))
+    until(driver, lambda: "no key" in get_text(driver, "#link-said"))
     address = driver.current_url
     assert "#/ask/" in address
     driver.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    before = text_of(driver, ".answer"), text_of(driver, ".more")
+    before = get_text(driver, ".answer"), get_text(driver, ".more")
     with chromium() as another:
-        opened(another, address)
-        until(another, lambda: text_of(another, ".answer h2"))
+        open_page(another, address)
+        until(another, lambda: get_text(another, ".answer h2"))
         another.execute_script(
             "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
         )
-        assert (text_of(another, ".answer"), text_of(another, ".more")) == before
-        opened(another, address[:-20])
-        assert "link is damaged" in until(another, lambda: text_of(another, ".notice"))
+        assert (get_text(another, ".answer"), get_text(another, ".more")) == before
+        open_page(another, address[:-20])
+        assert "link is damaged" in until(another, lambda: get_text(another, ".notice"))
 
 
-def test_one_can_draw_with_the_keyboard(driver, service):
-    opened(driver, service)
+def test_drawing_with_the_keyboard(driver, service):
+    open_page(driver, service)
     board = driver.find_element("id", "board")
     board.send_keys("\ue013" * 9, " ", "\ue015" * 18, " ")  # up, pen down, down, pen up
-    until(driver, lambda: text_of(driver, ".answer h2"))
-    assert complaints(driver) == []
+    until(driver, lambda: get_text(driver, ".answer h2"))
+    assert console_errors(driver) == []
 
 
-def test_an_image_that_is_dropped_on_the_board_is_read_dark_on_light_too(
-    driver, service, digits_rows
-):
+def test_an_image_on_the_board_may_be_dark_on_light(driver, service, digits_rows):
     answers = httpx.post(
         f"{service}/predict", json={"inputs": digits_rows[:20].tolist(), "seed": 7}
     ).json()
@@ -223,67 +218,69 @@ def test_an_image_that_is_dropped_on_the_board_is_read_dark_on_light_too(
     for event, place, pixels in (
         ("drop", "#board", light),
         ("drop", "#board", dark),
-        ("paste", "body", light),  # whatever has the focus
+        ("paste", "body", light),
         ("drop", "#board", transparent),
     ):
-        opened(driver, service)
-        give(driver, event, place, ("a.png", "image/png", png(pixels)))
+        open_page(driver, service)
+        send_files(driver, event, place, ("a.png", "image/png", png(pixels)))
         until(
             driver,
-            lambda: text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]),
+            lambda: get_text(driver, ".answer h2").startswith(answers["predictions"][n]["label"]),
         )
         assert driver.find_element("id", "inverted").is_selected() == (pixels is not dark)
-    give(driver, "drop", "#board", ("a.png", "image/png", b"no image"))
-    until(driver, lambda: "is not an image" in text_of(driver, ".drawing"))
-    assert text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]), (
-        "what was there is kept"
+    send_files(driver, "drop", "#board", ("a.png", "image/png", b"no image"))
+    until(driver, lambda: "is not an image" in get_text(driver, ".drawing"))
+    assert get_text(driver, ".answer h2").startswith(answers["predictions"][n]["label"]), (
+        "the previous answer must stay"
     )
 
 
-def test_images_are_pasted_and_dropped_and_one_that_is_none_is_named(driver, every_kind):
-    opened(driver, f"{every_kind}/#/ask")
-    look_at(driver, "pictures")
+def test_images_can_be_pasted_and_dropped_and_invalid_ones_are_named(driver, every_kind):
+    open_page(driver, f"{every_kind}/#/ask")
+    select_model(driver, "pictures")
     image = png(np.zeros((1, 1, 3), dtype=np.uint8))
     press(driver, "Image files")
-    assert give(driver, "paste", "body", ("pasted.png", "image/png", image))
-    until(driver, lambda: text_of(driver, ".answer h2"))
-    driver.execute_script(LISTEN)
-    assert give(driver, "drop", ".drop", ("a.png", "image/png", image), ("b.heic", "", b"ftypheic"))
-    said = until(driver, lambda: text_of(driver, ".answers .notice"))
+    assert send_files(driver, "paste", "body", ("pasted.png", "image/png", image))
+    until(driver, lambda: get_text(driver, ".answer h2"))
+    driver.execute_script(RECORD_REQUESTS)
+    assert send_files(
+        driver, "drop", ".drop", ("a.png", "image/png", image), ("b.heic", "", b"ftypheic")
+    )
+    said = until(driver, lambda: get_text(driver, ".answers .notice"))
     assert said.startswith("b.heic: expected a PNG")
-    assert text_of(driver, ".answer h2"), "the other one is answered"
-    assert give(driver, "drop", "h1", ("c.png", "image/png", image)), (
-        "next to its place it is not opened either"
+    assert get_text(driver, ".answer h2"), "the valid image must be answered"
+    assert send_files(driver, "drop", "h1", ("c.png", "image/png", image)), (
+        "the browser must not open a file dropped elsewhere"
     )
-    assert not give(driver, "paste", "body"), "text is pasted as ever"
+    assert not send_files(driver, "paste", "body"), "pasting text must still work"
     press(driver, "Numbers")
-    assert not give(driver, "paste", "body", ("pasted.png", "image/png", image)), (
-        "where no images are asked about"
+    assert not send_files(driver, "paste", "body", ("pasted.png", "image/png", image)), (
+        "another input type must ignore images"
     )
-    assert len(complaints(driver)) == 1  # of the 422
+    assert len(console_errors(driver)) == 1  # the 422
 
 
-def test_what_is_no_number_is_not_taken_for_a_missing_one(driver, every_kind):
-    opened(driver, f"{every_kind}/#/ask")
-    look_at(driver, "rents")
+def test_an_invalid_number_is_not_treated_as_missing(driver, every_kind):
+    open_page(driver, f"{every_kind}/#/ask")
+    select_model(driver, "rents")
     press(driver, "Ask")
-    until(driver, lambda: text_of(driver, ".answer h2"))
+    until(driver, lambda: get_text(driver, ".answer h2"))
     age = driver.find_element("css selector", ".columns input[type=number]")
     for written in ("1e999", "1-2"):
-        age.send_keys(*ALL_OF_IT, written)
-        assert "age: not a number" in until(driver, lambda: text_of(driver, ".answers .notice"))
-    age.send_keys(*ALL_OF_IT, "\ue003")
-    until(driver, lambda: text_of(driver, ".answer h2"))
-    assert "missing: the field is empty" in text_of(driver, ".column")
+        age.send_keys(*SELECT_ALL, written)
+        assert "age: not a number" in until(driver, lambda: get_text(driver, ".answers .notice"))
+    age.send_keys(*SELECT_ALL, "\ue003")
+    until(driver, lambda: get_text(driver, ".answer h2"))
+    assert "missing: the field is empty" in get_text(driver, ".column")
     age.send_keys("31.5")
-    until(driver, lambda: "field is empty" not in text_of(driver, ".column"))
+    until(driver, lambda: "field is empty" not in get_text(driver, ".column"))
 
 
-def test_options_are_asked_for_as_they_stand(driver, service):
-    opened(driver, service)
+def test_options_are_sent(driver, service):
+    open_page(driver, service)
     draw(driver, driver.find_element("id", "board"), THREE)
-    until(driver, lambda: text_of(driver, ".answer h2"))
-    driver.execute_script(LISTEN)
+    until(driver, lambda: get_text(driver, ".answer h2"))
+    driver.execute_script(RECORD_REQUESTS)
     driver.execute_script("document.querySelector('details.options').open = true")
     driver.find_element(
         "xpath", "//label[starts-with(., 'Use the same draws')]/following-sibling::input"
@@ -292,9 +289,9 @@ def test_options_are_asked_for_as_they_stand(driver, service):
         "xpath", "//label[starts-with(., 'Abstain to keep')]/following-sibling::input"
     ).click()
     driver.execute_script("document.querySelector('.deeper').open = true")
-    until(driver, lambda: "seed 7." in text_of(driver, ".meta"))
-    until(driver, lambda: "risk" in (driver.execute_script("return window.asked.at(-1)") or ""))
-    asked = json.loads(driver.execute_script("return window.asked.at(-1)"))
+    until(driver, lambda: "seed 7." in get_text(driver, ".meta"))
+    until(driver, lambda: "risk" in (driver.execute_script("return window.bodies.at(-1)") or ""))
+    asked = json.loads(driver.execute_script("return window.bodies.at(-1)"))
     assert (asked["seed"], asked["num_samples"], asked["fpr"], asked["coverage"]) == (
         7,
         100,
@@ -304,34 +301,34 @@ def test_options_are_asked_for_as_they_stand(driver, service):
     assert 0.03 < asked["risk"] < 0.5
 
 
-def test_what_the_service_refuses_is_said_in_its_own_words(driver, service):
-    opened(driver, service)
+def test_an_error_shows_the_detail_of_the_api(driver, service):
+    open_page(driver, service)
     press(driver, "Numbers")
     driver.find_element("css selector", "textarea").send_keys("1 2 three")
     press(driver, "Ask")
-    said = until(driver, lambda: text_of(driver, ".answers .notice"))
+    said = until(driver, lambda: get_text(driver, ".answers .notice"))
     assert (
         said
         == httpx.post(f"{service}/predict", json={"inputs": [[1, 2, "three"]]}).json()["detail"]
     )
 
 
-def test_a_key_is_asked_for_and_kept_nowhere(digits_store):
+def test_a_key_is_requested_and_never_stored(digits_store):
     with serving(digits_store, DUBITO_API_KEYS=KEY) as (url, _), chromium() as driver:
         driver.get(url)
         given = until(
             driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
         )[0]
         given.send_keys("a wrong key, of course", "\ue007")
-        until(driver, lambda: "not valid" in text_of(driver, "#key-why"))
+        until(driver, lambda: "not valid" in get_text(driver, "#key-why"))
         given.send_keys(KEY, "\ue007")
         until(driver, lambda: driver.find_elements("id", "board"))
         draw(driver, driver.find_element("id", "board"), THREE)
-        until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
+        until(driver, lambda: get_text(driver, ".answer h2").startswith("3"))
         kept = "return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
         assert KEY not in driver.execute_script(kept)
         press(driver, "Copy link to this answer")
-        until(driver, lambda: text_of(driver, "#link-said"))
+        until(driver, lambda: get_text(driver, "#link-said"))
         assert KEY not in driver.execute_script(kept)
         driver.refresh()
         until(
@@ -339,17 +336,17 @@ def test_a_key_is_asked_for_and_kept_nowhere(digits_store):
         )
 
 
-@pytest.mark.skipif(not AXE.exists(), reason="axe is not there: it needs npm")
+@pytest.mark.skipif(not AXE.exists(), reason="axe is missing: it needs npm")
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_finds_nothing_against_the_page(service, dark, width):
+def test_axe_finds_no_violation(service, dark, width):
     with chromium(width, dark=dark) as driver:
-        opened(driver, service)
+        open_page(driver, service)
         press(driver, "Noise")
-        until(driver, lambda: text_of(driver, ".answer h2"))
+        until(driver, lambda: get_text(driver, ".answer h2"))
         for view in ("ask", "models", "live", "choose"):
             if view != "ask":
-                opened(driver, f"{service}/#/{view}")
+                open_page(driver, f"{service}/#/{view}")
                 time.sleep(1)
             driver.execute_script(
                 "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
@@ -367,9 +364,9 @@ def test_axe_finds_nothing_against_the_page(service, dark, width):
             assert driver.execute_script(overflow) <= 0, f"{view} is wider than the screen"
 
 
-def test_the_page_is_small_and_asks_no_other_host(driver, service):
+def test_the_page_is_small_and_loads_only_from_the_service(driver, service):
     driver.execute_cdp_cmd("Network.clearBrowserCache", {})
-    opened(driver, service)
+    open_page(driver, service)
     loaded = driver.execute_script(
         "return performance.getEntriesByType('resource').map((e) => [e.name, e.transferSize])"
     )
@@ -378,4 +375,4 @@ def test_the_page_is_small_and_asks_no_other_host(driver, service):
     )
     assert all(name.startswith(service) for name, _ in loaded)
     assert len(loaded) > 10
-    assert 100_000 < sum(size for _, size in loaded) < MOST_BYTES
+    assert 100_000 < sum(size for _, size in loaded) < MAX_PAGE_BYTES

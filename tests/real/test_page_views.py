@@ -1,7 +1,6 @@
-"""The page's views of models, of what is live and of what to choose, in Chromium: they show what
-the API says.
+"""Test the views Models, Live and Choose in Chromium against the API.
 
-Where Chromium, its driver or selenium are missing they are skipped.
+Skipped without Chromium, its driver and selenium.
 """
 
 import csv
@@ -25,10 +24,10 @@ from tests.support.browser import (
     MISSING,
     WAIT_S,
     chromium,
-    complaints,
-    opened,
+    console_errors,
+    get_text,
+    open_page,
     press,
-    text_of,
     until,
 )
 from tests.support.serving import metric, serving
@@ -42,7 +41,6 @@ import(new URL(`page/${path}`, document.baseURI))
   .then(async (module) => done({ is: await (WORK)(module, ...given) }))
   .catch((error) => done({ failed: String(error) }));
 """
-
 
 TABLE = """
 const cells = (row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' '));
@@ -70,8 +68,7 @@ HISTORY = """({ History, parseMetrics }, ...pages) => {
 
 @pytest.fixture(scope="module")
 def store(evaluated_store, tmp_path_factory):
-    """Version 1 with a report, version 2 of another quality, and version 3 that is damaged;
-    `latest` is 2."""
+    """Publish version 1 with a report, 2 (`latest`) with another quality, and 3, damaged."""
     folder = tmp_path_factory.mktemp("views") / "models"
     shutil.copytree(evaluated_store, folder)
     store = ModelStore(folder)
@@ -94,7 +91,7 @@ def store(evaluated_store, tmp_path_factory):
     assert store.publish("digits", description, files).version == "3"
     damaged = folder / "digits" / "3" / "weights.safetensors"
     damaged.chmod(0o644)
-    damaged.write_bytes(b"nothing of the kind")
+    damaged.write_bytes(b"damaged")
     store.set_alias("digits", "latest", "2")
     return folder
 
@@ -105,7 +102,7 @@ def service(store, pool):
     with serving(store, DUBITO_POLL_INTERVAL_S="0.2", **settings) as (url, _):
         httpx.post(
             f"{url}/predict", json={"version": "3", "inputs": [[0.0] * 64]}
-        )  # which finds out that it is broken
+        )  # the service notices that it is broken
         yield url
 
 
@@ -128,7 +125,7 @@ def driver(saved):
 
 @pytest.fixture(scope="module")
 def pool(digits_rows, tmp_path_factory):
-    """A packed npz of 40 rows with ids; its rows."""
+    """Write a compressed npz of 40 rows with IDs; return its path and rows."""
     folder = tmp_path_factory.mktemp("pools")
     rows = digits_rows[:40]
     np.savez_compressed(
@@ -140,17 +137,17 @@ def pool(digits_rows, tmp_path_factory):
 
 
 def table_of(driver, caption):
-    """The cells of the table of a caption, row by row; None where there is none."""
+    """Return a table's cells by row, or None if no table has this caption."""
     return driver.execute_script(TABLE, caption)
 
 
 def rows_of(driver, name):
-    """The cells of the table of one of the plots of what is live."""
+    """Return the cells of the table of a live plot by row."""
     return driver.execute_script(ROWS, name)
 
 
 def field(driver, label):
-    """The control of a label."""
+    """Find the control with a label."""
     found = driver.find_element("xpath", f"//label[starts-with(normalize-space(.), '{label}')]")
     return driver.find_element("id", found.get_attribute("for"))
 
@@ -160,25 +157,20 @@ def set_field(driver, label, value):
     driver.execute_script(script, field(driver, label), value)
 
 
-def shown(driver, name):
-    """The element of an id, if it is displayed."""
+def visible(driver, name):
+    """Return the element with an ID if it is displayed."""
     return next((e for e in driver.find_elements("id", name) if e.is_displayed()), None)
 
 
 def work(driver, path, source, *given):
-    """What a function of a module of the page's makes of JSON."""
+    """Call a function with one of the page's modules and JSON arguments."""
     answer = driver.execute_async_script(MODULE.replace("WORK", source), path, *given)
     assert "failed" not in answer, answer
     return answer["is"]
 
 
-def failure(driver, path, source, *given):
-    """What it says where it fails."""
-    return driver.execute_async_script(MODULE.replace("WORK", source), path, *given)["failed"]
-
-
 def file_saved(folder, ending):
-    """The content of the file that the browser has saved, which is then deleted."""
+    """Return and delete the file that the browser saved."""
     end = time.monotonic() + WAIT_S
     while not (found := list(folder.glob(f"*{ending}"))):
         assert time.monotonic() < end, list(folder.iterdir())
@@ -188,9 +180,9 @@ def file_saved(folder, ending):
     return content.decode()
 
 
-def test_models_show_what_the_api_says(driver, service):
+def test_models_match_the_api(driver, service):
     model = httpx.get(f"{service}/models/digits").json()
-    opened(driver, f"{service}/#/models")
+    open_page(driver, f"{service}/#/models")
     until(driver, lambda: table_of(driver, "Quality of version 2"))
     ((name, _, serves, _, count, *_),) = table_of(driver, "Published models")
     assert (name, serves, count) == ("digits", model["serving"], "3")
@@ -199,20 +191,20 @@ def test_models_show_what_the_api_says(driver, service):
     assert [row[1] for row in versions] == ["broken", "served", "Roll back"]
     assert versions[1][3] == "latest"
     assert [row[-1] for row in versions] == ["no", "no", "yes"]
-    assert model["broken"]["3"] in text_of(driver, "main .notice.bad")
-    assert text_of(driver, "main .notice.told") == "worse than linear"
+    assert model["broken"]["3"] in get_text(driver, "main .notice.bad")
+    assert get_text(driver, "main .notice.told") == "worse than linear"
     ours, *plain = table_of(driver, "Baselines")
     assert ours == ["this model", f"{100 * model['quality']['test_accuracy']:.2f} %"]
     assert plain == [["linear", "99.50 %"], ["constant (most frequent class)", "10.00 %"]]
     quality = {row[0]: row[1] for row in table_of(driver, "Quality of version 2")}
     assert quality["Accuracy"] == f"{100 * model['quality']['test_accuracy']:.2f} %"
     assert len(quality) == len(model["quality"])
-    assert complaints(driver) == []
+    assert console_errors(driver) == []
 
 
-def test_a_report_is_shown_with_its_intervals_and_its_plots(driver, service):
+def test_a_report_shows_intervals_and_plots(driver, service):
     report = httpx.get(f"{service}/models/digits/versions/1/report").json()
-    opened(driver, f"{service}/#/models/digits/1")
+    open_page(driver, f"{service}/#/models/digits/1")
     until(driver, lambda: table_of(driver, "Quality of version 1"))
     quality = {row[0]: row for row in table_of(driver, "Quality of version 1")}
     low, high = report["summary_intervals"]["test_accuracy"]
@@ -231,41 +223,41 @@ def test_a_report_is_shown_with_its_intervals_and_its_plots(driver, service):
     until(driver, lambda: driver.find_element("css selector", "dialog.large img").is_displayed())
     press(driver, "Close")
     until(driver, lambda: not driver.find_elements("css selector", "dialog.large"))
-    assert complaints(driver) == []
+    assert console_errors(driver) == []
 
 
-def test_a_version_is_rolled_back_to_and_promoted_by_an_administrator_s_key(service):
+def test_an_admin_key_rolls_back_and_promotes(service):
     with chromium() as driver:
-        opened(driver, f"{service}/#/models")
+        open_page(driver, f"{service}/#/models")
         until(driver, lambda: table_of(driver, "Versions"))
         press(driver, "Roll back")
-        given = until(driver, lambda: shown(driver, "key-given"))
+        given = until(driver, lambda: visible(driver, "key-given"))
         given.send_keys("a wrong key, of course", "\ue007")
-        until(driver, lambda: "not allowed" in text_of(driver, "#key-why"))
+        until(driver, lambda: "not allowed" in get_text(driver, "#key-why"))
         press(driver, "Not now")
-        until(driver, lambda: "none was entered" in text_of(driver, "main .actions"))
+        until(driver, lambda: "none was entered" in get_text(driver, "main .actions"))
         press(driver, "Roll back")
-        until(driver, lambda: shown(driver, "key-given")).send_keys(ADMIN, "\ue007")
-        until(driver, lambda: "Now serving version 1" in text_of(driver, "main .actions"))
+        until(driver, lambda: visible(driver, "key-given")).send_keys(ADMIN, "\ue007")
+        until(driver, lambda: "Now serving version 1" in get_text(driver, "main .actions"))
         assert httpx.get(f"{service}/models/digits").json()["serving"] == "1"
         driver.find_element("xpath", "//tr[td[1]='2']//button[.='Promote']").click()
-        until(driver, lambda: "Now serving version 2" in text_of(driver, "main .actions"))
+        until(driver, lambda: "Now serving version 2" in get_text(driver, "main .actions"))
         assert httpx.get(f"{service}/models/digits").json()["serving"] == "2"
 
 
-def test_chosen_rows_are_labelled_by_keys_and_buttons_undone_and_skipped(driver, service, pool):
+def test_rows_are_labelled_undone_and_skipped_with_keys_and_buttons(driver, service, pool):
     def labels():
         found = httpx.get(f"{service}/labels", params={"model": "digits"}).json()["labels"]
         return {label["id"]: label["label"] for label in found}
 
     def at(row):
-        return lambda: text_of(driver, ".labelling-head").startswith(f"Row {row} of 3")
+        return lambda: get_text(driver, ".labelling-head").startswith(f"Row {row} of 3")
 
-    opened(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/choose")
     driver.find_element("id", "pool-files").send_keys(str(pool[0]))
     set_field(driver, "Rows to label", "3")
     press(driver, "Choose")
-    ids = re.findall(r"row, \d+", until(driver, lambda: text_of(driver, ".chosen-rows")))
+    ids = re.findall(r"row, \d+", until(driver, lambda: get_text(driver, ".chosen-rows")))
     from selenium.webdriver import ActionChains
 
     keyboard = ActionChains(driver)
@@ -273,7 +265,7 @@ def test_chosen_rows_are_labelled_by_keys_and_buttons_undone_and_skipped(driver,
     keyboard.send_keys("7").perform()
     until(driver, at(2))
     assert labels() == {ids[0]: "7"}
-    assert "1 labelled" in text_of(driver, ".labelling-head")
+    assert "1 labelled" in get_text(driver, ".labelling-head")
     keyboard.send_keys("\ue012").perform()  # left: undo
     until(driver, at(1))
     assert labels() == {}
@@ -282,40 +274,40 @@ def test_chosen_rows_are_labelled_by_keys_and_buttons_undone_and_skipped(driver,
     press(driver, "Skip →")
     until(driver, at(3))
     keyboard.send_keys("9").perform()
-    until(driver, lambda: "No more rows" in text_of(driver, ".labelling-head"))
+    until(driver, lambda: "No more rows" in get_text(driver, ".labelling-head"))
     assert labels() == {ids[0]: "0", ids[2]: "9"}
-    until(driver, lambda: text_of(driver, ".learning .tiles dd") == "2")
+    until(driver, lambda: get_text(driver, ".learning .tiles dd") == "2")
     press(driver, "Show skipped rows")
     until(driver, at(2))
-    assert complaints(driver) == []
+    assert console_errors(driver) == []
     httpx.post(f"{service}/labels/delete", json={"model": "digits", "ids": ids})
 
 
-def test_a_target_is_labelled_by_a_number(driver, every_kind, tmp_path):
+def test_a_regression_row_is_labelled_with_a_number(driver, every_kind, tmp_path):
     file = tmp_path / "rents.csv"
     spec = httpx.get(f"{every_kind}/models/rents").json()["manifest"]["input"]
     usual = {c["name"]: c.get("mean") or c["categories"][0] for c in spec["columns"]}
     file.write_text(",".join(usual) + "\n" + ",".join(map(str, usual.values())) + "\n")
-    opened(driver, f"{every_kind}/#/choose")
+    open_page(driver, f"{every_kind}/#/choose")
     script = "const s = document.getElementById('model'); s.value = 'rents'; s.dispatchEvent(new Event('change'))"
     driver.execute_script(script)
-    until(driver, lambda: "rents" in text_of(driver, "main h1"))
+    until(driver, lambda: "rents" in get_text(driver, "main h1"))
     driver.find_element("id", "pool-files").send_keys(str(file))
     set_field(driver, "Rows to label", "1")
     press(driver, "Choose")
-    until(driver, lambda: shown(driver, "label-value")).send_keys("812.5", "\ue007")
-    until(driver, lambda: "All rows are labelled" in text_of(driver, ".labelling-head"))
+    until(driver, lambda: visible(driver, "label-value")).send_keys("812.5", "\ue007")
+    until(driver, lambda: "All rows are labelled" in get_text(driver, ".labelling-head"))
     (label,) = httpx.get(f"{every_kind}/labels", params={"model": "rents"}).json()["labels"]
     assert label["target"] == 812.5
-    assert label["id"].startswith("row-")  # the file names none
-    assert complaints(driver) == []
+    assert label["id"].startswith("row-")  # the file has no IDs
+    assert console_errors(driver) == []
 
 
-def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, service):
+def test_a_comparison_marks_the_differences_of_two_versions(driver, service):
     one, two = (
         httpx.get(f"{service}/models/digits/versions/{v}").json()["manifest"] for v in ("1", "2")
     )
-    opened(driver, f"{service}/#/models/digits/1/2")
+    open_page(driver, f"{service}/#/models/digits/1/2")
     until(driver, lambda: table_of(driver, "Differences are marked"))
     rows = {
         row[0].removeprefix("≠ "): row
@@ -334,10 +326,10 @@ def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, serv
     assert len(driver.execute_script(script)) == len(marked)
 
 
-def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, service):
-    opened(driver, f"{service}/#/live")
-    until(driver, lambda: "last at" in text_of(driver, "#live-state"))
-    until(driver, lambda: "No requests in this period" in text_of(driver, "main"))
+def test_live_shows_the_metrics_and_the_drift_alarm(driver, service):
+    open_page(driver, f"{service}/#/live")
+    until(driver, lambda: "last at" in get_text(driver, "#live-state"))
+    until(driver, lambda: "No requests in this period" in get_text(driver, "main"))
     noise = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
     with httpx.Client(base_url=service, timeout=60) as client:
         before = client.get("/models/digits").json()["drift"]
@@ -348,9 +340,9 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
         page = client.get("/metrics").text
     assert drift["alarm"]
     assert drift["rows"] == before["rows"] + 192
-    assert f"{ALARM_EVIDENCE:.2g}" in until(driver, lambda: text_of(driver, "main .notice.bad"))
-    until(driver, lambda: "192 rows in this period" in text_of(driver, ".band"))
-    assert "more than expected" in text_of(driver, ".band")
+    assert f"{ALARM_EVIDENCE:.2g}" in until(driver, lambda: get_text(driver, "main .notice.bad"))
+    until(driver, lambda: "192 rows in this period" in get_text(driver, ".band"))
+    assert "more than expected" in get_text(driver, ".band")
     p_values = rows_of(driver, "pValues")
     assert sum(int(row[2]) for row in p_values) == 192
     flagged = metric(page, "dubito_flag_p_value_bucket", model="digits", version="2", le="0.05")
@@ -359,21 +351,17 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
     assert (sum(int(row[2]) for row in requests), sum(int(row[3]) for row in requests)) == (12, 1)
     assert float(rows_of(driver, "evidence")[-1][-1]) > ALARM_EVIDENCE
     assert sum(int(row[2]) for row in rows_of(driver, "doubt")) == 192
-    driver.execute_script(
-        "location.hash = '#/models'"
-    )  # another view and back: what was seen is still there
+    driver.execute_script("location.hash = '#/models'")  # the history must survive a change of view
     until(driver, lambda: table_of(driver, "Versions"))
     driver.execute_script("location.hash = '#/live'")
-    until(driver, lambda: "192 rows in this period" in text_of(driver, ".band"))
-    assert complaints(driver) == []
+    until(driver, lambda: "192 rows in this period" in get_text(driver, ".band"))
+    assert console_errors(driver) == []
     press(driver, "Reset the alarm")
     press(driver, "Not now")
-    until(driver, lambda: "admin key, but none was entered" in text_of(driver, "main"))
+    until(driver, lambda: "admin key, but none was entered" in get_text(driver, "main"))
 
 
-def test_an_alarm_is_reset_by_a_key_that_may_and_a_service_that_went_is_asked_again(
-    store, tmp_path
-):
+def test_an_admin_key_resets_the_alarm_and_a_lost_service_is_retried(store, tmp_path):
     names = {"reader": ["read", "metrics"], "admin": ["read", "metrics", "predict", "admin"]}
     entries = [
         f'[[keys]]\nname = "{name}"\nkey = "{KEY}-{name}"\nscopes = {json.dumps(scopes)}\n'
@@ -394,17 +382,17 @@ def test_an_alarm_is_reset_by_a_key_that_may_and_a_service_that_went_is_asked_ag
                     client.post("/predict", json={"inputs": few.tolist()}).raise_for_status()
                 driver.get(f"{url}/#/live")
                 give_key("reader")
-                until(driver, lambda: "Drift detected" in text_of(driver, "main"))
+                until(driver, lambda: "Drift detected" in get_text(driver, "main"))
                 press(driver, "Reset the alarm")
                 give_key("admin")
-                until(driver, lambda: "Drift detected" not in text_of(driver, "main"))
+                until(driver, lambda: "Drift detected" not in get_text(driver, "main"))
                 assert not client.get("/models/digits").json()["drift"]["alarm"]
-        until(driver, lambda: "Cannot reach the service" in text_of(driver, "main .notice.bad"))
+        until(driver, lambda: "Cannot reach the service" in get_text(driver, "main .notice.bad"))
         press(driver, "Try now")
 
 
 def test_counters_never_count_backwards(driver, service):
-    opened(driver, service)
+    open_page(driver, service)
 
     def page(started, count, buckets, other=None):
         lines = [f"process_start_time_seconds {started}", f'n_total{{a="x"}} {count}', "q 3"]
@@ -423,9 +411,9 @@ def test_counters_never_count_backwards(driver, service):
     pages = [
         page(1, 5, (1, 2, 3)),
         page(1, 9, (1, 4, 5)),
-        page(1, 2, (2, 2, 2)),  # started over, though one bucket is larger than before
+        page(1, 2, (2, 2, 2)),  # a restart, although one bucket is larger than before
         page(1, 2, (2, 2, 2), other=4),  # a new series
-        page(2, 7, (2, 2, 2), other=4),  # a new process that has counted further already
+        page(2, 7, (2, 2, 2), other=4),  # a new process with higher counts
         page(2, 7, (3, 4, 6), other=4),
     ]
     found = work(driver, "metrics.js", HISTORY, *pages)
@@ -434,8 +422,8 @@ def test_counters_never_count_backwards(driver, service):
     assert found["gauge"] == [3]
 
 
-def test_quantiles_lie_in_the_bins_of_the_true_ones(driver, service):
-    opened(driver, service)
+def test_quantiles_are_in_the_right_bins(driver, service):
+    open_page(driver, service)
     values = np.sort(np.random.default_rng(0).gamma(2.0, 0.05, 500))
     ends = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0]
     counts = np.histogram(values, [0, *ends])[0].tolist()
@@ -456,8 +444,8 @@ def test_quantiles_lie_in_the_bins_of_the_true_ones(driver, service):
     ("rate", "rows", "calibration"),
     [(0.05, 40, 220), (11 / 221, 5000, 220), (0.02, 7, 60), (0.05, 300, None)],
 )
-def test_the_band_of_flags_is_that_of_the_urn(driver, service, rate, rows, calibration):
-    opened(driver, service)
+def test_the_expected_range_of_flags_is_beta_binomial(driver, service, rate, rows, calibration):
+    open_page(driver, service)
     low, high = work(
         driver,
         "metrics.js",
@@ -475,8 +463,8 @@ def test_the_band_of_flags_is_that_of_the_urn(driver, service, rate, rows, calib
     assert (round(low * rows), round(high * rows)) == (counts.ppf(0.025), counts.ppf(0.975))
 
 
-def test_the_acquisitions_are_those_of_the_task(driver, service):
-    opened(driver, service)
+def test_the_page_offers_all_acquisitions_of_a_task(driver, service):
+    open_page(driver, service)
     for task, expected in ACQUISITIONS.items():
         source = "({ ACQUISITIONS }, task) => ACQUISITIONS[task].map(([name]) => name)"
         found = work(driver, "choose.js", source, task)
@@ -487,15 +475,15 @@ def test_the_acquisitions_are_those_of_the_task(driver, service):
         )
 
 
-def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, service, saved, pool):
+def test_the_ranking_matches_the_api_and_shows_its_rows(driver, service, saved, pool):
     path, rows = pool
-    opened(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/choose")
     driver.find_element("id", "pool-files").send_keys(str(path))
     driver.execute_script("document.querySelector('details.options').open = true")
     set_field(driver, "Rows to label", "4")
     set_field(driver, "Seed", "7")
     press(driver, "Choose")
-    until(driver, lambda: "Label these 4 rows of 40" in text_of(driver, ".chosen h2"))
+    until(driver, lambda: "Label these 4 rows of 40" in get_text(driver, ".chosen h2"))
     query = {"k": "4", "seed": "7"}
     headers = {"Content-Type": "application/x-npz"}
     expected = httpx.post(
@@ -518,19 +506,19 @@ def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, ser
     for shown, row in zip(pixels, expected["ranking"], strict=True):
         ink = 255 - 255 * (rows[row["index"]] - low) / (high - low)
         np.testing.assert_allclose(shown, ink, atol=1)
-    assert complaints(driver) == []
+    assert console_errors(driver) == []
 
 
-def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, pool):
+def test_a_job_finishes_and_its_ids_can_be_saved(driver, service, saved, pool):
     path, _ = pool
-    opened(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/choose")
     driver.find_element("id", "pool-files").send_keys(str(path))
     driver.execute_script("document.querySelector('details.options').open = true")
     set_field(driver, "Run", "job")
     set_field(driver, "Seed", "7")
     set_field(driver, "Rows to label", "3")
     press(driver, "Choose")
-    until(driver, lambda: "Label these 3 rows of 40" in text_of(driver, ".chosen h2"), 60)
+    until(driver, lambda: "Label these 3 rows of 40" in get_text(driver, ".chosen h2"), 60)
     (job,) = httpx.get(f"{service}/jobs").json()["jobs"]
     state, _, what, rows, progress, _, _ = table_of(driver, "Jobs")[0]
     assert (state, rows, progress.strip()) == ("done", "40", "100 %")
@@ -538,42 +526,44 @@ def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, poo
     press(driver, "Save IDs (JSON)")
     assert json.loads(file_saved(saved, ".json")) == httpx.get(f"{service}{job['result']}").json()
     assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
-    opened(driver, f"{service}/#/choose")  # loaded again, the page does not know the pool
+    open_page(driver, f"{service}/#/choose")  # after a reload the page no longer has the pool
     until(driver, lambda: table_of(driver, "Jobs"))
     press(driver, "Show")
-    until(driver, lambda: "no longer has the pool" in text_of(driver, ".chosen"))
+    until(driver, lambda: "no longer has the pool" in get_text(driver, ".chosen"))
     assert len(table_of(driver, "Rows to label")) == 3
     press(driver, "Delete")
-    until(driver, lambda: "No jobs yet" in text_of(driver, ".job-list"))
+    until(driver, lambda: "No jobs yet" in get_text(driver, ".job-list"))
     assert httpx.get(f"{service}/jobs").json()["jobs"] == []
 
 
-def test_chosen_rows_are_kept_and_some_set_aside_where_one_says_so(driver, service, pool):
-    opened(driver, f"{service}/#/choose")
+def test_selected_rows_are_stored_with_control_rows_on_request(driver, service, pool):
+    open_page(driver, f"{service}/#/choose")
     driver.find_element("id", "pool-files").send_keys(str(pool[0]))
     driver.execute_script("document.querySelector('details.options').open = true")
     set_field(driver, "Rows to label", "4")
     field(driver, "Store the selected rows").click()
     set_field(driver, "Share of control rows", "0.5")
     press(driver, "Choose")
-    until(driver, lambda: "Label these 4 rows" in text_of(driver, ".chosen h2"))
+    until(driver, lambda: "Label these 4 rows" in get_text(driver, ".chosen h2"))
     badges = [e.text for e in driver.find_elements("css selector", ".chosen-rows .badge")]
     assert badges == ["control", "control"]
     assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] == 4
 
 
-def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, service, tmp_path):
+def test_an_invalid_pool_shows_the_error_of_the_api(driver, service, tmp_path):
     np.save(tmp_path / "wide.npy", np.zeros((3, 65), dtype=np.float32))
-    opened(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/choose")
     press(driver, "Choose")
-    assert "Choose a pool file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
+    assert "Choose a pool file" in until(driver, lambda: get_text(driver, ".chosen .notice"))
     driver.find_element("id", "pool-files").send_keys(str(tmp_path / "wide.npy"))
-    until(driver, lambda: "wide.npy" in text_of(driver, ".drop"))
+    until(driver, lambda: "wide.npy" in get_text(driver, ".drop"))
     press(driver, "Choose")
     said = until(
         driver,
         lambda: (
-            text_of(driver, ".chosen .notice") if "65" in text_of(driver, ".chosen .notice") else ""
+            get_text(driver, ".chosen .notice")
+            if "65" in get_text(driver, ".chosen .notice")
+            else ""
         ),
     )
     body = (tmp_path / "wide.npy").read_bytes()
@@ -583,8 +573,8 @@ def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, servic
     assert said == answer.json()["detail"]
 
 
-def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(driver, service, store):
-    opened(driver, f"{service}/#/ask")
+def test_an_open_page_notices_new_changed_and_removed_models(driver, service, store):
+    open_page(driver, f"{service}/#/ask")
     artifact = ModelStore(store).open("digits", "1")
     described = Description(
         **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
@@ -597,7 +587,7 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
 
     def seen(view):
         driver.execute_script(f"location.hash = '#/{view}'")
-        until(driver, lambda: "Loading" not in text_of(driver, "main"))
+        until(driver, lambda: "Loading" not in get_text(driver, "main"))
         return [
             o.get_attribute("value") for o in driver.find_elements("css selector", "#model option")
         ]
@@ -612,17 +602,17 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
         if version == "1":
             script = "const s = document.getElementById('model'); s.value = 'late'; s.dispatchEvent(new Event('change'))"
             driver.execute_script(script)
-            until(driver, lambda: text_of(driver, "main h1") == "Ask late")
+            until(driver, lambda: get_text(driver, "main h1") == "Ask late")
         press(driver, "Noise")
-        until(driver, lambda name=name: text_of(driver, ".answer h2").startswith(name))
+        until(driver, lambda name=name: get_text(driver, ".answer h2").startswith(name))
         options = driver.find_elements("css selector", "details.options option")
         assert [o.get_attribute("value") for o in options] == ["latest", *"12"[: int(version)]]
     shutil.rmtree(store / "late")
     until(driver, lambda: serving(None))
     press(driver, "Noise")
     until(
-        driver, lambda: "model: expected one of ['digits']" in text_of(driver, ".answers .notice")
+        driver, lambda: "model: expected one of ['digits']" in get_text(driver, ".answers .notice")
     )
     seen("live")
     assert seen("ask") == ["digits"]
-    assert text_of(driver, "main h1") == "Ask digits"
+    assert get_text(driver, "main h1") == "Ask digits"

@@ -1,5 +1,4 @@
-"""Chromium, driven by selenium, which has an environment of its own: `.venv-page`, made by `make
-test-real`."""
+"""Drive Chromium with selenium from its own environment, `.venv-page` (see `make test-real`)."""
 
 import base64
 import shutil
@@ -12,7 +11,7 @@ from typing import Any
 
 from tests.support.environment import ROOT
 
-WAIT_S = 20.0  # for what a page shows
+WAIT_S = 20.0  # until an expectation fails
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 PACKAGES = (
@@ -23,24 +22,24 @@ PACKAGES = (
     / "site-packages"
 )
 AXE = ROOT / ".venv-page" / "package" / "axe.min.js"
-GIVE = """
-const [kind, selector, files] = arguments, given = new DataTransfer();
+DISPATCH = """
+const [kind, selector, files] = arguments, transfer = new DataTransfer();
 const content = (base64) => Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-for (const [name, type, base64] of files) given.items.add(new File([content(base64)], name, { type }));
-const event = kind === 'paste' ? new ClipboardEvent(kind, { clipboardData: given, bubbles: true, cancelable: true })
-  : new DragEvent(kind, { dataTransfer: given, bubbles: true, cancelable: true });
+for (const [name, type, base64] of files) transfer.items.add(new File([content(base64)], name, { type }));
+const event = kind === 'paste' ? new ClipboardEvent(kind, { clipboardData: transfer, bubbles: true, cancelable: true })
+  : new DragEvent(kind, { dataTransfer: transfer, bubbles: true, cancelable: true });
 document.querySelector(selector).dispatchEvent(event);
 return event.defaultPrevented;
 """
 MISSING = next(
     (
-        f"{what} is not there"
-        for what, found in (
+        f"missing: {name}"
+        for name, is_present in (
             ("chromium", CHROMIUM),
             ("chromedriver (Debian's chromium-driver)", DRIVER),
             ("the environment of the page's tests (make test-real)", PACKAGES.exists()),
         )
-        if not found
+        if not is_present
     ),
     None,
 )
@@ -50,10 +49,9 @@ MISSING = next(
 def chromium(
     width: int = 1200, height: int = 1400, *, dark: bool = False, downloads: str = ""
 ) -> Iterator[Any]:
-    """Run Chromium without a window; yields selenium's driver, whose log has what the console says.
+    """Run headless Chromium and yield selenium's driver, which records the console.
 
-    `dark`: as where the reader's system is dark. `downloads`: the folder for files that a page
-        saves.
+    `dark` emulates a dark colour scheme. `downloads` is the folder for files that the page saves.
     """
     site.addsitedir(str(PACKAGES))
     from selenium import webdriver
@@ -84,9 +82,8 @@ def chromium(
         driver.quit()
 
 
-def complaints(driver: Any) -> list[str]:
-    """What the console complains of since it was last asked: errors, files not found, what the
-    policy blocked."""
+def console_errors(driver: Any) -> list[str]:
+    """Return and clear the console's errors and warnings, including blocked and missing files."""
     return [
         entry["message"]
         for entry in driver.get_log("browser")
@@ -94,9 +91,8 @@ def complaints(driver: Any) -> list[str]:
     ]
 
 
-def opened(driver: Any, address: str) -> Any:
-    """Open the page at an address, again, and forget what the console said before; return the
-    driver."""
+def open_page(driver: Any, address: str) -> Any:
+    """Load an address afresh, with an empty console log, and wait for its heading."""
     driver.get("about:blank")
     driver.get_log("browser")
     driver.get(address)
@@ -105,39 +101,38 @@ def opened(driver: Any, address: str) -> Any:
 
 
 def until(driver: Any, condition: Callable[[], Any], seconds: float = WAIT_S) -> Any:
-    """Wait for a condition and return what it comes to, or fail with what is shown."""
+    """Wait for a condition and return its value, or fail with the page's text."""
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < end, driver.find_element("tag name", "main").text
         time.sleep(0.05)
-    return found
+    return value
 
 
-def text_of(driver: Any, selector: str) -> str:
-    """The text of the first such element, empty where there is none; in one step, since answers
-    change."""
-    found: str = driver.execute_script(
+def get_text(driver: Any, selector: str) -> str:
+    """Return the text of the first matching element, or "", in one step since answers change."""
+    text: str = driver.execute_script(
         "return document.querySelector(arguments[0])?.innerText ?? ''", selector
     )
-    return found.replace("\xa0", " ")
+    return text.replace("\xa0", " ")
 
 
 def press(driver: Any, name: str) -> None:
-    """Press the button of a name; again where an answer took its place meanwhile."""
+    """Click the button with a name, and retry if the page replaces it meanwhile."""
     from selenium.common.exceptions import StaleElementReferenceException
 
-    def pressed() -> bool:
+    def try_click() -> bool:
         try:
             driver.find_element("xpath", f"//button[normalize-space()='{name}']").click()
         except StaleElementReferenceException:
             return False
         return True
 
-    until(driver, pressed)
+    until(driver, try_click)
 
 
 def draw(driver: Any, board: Any, strokes: list[list[tuple[float, float]]]) -> None:
-    """Draw on a canvas with the pointer; points are shares of its sides."""
+    """Draw on a canvas with the pointer; coordinates are relative to its sides."""
     from selenium.webdriver import ActionChains
 
     box = board.rect
@@ -152,9 +147,8 @@ def draw(driver: Any, board: Any, strokes: list[list[tuple[float, float]]]) -> N
         actions.release().perform()
 
 
-def give(driver: Any, event: str, selector: str, *files: tuple[str, str, bytes]) -> bool:
-    """Drop or paste files, (name, media type, content), on an element; return whether the page took
-    them."""
+def send_files(driver: Any, event: str, selector: str, *files: tuple[str, str, bytes]) -> bool:
+    """Drop or paste files, (name, media type, content); return whether the page handled them."""
     packed = [(name, kind, base64.b64encode(content).decode()) for name, kind, content in files]
-    taken: bool = driver.execute_script(GIVE, event, selector, packed)
-    return taken
+    is_handled: bool = driver.execute_script(DISPATCH, event, selector, packed)
+    return is_handled

@@ -1,5 +1,4 @@
-"""GET / and its files: whole, packed, with a policy that lets nothing else in. What it does is in
-tests/real."""
+"""Test the files of the page, their compression and their content policy; tests/real tests the views."""
 
 import gzip
 import re
@@ -16,13 +15,13 @@ FILES = {
 }
 
 
-def test_the_page_and_all_that_it_names_is_there(client):
+def test_all_files_that_the_page_references_exist(client):
     answer = client.get("/")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    named = re.findall(r'(?:src|href)="(page/[^"]+)"', answer.text)
-    assert len(named) >= 5
-    for path in named:
+    references = re.findall(r'(?:src|href)="(page/[^"]+)"', answer.text)
+    assert len(references) >= 5
+    for path in references:
         assert client.get(f"/{path}").status_code == 200, path
     for path in FILES:
         if path.endswith(".js") and not path.startswith("vendor/"):
@@ -35,7 +34,7 @@ def test_the_page_and_all_that_it_names_is_there(client):
                 ).as_posix() in FILES, path
 
 
-def test_the_policy_lets_in_nothing_but_the_page_s_own_files(client):
+def test_the_content_policy_allows_only_the_page_s_own_files(client):
     for path in ["/", *(f"/page/{file}" for file in FILES)]:
         answer = client.get(path)
         policy = answer.headers["content-security-policy"]
@@ -57,7 +56,7 @@ def test_the_policy_lets_in_nothing_but_the_page_s_own_files(client):
             )
 
 
-def test_files_come_packed_and_once(client):
+def test_files_are_compressed_and_cached(client):
     answer = client.get("/page/main.js", headers={"Accept-Encoding": "identity"})
     assert "content-encoding" not in answer.headers
     assert answer.content == (FOLDER / "main.js").read_bytes()
@@ -70,7 +69,7 @@ def test_files_come_packed_and_once(client):
     assert "immutable" in client.get("/page/vendor/d3-7.9.0.min.js").headers["cache-control"]
 
 
-def test_no_other_file_is_given(client):
+def test_other_files_are_not_served(client):
     for path in (
         "vendor/README.md",
         "../routes/page.py",
@@ -82,7 +81,7 @@ def test_no_other_file_is_given(client):
         assert client.get(f"/page/{path}").status_code == 404, path
 
 
-def test_what_others_made_is_as_it_was():
+def test_vendored_files_are_unchanged():
     written = (FOLDER / "vendor" / "README.md").read_text()
     listed = re.findall(r"^\| `(\S+)` .* `([0-9a-f]{64})` \|$", written, re.MULTILINE)
     assert {name for name, _ in listed} == {
@@ -92,7 +91,7 @@ def test_what_others_made_is_as_it_was():
         assert sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() == digest
 
 
-def test_an_operator_may_do_without_it(digits_store):
+def test_the_page_can_be_turned_off(digits_store):
     app = create_app(Settings(store=digits_store, page=False))
     assert "/predict" in {route.path for route in app.state.routes}
     assert "/" not in {route.path for route in app.state.routes}
