@@ -1,4 +1,4 @@
-"""Label Studio: predictions for its tasks, labels from its annotations, and two commands."""
+"""Label Studio: a machine learning backend, labels from annotations, and two commands."""
 
 import os
 from importlib.util import find_spec
@@ -9,34 +9,36 @@ from service.integrations import Commands, Integration
 
 
 def _add_commands(commands: Commands) -> None:
-    about = "make tasks of rows, and keep a Label Studio project and a model in step"
+    about = "create labelling tasks, and synchronise a Label Studio project with a model"
     parser = commands.add_parser("label-studio", help=about, description=about)
     group = parser.add_subparsers(metavar="COMMAND", required=True)
     about = "send labels to the service, and predictions to Label Studio"
     sync = add_command(group, "sync", "integrations.label_studio.sync:run", about)
     add = sync.add_argument
     add("model", metavar="NAME", help="a published model")
-    add("--project", type=int, required=True, metavar="N", help="the project's number")
+    add("--project", type=int, required=True, metavar="N", help="number of the project")
     url = f"http://127.0.0.1:{os.environ.get('DUBITO_PORT', '8000')}"
-    add("--service", default=url, metavar="URL", help="the service (%(default)s)")
-    help = "a key of the service: read, predict and label"
+    add("--service", default=url, metavar="URL", help="URL of the service (%(default)s)")
+    help = "file with an API key that has the scopes read, predict and label"
     add("--key-file", type=Path, metavar="FILE", help=help)
-    add("--watch", action="store_true", help="again and again")
-    help = "between times, with --watch"
+    add("--watch", action="store_true", help="repeat until interrupted")
+    help = "seconds between repetitions with --watch (%(default)s)"
     add("--interval-s", type=float, default=60.0, metavar="S", help=help)
-    if find_spec("dubito") is not None:  # the client, which images of the service lack
+    if find_spec("dubito") is not None:  # Images of the service lack the client.
         _add_push(group)
 
 
 def _add_push(commands: Commands) -> None:
     from dubito.command import add_acquire_options, add_call, add_rows
 
-    about = "make tasks of a project of the rows to label next"
+    about = "create tasks for the rows to label next"
     push = add_call(commands, "push", "integrations.label_studio.push:push", about)
     add_rows(push)
     add_acquire_options(push)
-    push.add_argument("--project", type=int, required=True, metavar="N", help="its number")
-    help = "of Label Studio, by default DUBITO_LABEL_STUDIO_URL"
+    push.add_argument(
+        "--project", type=int, required=True, metavar="N", help="number of the project"
+    )
+    help = "URL of Label Studio (default: DUBITO_LABEL_STUDIO_URL)"
     push.add_argument("--studio", metavar="URL", help=help)
 
 

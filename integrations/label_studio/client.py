@@ -1,4 +1,4 @@
-"""A client of Label Studio's API, and the settings that name it."""
+"""A client of Label Studio's API, and its settings."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from model_store.errors import DubitoError, InvalidInput
 
 URL_VARIABLE = "DUBITO_LABEL_STUDIO_URL"
 TOKEN_VARIABLE = "DUBITO_LABEL_STUDIO_TOKEN"
-PAGE = 100  # tasks in a request
+PAGE_TASKS = 100  # per request
 TIMEOUT_S = 20.0
 FILES = "data/"  # uploads, and files of local storage
 MAX_FILE_BYTES = 32 << 20
@@ -24,10 +24,12 @@ class LabelStudioError(DubitoError):
 
 
 class LabelStudio:
-    """A client of Label Studio's API at the one origin that the operator names.
+    """A client of Label Studio's API at the origin that the operator configured.
 
-    It follows no redirects and uses no proxies of the environment, which could reach other hosts.
-    The token is a personal access token, or a legacy one.
+    It ignores redirects and the environment's proxies, which could lead to other hosts.
+
+    Args:
+        token: a personal access token or a legacy token.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -36,8 +38,8 @@ class LabelStudio:
         parts = urlsplit(url)
         is_http = parts.scheme in ("http", "https") and parts.hostname
         if not is_http or parts.query or parts.fragment:
-            expected = "an http or https URL without query"
-            raise InvalidInput(URL_VARIABLE, expected, "another")
+            expected = "an http or https URL without a query"
+            raise InvalidInput(URL_VARIABLE, expected, "another value")
         self._base = url.rstrip("/") + "/"
         self._origin = _origin(self._base)
         self._token = token
@@ -50,59 +52,58 @@ class LabelStudio:
         )
 
     def fetch(self, url: str) -> bytes:
-        """Return a file of this origin, such as an upload to a project; `url` may be relative."""
-        expected = "images as data URIs, or files of DUBITO_LABEL_STUDIO_URL below /data/"
+        """Fetch a file from this origin, such as an upload to a project. `url` may be relative."""
+        expected = "images as data URIs, or files below DUBITO_LABEL_STUDIO_URL/data/"
         try:
-            whole = urljoin(self._base, url)
-            path = urlsplit(whole).path
+            full_url = urljoin(self._base, url)
+            path = urlsplit(full_url).path
         except ValueError:
-            raise InvalidInput("tasks", expected, "no URL") from None
+            raise InvalidInput("tasks", expected, "an invalid URL") from None
         is_below = path.startswith(urlsplit(self._base).path + FILES)
         is_file = is_below and ".." not in path and "%" not in path
-        if _origin(whole) != self._origin or not is_file:  # not its API, which the token would open
+        if _origin(full_url) != self._origin or not is_file:  # The token also opens the API.
             raise InvalidInput("tasks", expected, "another URL")
         try:
-            return self._ask("GET", whole, None, MAX_FILE_BYTES)
-        except LabelStudioError:  # its text would repeat Label Studio's answer
-            expected = "images that Label Studio has"
-            raise InvalidInput("tasks", expected, "none, or no answer") from None
+            return self._request("GET", full_url, None, MAX_FILE_BYTES)
+        except LabelStudioError:  # Its message would repeat Label Studio's answer to the caller.
+            expected = "images that Label Studio can serve"
+            raise InvalidInput("tasks", expected, "an error or no answer") from None
 
     def tasks(self, project: int) -> Iterator[list[dict[str, Any]]]:
         """Yield the tasks of a project, page by page."""
         for page in count(1):
-            query = f"project={project}&page={page}&page_size={PAGE}&fields=all"
+            query = f"project={project}&page={page}&page_size={PAGE_TASKS}&fields=all"
             answer = self.json("GET", f"api/tasks/?{query}")
             if answer["tasks"]:
                 yield answer["tasks"]
-            if not answer["tasks"] or page * PAGE >= answer["total"]:
+            if not answer["tasks"] or page * PAGE_TASKS >= answer["total"]:
                 return
 
     def json(self, method: str, path: str, content: Any = None) -> Any:
         url = urljoin(self._base, path.lstrip("/"))
-        answer = self._ask(method, url, content, MAX_JSON_BYTES)
+        answer = self._request(method, url, content, MAX_JSON_BYTES)
         try:
             return json.loads(answer) if answer else None
         except ValueError:
-            expected = f"JSON of {method} {path}"
-            raise LabelStudioError(f"Label Studio: expected {expected}, got another") from None
+            raise LabelStudioError(f"Label Studio: {method} {path} returned invalid JSON") from None
 
-    def _ask(self, method: str, url: str, content: Any, limit: int) -> bytes:
-        status, answer = self._send(method, url, content, limit, self._authorization())
-        if status == 401 and self._access is not None:  # it has expired
+    def _request(self, method: str, url: str, content: Any, max_bytes: int) -> bytes:
+        status, answer = self._send(method, url, content, max_bytes, self._authorization())
+        if status == 401 and self._access is not None:  # The access token has expired.
             self._access = None
-            status, answer = self._send(method, url, content, limit, self._authorization())
+            status, answer = self._send(method, url, content, max_bytes, self._authorization())
         if not 200 <= status < 300:
             text = answer[:500].decode("utf-8", "replace")
             path = urlsplit(url).path
-            raise LabelStudioError(f"Label Studio: {method} {path} was answered {status}: {text}")
-        if len(answer) > limit:
-            raise LabelStudioError(f"Label Studio: expected at most {limit} bytes, got more")
+            raise LabelStudioError(f"Label Studio: {method} {path} returned {status}: {text}")
+        if len(answer) > max_bytes:
+            raise LabelStudioError(f"Label Studio: the answer exceeds {max_bytes} bytes")
         return answer
 
     def _send(
-        self, method: str, url: str, content: Any, limit: int, headers: dict[str, str]
+        self, method: str, url: str, content: Any, max_bytes: int, headers: dict[str, str]
     ) -> tuple[int, bytes]:
-        """Return the status and body of an answer, cut off beyond the limit."""
+        """Return the status and body of an answer, reading little more than `max_bytes`."""
         import httpx
 
         answer = b""
@@ -112,14 +113,14 @@ class LabelStudio:
             with self._http.stream(method, url, content=json_content, headers=headers) as response:
                 for part in response.iter_bytes():
                     answer += part
-                    if len(answer) > limit:
+                    if len(answer) > max_bytes:
                         break
                 return response.status_code, answer
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise LabelStudioError(f"Label Studio: {type(error).__name__}: {error}") from None
 
     def _authorization(self) -> dict[str, str]:
-        """Return the header for the token; a personal access token is exchanged for a short one."""
+        """Return the header for the token. A personal access token is exchanged first."""
         if self._token is None:
             return {}
         if self._token.count(".") != 2:
@@ -130,12 +131,12 @@ class LabelStudio:
             try:
                 self._access = str(json.loads(answer)["access"])
             except (ValueError, KeyError, TypeError):
-                raise LabelStudioError(f"Label Studio: the token is refused: {status}") from None
+                raise LabelStudioError(f"Label Studio refused the token: {status}") from None
         return {"Authorization": f"Bearer {self._access}"}
 
 
 def label_studio_from_environment(url: str | None = None) -> LabelStudio:
-    """Return a client of the Label Studio at `url`, or the one that the environment names."""
+    """Make a client from the environment. `url` replaces its URL."""
     url = url or os.environ.get(URL_VARIABLE)
     if not url:
         raise InvalidInput(URL_VARIABLE, "the URL of Label Studio", "none")

@@ -1,8 +1,8 @@
 """Convert Label Studio's tasks to rows, and answers to choices or numbers.
 
-A labelling configuration is XML, with `Choices` for classification and `Number` for regression. Its
-`toName` names the displayed object, whose `value="$field"` names the field of a task's data with
-the row.
+A labelling configuration is XML with `Choices` for classification and `Number` for regression.
+Their `toName` is the displayed object. Its `value="$field"` is the field of the task's data that
+contains the row.
 """
 
 import base64
@@ -16,62 +16,65 @@ from model_store.artifacts.manifest import ClassSpec, Manifest
 from model_store.errors import InvalidInput, kind_of
 
 MAX_CONFIG_CHARACTERS = 100_000
-INPUT = "dubito_input"  # of a task's data: the row, as one of `inputs` of /predict
-ID = "dubito_id"  # the id that the row was acquired under
+INPUT = "dubito_input"  # the row in a task's data, as in `inputs` of /predict
+ID = "dubito_id"  # the row's id in a task's data
 Fetch = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
 class LabelConfig:
-    """The control that a model answers, and the object that it reads."""
+    """The control that a model fills in, and the object with its input."""
 
     control: str
-    to: str
+    object_name: str
     kind: str  # choices or number
-    field: str  # of a task's data
+    field: str  # key of a task's data
     choices: tuple[str, ...]
 
 
-def label_config(text: Any, manifest: Manifest) -> LabelConfig:
+def parse_config(text: Any, manifest: Manifest) -> LabelConfig:
     if (
         not isinstance(text, str)
         or len(text) > MAX_CONFIG_CHARACTERS
         or "<!" in text.replace("<!--", "")
     ):
-        expected = f"XML of at most {MAX_CONFIG_CHARACTERS} characters, without a document type"
-        raise InvalidInput("label_config", expected, "something else")
+        expected = f"XML of up to {MAX_CONFIG_CHARACTERS} characters without a document type"
+        raise InvalidInput("label_config", expected, "another value")
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError:
-        raise InvalidInput("label_config", "XML", "something else") from None
+        raise InvalidInput("label_config", "XML", "another value") from None
     tag = "Choices" if isinstance(manifest.output, ClassSpec) else "Number"
     control = next((element for element in root.iter(tag) if element.get("toName")), None)
     if control is None:
         expected = f"<{tag} name=... toName=...>, for a model of {manifest.task}"
         raise InvalidInput("label_config", expected, "none")
-    to = str(control.get("toName"))
-    shown = next(
-        (e for e in root.iter() if e.get("name") == to and str(e.get("value")).startswith("$")),
+    object_name = str(control.get("toName"))
+    displayed = next(
+        (
+            e
+            for e in root.iter()
+            if e.get("name") == object_name and str(e.get("value")).startswith("$")
+        ),
         None,
     )
-    if shown is None:
-        expected = 'an object of the name in toName, with value="$FIELD"'
+    if displayed is None:
+        expected = 'an object with the name in toName and value="$FIELD"'
         raise InvalidInput("label_config", expected, "none")
     choices = tuple(str(e.get("alias") or e.get("value")) for e in control.iter("Choice"))
     missing = [name for name in manifest.classes or () if name not in choices]
     if missing:
-        expected = f"a <Choice> for each of the model's classes, {missing[:20]} too"
-        raise InvalidInput("label_config", expected, "none")
-    return LabelConfig(
-        str(control.get("name")), to, tag.lower(), str(shown.get("value"))[1:], choices
-    )
+        expected = "a <Choice> for each of the model's classes"
+        raise InvalidInput("label_config", expected, f"none for {missing[:20]}")
+    field = str(displayed.get("value"))[1:]
+    return LabelConfig(str(control.get("name")), object_name, tag.lower(), field, choices)
 
 
-def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fetch: Fetch) -> Any:
-    """Return the row of a task, as one of `inputs` of /predict.
+def read_row(manifest: Manifest, config: LabelConfig, data: Any, field: str, fetch: Fetch) -> Any:
+    """Return the row of a task, as in `inputs` of /predict.
 
-    Images are data URIs, or fetched by `fetch`, which raises InvalidInput for what it does not
-    fetch."""
+    `fetch` reads images that are not data URIs, and raises InvalidInput for URLs that it refuses.
+    """
     if not isinstance(data, dict):
         raise InvalidInput(field, "an object", kind_of(data))
     if INPUT in data:
@@ -81,10 +84,10 @@ def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fe
         row = value if isinstance(value, dict) else data
         missing = [column.name for column in spec.columns if column.name not in row]
         if missing:
-            raise InvalidInput(field, f"the model's columns, {missing[:20]} too", "none")
+            raise InvalidInput(field, "all of the model's columns", f"none named {missing[:20]}")
         return {column.name: row[column.name] for column in spec.columns}
     if value is None:
-        expected = "the field that the labelling configuration shows, or a row as `dubito_input`"
+        expected = f"the field {config.field[:80]!r} of the labelling configuration, or `{INPUT}`"
         raise InvalidInput(field, expected, "neither")
     if spec.image is not None and isinstance(value, str):
         return base64.b64encode(image_bytes(value, field, fetch)).decode()
@@ -92,7 +95,7 @@ def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fe
 
 
 def image_bytes(url: str, field: str, fetch: Fetch) -> bytes:
-    """Return an image file: of a data URI, or fetched."""
+    """Return the content of an image file, from a data URI or fetched."""
     if not url.startswith("data:"):
         return fetch(url)
     head, comma, content = url.partition(",")
@@ -101,18 +104,17 @@ def image_bytes(url: str, field: str, fetch: Fetch) -> bytes:
     try:
         return base64.b64decode(content, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidInput(field, "base64", "something else") from None
+        raise InvalidInput(field, "base64", "invalid characters or padding") from None
 
 
-def result_of(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
+def make_result(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
     content = {"choices": [value]} if config.kind == "choices" else {"number": value}
-    return [
-        {"from_name": config.control, "to_name": config.to, "type": config.kind, "value": content}
-    ]
+    names = {"from_name": config.control, "to_name": config.object_name}
+    return [{**names, "type": config.kind, "value": content}]
 
 
-def value_of(config: LabelConfig, annotation: Any) -> str | float | None:
-    """Return an annotation's label or target; None if it was skipped or has none."""
+def read_annotation(config: LabelConfig, annotation: Any) -> str | float | None:
+    """Return an annotation's label or target, or None if it has none or was skipped."""
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
         return None
     result = annotation.get("result")
@@ -124,17 +126,17 @@ def value_of(config: LabelConfig, annotation: Any) -> str | float | None:
         if config.kind == "number":
             number = content.get("number")
             if isinstance(number, bool) or not isinstance(number, int | float):
-                raise InvalidInput("annotation.result", "a number", "something else")
+                raise InvalidInput("annotation.result", "a number", "another value")
             return float(number)
         choices = content.get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
-            raise InvalidInput("annotation.result", "one choice", "several, or none")
+            raise InvalidInput("annotation.result", "one choice", "several or none")
         return choices[0]
     return None
 
 
 def label_id(project: Any, task: Any) -> str:
-    """Return the id of a task's row: its id when it was acquired, or a new one."""
+    """Return the id of an acquired row, or make one from the numbers of its task and project."""
     task = task if isinstance(task, dict) else {}
     data = task.get("data")
     acquired = data.get(ID) if isinstance(data, dict) else None
@@ -144,5 +146,5 @@ def label_id(project: Any, task: Any) -> str:
     project_id = project.get("id") if isinstance(project, dict) else None
     project_id = task.get("project") if project_id is None else project_id
     if not isinstance(number, int) or not isinstance(project_id, int):
-        raise InvalidInput("task.id", "a task's number, and its project's", "something else")
+        raise InvalidInput("task.id", "the numbers of a task and its project", "another value")
     return f"label-studio-{project_id}-{number}"

@@ -1,4 +1,4 @@
-"""`dubito label-studio push`: make tasks of a Label Studio project of the rows to label next."""
+"""The command `dubito label-studio push`: create tasks for the rows to label next."""
 
 import argparse
 import base64
@@ -19,24 +19,24 @@ from dubito.command import ACQUIRE_OPTIONS
 from dubito.errors import DubitoError, InvalidInput
 from dubito.files import is_named, is_pool, rows_in
 from dubito.results import Model, Ranking
-from integrations.label_studio.client import PAGE, label_studio_from_environment
+from integrations.label_studio.client import PAGE_TASKS, label_studio_from_environment
 from integrations.label_studio.projects import ID, INPUT
 
-SHOWN = re.compile(r'value="\$(\w+)"')  # of a labelling configuration: a field of a task's data
+FIELD = re.compile(r'value="\$(\w+)"')  # key of a task's data, in a labelling configuration
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"BM": "bmp"}
 
 
 class Row(NamedTuple):
     id: str
-    content: Any  # as the service takes it
-    shown: Any  # as people see it
+    content: Any  # for the service
+    display: Any  # for annotators
 
 
 def push(client: Client, options: argparse.Namespace) -> None:
-    """Rank a pool, have the service keep the rows, and make tasks of them.
+    """Rank a pool, store the selected rows in the service, and create a task for each.
 
     Raises:
-        dubito.DubitoError: if the service, Label Studio or a file is at fault.
+        dubito.DubitoError: for an error of the service, Label Studio or a file.
     """
     try:
         _push(client, options)
@@ -49,9 +49,9 @@ def _push(client: Client, options: argparse.Namespace) -> None:
     rows = list(_rows(options.files, _model(client, request.get("model"))))
     studio = label_studio_from_environment(options.studio)
     config = studio.json("GET", f"api/projects/{options.project}/")["label_config"]
-    field = SHOWN.search(config)
+    field = FIELD.search(config)
     if field is None:
-        expected = 'a labelling configuration with an object whose value is "$FIELD"'
+        expected = 'a labelling configuration with an object that has value="$FIELD"'
         raise InvalidInput(f"project {options.project}", expected, "none")
     pool, ids = [row.content for row in rows], [row.id for row in rows]
     ranking = _ranking(client, pool, options, {**request, "ids": ids, "keep": True})
@@ -61,28 +61,27 @@ def _push(client: Client, options: argparse.Namespace) -> None:
         for task in page
         if ID in task["data"]
     }
-    # in the pool's order, which does not tell control rows from others
+    # The pool's order does not reveal which rows are control rows.
     new_rows = [rows[n] for n in sorted(ranking.index.tolist()) if rows[n].id not in existing]
-    for first in range(0, len(new_rows), PAGE):
-        tasks = [
-            {"data": {**_data(row, field[1]), ID: row.id}} for row in new_rows[first : first + PAGE]
-        ]
+    for first in range(0, len(new_rows), PAGE_TASKS):
+        part = new_rows[first : first + PAGE_TASKS]
+        tasks = [{"data": {**_data(row, field[1]), ID: row.id}} for row in part]
         studio.json("POST", f"api/projects/{options.project}/import", tasks)
     if options.json:
         about = {"model": ranking.model, "version": ranking.version, "project": options.project}
         print(json.dumps({**about, "tasks": [row.id for row in new_rows]}))
         return
-    known = len(ranking) - len(new_rows)
-    note = f", {known} were tasks already" if known else ""
-    print(f"project {options.project}: {len(new_rows)} tasks of {len(rows)} rows{note}")
+    skipped = len(ranking) - len(new_rows)
+    note = f", {skipped} already had one" if skipped else ""
+    print(f"project {options.project}: {len(new_rows)} tasks for {len(rows)} rows{note}")
 
 
 def _ranking(
-    client: Client, pool: Sequence[Any], asked: argparse.Namespace, options: dict[str, Any]
+    client: Client, pool: Sequence[Any], options: argparse.Namespace, request: dict[str, Any]
 ) -> Ranking:
-    if asked.job:
-        return client.ranking(client.acquire_job(pool, k=asked.k, **options))
-    return client.acquire(pool, k=asked.k, **options)
+    if options.job:
+        return client.ranking(client.acquire_job(pool, k=options.k, **request))
+    return client.acquire(pool, k=options.k, **request)
 
 
 def _model(client: Client, name: str | None) -> Model:
@@ -100,13 +99,13 @@ def _rows(files: Sequence[Path], model: Model) -> Iterator[Row]:
     if len(files) == 1 and is_named(path, ".csv", ".tsv") and kinds:
         text = path.read_text(encoding="utf-8-sig")
         dialect = csv.excel_tab if is_named(path, ".tsv") else csv.excel
-        listed: Sequence[Any] = list(csv.DictReader(io.StringIO(text, newline=""), dialect=dialect))
+        rows: Sequence[Any] = list(csv.DictReader(io.StringIO(text, newline=""), dialect=dialect))
     elif is_pool(files) and not is_named(path, ".npy"):
-        expected = "CSV of a model of columns, JSON, npy, images or texts"
+        expected = "CSV for a model with columns, JSON, npy, images or texts"
         raise InvalidInput(str(path), expected, "another file")
     else:
-        listed = rows_in(files)  # type: ignore[assignment]
-    for n, row in enumerate(listed):
+        rows = rows_in(files)  # type: ignore[assignment]
+    for n, row in enumerate(rows):
         name = f"{path.name} {n}"
         if isinstance(row, Mapping):
             name = str(row["id"]) if row.get("id") not in (None, "") else name
@@ -117,28 +116,28 @@ def _rows(files: Sequence[Path], model: Model) -> Iterator[Row]:
 
 
 def _cell(value: Any, kind: str) -> Any:
-    """Return a cell of CSV as JSON has it; others as they are."""
+    """Convert a CSV cell to its JSON value."""
     if value == "":
         return None
     if kind == "numeric" and isinstance(value, str):
         try:
             return float(value)
         except ValueError:
-            return value  # the service names it
+            return value  # The service reports it with its column.
     return value
 
 
 def _data(row: Row, field: str) -> dict[str, Any]:
-    """Return a task's data: what people see in `field`, and the row."""
-    if isinstance(row.shown, Mapping):
-        said = ", ".join(f"{name}: {value}" for name, value in row.content.items())
-        return {field: said, **row.shown}
-    if isinstance(row.shown, np.ndarray):
-        return {field: row.id, INPUT: row.shown.tolist()}
-    if not isinstance(row.shown, Path):
-        is_text = isinstance(row.shown, str)
-        return {field: row.shown} if is_text else {field: row.id, INPUT: row.shown}
-    content = row.shown.read_bytes()
+    """Make a task's data. Annotators see `field`."""
+    if isinstance(row.display, Mapping):
+        text = ", ".join(f"{name}: {value}" for name, value in row.content.items())
+        return {field: text, **row.display}
+    if isinstance(row.display, np.ndarray):
+        return {field: row.id, INPUT: row.display.tolist()}
+    if not isinstance(row.display, Path):
+        is_text = isinstance(row.display, str)
+        return {field: row.display} if is_text else {field: row.id, INPUT: row.display}
+    content = row.display.read_bytes()
     for mark, kind in IMAGES.items():
         if content.startswith(mark):
             return {field: f"data:image/{kind};base64,{base64.b64encode(content).decode()}"}

@@ -1,8 +1,7 @@
-"""Label Studio's machine learning backend, a model under `/label-studio/{name}`: predictions, and
-webhooks of labels.
+"""Routes of Label Studio's machine learning backend: predictions, and webhooks for labels.
 
-The URL of the backend is http://HOST:PORT/label-studio/NAME. A key comes as the password of its
-basic authentication, for webhooks in a header.
+The backend of a model has the URL http://HOST:PORT/label-studio/NAME. Label Studio sends the API
+key as the password of basic authentication, and webhooks send it in a header.
 """
 
 import asyncio
@@ -26,11 +25,11 @@ from integrations.label_studio.client import (
 from integrations.label_studio.projects import (
     Fetch,
     LabelConfig,
-    label_config,
     label_id,
-    result_of,
-    row_input,
-    value_of,
+    make_result,
+    parse_config,
+    read_annotation,
+    read_row,
 )
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
@@ -52,25 +51,25 @@ from service.errors import PastDeadline, TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext
 
-OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
+LABEL_ACTIONS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
 MAX_WEBHOOK_BYTES = 4 << 20
 
 
 class StudioHealthAnswer(BaseModel):
-    """That the backend is up."""
+    """The state of the backend."""
 
     status: Literal["UP"]
     model_class: str
 
 
 class StudioSetupAnswer(BaseModel):
-    """Which version answers."""
+    """The version that predicts."""
 
     model_version: str
 
 
 class StudioResultAnswer(BaseModel):
-    """A prediction in Label Studio's form; the score is lowest where the model doubts most."""
+    """A prediction in Label Studio's format. A lower score is a more uncertain prediction."""
 
     model_version: str
     score: float
@@ -78,20 +77,20 @@ class StudioResultAnswer(BaseModel):
 
 
 class StudioPredictAnswer(BaseModel):
-    """A result for each task."""
+    """A prediction for each task."""
 
     results: list[StudioResultAnswer]
     model_version: str
 
 
 class StudioWebhookAnswer(BaseModel):
-    """Whether a label was kept."""
+    """Whether the service stored a label."""
 
     kept: bool
 
 
 async def accept_basic_authentication(request: Request) -> None:
-    """Accept a key as the password of basic authentication: Label Studio sends no other header."""
+    """Accept a key as the password of basic authentication, the only one in Label Studio."""
     kind, _, content = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic" and key_name(request.scope) is None:
         with suppress(ValueError):
@@ -104,14 +103,14 @@ router = APIRouter(
     tags=["Label Studio"],
     dependencies=[Depends(accept_basic_authentication)],
 )
-A_JSON_OBJECT: dict[str, Any] = {
+JSON_OBJECT_BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
 }
 
 
 @router.get("/health", responses=answers(StudioHealthAnswer, 404), dependencies=[needs("read")])
 async def get_label_studio_health(request: Request, name: str) -> Response:
-    """Say that the backend is up."""
+    """Report that the backend is up."""
     context_of(request).models.name(name)
     return json_response({"status": "UP", "model_class": "Dubito"})
 
@@ -119,43 +118,42 @@ async def get_label_studio_health(request: Request, name: str) -> Response:
 @router.post(
     "/setup",
     responses=answers(StudioSetupAnswer, *ERRORS),
-    openapi_extra=A_JSON_OBJECT,
+    openapi_extra=JSON_OBJECT_BODY,
     dependencies=[needs("predict")],
 )
 async def post_label_studio_setup(request: Request, name: str) -> Response:
-    """Say which version answers, if a project's labelling configuration suits the model."""
+    """Check a project's labelling configuration, and return the version that predicts."""
     context = context_of(request)
     call = RequestContext.from_request(request, context.settings.deadline_s)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)
-    served = await context.find_model(call, Envelope(model=name))
-    label_config(content.get("schema"), served.model.manifest)
-    return json_response({"model_version": model_version(served)})
+    loaded = await context.find_model(call, Envelope(model=name))
+    parse_config(content.get("schema"), loaded.model.manifest)
+    return json_response({"model_version": model_version(loaded)})
 
 
 @router.post(
     "/predict",
     responses=answers(StudioPredictAnswer, *ERRORS),
-    openapi_extra=A_JSON_OBJECT,
+    openapi_extra=JSON_OBJECT_BODY,
     dependencies=[needs("predict")],
 )
 async def post_label_studio_predict(request: Request, name: str) -> Response:
-    """Predict tasks; the score is lowest where the model doubts most: Label Studio asks for such
-    tasks first."""
+    """Predict tasks. Label Studio can show tasks with low scores, which are uncertain, first."""
     context = context_of(request)
     settings, call = context.settings, context.begin(request)
     content = await _read(context, call, limits.MAX_JSON_BYTES)
     envelope = PredictRequest(inputs=[], model=name)
-    served = await context.find_model(call, envelope)
-    manifest = served.model.manifest
-    config = label_config(content.get("label_config"), manifest)
+    loaded = await context.find_model(call, envelope)
+    manifest = loaded.model.manifest
+    config = parse_config(content.get("label_config"), manifest)
     tasks = content.get("tasks")
     if not isinstance(tasks, list) or not tasks:
-        raise InvalidInput("tasks", "an array of tasks", "something else, or none")
+        raise InvalidInput("tasks", "an array of tasks", "another value or none")
     if len(tasks) > settings.max_rows:
         raise TooLarge("tasks", f"at most {settings.max_rows}", str(len(tasks)))
-    rows = await asyncio.to_thread(_rows_of, _fetch, manifest, config, tasks, call)
-    work = PredictWork(call, envelope, served, rows, "tasks", is_live=False)
-    write = partial(_write_predictions, model_version(served), config)
+    rows = await asyncio.to_thread(_read_rows, _fetch, manifest, config, tasks, call)
+    work = PredictWork(call, envelope, loaded, rows, "tasks", is_live=False)
+    write = partial(_write_predictions, model_version(loaded), config)
     return response(await predict(context, work, write), JSON)
 
 
@@ -165,13 +163,17 @@ def _write_predictions(
     scores, classes = answer.scores, answer.results.manifest.classes or ()
     if isinstance(scores, Scores):
         values: list[Any] = [classes[i] for i in scores.label.tolist()]
-        doubts = (scores.entropy / math.log(max(2, len(classes)))).tolist()
+        uncertainties = (scores.entropy / math.log(max(2, len(classes)))).tolist()
     else:
         values = scores.mean.tolist()
-        doubts = (scores.std / (1.0 + scores.std)).tolist()
+        uncertainties = (scores.std / (1.0 + scores.std)).tolist()
     results = [
-        {"model_version": version, "score": 1.0 - min(1.0, doubt), "result": result_of(config, v)}
-        for v, doubt in zip(values, doubts, strict=True)
+        {
+            "model_version": version,
+            "score": 1.0 - min(1.0, uncertainty),
+            "result": make_result(config, value),
+        }
+        for value, uncertainty in zip(values, uncertainties, strict=True)
     ]
     return [orjson.dumps({"results": results, "model_version": version})]
 
@@ -180,39 +182,38 @@ def _write_predictions(
     "/webhook",
     status_code=201,
     responses=answers(StudioWebhookAnswer) | answers(StudioWebhookAnswer, *ERRORS, 507, status=201),
-    openapi_extra=A_JSON_OBJECT,
+    openapi_extra=JSON_OBJECT_BODY,
     dependencies=[needs("label")],
 )
 async def post_label_studio_webhook(request: Request, name: str) -> Response:
-    """Keep the label of an annotation that was made or changed: 201 once it is on the disk, 200 if
-    it is none."""
+    """Store the label of a new or changed annotation: 201 when stored, 200 without a label."""
     context = context_of(request)
     call = context.begin(request)
     require_json(request)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)
     action = content.get("action")
-    if not isinstance(action, str) or action not in OF_LABELS:
+    if not isinstance(action, str) or action not in LABEL_ACTIONS:
         return json_response({"kept": False})
-    served = await context.find_model(call, Envelope(model=name))
+    loaded = await context.find_model(call, Envelope(model=name))
     key = key_name(request.scope)
-    kept = await asyncio.to_thread(_keep, _fetch, context, served, content, call, key)
-    return json_response({"kept": kept}, 201 if kept else 200)
+    is_stored = await asyncio.to_thread(_store, _fetch, context, loaded, content, call, key)
+    return json_response({"kept": is_stored}, 201 if is_stored else 200)
 
 
-async def _read(context: Context, call: RequestContext, limit: int) -> dict[str, Any]:
-    body = await read_body(call, limit)
+async def _read(context: Context, call: RequestContext, max_bytes: int) -> dict[str, Any]:
+    body = await read_body(call, max_bytes)
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     return await context.threads.state(partial(parse_json, body))
 
 
-def model_version(served: ServedModel) -> str:
-    return f"{served.name}:{served.version}"
+def model_version(loaded: ServedModel) -> str:
+    return f"{loaded.name}:{loaded.version}"
 
 
 def _fetch(url: str) -> bytes:
-    """Fetch a file of the one origin that the environment names; for a worker thread."""
+    """Fetch a file from the configured Label Studio. This blocks."""
     if not os.environ.get(URL_VARIABLE):
-        expected = f"images as data URIs, unless {URL_VARIABLE} names an origin"
+        expected = f"images as data URIs, since {URL_VARIABLE} is not set"
         raise InvalidInput("tasks", expected, "a URL")
     return _label_studio().fetch(url)
 
@@ -222,47 +223,46 @@ def _label_studio() -> LabelStudio:
     return label_studio_from_environment()
 
 
-def _rows_of(
+def _read_rows(
     fetch: Fetch, manifest: Manifest, config: LabelConfig, tasks: list[Any], call: RequestContext
 ) -> list[Any]:
-    """Return the row of each task. May fetch images: from a thread."""
+    """Read the rows of tasks. This may block to fetch images."""
     rows = []
     for n, task in enumerate(tasks):
-        if time.monotonic() > call.deadline:  # a fetch may take long
+        if time.monotonic() > call.deadline:  # Fetching images may be slow.
             raise PastDeadline
         data = task.get("data") if isinstance(task, dict) else None
-        row = row_input(manifest, config, data, f"tasks.{n}.data", fetch)
+        row = read_row(manifest, config, data, f"tasks.{n}.data", fetch)
         if isinstance(row, str):
             call.reservation.reserve(len(row), "tasks")
         rows.append(row)
     return rows
 
 
-def _keep(
+def _store(
     fetch: Fetch,
     context: Context,
-    served: ServedModel,
+    loaded: ServedModel,
     content: dict[str, Any],
     call: RequestContext,
     key: str | None,
 ) -> bool:
-    """Keep the label of a webhook; False where it says nothing of the model's task. From a thread.
+    """Store the label of a webhook; False if the annotation has none. This blocks.
 
-    A later annotation of the task takes the place of an earlier one; the same again changes
-    nothing.
+    A new annotation of a task replaces the previous one.
     """
-    manifest = served.model.manifest
+    manifest = loaded.model.manifest
     project, task = content.get("project"), content.get("task")
     text = project.get("label_config") if isinstance(project, dict) else None
-    config = label_config(text, manifest)
-    value = value_of(config, content.get("annotation"))
+    config = parse_config(text, manifest)
+    value = read_annotation(config, content.get("annotation"))
     if value is None:
         return False
     name = label_id(project, task)
     field = "label" if isinstance(value, str) else "target"
     entry = validate(LabelEntry, {"id": name, field: value})
-    if not is_known(context.state, served.name, name):
+    if not is_known(context.state, loaded.name, name):
         data = task.get("data") if isinstance(task, dict) else None
-        entry.input = row_input(manifest, config, data, "task.data", fetch)
-    keep_labels(context, served, [entry], call, True, key)
+        entry.input = read_row(manifest, config, data, "task.data", fetch)
+    keep_labels(context, loaded, [entry], call, True, key)
     return True

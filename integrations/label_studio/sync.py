@@ -1,11 +1,12 @@
-"""`dubito label-studio sync`: bring a project of Label Studio and a model together.
+"""The command `dubito label-studio sync`: synchronise a Label Studio project with a model.
 
-Webhooks come once, and get lost. So the command, once or again and again, requests all tasks, and
+Label Studio sends a webhook only once, so labels can be lost. The command reads all tasks, once or
+repeatedly, and
 
-* sends the newest annotation of each to the service, which knows those that it has;
-* gives tasks without a prediction of the version that is served one, and writes its uncertainty
-  into the task's data, by which the data manager sorts;
-* sets the version whose predictions the project goes by.
+* sends the newest annotation of each task to the service, which skips labels that it has;
+* predicts tasks that have no prediction by the current version, and writes the uncertainty into the
+  task's data for sorting in the data manager;
+* selects the version whose predictions the project displays.
 """
 
 import argparse
@@ -22,8 +23,8 @@ from integrations.label_studio.client import (
 from model_store.errors import DubitoError
 from service.auth.keys import read_key_file
 
-UNCERTAINTY = "dubito_doubt"  # of a task's data: 0 to 1
-PREDICTING_TIMEOUT_S = 120.0
+UNCERTAINTY = "dubito_doubt"  # key of a task's data, from 0 to 1
+TIMEOUT_S = 120.0  # of a request to the service
 
 
 def run(options: argparse.Namespace) -> None:
@@ -37,14 +38,14 @@ def run(options: argparse.Namespace) -> None:
         except DubitoError as error:
             if not options.watch:
                 raise
-            print(f"error: {error}", flush=True)  # the next time may find it put right
+            print(f"error: {error}", flush=True)
         if not options.watch:
             return
         try:
             if poll == 1:
-                print(f"looking again every {options.interval_s:g} s", flush=True)
+                print(f"repeating every {options.interval_s:g} s", flush=True)
             time.sleep(options.interval_s)
-        except KeyboardInterrupt:  # with nothing half done: a good end
+        except KeyboardInterrupt:  # Nothing is in progress, so this is a clean exit.
             return
 
 
@@ -53,10 +54,9 @@ class Backend:
         import httpx
 
         headers = {} if key is None else {"X-API-Key": key}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=PREDICTING_TIMEOUT_S)
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S)
 
     def post(self, path: str, content: dict[str, Any]) -> Any:
-        """Send JSON to a path below the model's."""
         import httpx
 
         try:
@@ -72,7 +72,7 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
     project = studio.json("GET", f"api/projects/{number}/")
     config = {"label_config": project["label_config"]}
     version = service.post("setup", {"schema": project["label_config"]})["model_version"]
-    seen = labels = predicted = refused = pages = 0
+    has_tasks, labels, predicted, refused, pages = False, 0, 0, 0, 0
     reason = ""
     for tasks in studio.tasks(number):
         for task in tasks:
@@ -87,15 +87,15 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
                 refused, reason = refused + 1, f" (last: {error})"
         try:
             predicted += _predict(studio, service, config, version, tasks)
-        except LabelStudioError as error:  # an unreadable task does not stop later pages
+        except LabelStudioError as error:  # An unreadable task must not stop later pages.
             pages, reason = pages + 1, f" (last: {error})"
-        seen += len(tasks)
+        has_tasks = True
     # Label Studio refuses a version without predictions.
-    if seen and project.get("model_version") != version:
+    if has_tasks and project.get("model_version") != version:
         studio.json("PATCH", f"api/projects/{number}/", {"model_version": version})
-    summary = f"project {number}, {version}: {labels} labels there, {predicted} tasks predicted"
+    summary = f"project {number}, {version}: {labels} labels stored, {predicted} tasks predicted"
     summary += f", {refused} labels refused" if refused else ""
-    return summary + (f", {pages} pages of tasks not predicted" if pages else "") + reason
+    return summary + (f", {pages} pages of tasks failed" if pages else "") + reason
 
 
 def _newest(annotations: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -111,9 +111,9 @@ def _predict(
     version: str,
     tasks: list[dict[str, Any]],
 ) -> int:
-    """Predict the tasks that have no prediction of the version, and return their number.
+    """Predict tasks without a prediction by the version, and return their number.
 
-    Write the uncertainty of each task into its data.
+    The uncertainty of each task is written into its data.
     """
     scores: dict[int, float] = {}
     missing = []

@@ -87,7 +87,7 @@ def test_rows_of_a_table_become_tasks_that_the_service_predicts(run, studio, bac
     (tmp_path / "people.csv").write_text(f"id,age,city,note\n{lines}\n")
     push = ("label-studio", "push", "people.csv", "--model", "people", "-k", 4, "--project", 1)
     status, out, err = run(*push, "--control", 0.5, "--seed", 3)
-    assert (status, out, err) == (0, "project 1: 4 tasks of 6 rows\n", "")
+    assert (status, out, err) == (0, "project 1: 4 tasks for 6 rows\n", "")
     tasks = [task["data"] for task in studio["tasks"]]
     assert [task["dubito_id"] for task in tasks] == sorted(task["dubito_id"] for task in tasks)
     for task in tasks:
@@ -122,7 +122,7 @@ def test_what_goes_wrong_is_a_line(run, studio, monkeypatch, digits_rows):
     status, _, err = run(*push, 2)
     assert (
         status,
-        err.startswith("dubito: Label Studio: GET /api/projects/2/ was answered 404"),
+        err.startswith("dubito: Label Studio: GET /api/projects/2/ returned 404"),
     ) == (1, True)
     status, _, err = run(*push, 1)
     assert (status, err.startswith("dubito: project 1: expected a labelling configuration")) == (

@@ -227,7 +227,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
             assert done.returncode == 0, done.stderr
             return done.stdout
 
-        assert "0 labels there, 0 tasks predicted" in synchronise()
+        assert "0 labels stored, 0 tasks predicted" in synchronise()
         doubts = {task["id"]: task["data"]["dubito_doubt"] for task in all_tasks()}
         scores = {task["id"]: task["predictions"][0]["score"] for task in all_tasks()}
         assert all(len(task["predictions"]) == 1 for task in all_tasks())
@@ -258,7 +258,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         for i in most[: ANNOTATED - 1]:
             annotate({"id": i}, str(y[place[i]]))
         wait_until(lambda: service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1)
-        assert "39 labels there" in synchronise()  # which changes nothing
+        assert "39 labels stored" in synchronise()  # which changes nothing
         assert service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1
 
         # one annotation whose webhook is lost is found by polling
@@ -266,7 +266,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         last = most[ANNOTATED - 1]
         annotate({"id": last}, str(y[place[last]]))
         assert service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1
-        assert "40 labels there" in synchronise()
+        assert "40 labels stored" in synchronise()
         assert service.get("/models/digits/labels").json()["labels"] == ANNOTATED
 
         # fitted, promoted, served
@@ -280,7 +280,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         assert page["candidates"][0]["labels"] == ANNOTATED
         assert page["candidates"][0]["promoted"], page["candidates"][0]["why"]
         wait_until(lambda: service.get("/models").json()["models"][0]["serving"] == "2")
-        assert f"digits:2: {ANNOTATED} labels there, {TASKS} tasks predicted" in synchronise()
+        assert f"digits:2: {ANNOTATED} labels stored, {TASKS} tasks predicted" in synchronise()
         assert ask("GET", f"/api/projects/{number}/")["model_version"] == "digits:2"
         new = {
             task["id"]: {p["model_version"] for p in task["predictions"]} for task in all_tasks()

@@ -49,7 +49,7 @@ def test_a_command_that_waits_ends_well_by_an_interrupt(name, tmp_path):
     try:
         assert process.stdout is not None
         assert said in process.stdout.readline()
-        assert "looking again every 60 s" in process.stdout.readline()
+        assert "repeating every 60 s" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=30)
         assert (process.returncode, rest) == (0, "")

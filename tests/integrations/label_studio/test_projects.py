@@ -12,11 +12,11 @@ import pytest
 from integrations.label_studio.client import LabelStudio, LabelStudioError
 from integrations.label_studio.projects import (
     image_bytes,
-    label_config,
     label_id,
-    result_of,
-    row_input,
-    value_of,
+    make_result,
+    parse_config,
+    read_annotation,
+    read_row,
 )
 from model_store.artifacts.manifest import ClassSpec
 from model_store.errors import InvalidInput
@@ -39,17 +39,17 @@ def never(url):
 
 
 def test_a_configuration_says_which_control_and_field_are_the_model_s():
-    config = label_config(CHOICES, manifest())
-    assert (config.control, config.to, config.kind, config.field) == (
+    config = parse_config(CHOICES, manifest())
+    assert (config.control, config.object_name, config.kind, config.field) == (
         "digit",
         "img",
         "choices",
         "image",
     )
     assert config.choices == ("no", "yes")
-    assert result_of(config, "yes")[0]["value"] == {"choices": ["yes"]}
-    number = label_config(NUMBER, manifest("regression"))
-    assert result_of(number, 1.5)[0] == {
+    assert make_result(config, "yes")[0]["value"] == {"choices": ["yes"]}
+    number = parse_config(NUMBER, manifest("regression"))
+    assert make_result(number, 1.5)[0] == {
         "from_name": "price",
         "to_name": "t",
         "type": "number",
@@ -60,43 +60,43 @@ def test_a_configuration_says_which_control_and_field_are_the_model_s():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, "label_config: expected XML of at most"),
+        (None, "label_config: expected XML of up to"),
         ("<View", "label_config: expected XML, got"),
         (
             '<!DOCTYPE v [<!ENTITY a "aaaa">]><View>&a;</View>',
-            "label_config: expected XML of at most",
+            "label_config: expected XML of up to",
         ),
-        ("<View>" + " " * 100_000 + "</View>", "label_config: expected XML of at most"),
+        ("<View>" + " " * 100_000 + "</View>", "label_config: expected XML of up to"),
         (NUMBER, "label_config: expected <Choices name=... toName=...>"),
         (
             CHOICES.replace('value="$image"', 'value="fixed"'),
-            "label_config: expected an object of the name in toName",
+            "label_config: expected an object with the name in toName",
         ),
         (
             CHOICES.replace('<Choice value="no"/>', ""),
-            r"label_config: expected a <Choice> for each .* \['no'\] too",
+            r"label_config: expected a <Choice> for each .*, got none for \['no'\]",
         ),
     ],
 )
 def test_a_configuration_that_does_not_suit_the_model_is_named(text, expected):
     with pytest.raises(InvalidInput, match=expected):
-        label_config(text, manifest())
+        parse_config(text, manifest())
 
 
 def test_rows_of_tasks():
-    config = label_config(CHOICES, manifest())
+    config = parse_config(CHOICES, manifest())
     uri = "data:image/png;base64," + base64.b64encode(b"a picture").decode()
     assert (
-        base64.b64decode(row_input(manifest(), config, {"image": uri}, "d", never)) == b"a picture"
+        base64.b64decode(read_row(manifest(), config, {"image": uri}, "d", never)) == b"a picture"
     )
-    assert row_input(manifest(), config, {"image": uri, "dubito_input": [1, 2]}, "d", never) == [
+    assert read_row(manifest(), config, {"image": uri, "dubito_input": [1, 2]}, "d", never) == [
         1,
         2,
     ]
-    assert row_input(manifest(image=False), config, {"image": [3]}, "d", never) == [3]
+    assert read_row(manifest(image=False), config, {"image": [3]}, "d", never) == [3]
     columns = (SimpleNamespace(name="age"),)
     data = {"age": 3, "other": 4}
-    assert row_input(manifest(image=False, columns=columns), config, data, "d", never) == {"age": 3}
+    assert read_row(manifest(image=False, columns=columns), config, data, "d", never) == {"age": 3}
     for wrong in (
         {},
         [],
@@ -105,30 +105,32 @@ def test_rows_of_tasks():
         {"image": "data:image/png;base64,!"},
     ):
         with pytest.raises(InvalidInput):
-            row_input(manifest(), config, wrong, "d", never)
-    with pytest.raises(InvalidInput, match="the model's columns"):
-        row_input(manifest(image=False, columns=columns), config, {"image": "x"}, "d", never)
+            read_row(manifest(), config, wrong, "d", never)
+    with pytest.raises(InvalidInput, match="all of the model's columns"):
+        read_row(manifest(image=False, columns=columns), config, {"image": "x"}, "d", never)
 
 
 def test_labels_of_annotations():
-    config = label_config(CHOICES, manifest())
+    config = parse_config(CHOICES, manifest())
 
     def made(*choices, **more):
         return {"result": [{"from_name": "digit", "value": {"choices": list(choices)}}], **more}
 
-    assert value_of(config, made("yes")) == "yes"
-    assert value_of(config, made("yes", was_cancelled=True)) is None
-    assert value_of(config, {"result": []}) is None
+    assert read_annotation(config, made("yes")) == "yes"
+    assert read_annotation(config, made("yes", was_cancelled=True)) is None
+    assert read_annotation(config, {"result": []}) is None
     assert (
-        value_of(config, {"result": [{"from_name": "other", "value": {"choices": ["yes"]}}]})
+        read_annotation(config, {"result": [{"from_name": "other", "value": {"choices": ["yes"]}}]})
         is None
     )
     with pytest.raises(InvalidInput, match="one choice"):
-        value_of(config, made("yes", "no"))
-    number = label_config(NUMBER, manifest("regression"))
-    assert value_of(number, {"result": [{"from_name": "price", "value": {"number": 3}}]}) == 3.0
+        read_annotation(config, made("yes", "no"))
+    number = parse_config(NUMBER, manifest("regression"))
+    assert (
+        read_annotation(number, {"result": [{"from_name": "price", "value": {"number": 3}}]}) == 3.0
+    )
     with pytest.raises(InvalidInput, match="a number"):
-        value_of(number, {"result": [{"from_name": "price", "value": {"number": True}}]})
+        read_annotation(number, {"result": [{"from_name": "price", "value": {"number": True}}]})
     assert label_id({"id": 3}, {"id": 7, "data": {}}) == "label-studio-3-7"
     assert label_id(None, {"id": 7, "project": 4}) == "label-studio-4-7"
     assert label_id({"id": 3}, {"id": 7, "data": {"dubito_id": "row 9"}}) == "row 9"
@@ -198,11 +200,11 @@ def test_images_are_fetched_of_the_one_origin_alone(studio):
         "http://[",
     ):
         with pytest.raises(
-            InvalidInput, match=r"^tasks: expected images as data URIs, or files of DUBITO"
+            InvalidInput, match=r"^tasks: expected images as data URIs, or files below DUBITO"
         ):
             client.fetch(other)
     assert len(asked) == before
-    with pytest.raises(InvalidInput, match="images that Label Studio has"):
+    with pytest.raises(InvalidInput, match="images that Label Studio can serve"):
         client.fetch("/data/elsewhere")
     assert asked[before:] == [("/data/elsewhere", "Token a token")]  # and not where that leads
 
@@ -219,7 +221,7 @@ def test_a_personal_access_token_is_exchanged_and_again_when_that_has_expired(st
     ]
     assert asked[0][1] == {"refresh": "a.personal.token"}
     assert asked[-1][1] == "Bearer access 2"
-    with pytest.raises(LabelStudioError, match="expected JSON"):
+    with pytest.raises(LabelStudioError, match="invalid JSON"):
         client.json("GET", "data/a.png")
     for wrong in ("ftp://a", "no url", "http://a?b=c"):
         with pytest.raises(InvalidInput, match="DUBITO_LABEL_STUDIO_URL"):
