@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 _MODULES = ("client", "errors", "predictions", "results")
-_ESTIMATORS = ("Classifier", "Regressor")  # of the project
+_ESTIMATORS = ("Classifier", "Regressor")  # in the project, not in the client
 
 
 def __getattr__(name: str) -> Any:
@@ -84,8 +84,8 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module("training.estimators"), name)
     except ModuleNotFoundError as error:
-        wanted = "the project with its extras `training` and `cpu` or `gpu`, from its repository"
-        raise ImportError(f"dubito.{name} needs {wanted}: {error}") from error
+        needs = "the project with its extras `training` and `cpu` or `gpu`, from its repository"
+        raise ImportError(f"dubito.{name} needs {needs}: {error}") from error
 
 
 def __dir__() -> list[str]:

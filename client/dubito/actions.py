@@ -12,8 +12,8 @@ from dubito.client import Client
 from dubito.command import ACQUIRE_OPTIONS, PREDICT_OPTIONS
 from dubito.endpoints import Progress
 from dubito.errors import DubitoError
-from dubito.files import check_out, files_given, is_named, is_pool, rows_in, write
-from dubito.predictions import OF_ALL_ROWS, Predictions
+from dubito.files import check_out, is_named, is_pool, open_files, rows_in, write
+from dubito.predictions import GLOBAL_FIELDS, Predictions
 from dubito.results import Job, Model, Ranking
 from dubito.rows import RowsLike
 from dubito.terminal import format_cell, print_table, printable, progress_bar
@@ -42,7 +42,7 @@ def predict(client: Client, options: argparse.Namespace) -> None:
     request = request_options(options, PREDICT_OPTIONS)
     check_out(options.out)
     ignored_columns: Sequence[str] = ()
-    with files_given(options.files) as files, progress_bar("predicting") as progress:
+    with open_files(options.files) as files, progress_bar("predicting") as progress:
         path = files[0]
         is_read_by_job = is_pool(files) and (options.job or not is_named(path, ".npy"))
         if options.explain and (options.job or is_read_by_job):
@@ -55,7 +55,7 @@ def predict(client: Client, options: argparse.Namespace) -> None:
         else:
             request |= {"explain": True} if options.explain else {}
             answer = client.predict(rows_in(files), on_progress=progress, **request)
-    _show_predictions(client, answer, options, _names(answer, options.files), ignored_columns)
+    _show_predictions(client, answer, options, _row_names(answer, options.files), ignored_columns)
 
 
 def show_result(client: Client, options: argparse.Namespace) -> None:
@@ -67,7 +67,7 @@ def show_result(client: Client, options: argparse.Namespace) -> None:
             return
         check_out(options.out)
         answer = client.predictions(job, on_progress=progress)
-    _show_predictions(client, answer, options, _names(answer, ()), job.ignored_columns)
+    _show_predictions(client, answer, options, _row_names(answer, ()), job.ignored_columns)
 
 
 def _show_predictions(
@@ -139,7 +139,7 @@ def _unknown_categories(counts: Mapping[str, int]) -> str:
 
 def acquire(client: Client, options: argparse.Namespace) -> None:
     request = request_options(options, ACQUIRE_OPTIONS) | ({"keep": True} if options.keep else {})
-    with files_given(options.files) as files, progress_bar("ranking") as progress:
+    with open_files(options.files) as files, progress_bar("ranking") as progress:
         pool: Path | RowsLike = files[0] if is_pool(files) else rows_in(files)
         if not is_pool(files) and len(files) > 1:
             request["ids"] = [path.name for path in files]
@@ -197,7 +197,7 @@ def _targets(model: Model) -> str:
     return model.target or ""
 
 
-def _names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
+def _row_names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
     if "ids" in answer:
         return answer.ids.tolist()
     return [path.name for path in files] if len(files) == len(answer) > 1 else range(len(answer))
@@ -216,7 +216,7 @@ def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
 
 
 def _about(answer: Predictions) -> dict[str, Any]:
-    return {name: answer[name].tolist() for name in OF_ALL_ROWS if name in answer}
+    return {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
 
 
 def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from dubito.errors import DeadlineExceeded, InvalidInput, JobFailed
 from dubito.options import AcquireOptions, PredictJobOptions, PredictOptions
-from dubito.predictions import Predictions, concatenate, predictions_of
+from dubito.predictions import Predictions, concatenate, read_predictions
 from dubito.results import (
     Job,
     KeptLabel,
@@ -23,7 +23,7 @@ from dubito.results import (
     Model,
     Ranking,
     Record,
-    ranking_of,
+    read_ranking,
     record,
 )
 from dubito.retries import Limits, Pause, Request, Steps, send
@@ -32,21 +32,21 @@ from dubito.rows import (
     NPZ,
     RowsLike,
     body_request,
+    encode_id,
+    encode_row,
+    encode_rows,
     json_request,
-    name_of,
-    parts_of,
+    make_request,
     plain,
-    request_of,
-    row_of,
-    rows_of,
+    split_rows,
     texts,
     with_deadline,
 )
 
 PART_ROWS = 1000
-LABELS_AT_ONCE = 10_000
-EXPLAINED_ROWS = 100  # of a request
-FIRST_POLL_S = 0.1  # of a job; each poll waits half as long again
+MAX_LABELS = 10_000
+EXPLAINED_ROWS = 100  # per request with `explain`
+FIRST_POLL_S = 0.1  # for a job; each wait is 1.5 times the previous one
 LAST_POLL_S = 2.0
 
 Progress = Callable[[float], object]
@@ -76,21 +76,22 @@ def predict(
         on_progress: called with the share of rows that are done.
         options: see `PredictOptions`.
     """
-    limits, rows, fields = limits.within(deadline_s), rows_of(inputs, "inputs"), _options(options)
+    limits, fields = limits.within(deadline_s), _options(options)
+    rows = encode_rows(inputs, "inputs")
     groups = fields.pop("groups", None)
     if groups is not None and len(groups) != len(rows):
         raise InvalidInput("groups", f"{len(rows)}, one for each row", str(len(groups)))
     max_rows = part_rows or (EXPLAINED_ROWS if fields.get("explain") else PART_ROWS)
-    parts = [slice(0, len(rows))] if "fdr" in fields else list(parts_of(rows, max_rows))
+    parts = [slice(0, len(rows))] if "fdr" in fields else list(split_rows(rows, max_rows))
     answers: list[Predictions] = []
     for part in parts:
         part_fields = fields if groups is None else {**fields, "groups": groups[part]}
-        make = request_of("/predict", "inputs", rows.take(part), part_fields, {"Accept": NPZ})
+        make = make_request("/predict", "inputs", rows.take(part), part_fields, {"Accept": NPZ})
         try:
             answer = yield from send(make, limits)
         except InvalidInput as error:
             raise _shift_row(part.start, error) from None
-        answers.append(predictions_of(answer.content))
+        answers.append(read_predictions(answer.content))
         first = answers[0]
         fields |= {"model": first.model, "version": first.version, "seed": first.seed}
         if on_progress is not None:
@@ -123,7 +124,7 @@ def acquire(
     fields = {"k": k, **_options({**options, "pool_file": pool_file})}
     make = _post("/acquire", "pool", pool, fields)
     answer = yield from send(make, limits.within(deadline_s), is_repeatable=not fields.get("keep"))
-    return ranking_of(answer.json())
+    return read_ranking(answer.json())
 
 
 def predict_job(
@@ -225,7 +226,7 @@ def predictions(
 ) -> Steps[Predictions]:
     """Wait for a job of `predict_job`, given it or its id, and return its result; see `wait`."""
     limits = limits.within(deadline_s)
-    return predictions_of((yield from _result(limits, job, "predict", on_progress)))
+    return read_predictions((yield from _result(limits, job, "predict", on_progress)))
 
 
 def ranking(
@@ -237,7 +238,7 @@ def ranking(
 ) -> Steps[Ranking]:
     """Wait for a job of `acquire_job`, given it or its id, and return its result; see `wait`."""
     limits = limits.within(deadline_s)
-    return ranking_of(json.loads((yield from _result(limits, job, "acquire", on_progress))))
+    return read_ranking(json.loads((yield from _result(limits, job, "acquire", on_progress))))
 
 
 def models(limits: Limits) -> Steps[list[Model]]:
@@ -281,8 +282,8 @@ def add_labels(
     entries = []
     for name, value in labels.items():
         field = "label" if isinstance(value, str) else "target"
-        entry = {"id": name_of(name, "labels"), field: plain(value, f"labels.{name}")}
-        row = {"input": row_of(inputs[name], f"inputs.{name}")} if name in inputs else {}
+        entry = {"id": encode_id(name, "labels"), field: plain(value, f"labels.{name}")}
+        row = {"input": encode_row(inputs[name], f"inputs.{name}")} if name in inputs else {}
         entries.append({**entry, **row})
     content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
     content |= {"encoded": True} if encoded else {}
@@ -304,7 +305,7 @@ def kept_labels(
         model: optional if the service has only one.
         annotator: only labels from the key of this name.
     """
-    fields = {"model": model, "annotator": annotator, "limit": LABELS_AT_ONCE, "after": 0}
+    fields = {"model": model, "annotator": annotator, "limit": MAX_LABELS, "after": 0}
     labels: list[KeptLabel] = []
     while fields["after"] is not None:
         content = yield from _get(limits, "/labels", _options(fields))
@@ -344,7 +345,7 @@ def _result(
 ) -> Steps[bytes]:
     finished = yield from wait(limits, job, on_progress=on_progress)
     if finished.kind != kind:
-        raise InvalidInput("job", f"one of kind {kind}", f"one of kind {finished.kind}")
+        raise InvalidInput("job", f"a job of kind {kind}", f"kind {finished.kind}")
     request = Request("GET", f"{_path(finished)}/result")
     return (yield from send(lambda _: request, limits)).content
 
@@ -358,26 +359,26 @@ def _post(
             raise InvalidInput(field, f"rows, or a {file_field}", "none")
         return lambda left_s: json_request(path, with_deadline(options, left_s))
     if options.get(file_field) is not None:
-        raise InvalidInput(file_field, f"none with {field}", "both")
+        raise InvalidInput(file_field, f"either {field} or {file_field}", "both")
     if isinstance(rows, Path):
         media_type = MEDIA_TYPES.get(rows.suffix.lower())
         if media_type is None:
             expected = f"a file that ends in {', '.join(MEDIA_TYPES)}"
             raise InvalidInput(field, expected, f"one in {rows.suffix!r}")
         return body_request(path, rows.read_bytes(), media_type, options, {})
-    return request_of(path, field, rows_of(rows, field), options, {})
+    return make_request(path, field, encode_rows(rows, field), options, {})
 
 
 def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
-    """Return an error about a part of the rows with row numbers of the whole."""
+    """Convert the row numbers in an error from a part to all rows."""
 
-    def shifted(text: str) -> str:
+    def shift(text: str) -> str:
         return re.sub(r"^inputs\.(\d+)", lambda row: f"inputs.{first + int(row[1])}", text)
 
-    whole = InvalidInput(shifted(error.field), error.expected, error.got, shifted(error.message))
-    whole.code = error.code
-    whole.errors = [{name: shifted(text) for name, text in one.items()} for one in error.errors]
-    return whole
+    shifted = InvalidInput(shift(error.field), error.expected, error.got, shift(error.message))
+    shifted.code = error.code
+    shifted.errors = [{key: shift(text) for key, text in e.items()} for e in error.errors]
+    return shifted
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -392,6 +393,6 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _strings(values: Sequence[Any], name: str) -> list[str]:
     if isinstance(values, str):
         raise InvalidInput(name, "a list of strings", "a single string")
-    if name == "groups":  # of which one that is missing is an unknown one
+    if name == "groups":  # A missing group is a group that the model does not know.
         return [str(value) for value in values]
-    return [name_of(value, f"{name}.{n}") for n, value in enumerate(values)]
+    return [encode_id(value, f"{name}.{n}") for n, value in enumerate(values)]

@@ -141,7 +141,7 @@ class Absent(DubitoError, AttributeError):
     """The answer lacks a quantity. The message has the reason."""
 
 
-BY_STATUS: Mapping[int, type[AnswerError]] = {
+ERROR_BY_STATUS: Mapping[int, type[AnswerError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
@@ -151,26 +151,26 @@ BY_STATUS: Mapping[int, type[AnswerError]] = {
     503: NotReady,
     507: NoSpace,
 }
-OUT_OF_TIME = (408, 504)
+TIMEOUT_STATUSES = (408, 504)
 
 
-def error_of(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
+def make_error(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
     problem = _problem(response)
-    error = _error_of(response, _detail(response, problem), retry_after_s)
+    error = _make_error(response, _detail(response, problem), retry_after_s)
     error.code = str(problem.get("code", ""))
     error.errors = tuple(problem.get("errors") or ())
     return error
 
 
-def _error_of(response: httpx.Response, detail: str, retry_after_s: float | None) -> DubitoError:
+def _make_error(response: httpx.Response, detail: str, retry_after_s: float | None) -> DubitoError:
     status = response.status_code
-    if status in OUT_OF_TIME:
+    if status in TIMEOUT_STATUSES:
         return DeadlineExceeded(detail)
     if status == 422:
         named = DETAIL.fullmatch(detail)
         parts = ("", "", "") if named is None else (named["field"], named["expected"], named["got"])
         return InvalidInput(*parts, message=detail)
-    kind = BY_STATUS.get(status, ServerError if status >= 500 else AnswerError)
+    kind = ERROR_BY_STATUS.get(status, ServerError if status >= 500 else AnswerError)
     return kind(status, detail, response.headers.get("X-Request-ID", ""), retry_after_s)
 
 

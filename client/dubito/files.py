@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from dubito.errors import DubitoError
-from dubito.predictions import OF_ALL_ROWS, Predictions
+from dubito.predictions import GLOBAL_FIELDS, Predictions
 from dubito.rows import MEDIA_TYPES, RowsLike
 
 STDIN = [Path("-")]
@@ -23,7 +23,7 @@ OUT = (".csv", ".npz", ".parquet")
 
 
 @contextlib.contextmanager
-def files_given(files: list[Path]) -> Iterator[list[Path]]:
+def open_files(files: list[Path]) -> Iterator[list[Path]]:
     """Yield the files; for `-`, a file with the content of standard input and a fitting suffix."""
     if files != STDIN:
         yield files
@@ -105,7 +105,7 @@ def write(answer: Predictions, path: Path) -> None:
         import pyarrow
         import pyarrow.parquet
 
-        of_all = {name: answer[name].tolist() for name in OF_ALL_ROWS if name in answer}
+        of_all = {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
         about = {f"dubito.{name}": json.dumps(value) for name, value in of_all.items()}
         table = pyarrow.table(columns).replace_schema_metadata(about)
         pyarrow.parquet.write_table(table, path)

@@ -15,15 +15,15 @@ from dubito.errors import DubitoError, InvalidInput
 from dubito.results import KeptLabel
 from dubito.terminal import print_table
 
-LABELS_AT_ONCE = 1000  # that are counts all or none
+MAX_LABELS = 1000  # that are counts all or none
 
 
 def push(client: Client, options: argparse.Namespace) -> None:
     entries = list(_entries(options.file))
     counts = {"accepted": 0, "known": 0, "replaced": 0}
     model, total = options.model, 0
-    for first in range(0, len(entries), LABELS_AT_ONCE):
-        part = entries[first : first + LABELS_AT_ONCE]
+    for first in range(0, len(entries), MAX_LABELS):
+        part = entries[first : first + MAX_LABELS]
         labels = {entry["id"]: entry["value"] for entry in part}
         inputs = {entry["id"]: entry["input"] for entry in part if "input" in entry}
         answer = client.add_labels(labels, model=model, inputs=inputs, replace=options.replace)

@@ -1,22 +1,22 @@
-"""Options of requests. The service chooses those that are left out; see its `docs/api.md`."""
+"""Options of requests. `docs/api.md` has the defaults of omitted options."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
-URL = "http://127.0.0.1:8000"  # of the service, by default
+URL = "http://127.0.0.1:8000"  # default of the service
 
 
 class _Common(TypedDict, total=False):
     """Options of all requests with rows."""
 
     model: str
-    """A published model; optional if the service has only one."""
+    """Name of a model; optional if the service has only one."""
     version: str
     """A version number or an alias; `latest` by default."""
     num_samples: int
-    """Posterior draws; the model's own number by default."""
+    """Posterior draws; the default depends on the model."""
     seed: int
-    """Replays the draws of that seed; fresh draws by default."""
+    """Seed of the draws, for repeatable answers; random by default."""
     priors: Mapping[str, float]
     """Class shares among these rows, if they differ from the training data."""
     encoded: bool
@@ -27,19 +27,17 @@ class PredictJobOptions(_Common, total=False):
     """Options of `predict_job`."""
 
     fpr: float
-    """False-positive rate at which the flag fires; .05 by default."""
+    """False-positive rate of the flag; .05 by default."""
     fdr: float
-    """Instead: false discovery rate for the flags of all rows together."""
+    """False discovery rate of the flags of all rows together, instead of `fpr`."""
     coverage: float
-    """Probability with which a row's prediction set or interval holds the truth; .95 by default."""
+    """Probability that a prediction set or interval contains the truth; .95 by default."""
     confidence: float
-    """Probability with which `coverage` is kept by this model's calibration rows; on average by
-    default."""
+    """Probability that this calibration achieves `coverage`; by default, it does on average."""
     risk: float
-    """Largest share of wrong labels among the rows that are answered; others have `abstain`
-    true."""
+    """Maximum share of wrong labels among answered rows; the other rows have `abstain` true."""
     groups: Sequence[str]
-    """The group of each row, of a model that is calibrated by group."""
+    """The group of each row, if the model is calibrated by group."""
 
 
 class PredictOptions(PredictJobOptions, total=False):
@@ -70,19 +68,18 @@ class AcquireOptions(_Common, total=False):
     """Options of `acquire` and `acquire_job`."""
 
     ids: Sequence[str]
-    """A different name for each row; its index by default. In place of a file's own."""
+    """A unique name for each row; its index by default. Replaces the ids in a file."""
     acquisition: Acquisition
-    """What to choose by: `bald` by default, of a regression `epistemic_variance`."""
+    """Score of the ranking: `bald` by default, and `epistemic_variance` for regression."""
     race: float
-    """Rows that cannot be among the best take fewer draws; the probability with which one that can
-    is left out."""
+    """Drop hopeless rows early, to save draws. The value is the probability of dropping a row that
+    belongs to the best k."""
     beta: float
-    """Of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by
-    default."""
+    """For `power_bald`: the exponent of BALD in the sampling weights; 1 by default."""
     exclude_labelled: bool
-    """Whether rows whose id has a label are left out; true by default."""
+    """Whether to exclude rows whose id has a label; true by default."""
     keep: bool
-    """Whether the service keeps the rows that it answers, so that a label needs their id alone.
-    Needs ids."""
+    """Whether the service stores the selected rows, so that labels need only their ids. Requires
+    `ids`."""
     control: float
-    """The share of the k rows that are set aside at random, to judge the model by. Needs `keep`."""
+    """Share of the k rows that are selected at random to measure the model. Requires `keep`."""

@@ -1,4 +1,4 @@
-"""Predictions as a frozen record with arrays by name."""
+"""Predictions: a frozen record of arrays by name."""
 
 import io
 import zipfile
@@ -12,28 +12,34 @@ import numpy as np
 from dubito.errors import Absent, ServerError
 from dubito.results import Tabular
 
-OF_ALL_ROWS = (
+GLOBAL_FIELDS = (
     *("model", "version", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "priors"),
     *("classes", "unknown_categories"),
 )
-FIRST = ("ids", "label", "mean", "std", "interval", "p_value", "flag")  # of a table's columns
-OF_CLASSES = ("probabilities", "prediction_set")
-OF_CLASSIFICATION = (
+COLUMN_ORDER = (
+    "ids",
+    "label",
+    "mean",
+    "std",
+    "interval",
+    "p_value",
+    "flag",
+)  # first columns of a table
+CLASS_ARRAYS = ("probabilities", "prediction_set")
+CLASSIFICATION_ARRAYS = (
     *("label", "probabilities", "entropy", "expected_entropy", "bald", "bald_corrected"),
     *("mean_std", "variation_ratio", "prediction_set", "abstain", "classes"),
 )
-OF_REGRESSION = ("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval")
-WHY_ABSENT = {
-    "abstain": "no `risk` applies: ask for one",
-    "bald_corrected": "one draw says nothing of it: ask for a larger num_samples",
-    "epistemic_std": "one draw says nothing of it: ask for a larger num_samples",
-    "median": "it is of models whose target was transformed",
-    "category": "it is of models that are calibrated by class or by group",
-    "samples": "ask with return_samples=True; of a regression it is `samples.mean` and "
-    "`samples.std`",
-    "ids": "these rows were not named: /predict takes no ids, and a job repeats those that it was "
-    "given",
-    "classes": "the service that answered does not say them",
+REGRESSION_ARRAYS = ("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval")
+ABSENCE_REASONS = {
+    "abstain": "no `risk` applies: set one",
+    "bald_corrected": "it needs at least two draws: increase num_samples",
+    "epistemic_std": "it needs at least two draws: increase num_samples",
+    "median": "only models with a transformed target have it",
+    "category": "only models that are calibrated by class or group have it",
+    "samples": "set return_samples=True; regression has `samples.mean` and `samples.std`",
+    "ids": "only jobs with ids have it, not `predict`",
+    "classes": "this version of the service does not send them",
 }
 
 
@@ -44,7 +50,7 @@ class Detector:
     Attributes:
         score: (N,), larger for rows that are more unlike the data.
         p_value: (N,), conformal.
-        fired: (N,) boolean, whether the p-value is at most `fpr`.
+        fired: (N,) boolean, whether the p-value is `fpr` or less.
     """
 
     score: np.ndarray
@@ -53,10 +59,10 @@ class Detector:
 
 
 class Quantity:
-    """An array of predictions, by its name."""
+    """A descriptor that returns an array of the predictions by name."""
 
-    def __init__(self, words: str) -> None:
-        self.__doc__ = words
+    def __init__(self, description: str) -> None:
+        self.__doc__ = description
 
     def __set_name__(self, _: type, name: str) -> None:
         self.name = name
@@ -73,13 +79,13 @@ class Quantity:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Tabular):
-    """Predictions of N rows, in their order, in nats or in the target's units.
+    """Predictions of N rows in order, in nats or the target's units.
 
     Quantities that an answer lacks, such as `abstain` without a risk, raise `Absent` with the
     reason.
 
     Attributes:
-        arrays: the whole answer by name, read-only.
+        arrays: all read-only arrays of the answer by name.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -95,17 +101,17 @@ class Predictions(Tabular):
                 "to_pandas()"
             )
         if name not in self.arrays:
-            raise Absent(f"{name}: {self._why_absent(name)}")
+            raise Absent(f"{name}: {self._absence_reason(name)}")
         return self.arrays[name]
 
-    __iter__ = None  # neither names nor rows would be what everybody expects
+    __iter__ = None  # It is ambiguous: some users expect names, others rows.
 
     def __contains__(self, name: object) -> bool:
         return name in self.arrays
 
     def __repr__(self) -> str:
-        by = f"{self.model} version {self.version}, seed {self.seed}"
-        return f"<Predictions of {len(self)} rows by {by}: {int(self.flag.sum())} flagged>"
+        origin = f"{self.model} version {self.version}, seed {self.seed}"
+        return f"<Predictions of {len(self)} rows by {origin}: {int(self.flag.sum())} flagged>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only view of the arrays cannot be sent to another process.
@@ -132,24 +138,24 @@ class Predictions(Tabular):
 
     @property
     def is_classification(self) -> bool:
-        """Whether the answer has labels and probabilities, not means and intervals."""
+        """Whether the answer has probabilities of classes instead of means."""
         return "probabilities" in self.arrays
 
-    # Of each row
-    ids = Quantity("(N,) strings: the rows' names, of a job that was given some.")
+    # All tasks
+    ids = Quantity("(N,) strings: the ids from the request of a job.")
     num_samples = Quantity("(N,) integers: the draws that each row used.")
     flag = Quantity("(N,) boolean: whether the row is unlike the data.")
-    p_value = Quantity("(N,): how ordinary the row is; small is unlike the data.")
-    category = Quantity('(N,) strings: the category that each row was judged in, "" if unknown.')
-    samples = Quantity("(N, K, C): each draw's probabilities, if they were asked for.")
+    p_value = Quantity("(N,): conformal p-value; small if the row is unlike the data.")
+    category = Quantity('(N,) strings: the category within which the row is ranked, "" if unknown.')
+    samples = Quantity("(N, K, C): each draw's probabilities, with `return_samples`.")
 
-    # Of a classification
+    # Classification
     label = Quantity("(N,) strings: the most probable class.")
     probabilities = Quantity("(N, C): the mean of the draws' probabilities.")
     entropy = Quantity("(N,): the total uncertainty, from 0 to log C.")
-    expected_entropy = Quantity("(N,): the part that each single draw has.")
+    expected_entropy = Quantity("(N,): the mean entropy of single draws.")
     bald = Quantity("(N,): the disagreement of the draws, which more labels could reduce.")
-    bald_corrected = Quantity("(N,): the same without the bias of few draws.")
+    bald_corrected = Quantity("(N,): `bald` without the bias of few draws.")
     mean_std = Quantity(
         "(N,): standard deviation of a class's probability over draws, averaged over classes."
     )
@@ -159,14 +165,14 @@ class Predictions(Tabular):
     )
     abstain = Quantity("(N,) boolean: whether to leave the row unanswered.")
 
-    # Of a regression
-    mean = Quantity("(N,): of the predictive distribution.")
-    median = Quantity("(N,): of the same, if the target was transformed for the fit.")
-    std = Quantity("(N,): its standard deviation, the total uncertainty.")
-    aleatoric_std = Quantity("(N,): the part that is noise in the data.")
-    epistemic_std = Quantity("(N,): the part from the disagreement of the draws.")
+    # Regression
+    mean = Quantity("(N,): the predictive mean.")
+    median = Quantity("(N,): the predictive median, if the target is transformed.")
+    std = Quantity("(N,): the predictive standard deviation, the total uncertainty.")
+    aleatoric_std = Quantity("(N,): the standard deviation from noise in the data.")
+    epistemic_std = Quantity("(N,): the standard deviation between draws.")
     interval = Quantity(
-        "(N, 2): the lower and the upper end; infinite where there are too few calibration rows."
+        "(N, 2): the lower and upper end; infinite if there are too few calibration rows."
     )
 
     @property
@@ -197,40 +203,42 @@ class Predictions(Tabular):
         return [classes[inside].tolist() for inside in self.prediction_set]
 
     def table(self) -> dict[str, np.ndarray]:
-        """Return a column for each number of a row: `label`, `probabilities.cat`, `interval.low`,
-        ...
+        """Return a column per number, such as `label`, `probabilities.cat` and `interval.low`.
 
-        Arrays of more than two dimensions, such as `samples`, are left out.
+        It excludes arrays with more than two dimensions, such as `samples`.
         """
         columns: dict[str, np.ndarray] = {}
-        of_rows = [name for name in self.arrays if name not in OF_ALL_ROWS]
-        for name in sorted(of_rows, key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST)):
+        names = [name for name in self.arrays if name not in GLOBAL_FIELDS]
+        order = {name: index for index, name in enumerate(COLUMN_ORDER)}
+        for name in sorted(names, key=lambda n: order.get(n, len(order))):
             array = self.arrays[name]
             if array.ndim == 1:
                 columns["id" if name == "ids" else name] = array
             elif array.ndim == 2:
-                for part, column in zip(self._parts(name, array.shape[1]), array.T, strict=True):
+                for part, column in zip(
+                    self._column_suffixes(name, array.shape[1]), array.T, strict=True
+                ):
                     columns[f"{name}.{part}"] = column
         return columns
 
-    def _parts(self, name: str, count: int) -> Sequence[object]:
-        if name in OF_CLASSES and "classes" in self.arrays:
+    def _column_suffixes(self, name: str, count: int) -> Sequence[object]:
+        if name in CLASS_ARRAYS and "classes" in self.arrays:
             return self.classes
         return ("low", "high") if name == "interval" else range(count)
 
-    def _why_absent(self, name: str) -> str:
-        if name in OF_CLASSIFICATION and not self.is_classification:
-            return f"model {self.model} is of regression"
-        if name in OF_REGRESSION and self.is_classification:
-            return f"model {self.model} is of classification"
-        if name in WHY_ABSENT:
-            return WHY_ABSENT[name]
+    def _absence_reason(self, name: str) -> str:
+        if name in CLASSIFICATION_ARRAYS and not self.is_classification:
+            return f"{self.model} is a regression model"
+        if name in REGRESSION_ARRAYS and self.is_classification:
+            return f"{self.model} is a classification model"
+        if name in ABSENCE_REASONS:
+            return ABSENCE_REASONS[name]
         if name.startswith("standard_error."):
-            return "so few draws do not say it"
+            return "it needs more draws"
         return f"expected one of {sorted(self.arrays)}"
 
 
-def predictions_of(content: bytes) -> Predictions:
+def read_predictions(content: bytes) -> Predictions:
     """Read the predictions of an npz answer.
 
     Raises:
@@ -254,7 +262,7 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
     for name, array in first.items():
         if name == "unknown_categories":
             array = np.sum([part[name] for part in every], axis=0)
-        elif name not in OF_ALL_ROWS:
+        elif name not in GLOBAL_FIELDS:
             if not all(name in part for part in every):
                 continue
             array = np.concatenate([part[name] for part in every])

@@ -21,8 +21,7 @@ class Tabular:
         raise NotImplementedError
 
     def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
-        """Return the table as a pandas DataFrame. Pass the `index` of the frame that was sent to
-        join both."""
+        """Convert the table to a pandas DataFrame, with the index of another frame if passed."""
         import pandas
 
         return pandas.DataFrame(self.table(), index=index)
@@ -35,21 +34,21 @@ class Tabular:
 
 @dataclass(frozen=True, eq=False)
 class Ranking(Tabular):
-    """Rows of a pool; the first ones have the most useful labels.
+    """Rows of a pool, the most useful to label first.
 
     Attributes:
-        model, version: what ranked them.
-        acquisition: the score that they are ranked by.
-        num_samples, seed: the draws that all rows were scored under.
+        model, version: the model that ranked them.
+        acquisition: the score of the ranking.
+        num_samples, seed: the draws that all rows share.
         pool_size: rows of the pool.
-        excluded: labelled rows that were left out; None if the service stores no labels.
-        index: (k,) integers, each row's place in the pool.
-        id: (k,) strings, each row's name.
-        score: (k,); NaN of control rows.
-        control: (k,) boolean, rows that were set aside at random to measure the model.
+        excluded: number of excluded labelled rows; None if the service stores no labels.
+        index: (k,) integers, positions in the pool.
+        id: (k,) strings.
+        score: (k,); NaN for control rows.
+        control: (k,) boolean, whether the row was selected at random to measure the model.
         race: the request's `race`, if any.
-        beta: of `power_bald`, the power of BALD in the sampling weights.
-        finalists: in a race, how many rows used all draws.
+        beta: for `power_bald`, the exponent of BALD in the sampling weights.
+        finalists: in a race, the number of rows that used all draws.
         unknown_categories: by column, scored rows with a missing or unknown category.
         priors: class shares that the scores assume, if they differ from the training data.
     """
@@ -76,11 +75,11 @@ class Ranking(Tabular):
 
     def table(self) -> dict[str, np.ndarray]:
         """Return the ranking's columns: `rank` from 1 on, `index`, `id`, `score` and `control`."""
-        of_rows = {name: getattr(self, name) for name in ("index", "id", "score", "control")}
-        return {"rank": np.arange(1, len(self) + 1), **of_rows}
+        columns = {name: getattr(self, name) for name in ("index", "id", "score", "control")}
+        return {"rank": np.arange(1, len(self) + 1), **columns}
 
 
-def ranking_of(content: Mapping[str, Any]) -> Ranking:
+def read_ranking(content: Mapping[str, Any]) -> Ranking:
     rows = content["ranking"]
     arrays = {
         "index": np.array([row["index"] for row in rows], dtype=np.int64),
@@ -98,7 +97,7 @@ class Job:
     """The state of a job. Times are in UTC (RFC 3339); `progress` is between 0 and 1.
 
     Attributes:
-        raw: the whole answer.
+        raw: the complete answer.
     """
 
     id: str
@@ -130,16 +129,17 @@ class Model:
     """A published model. If no version can be served, only its name and versions are set.
 
     Attributes:
-        name: what requests call it.
+        name: its name in requests.
         serving: the version behind `latest`.
         versions, aliases: all versions, and version by alias.
         broken: versions that cannot be served, with the reason.
         method, task: the method, and `classification` or `regression`.
         input_shape: the shape of a row.
         columns: `name` and `kind` of each column of a table; else empty.
-        classes, target: of a classification, and of a regression.
-        quality: measured on test rows when it was published.
-        raw: the whole answer; for `model(name)` with the manifest and the drift.
+        classes: for classification.
+        target: name of the target, for regression.
+        quality: metrics on test rows at publication.
+        raw: the complete answer; for `model(name)` with the manifest and drift.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Model:
 
 @dataclass(frozen=True)
 class LabelsKept:
-    """How many labels were new, known or replaced, and how many there are."""
+    """Counts of new, known and replaced labels, and of all labels."""
 
     model: str
     accepted: int
@@ -175,11 +175,11 @@ class KeptLabel:
     """A stored label.
 
     Attributes:
-        id: of the row.
-        label, target: a class, or a number for regression; the other is None.
-        annotator: the name of the key that sent it; None if the service has no keys.
+        id: id of the row.
+        label, target: a class, or a number for regression; None if it does not apply.
+        annotator: name of the API key that sent it; None without keys.
         time: in UTC (RFC 3339).
-        control: whether the row was set aside to measure the model.
+        control: whether the row was selected at random to measure the model.
     """
 
     id: str
@@ -192,7 +192,7 @@ class KeptLabel:
 
 @dataclass(frozen=True)
 class LabelsDeleted:
-    """How many labels were deleted, and how many are left."""
+    """Counts of deleted and remaining labels."""
 
     model: str
     deleted: int
@@ -201,10 +201,10 @@ class LabelsDeleted:
 
 @dataclass(frozen=True)
 class LabelFigures:
-    """How many rows of a model were acquired and labelled, and its quality on them.
+    """Counts of a model's acquired and labelled rows, and its quality on them.
 
     Attributes:
-        raw: the whole answer, with figures by version as `live`, and `candidates`.
+        raw: the complete answer, including `live` (metrics by version) and `candidates`.
     """
 
     model: str
@@ -216,9 +216,9 @@ class LabelFigures:
 
 
 def record(kind: type[Record], content: Mapping[str, Any]) -> Record:
-    """Make a record from an answer, and ignore unknown fields of later services.
+    """Make a record from an answer, ignoring fields of newer services.
 
-    A field `raw` gets the whole answer.
+    A field `raw` gets the complete answer.
     """
     names = {item.name for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values = {**content, "raw": content}

@@ -1,7 +1,7 @@
-"""Requests as data, and when to send them again. Nothing here does input or output.
+"""Requests and retries without input or output, shared by both clients.
 
-A call is a generator of steps: it yields a `Request`, and is sent its `Outcome`, or a `Pause`. Both
-clients only do the steps, so they share every decision.
+A call is a generator of steps. It yields a `Request` and receives its `Outcome`, or yields a
+`Pause`. The clients only execute the steps.
 """
 
 import email.utils
@@ -16,15 +16,15 @@ from typing import TypeVar
 
 import httpx
 
-from dubito.errors import DeadlineExceeded, DubitoError, NoAnswer, ServerError, error_of
+from dubito.errors import DeadlineExceeded, DubitoError, NoAnswer, ServerError, make_error
 
-FIRST_PAUSE_S = 0.5  # after a connection failed; doubled each time
-LONGEST_PAUSE_S = 8.0
-LONGEST_RETRY_AFTER_S = 120.0  # beyond it the call fails
-LONGEST_DEADLINE_S = 86_400.0  # that the service takes
+FIRST_PAUSE_S = 0.5  # after a failed connection; doubles with each retry
+MAX_PAUSE_S = 8.0
+MAX_RETRY_AFTER_S = 120.0  # a longer one makes the call fail
+MAX_DEADLINE_S = 86_400.0  # limit of the service
 MEDIA_TYPES = ("application/json", "application/x-npz")  # of successful answers
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-CUT_OFF = (httpx.NetworkError, httpx.RemoteProtocolError)  # it may have been sent
+CUT_OFF = (httpx.NetworkError, httpx.RemoteProtocolError)  # the request may have arrived
 
 # A form's field, and a file's name, content and media type
 File = tuple[str, tuple[str, bytes, str]]
@@ -32,7 +32,7 @@ File = tuple[str, tuple[str, bytes, str]]
 
 @dataclass(frozen=True)
 class Request:
-    """A request of HTTP. `timeout_s` bounds each wait for the other side, in seconds."""
+    """An HTTP request. `timeout_s` limits each wait for the server."""
 
     method: str
     path: str
@@ -46,8 +46,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Pause:
-    """A wait."""
-
     seconds: float
 
 
@@ -61,9 +59,9 @@ class Limits:
     """Time and retries of a call.
 
     Attributes:
-        timeout_s: how long a request may wait for the service if the call has no deadline.
-        retries: of each request.
-        ends: the call's deadline by `time.monotonic`; infinite if it has none.
+        timeout_s: timeout of a request, if the call has no deadline.
+        retries: maximum per request.
+        ends: the call's deadline by `time.monotonic`; infinite without one.
     """
 
     timeout_s: float
@@ -71,7 +69,7 @@ class Limits:
     ends: float = math.inf
 
     def within(self, deadline_s: float | None) -> "Limits":
-        """Return the limits of a call that ends `deadline_s` from now."""
+        """Return limits with a deadline in `deadline_s` seconds."""
         return self if deadline_s is None else replace(self, ends=time.monotonic() + deadline_s)
 
     @property
@@ -82,24 +80,23 @@ class Limits:
         left = self.ends - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded("the call's deadline has passed")
-        return min(left, LONGEST_DEADLINE_S)
+        return min(left, MAX_DEADLINE_S)
 
 
 def send(
     make: Callable[[float | None], Request], limits: Limits, is_repeatable: bool = True
 ) -> Steps[httpx.Response]:
-    """Send a request, with retries if they are safe and useful, and return the successful answer.
+    """Send a request, retry it if that is safe, and return the successful answer.
 
-    A retry is safe after a refusal with `Retry-After` and if no connection was made; if
-    `is_repeatable`, also if a connection failed before the answer.
+    A retry is safe after a refusal with `Retry-After` or a failure to connect. If `is_repeatable`,
+    it is also safe after a lost connection.
 
     Args:
         make: makes the request from the remaining seconds.
-        limits: of time and tries.
-        is_repeatable: whether sending it twice has the effect of once.
+        is_repeatable: whether sending it twice has the same effect as once.
 
     Raises:
-        DubitoError: if the answer is an error, or there was none.
+        DubitoError: if the answer is an error or missing.
     """
     for attempt in count():
         left = limits.left_s
@@ -118,30 +115,30 @@ def send(
 
 
 def _check_media_type(answer: httpx.Response) -> httpx.Response:
-    """Return a successful answer of the service; a proxy's page with a login form is an error."""
+    """Return an answer of the service; raise for other pages, such as a proxy's login form."""
     media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type in MEDIA_TYPES:
         return answer
-    message = f"expected an answer of Dubito's, got {media_type or 'another'}"
+    message = f"expected an answer from Dubito, got {media_type or 'no media type'}"
     raise ServerError(answer.status_code, message)
 
 
 def failure(
     outcome: httpx.Response | httpx.RequestError, attempt: int, is_repeatable: bool
 ) -> tuple[DubitoError, float | None]:
-    """Return the error, and the seconds until a retry; None if there should be none."""
+    """Return the error, and the seconds until a retry or None."""
     if isinstance(outcome, httpx.Response):
         retry_after = retry_after_s(outcome)
-        error = error_of(outcome, retry_after)
+        error = make_error(outcome, retry_after)
         if (
             retry_after is None
             or outcome.status_code not in (429, 503)
-            or retry_after > LONGEST_RETRY_AFTER_S
+            or retry_after > MAX_RETRY_AFTER_S
         ):
             return error, None
-        return error, retry_after * random.uniform(1.0, 1.25)  # not all clients at once
+        return error, retry_after * random.uniform(1.0, 1.25)  # spreads the clients
     if isinstance(outcome, NOT_SENT) or (is_repeatable and isinstance(outcome, CUT_OFF)):
-        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
+        pause = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
         return NoAnswer(_describe(outcome)), pause
     if isinstance(outcome, httpx.TimeoutException):
         return DeadlineExceeded(f"no answer in time: {_describe(outcome)}"), None
@@ -149,23 +146,23 @@ def failure(
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """Return the seconds in `Retry-After`, which can be a date; None without it."""
+    """Return the seconds until `Retry-After`, which may be a date; None without it."""
     text = response.headers.get("Retry-After", "")
     if text.isascii() and text.isdigit():
         return float(text)
     try:
-        when = email.utils.parsedate_to_datetime(text)
+        date = email.utils.parsedate_to_datetime(text)
     except ValueError:
         return None
-    when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-    return max(0.0, (when - datetime.now(UTC)).total_seconds())
+    date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())
 
 
 def _describe(error: httpx.RequestError) -> str:
-    """Describe a connection's error and its origin; some of httpx's errors have no text."""
+    """Describe a connection error. Some httpx errors have an empty message."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     try:
         url = error.request.url
-    except RuntimeError:  # it knows of none
+    except RuntimeError:  # The error has no request.
         return text
-    return f"{text} (asked {url.scheme}://{url.netloc.decode()})"
+    return f"{text} (at {url.scheme}://{url.netloc.decode()})"

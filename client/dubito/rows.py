@@ -56,7 +56,7 @@ class Rows:
         return len(self.content[n])
 
 
-def rows_of(rows: RowsLike, field: str) -> Rows:
+def encode_rows(rows: RowsLike, field: str) -> Rows:
     """Encode rows."""
     rows = _as_array(_from_frame(rows, field), field)
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biuf":
@@ -79,7 +79,7 @@ def rows_of(rows: RowsLike, field: str) -> Rows:
     return Rows([_json(row, f"{field}.{n}") for n, row in enumerate(listed)], "json")
 
 
-def row_of(row: Any, field: str) -> Any:
+def encode_row(row: Any, field: str) -> Any:
     """Return a row as a JSON value; a file or an image as base64."""
     if isinstance(row, bytes | PathLike) or _is_image(row):
         return base64.b64encode(_file(row, field)).decode()
@@ -89,7 +89,7 @@ def row_of(row: Any, field: str) -> Any:
     return plain(_as_array(row, field), field)
 
 
-def name_of(value: Any, field: str) -> str:
+def encode_id(value: Any, field: str) -> str:
     """Return an id as a string."""
     pandas = sys.modules.get("pandas")
     is_nothing = pandas is not None and (value is pandas.NA or value is pandas.NaT)
@@ -98,7 +98,7 @@ def name_of(value: Any, field: str) -> str:
     return str(value)
 
 
-def parts_of(rows: Rows, max_rows: int) -> Iterator[slice]:
+def split_rows(rows: Rows, max_rows: int) -> Iterator[slice]:
     """Yield slices of up to `max_rows` rows and `PART_BYTES`, in order, each of at least a row."""
     first, held = 0, 0
     for n in range(len(rows)):
@@ -110,7 +110,7 @@ def parts_of(rows: Rows, max_rows: int) -> Iterator[slice]:
     yield slice(first, len(rows))
 
 
-def request_of(
+def make_request(
     path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Callable[[float | None], Request]:
     """Return a function that makes a request of rows from the remaining seconds.
@@ -202,7 +202,7 @@ def _from_frame(rows: Any, field: str) -> Any:
     pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))
     if pandas is not None:
         if isinstance(rows, pandas.DataFrame):
-            _refuse_double([str(name) for name in rows.columns], field)
+            _check_distinct_names([str(name) for name in rows.columns], field)
             return rows.to_dict("records")
         if isinstance(rows, pandas.Series):
             return rows.tolist()
@@ -212,12 +212,12 @@ def _from_frame(rows: Any, field: str) -> Any:
         if isinstance(rows, polars.Series):
             return rows.to_list()
     if pyarrow is not None and isinstance(rows, pyarrow.Table | pyarrow.RecordBatch):
-        _refuse_double(rows.schema.names, field)
+        _check_distinct_names(rows.schema.names, field)
         return rows.to_pylist()
     return rows
 
 
-def _refuse_double(names: Sequence[str], field: str) -> None:
+def _check_distinct_names(names: Sequence[str], field: str) -> None:
     """Raise InvalidInput if two columns share a name: an object per row would keep only one."""
     double = [name for n, name in enumerate(names) if name in names[:n]]
     if double:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-LONGEST_CELL = 40
+MAX_CELL_CHARACTERS = 40
 
 
 def format_cell(value: object) -> str:
@@ -18,7 +18,7 @@ def format_cell(value: object) -> str:
     if isinstance(value, float | np.floating):
         return "" if math.isnan(value) else f"{value:.4g}"
     text = printable(str(value))
-    return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 3] + "..."
+    return text if len(text) <= MAX_CELL_CHARACTERS else text[: MAX_CELL_CHARACTERS - 3] + "..."
 
 
 def printable(text: str) -> str:

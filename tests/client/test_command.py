@@ -290,7 +290,7 @@ def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
     status, _, err = run("models", "--url", "http://127.0.0.1:9")
     assert status == 1
     assert "ConnectError" in err
-    assert "(asked http://127.0.0.1:9)" in err
+    assert "(at http://127.0.0.1:9)" in err
     for wrong in (["predict"], ["predict", "rows.npy", "--rows", "-1"]):
         with pytest.raises(SystemExit) as raised:
             main(wrong)
@@ -346,7 +346,7 @@ def test_the_examples_of_the_page_run(run, url, key, capsys):
         else:
             commands += re.findall(r"^\$ dubito (.*)$", block, re.MULTILINE)
     assert printed.startswith("<Predictions of 100 rows by digits version 1, seed ")
-    for line in ("abstain: no `risk` applies: ask for one", "1.0 1797", "2 "):
+    for line in ("abstain: no `risk` applies: set one", "1.0 1797", "2 "):
         assert f"\n{line}" in printed
     assert "\ninputs | an array of shape (N, 8, 8) or (N, 64) | shape (100, 63)\n" in printed
     assert "\n404 " in printed

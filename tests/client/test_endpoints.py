@@ -27,9 +27,9 @@ from dubito.errors import (
     ServerError,
     TooLarge,
     Unauthorized,
-    error_of,
+    make_error,
 )
-from dubito.retries import LONGEST_PAUSE_S, Limits, Pause, Request, retry_after_s, send
+from dubito.retries import MAX_PAUSE_S, Limits, Pause, Request, retry_after_s, send
 
 LIMITS = Limits(timeout_s=90.0, retries=2)
 CUT = httpx.ReadError("cut")
@@ -133,7 +133,7 @@ def test_rows_are_not_set_aside_twice(keep, tries):
 
 def test_pauses_after_lost_connections_do_not_grow_forever():
     _, pauses = outcome(send(made, Limits(90.0, 9)), *[CUT] * 10)
-    assert max(pauses) <= LONGEST_PAUSE_S
+    assert max(pauses) <= MAX_PAUSE_S
 
 
 def test_no_answer_in_time_is_not_asked_for_again():
@@ -193,7 +193,7 @@ def test_a_retry_after_may_be_a_date():
     ],
 )
 def test_each_status_is_an_error_of_its_own(status, kind):
-    error = error_of(problem(status, "labels.3.id: expected another, got one of them"))
+    error = make_error(problem(status, "labels.3.id: expected another, got one of them"))
     assert type(error) is kind
     assert str(error) == "labels.3.id: expected another, got one of them"
     if status not in (408, 504):
@@ -202,7 +202,7 @@ def test_each_status_is_an_error_of_its_own(status, kind):
 
 @pytest.mark.parametrize(
     "error",
-    [error_of(problem(422)), error_of(problem(429), 3.0), JobFailed("a", "is failed")],
+    [make_error(problem(422)), make_error(problem(429), 3.0), JobFailed("a", "is failed")],
     ids=str,
 )
 def test_errors_can_be_copied_and_so_sent_between_processes(error):
@@ -212,7 +212,7 @@ def test_errors_can_be_copied_and_so_sent_between_processes(error):
 
 def test_a_wrong_field_is_taken_apart():
     detail = "inputs.0: expected an array of 64 (rows have shape (8, 8), or 64 numbers flat), got an array of 63"
-    error = error_of(problem(422, detail))
+    error = make_error(problem(422, detail))
     assert (error.field, error.got) == ("inputs.0", "an array of 63")
     assert error.expected == "an array of 64 (rows have shape (8, 8), or 64 numbers flat)"
     assert isinstance(error, ValueError)
@@ -223,7 +223,7 @@ def test_a_wrong_field_is_taken_apart():
 )
 def test_an_answer_that_is_no_problem_document_is_told_by_its_status(page):
     for kind in ("text/html", "application/json"):
-        error = error_of(httpx.Response(502, content=page, headers={"Content-Type": kind}))
+        error = make_error(httpx.Response(502, content=page, headers={"Content-Type": kind}))
         assert (str(error), error.field) == ("HTTP status 502", "")
 
 
@@ -299,9 +299,9 @@ def test_options_that_are_none_are_left_out():
     [
         (
             {"Content-Type": "text/html; charset=utf-8"},
-            "expected an answer of Dubito's, got text/html",
+            "expected an answer from Dubito, got text/html",
         ),
-        ({}, "expected an answer of Dubito's, got another"),
+        ({}, "expected an answer from Dubito, got no media type"),
         (
             {"Content-Type": "application/x-npz"},
             "expected predictions in an npz file, got 13 bytes of another",
@@ -319,6 +319,6 @@ def test_an_answer_of_somebody_else_is_no_answer(headers, said):
 def test_a_problem_s_code_and_fields_are_the_exception_s():
     wrong = [{"field": "seed", "detail": "seed: expected 1, got 2"}]
     problem = {"detail": wrong[0]["detail"], "code": "invalid_input", "errors": wrong}
-    error = error_of(httpx.Response(422, json=problem))
+    error = make_error(httpx.Response(422, json=problem))
     assert (error.code, error.field, error.errors) == ("invalid_input", "seed", tuple(wrong))
-    assert error_of(httpx.Response(502, text="a proxy's page")).code == ""
+    assert make_error(httpx.Response(502, text="a proxy's page")).code == ""

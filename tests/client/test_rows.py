@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from dubito.errors import InvalidInput
-from dubito.rows import PART_BYTES, Rows, parts_of, request_of, row_of, rows_of, texts
+from dubito.rows import PART_BYTES, Rows, encode_row, encode_rows, make_request, split_rows, texts
 
 NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
 
@@ -34,7 +34,7 @@ NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
     ids=["array", "lists", "tuples", "arrays", "iterator", "tensor", "tensors", "masked"],
 )
 def test_numbers_are_an_array(rows):
-    found = rows_of(rows, "inputs")
+    found = encode_rows(rows, "inputs")
     assert found.kind == "numbers"
     assert found.content.tolist() == NUMBERS
 
@@ -44,7 +44,7 @@ def test_numbers_are_an_array(rows):
 )
 def test_an_array_goes_as_the_service_reads_it(dtype):
     array = np.array([[0, 1]], dtype=dtype)
-    sent = rows_of(array, "inputs").content
+    sent = encode_rows(array, "inputs").content
     assert sent.dtype.kind in "iuf"
     assert sent.dtype.itemsize <= 8
     assert sent.tolist() == [[0, 1]]
@@ -77,7 +77,7 @@ EXPECTED = [
     ids=["pandas", "nullable", "category", "polars", "decimals", "pyarrow", "objects"],
 )
 def test_a_frame_is_rows_of_columns(rows):
-    found = rows_of(rows, "inputs")
+    found = encode_rows(rows, "inputs")
     assert found.kind == "json"
     assert [json.loads(row) for row in found.content] == EXPECTED
 
@@ -85,7 +85,7 @@ def test_a_frame_is_rows_of_columns(rows):
 def test_cells_of_numpy_are_those_of_json():
     cells = [np.float32(0.5), np.int8(3), np.bool_(True), np.str_("x"), np.datetime64("NaT")]
     cells += [np.datetime64("2024-05-01T13:30"), date(2024, 5, 1), np.float64("nan"), pandas.NaT]
-    (found,) = rows_of([dict(zip("abcdefghi", cells, strict=True))], "inputs").content
+    (found,) = encode_rows([dict(zip("abcdefghi", cells, strict=True))], "inputs").content
     expected = [0.5, 3, True, "x", None, "2024-05-01T13:30:00", "2024-05-01", None, None]
     assert json.loads(found) == dict(zip("abcdefghi", expected, strict=True))
 
@@ -101,28 +101,31 @@ def test_cells_of_numpy_are_those_of_json():
     ids=["list", "array", "objects", "series"],
 )
 def test_strings_are_json(rows):
-    assert rows_of(rows, "inputs") and list(rows_of(rows, "inputs").content) == [b'"a"', b'"b"']
-    assert list(rows_of(polars.Series(["a", "b"]), "inputs").content) == [b'"a"', b'"b"']
+    assert encode_rows(rows, "inputs") and list(encode_rows(rows, "inputs").content) == [
+        b'"a"',
+        b'"b"',
+    ]
+    assert list(encode_rows(polars.Series(["a", "b"]), "inputs").content) == [b'"a"', b'"b"']
 
 
 def test_rows_of_unequal_lengths_are_left_to_the_service_to_name():
-    assert list(rows_of([[1, 2], [3]], "inputs").content) == [b"[1,2]", b"[3]"]
+    assert list(encode_rows([[1, 2], [3]], "inputs").content) == [b"[1,2]", b"[3]"]
 
 
 def test_images_and_files_are_files(tmp_path):
     image = Image.new("RGB", (3, 2), (1, 2, 3))
     (tmp_path / "x.bin").write_bytes(b"abc")
-    found = rows_of([image, b"def", tmp_path / "x.bin"], "inputs")
+    found = encode_rows([image, b"def", tmp_path / "x.bin"], "inputs")
     assert found.kind == "files"
     assert found.content[1:] == [b"def", b"abc"]
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(found.content[0]))), np.asarray(image))
-    assert row_of(b"abc", "inputs.x") == "YWJj"
+    assert encode_row(b"abc", "inputs.x") == "YWJj"
     with pytest.raises(InvalidInput, match=r"inputs\.0: expected an image that PNG can hold"):
-        rows_of([image.convert("CMYK")], "inputs")
+        encode_rows([image.convert("CMYK")], "inputs")
     with pytest.raises(
         InvalidInput, match=r"inputs\.1: expected an image or a file, as the first row, got int"
     ):
-        rows_of([image, 3], "inputs")
+        encode_rows([image, 3], "inputs")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_images_and_files_are_files(tmp_path):
 )
 def test_what_is_no_rows_is_refused_by_the_field(rows):
     with pytest.raises(InvalidInput, match=r"^pool: expected "):
-        rows_of(rows, "pool")
+        encode_rows(rows, "pool")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_what_is_no_rows_is_refused_by_the_field(rows):
 )
 def test_what_would_be_sent_as_something_else_is_refused(rows, got):
     with pytest.raises(InvalidInput, match=rf"^inputs: expected .*, got {got}"):
-        rows_of(rows, "inputs")
+        encode_rows(rows, "inputs")
 
 
 @pytest.mark.parametrize(
@@ -169,22 +172,22 @@ def test_what_would_be_sent_as_something_else_is_refused(rows, got):
 )
 def test_a_cell_that_json_has_not_is_named(value, got):
     with pytest.raises(InvalidInput, match=rf"^inputs\.1\.age: expected .*, got {got}$"):
-        rows_of([{"age": 1}, {"age": value}], "inputs")
+        encode_rows([{"age": 1}, {"age": value}], "inputs")
 
 
 def test_parts_are_bounded_by_rows_and_by_bytes():
-    rows = rows_of(np.zeros((7, 3)), "inputs")
-    assert list(parts_of(rows, 3)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    rows = encode_rows(np.zeros((7, 3)), "inputs")
+    assert list(split_rows(rows, 3)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
     files = Rows(
         [bytes(size) for size in (PART_BYTES, 1, PART_BYTES - 1, PART_BYTES + 1, 2)], "files"
     )
-    assert list(parts_of(files, 10)) == [slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 5)]
+    assert list(split_rows(files, 10)) == [slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 5)]
 
 
 def test_options_go_beside_the_rows():
     options = {"model": "7", "fpr": 0.1, "explain": True, "priors": {"a": 1.0}}
-    array, objects = rows_of(np.ones((1, 2)), "inputs"), rows_of([{"a": 1}], "inputs")
-    of_array = request_of("/predict", "inputs", array, options, {})(2.5)
+    array, objects = encode_rows(np.ones((1, 2)), "inputs"), encode_rows([{"a": 1}], "inputs")
+    of_array = make_request("/predict", "inputs", array, options, {})(2.5)
     assert of_array.query == {
         "model": "7",
         "fpr": "0.1",
@@ -193,19 +196,23 @@ def test_options_go_beside_the_rows():
         "deadline_s": "2.5",
     }
     assert of_array.headers["Content-Type"] == "application/x-npy"
-    of_objects = request_of("/predict", "inputs", objects, options, {})(None)
+    of_objects = make_request("/predict", "inputs", objects, options, {})(None)
     assert json.loads(of_objects.content) == {**options, "inputs": [{"a": 1}]}
-    assert json.loads(request_of("/predict", "inputs", objects, {}, {})(None).content) == {
+    assert json.loads(make_request("/predict", "inputs", objects, {}, {})(None).content) == {
         "inputs": [{"a": 1}]
     }
-    of_files = request_of("/predict", "inputs", Rows([b"x"], "files"), options, {})(None)
+    of_files = make_request("/predict", "inputs", Rows([b"x"], "files"), options, {})(None)
     assert of_files.form == texts(options)
     assert [field for field, _ in of_files.files] == ["inputs"]
 
 
 def test_ids_go_with_an_array():
-    request = request_of(
-        "/acquire", "pool", rows_of(np.ones((2, 3)).T, "pool"), {"ids": ["a", "b", "c"], "k": 1}, {}
+    request = make_request(
+        "/acquire",
+        "pool",
+        encode_rows(np.ones((2, 3)).T, "pool"),
+        {"ids": ["a", "b", "c"], "k": 1},
+        {},
     )(None)
     assert request.query == {"k": "1"}
     with np.load(io.BytesIO(request.content), allow_pickle=False) as arrays:
