@@ -59,9 +59,7 @@ def publish_report(
     seal = json.dumps(content, indent=1, allow_nan=False).encode()
     parent = reports_path(name, version)
     with store.storage.writing(name):
-        if version not in store.versions(name):
-            known = store.versions(name)
-            raise NotFound("version", f"one of {known} of model {name}", repr(version))
+        _check_version(store, name, version)
         number = store.storage.create(parent, lambda _: {**files, REPORT: seal})
         for earlier in store.storage.numbers(parent):
             if earlier < number:
@@ -71,9 +69,7 @@ def publish_report(
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
     """Return the report of a version (a number), or None."""
-    if version not in store.versions(name):
-        known = store.versions(name)
-        raise NotFound("version", f"one of {known} of model {name}", "another")
+    _check_version(store, name, version)
     parent = reports_path(name, version)
     while numbers := sorted(store.storage.numbers(parent)):
         path = f"{parent}/{numbers[-1]}"
@@ -83,7 +79,7 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
             content = None
         if _is_report(content):
             return EvaluationReport(name, version, content, store, numbers[-1])
-        # Otherwise a newer report replaced it meanwhile
+        # If the numbers have changed, a newer report has replaced this one.
         if numbers == sorted(store.storage.numbers(parent)):
             raise BrokenArtifact(
                 name,
@@ -92,6 +88,12 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
                 "is no evaluation report: run `dubito evaluate` again",
             )
     return None
+
+
+def _check_version(store: ModelStore, name: str, version: str) -> None:
+    versions = store.versions(name)
+    if version not in versions:
+        raise NotFound("version", f"one of {versions} of model {name}", repr(version)[:80])
 
 
 def _is_report(content: Any) -> bool:

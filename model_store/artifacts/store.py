@@ -91,15 +91,17 @@ class ModelStore:
     def aliases(self, name: str) -> dict[str, str]:
         """Return the version of each alias; `latest` is the newest version unless it was moved."""
         check_is_known_name(name)
-        # Aliases first: a version that is published between the two reads is then listed
-        named = self.storage.aliases(name)
+        # Reading aliases first includes versions that are published between the two reads.
+        aliases = self.storage.aliases(name)
         versions = self.versions(name)
-        # An alias moved and its version was deleted between the two reads, or it is dangling
-        if not {*named.values()} <= {*versions}:
-            named = self.storage.aliases(name)
+        # An alias moved and its version was deleted between the two reads, or it is dangling.
+        if not {*aliases.values()} <= {*versions}:
+            aliases = self.storage.aliases(name)
             versions = self.versions(name)
         newest = {LATEST: versions[-1]} if versions else {}
-        return newest | {alias: version for alias, version in named.items() if version in versions}
+        return newest | {
+            alias: version for alias, version in aliases.items() if version in versions
+        }
 
     def resolve(self, name: str, version: str = LATEST) -> str:
         """Return the version number that a number or an alias names.
@@ -115,8 +117,8 @@ class ModelStore:
         aliases = self.aliases(name)
         if version in aliases:
             return aliases[version]
-        known = [*versions, *sorted(aliases)]
-        raise NotFound("version", f"one of {known} of model {name}", repr(version))
+        names = [*versions, *sorted(aliases)]
+        raise NotFound("version", f"one of {names} of model {name}", repr(version))
 
     def manifest(self, name: str, version: str) -> Manifest:
         """Return the manifest of a version (a number). The files that it lists are not verified.
@@ -293,8 +295,7 @@ class ModelStore:
         with self.storage.writing(name):
             aliases = self.aliases(name)
             if alias not in aliases:
-                known = sorted(aliases)
-                raise NotFound("alias", f"one of {known} of model {name}", repr(alias))
+                raise NotFound("alias", f"one of {sorted(aliases)} of model {name}", repr(alias))
             self.storage.delete_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
@@ -337,8 +338,8 @@ class ModelStore:
         self.resolve(name)
         with self.storage.writing(name):
             versions = self.versions(name)
-            kept = {*versions[-newest:], *self.aliases(name).values()}
-            deleted = [version for version in versions if version not in kept]
+            retained = {*versions[-newest:], *self.aliases(name).values()}
+            deleted = [version for version in versions if version not in retained]
             for version in deleted:
                 self.storage.delete(f"{name}/{version}")
         return deleted
@@ -352,23 +353,23 @@ def first_error(error: ValidationError) -> str:
 
 
 def _read(manifest: Manifest, lease: Lease, wanted: tuple[str, ...]) -> Artifact:
-    kept = {}
+    contents = {}
     for file, spec in manifest.files.items():
         try:
             if file in wanted:
-                kept[file] = read_regular(lease.folder / file, spec.size)
-                size, sha256 = len(kept[file]), hashlib.sha256(kept[file]).hexdigest()
+                contents[file] = read_regular(lease.folder / file, spec.size)
+                size, sha256 = len(contents[file]), hashlib.sha256(contents[file]).hexdigest()
             else:
                 size, sha256 = digest(lease.folder / file, spec.size)
         except (OSError, ValueError) as error:
             raise manifest.broken(file, _reason(error)) from None
         if difference := spec.difference(size, sha256):
             raise manifest.broken(file, difference)
-    return Artifact(manifest, kept, lease.folder, lease)
+    return Artifact(manifest, contents, lease.folder, lease)
 
 
-def _number(written: str | None) -> int:
-    return int(written) if written is not None and is_version(written) else 0
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and is_version(text) else 0
 
 
 def _spec(content: bytes | Path) -> FileSpec:

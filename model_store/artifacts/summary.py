@@ -25,7 +25,7 @@ def summary(store: ModelStore, name: str, version: str) -> list[str]:
     """Describe the manifest, signature and report of a version (a number), without verification."""
     manifest = store.manifest(name, version)
     sizes = [file.size for file in manifest.files.values()]
-    aliases = sorted(alias for alias, of in store.aliases(name).items() if of == version)
+    aliases = sorted(alias for alias, number in store.aliases(name).items() if number == version)
     parts = {
         "published": f"{manifest.created:%Y-%m-%d %H:%M %Z}",
         "method": manifest.method,
@@ -89,15 +89,15 @@ def _calibration(manifest: Manifest) -> str:
 
 
 def _training(facts: dict[str, Any]) -> dict[str, str]:
-    found = {key: _short(value) for key, value in facts.items() if key not in LEFT_OUT}
+    lines = {key: _short(value) for key, value in facts.items() if key not in LEFT_OUT}
     for record, key in (("recipe", "data"), ("convergence", "says")):
         part = facts.get(record)
-        said = part.get(key) if isinstance(part, dict) else None
-        if isinstance(said, dict) and "source" in said:
-            found["data"] = _short(said["source"])
-        elif isinstance(said, str):
-            found["convergence"] = said
-    return {key: text for key, text in found.items() if text}
+        value = part.get(key) if isinstance(part, dict) else None
+        if isinstance(value, dict) and "source" in value:
+            lines["data"] = _short(value["source"])
+        elif isinstance(value, str):
+            lines["convergence"] = value
+    return {key: text for key, text in lines.items() if text}
 
 
 def _short(value: Any) -> str:
@@ -123,9 +123,10 @@ def _signature(store: ModelStore, name: str, version: str) -> str:
 
 
 def _report(store: ModelStore, name: str, version: str) -> str:
-    found = evaluation_report(store, name, version)
-    how = f"none; `dubito evaluate {name}:{version}` makes it"
-    return how if found is None else f"report of {found.report.get('created', 'a day unknown')}"
+    latest = evaluation_report(store, name, version)
+    if latest is None:
+        return f"none; create it by `dubito evaluate {name}:{version}`"
+    return f"created {latest.report.get('created', 'on an unknown day')}"
 
 
 def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
