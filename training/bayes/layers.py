@@ -50,7 +50,7 @@ class Slot:
 
 
 @dataclass
-class Pass:
+class ForwardContext:
     """The state that the layers of a network share while it runs."""
 
     theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, (K, P, numbers of the slot)
@@ -66,37 +66,37 @@ class Pass:
         self.theta, self.std, self.features, self.kl, self.start = {}, None, None, None, None
 
 
-class Position:
+class LayerContext:
     """A layer's slot in theta, and the layout of draws around the layer."""
 
-    def __init__(self, slot: Slot, current: Pass, folded: bool, first: bool) -> None:
+    def __init__(self, slot: Slot, forward: ForwardContext, folded: bool, first: bool) -> None:
         self.slot = slot
-        self.current = current
+        self.forward = forward
         self.folded = folded  # otherwise draws are an axis: the layer's input is (K, N, units)
         self.first = first
         self.shared = False
 
     def theta(self) -> Tensor:
-        return self.current.theta[self.slot.name]
+        return self.forward.theta[self.slot.name]
 
     def weight(self) -> Tensor:
         return self.theta()[:, 0].unflatten(-1, self.slot.shape)
 
     def arrive(self, h: Tensor) -> None:
-        if self.current.trial_rows:
-            self.shared = len(h) == self.current.trial_rows
+        if self.forward.trial_rows:
+            self.shared = len(h) == self.forward.trial_rows
 
     def by_draw(self, h: Tensor) -> Tensor:
         """Return a batch with an axis for draws, (K, N, ...); a batch that all draws share
         unchanged."""
         is_batch = self.folded and not self.shared
-        return h.unflatten(0, (self.current.num_draws, -1)) if is_batch else h
+        return h.unflatten(0, (self.forward.num_draws, -1)) if is_batch else h
 
     def repeated(self, value: Tensor) -> Tensor:
         """Repeat the values of rows that all draws share for each draw; return others unchanged."""
         if not self.shared:
             return value
-        num_draws = self.current.num_draws
+        num_draws = self.forward.num_draws
         return self.batch(value.expand(num_draws, *value.shape[0 if self.folded else 1 :]))
 
     def batch(self, h: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Position:
         """Store the first layer's product, which no draw has changed, as the row's features."""
         if self.first:
             rows = product if self.shared or not self.folded else self.by_draw(product)[0]
-            self.current.features = rows.flatten(1)
+            self.forward.features = rows.flatten(1)
 
 
 class ScaledLayer(nn.Module):
@@ -117,7 +117,7 @@ class ScaledLayer(nn.Module):
     matrix product.
     """
 
-    def __init__(self, layer: Drawable, place: Position, is_trained: bool = False) -> None:
+    def __init__(self, layer: Drawable, context: LayerContext, is_trained: bool = False) -> None:
         super().__init__()
         if is_trained:
             direction = layer.weight.detach().clone()
@@ -128,25 +128,25 @@ class ScaledLayer(nn.Module):
         if is_trained and layer.bias is not None:
             self.bias.data.copy_(layer.bias.detach())
         self.convolution = _weightless_convolution(layer)
-        self.place = place
+        self.context = context
 
     def forward(self, h: Tensor) -> Tensor:
-        self.place.arrive(h)
+        self.context.arrive(h)
         if self.convolution is None:
             product, norm = product_and_norm(h, self.direction)
         else:
             product = self.convolution._conv_forward(h, self.direction, None)
             norm = self.lengths()
-        if self.place.current.start is not None:
+        if self.context.forward.start is not None:
             return self._start(product, norm)
-        self.place.note(product)
-        scale = self._along(self.place.theta() / norm, h)
-        return self.place.batch(self.place.by_draw(product) * scale + self._along(self.bias, h))
+        self.context.note(product)
+        scale = self._along(self.context.theta() / norm, h)
+        return self.context.batch(self.context.by_draw(product) * scale + self._along(self.bias, h))
 
     def _along(self, units: Tensor, h: Tensor) -> Tensor:
         if self.convolution is not None:
             return units[(..., *[None] * len(self.convolution.kernel_size))]
-        return units[(..., *[None] * (h.ndim - 2), slice(None))] if self.place.folded else units
+        return units[(..., *[None] * (h.ndim - 2), slice(None))] if self.context.folded else units
 
     def _start(self, product: Tensor, norm: Tensor) -> Tensor:
         axis = product.ndim - 1 if self.convolution is None else 1
@@ -154,8 +154,8 @@ class ScaledLayer(nn.Module):
         std, mean = torch.std_mean(product.flatten(0, -2), dim=0)
         std = std.clamp(min=1e-6)
         self.bias.data.copy_(-mean / std)
-        assert self.place.current.start is not None
-        self.place.current.start[self.place.slot.name] = 1.0 / std
+        assert self.context.forward.start is not None
+        self.context.forward.start[self.context.slot.name] = 1.0 / std
         return (product / std + self.bias).movedim(-1, axis)
 
     def lengths(self) -> Float[Tensor, "U"]:
@@ -246,12 +246,12 @@ class WeightLayer(nn.Module):
 
     index: Tensor | None
 
-    def __init__(self, layer: Drawable, place: Position) -> None:
+    def __init__(self, layer: Drawable, context: LayerContext) -> None:
         super().__init__()
         self.convolution = _weightless_convolution(layer)
         self.has_bias = layer.bias is not None
-        self.place = place
-        inputs, outputs = place.slot.shape
+        self.context = context
+        inputs, outputs = context.slot.shape
         self.shape = (inputs - self.has_bias, outputs)  # of the matrix without biases
         self.register_buffer("index", None, persistent=False)
 
@@ -264,14 +264,14 @@ class WeightLayer(nn.Module):
         self.shape = (mask.shape[0], mask.shape[1])
         self.index = mask.flatten().nonzero()[:, 0].int()
         numbers = len(self.index) + self.has_bias * self.shape[1]
-        self.place.slot = Slot(self.place.slot.name, (numbers,))
+        self.context.slot = Slot(self.context.slot.name, (numbers,))
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
         """Return the draws' matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
         if self.index is None:
-            weight = self.place.weight()
+            weight = self.context.weight()
             return (weight[:, :-1], weight[:, -1:]) if self.has_bias else (weight, None)
-        theta = self.place.theta()[:, 0]
+        theta = self.context.theta()[:, 0]
         weights, bias = theta.split([len(self.index), theta.shape[1] - len(self.index)], dim=1)
         zeros = theta.new_zeros(theta.shape[0], self.shape[0] * self.shape[1])
         matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), weights)
@@ -279,21 +279,21 @@ class WeightLayer(nn.Module):
         return matrix, bias[:, None] if self.has_bias else None
 
     def forward(self, h: Tensor) -> Tensor:
-        self.place.arrive(h)
+        self.context.arrive(h)
         value = self._value(h, *self.weights())
-        std = self.place.current.std
+        std = self.context.forward.std
         return (
             value
             if std is None
-            else self._sample_value(value, h, std[self.place.slot.name].square())
+            else self._sample_value(value, h, std[self.context.slot.name].square())
         )
 
     def _sample_value(self, mean: Tensor, h: Tensor, variance: Tensor) -> Tensor:
-        matrix = variance.view(1, *self.place.slot.shape)
+        matrix = variance.view(1, *self.context.slot.shape)
         parts = (matrix[:, :-1], matrix[:, -1:]) if self.has_bias else (matrix, None)
         std = (self._value(h.square(), *parts) + 1e-12).sqrt()
-        mean = self.place.repeated(mean)
-        return mean + self.place.repeated(std) * randn_in_pairs(mean)
+        mean = self.context.repeated(mean)
+        return mean + self.context.repeated(std) * randn_in_pairs(mean)
 
     def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the layer under weights (K, inputs, outputs) and biases (K, 1, outputs)."""
@@ -304,17 +304,17 @@ class WeightLayer(nn.Module):
         if self.convolution is not None:
             h, shape = patches(h, self.convolution)
             groups, offsets = self.convolution.groups, math.prod(self.convolution.kernel_size)
-        elif self.place.folded and h.ndim > 2:
+        elif self.context.folded and h.ndim > 2:
             h, shape = h.flatten(1, -2), tuple(h.shape[1:-1])
         # (N M, inputs) or (K, N M, inputs), where a row has M patches or vectors
-        h = self.place.by_draw(h)
+        h = self.context.by_draw(h)
         rows = h.flatten(-3, -2) if shape else h
         if groups == 1:
             value = matmul(rows, matrix)
         else:
             value = grouped_matmul(rows, matrix, groups, offsets)
         value = value if bias is None else value + bias
-        value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
+        value = self.context.batch(value.unflatten(1, (-1, *shape)) if shape else value)
         return value if self.convolution is None else value.movedim(-1, 1)
 
     def _convolve(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
@@ -384,31 +384,31 @@ class MaskLayer(nn.Module):
     They are on a row's first axis, or on its last before a Linear layer (`on_last_axis`).
     """
 
-    def __init__(self, place: Position, on_last_axis: bool = False) -> None:
+    def __init__(self, context: LayerContext, on_last_axis: bool = False) -> None:
         super().__init__()
-        self.place = place
+        self.context = context
         self.on_last_axis = on_last_axis
 
     def forward(self, h: Tensor) -> Tensor:
-        self.place.arrive(h)
-        mask, h = self.place.theta(), self.place.by_draw(h)
-        middle = [None] * (h.ndim - (2 if self.place.shared else 3))
+        self.context.arrive(h)
+        mask, h = self.context.theta(), self.context.by_draw(h)
+        middle = [None] * (h.ndim - (2 if self.context.shared else 3))
         along = (..., *middle, slice(None)) if self.on_last_axis else (..., *middle)
-        return self.place.batch(h * mask[along])
+        return self.context.batch(h * mask[along])
 
 
 class FeatureLayer(nn.Module):
     """A first layer whose weights are not drawn; its value is the row's features."""
 
-    def __init__(self, layer: nn.Module, place: Position) -> None:
+    def __init__(self, layer: nn.Module, context: LayerContext) -> None:
         super().__init__()
         self.layer = layer
-        self.place = place
+        self.context = context
 
     def forward(self, h: Tensor) -> Tensor:
-        self.place.arrive(h)
+        self.context.arrive(h)
         value: Tensor = self.layer(h)
-        self.place.note(value)
+        self.context.note(value)
         return value
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.bayes.layers import Position, Stochastic, matmul, randn_in_pairs
+from training.bayes.layers import LayerContext, Stochastic, matmul, randn_in_pairs
 from training.bayes.posterior import Posterior
 
 
@@ -25,7 +25,7 @@ class HyperLayer(nn.Module):
     def __init__(
         self,
         layer: nn.Linear,
-        place: Position,
+        context: LayerContext,
         stochastic: Stochastic,
         is_trained: bool,
     ) -> None:
@@ -37,7 +37,7 @@ class HyperLayer(nn.Module):
         self.head = nn.Linear(hidden, sum(self.sizes))
         self.base = nn.Parameter(layer.weight.detach().T.clone()) if vector_scaling else None
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
-        self.place = place
+        self.context = context
         with torch.no_grad():
             self.head.weight.mul_(0.1)
             mean, row, column = self.head.bias.split(self.sizes)
@@ -59,7 +59,7 @@ class HyperLayer(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Return the layer's value of a batch; in training, also add the rows' mean KL to the
         pass."""
-        self.place.arrive(h)
+        self.context.arrive(h)
         mean, log_a, log_b = self.infer(h)
         a, b = log_a.exp(), log_b.exp()
         if self.base is None:
@@ -74,14 +74,16 @@ class HyperLayer(nn.Module):
             inputs, outputs = self.sizes[1:]
             kl = a.sum(-1) * b.sum(-1) + square - inputs * outputs
             kl = kl - outputs * log_a.sum(-1) - inputs * log_b.sum(-1)
-            kl = 0.5 * self.place.by_draw(kl).mean(-1)
-            current = self.place.current
-            current.kl = kl if current.kl is None else current.kl + kl
+            kl = 0.5 * self.context.by_draw(kl).mean(-1)
+            forward = self.context.forward
+            forward.kl = kl if forward.kl is None else forward.kl + kl
             std = ((h.square() * a).sum(-1, keepdim=True) * b + 1e-12).sqrt()
-            product = self.place.repeated(product)
-            return product + self.place.repeated(std) * randn_in_pairs(product)
-        noise = matmul(self.place.by_draw(h * a.sqrt()), self.place.weight())
-        return self.place.batch(self.place.by_draw(product) + noise * self.place.by_draw(b.sqrt()))
+            product = self.context.repeated(product)
+            return product + self.context.repeated(std) * randn_in_pairs(product)
+        noise = matmul(self.context.by_draw(h * a.sqrt()), self.context.weight())
+        return self.context.batch(
+            self.context.by_draw(product) + noise * self.context.by_draw(b.sqrt())
+        )
 
 
 class NoisePosterior(Posterior):

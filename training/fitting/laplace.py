@@ -67,7 +67,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
     network, posterior, likelihood = model.network, model.posterior, model.likelihood
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, LaplacePosterior)
-    (layer,) = network.layers_of(WeightLayer)
+    (layer,) = network.get_layers(WeightLayer)
     inputs, outputs = posterior.shape
     hessians = CURVATURES[posterior.structure](inputs, outputs, x.device)
     theta = posterior.centre()[None, None]

@@ -18,9 +18,9 @@ from training.bayes.layers import (
     DRAWABLE,
     Drawable,
     FeatureLayer,
+    ForwardContext,
+    LayerContext,
     MaskLayer,
-    Pass,
-    Position,
     ScaledLayer,
     Slot,
     Stochastic,
@@ -109,11 +109,11 @@ class DrawnNetwork(Network):
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
         self.is_trained = is_trained
-        self.current = Pass()
+        self.forward_context = ForwardContext()
         self.is_paired = stochastic.drawn in ("scales", "masks")
         self.folded = stochastic.drawn == "hypernet" or not _is_chain(module)
         self.shares_input = True
-        self.places: list[Position] = []
+        self.contexts: list[LayerContext] = []
         self.initial: dict[str, Tensor] = {}  # the module's weights by slot, if weights are drawn
         # Parameter names of fixed weights, each with the buffer of its inputs' keep probabilities.
         self.masked_weights: list[tuple[str, str]] = []
@@ -124,7 +124,7 @@ class DrawnNetwork(Network):
         module = copy_module(module)
         self.frozen = freeze(module, trained, list(drawn))
         self.module = self._convert(module, stochastic, list(drawn), examples)
-        self.slots = [place.slot for place in self.places if place.slot.size]
+        self.slots = [context.slot for context in self.contexts if context.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
             if self.masked_weights:
@@ -141,23 +141,25 @@ class DrawnNetwork(Network):
         Features are the first layer's product, or the standardised row if that product depends on
         the draw.
         """
-        self.current.num_draws = theta.shape[0]
+        self.forward_context.num_draws = theta.shape[0]
         return self._run(x, theta)
 
     def _run(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        current = self.current
-        current.theta = self._by_layer(theta)
+        forward_context = self.forward_context
+        forward_context.theta = self._by_layer(theta)
         try:
             h = standard = self.scale(x)
             if not self.shares_input:
-                h = standard.expand(current.num_draws, *standard.shape).flatten(0, 1)
+                h = standard.expand(forward_context.num_draws, *standard.shape).flatten(0, 1)
             outputs = self.module(h)
-            features = standard.flatten(1).float() if current.features is None else current.features
+            features = forward_context.features
+            if features is None:
+                features = standard.flatten(1).float()
             if self.folded:
-                outputs = outputs.unflatten(0, (current.num_draws, -1))
-            return outputs, features, current.kl
+                outputs = outputs.unflatten(0, (forward_context.num_draws, -1))
+            return outputs, features, forward_context.kl
         finally:
-            current.clear()
+            forward_context.clear()
 
     def _by_layer(self, theta: Tensor) -> dict[str, Tensor]:
         parts = torch.split(theta, [slot.size for slot in self.slots], dim=-1)
@@ -174,8 +176,8 @@ class DrawnNetwork(Network):
 
         Layers draw their outputs for each row instead of their weights.
         """
-        self.current.std = self._by_layer(std)
-        self.current.num_draws = num_draws
+        self.forward_context.std = self._by_layer(std)
+        self.forward_context.num_draws = num_draws
         return self._run(x, mean[None, None])[0]
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
@@ -198,7 +200,7 @@ class DrawnNetwork(Network):
             self.fit_scale(x)
         if self.initial:
             return torch.cat([self.initial[slot.name].flatten() for slot in self.slots])
-        scaled = self.layers_of(ScaledLayer)
+        scaled = self.get_layers(ScaledLayer)
         if not scaled:
             return None
         if self.is_trained:
@@ -206,11 +208,11 @@ class DrawnNetwork(Network):
         was_training = self.training
         statistics = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         start: dict[str, Tensor] = {}
-        self.current.start = start
+        self.forward_context.start = start
         try:
             self.module.train()(self.scale(x))
         finally:
-            self.current.clear()
+            self.forward_context.clear()
             self.module.train(was_training)
         for name, buffer in self.module.named_buffers():
             buffer.copy_(statistics[name])
@@ -220,11 +222,11 @@ class DrawnNetwork(Network):
     def draws_one_by_one(self) -> bool:
         return not self.is_paired
 
-    def layers_of(self, kind: type[Layer]) -> list[Layer]:
+    def get_layers(self, kind: type[Layer]) -> list[Layer]:
         """Return the drawn layers of a class, in theta's order."""
         layers = [layer for layer in self.modules() if isinstance(layer, kind)]
         order = [slot.name for slot in self.slots]
-        return sorted(layers, key=lambda layer: order.index(layer.place.slot.name))
+        return sorted(layers, key=lambda layer: order.index(layer.context.slot.name))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Return sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of masked layers l.
@@ -274,24 +276,24 @@ class DrawnNetwork(Network):
         self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, keep: Tensor | None
     ) -> nn.Module:
         if stochastic.drawn == "scales":
-            place = self._place(Slot(name, (len(layer.weight),)), first)
-            return ScaledLayer(layer, place, self.is_trained)
+            context = self._context(Slot(name, (len(layer.weight),)), first)
+            return ScaledLayer(layer, context, self.is_trained)
         if stochastic.drawn == "weights":
             self.initial[name] = weights = weights_of(layer)
-            return WeightLayer(layer, self._place(Slot(name, tuple(weights.shape)), first))
+            return WeightLayer(layer, self._context(Slot(name, tuple(weights.shape)), first))
         if stochastic.drawn == "hypernet":
             if not isinstance(layer, nn.Linear):
                 raise unsupported(name, layer, "a variational hypernetwork needs Linear layers")
-            place = self._place(Slot(name, (layer.in_features, layer.out_features)), first)
-            return HyperLayer(layer, place, stochastic, self.is_trained)
+            context = self._context(Slot(name, (layer.in_features, layer.out_features)), first)
+            return HyperLayer(layer, context, stochastic, self.is_trained)
         rate = 0.0 if keep is not None else stochastic.input_rate if first else stochastic.rate
         inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         inner: nn.Module = layer
         path = name
         if first and rate == 0:
-            is_masked = bool(self.places)  # by a Dropout of the module
-            place = self._place(Slot(f"{name}.features", (0,)), not is_masked)
-            inner, path = FeatureLayer(layer, place), f"{name}.layer"
+            is_masked = bool(self.contexts)  # by a Dropout of the module
+            context = self._context(Slot(f"{name}.features", (0,)), not is_masked)
+            inner, path = FeatureLayer(layer, context), f"{name}.layer"
         elif rate > 0:
             mask = self._mask(name, inputs, 1.0 - rate, isinstance(layer, nn.Linear))
             inner, path = nn.Sequential(mask, layer), f"{name}.1"
@@ -302,11 +304,11 @@ class DrawnNetwork(Network):
         return inner
 
     def _mask(self, name: str, units: int, keep: float, on_last_axis: bool = False) -> MaskLayer:
-        return MaskLayer(self._place(Slot(name, (units,), keep), False), on_last_axis)
+        return MaskLayer(self._context(Slot(name, (units,), keep), False), on_last_axis)
 
-    def _place(self, slot: Slot, first: bool) -> Position:
-        self.places.append(Position(slot, self.current, self.folded, first))
-        return self.places[-1]
+    def _context(self, slot: Slot, first: bool) -> LayerContext:
+        self.contexts.append(LayerContext(slot, self.forward_context, self.folded, first))
+        return self.contexts[-1]
 
     @torch.no_grad()
     def _try(self, examples: Num[Tensor, "R ..."]) -> None:
@@ -322,8 +324,8 @@ class DrawnNetwork(Network):
             if outputs is None:
                 # The module combines shared and per-draw rows, for example in a residual addition.
                 self.shares_input, self.folded = False, True
-                for place in self.places:
-                    place.shared, place.folded = False, True
+                for context in self.contexts:
+                    context.shared, context.folded = False, True
                 outputs = run_on_rows(lambda: self(x, theta)[0])
             one_by_one = torch.cat([self(x, theta[k : k + 1])[0] for k in range(TRIAL_DRAWS)])
             alone = torch.cat([self(x[n : n + 1], theta)[0] for n in range(TRIAL_ROWS)], dim=1)
@@ -334,13 +336,13 @@ class DrawnNetwork(Network):
                 raise InvalidInput("network", SEPARATE_ROWS, "a module that mixes rows")
 
     def _run_shared(self, x: Tensor, theta: Tensor) -> Tensor | None:
-        self.current.trial_rows = TRIAL_ROWS
+        self.forward_context.trial_rows = TRIAL_ROWS
         try:
             outputs: Tensor = self(x, theta)[0]
         except (RuntimeError, IndexError, ValueError):
             return None
         finally:
-            self.current.trial_rows = 0
+            self.forward_context.trial_rows = 0
         return outputs if outputs.shape[:2] == (TRIAL_DRAWS, TRIAL_ROWS) else None
 
 

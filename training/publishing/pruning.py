@@ -44,7 +44,7 @@ def signal_to_noise(model: BayesianModel) -> Float[Tensor, "D"]:
 def is_weight(model: BayesianModel) -> Bool[Tensor, "D"]:
     parts = []
     for layer in _layers(model):
-        part = torch.ones(layer.place.slot.shape, dtype=torch.bool)
+        part = torch.ones(layer.context.slot.shape, dtype=torch.bool)
         part[layer.shape[0] :] = False
         parts.append(part.flatten())
     return torch.cat(parts)
@@ -63,7 +63,7 @@ def strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
     for layer, part in zip(_layers(model), _matrices(model, kept), strict=True):
         if not part.any():
             expected = "one that leaves weights in every layer"
-            got = f"{fraction}: none in {layer.place.slot.name}"
+            got = f"{fraction}: none in {layer.context.slot.name}"
             raise InvalidInput("--fraction", expected, got)
     return kept
 
@@ -87,14 +87,14 @@ def prune(model: BayesianModel, kept: Bool[Tensor, "D"]) -> BayesianModel:
                 outputs[i - 1] = inputs[i]
     places = []
     for layer, matrix, used, live in zip(layers, matrices, inputs, outputs, strict=True):
-        biases = torch.ones(layer.place.slot.shape[0] - len(matrix), len(live), dtype=torch.bool)
+        biases = torch.ones(layer.context.slot.shape[0] - len(matrix), len(live), dtype=torch.bool)
         places.append((torch.cat([matrix, biases]) & live).flatten())
         layer.keep(matrix[used][:, live])
     if not inputs[0].all():
         first = InputUnits(inputs[0].nonzero()[:, 0])
         network.module = nn.Sequential(first, *network.module.children())
     index = torch.cat(places).nonzero()[:, 0]
-    network.slots = [layer.place.slot for layer in layers]
+    network.slots = [layer.context.slot for layer in layers]
     network.theta_dimension = len(index)
     network.initial = {}
     network.register_buffer("kept", index.int())
@@ -106,13 +106,13 @@ def prune(model: BayesianModel, kept: Bool[Tensor, "D"]) -> BayesianModel:
 
 def _layers(model: BayesianModel) -> list[WeightLayer]:
     assert isinstance(model.network, DrawnNetwork)
-    return model.network.layers_of(WeightLayer)
+    return model.network.get_layers(WeightLayer)
 
 
 def _matrices(model: BayesianModel, kept: Bool[Tensor, "D"]) -> list[Tensor]:
     """Return which weights of each layer are left, (inputs, outputs)."""
-    parts = kept.split([layer.place.slot.size for layer in _layers(model)])
+    parts = kept.split([layer.context.slot.size for layer in _layers(model)])
     return [
-        part.unflatten(0, layer.place.slot.shape)[: layer.shape[0]]
+        part.unflatten(0, layer.context.slot.shape)[: layer.shape[0]]
         for part, layer in zip(parts, _layers(model), strict=True)
     ]

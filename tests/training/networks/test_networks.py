@@ -104,7 +104,7 @@ def test_initialise_stays_finite_where_the_batch_is_constant():
 def test_folding_keeps_the_function_and_leaves_unit_directions():
     network, x, theta = make(), normal(4, 5), normal(3, 1, 16, seed=2)
     expected = network(x, theta)[0]
-    for layer in network.layers_of(ScaledLayer):
+    for layer in network.get_layers(ScaledLayer):
         layer.fold()
     torch.testing.assert_close(network(x, theta)[0], expected)
     for direction, _ in layers(network):
