@@ -1,8 +1,8 @@
-"""Cells: the measurements of one seed of one row of a table, each in a small JSON file.
+"""Measure the cells of the papers' tables, and store each in a small JSON file.
 
-A cell is measured once, and again only with `--again`. It records the commit and its target's
-`revision`; pages mark cells of an earlier revision. Raise the revision if a change of code, recipes
-or settings changes what a target measures. A move or a renaming needs no new revision.
+A cell is one seed of one row. It is measured once, and again only with `--again`. It records the
+commit and its target's `revision`; pages mark cells of earlier revisions. Raise the revision if
+code, recipes or settings change the target's measurements, not if something is moved or renamed.
 """
 
 import json
@@ -29,16 +29,14 @@ from training.folders import RunLockedError, hold
 from training.progress import Bar
 
 ROOT = Path(__file__).parent.parent
-FEWEST_SEEDS = 3  # for a figure to count
+MIN_SEEDS = 3  # per row with figures
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures by name, the data's digest, and the validation curves that had not levelled off."""
-
     values: dict[str, Any]
-    data: str
-    moving: list[str] = field(default_factory=list)
+    data: str  # digest
+    moving: list[str] = field(default_factory=list)  # validation curves that are not level
 
 
 @dataclass(frozen=True)
@@ -46,29 +44,26 @@ class Cell:
     row: str
     seed: int
     measured: Measured
-    seconds: float  # of a processor, without earlier runs and shared fits
+    seconds: float  # processor time, without earlier runs and shared fits
     commit: str
     revision: int
     versions: dict[str, str]
 
 
-Results = Mapping[str, list[Cell]]  # by row, in the order of seeds
-Measure = Callable[[int, Path], Measured]  # of a seed, and a folder for runs
+Results = Mapping[str, list[Cell]]  # by row, sorted by seed
+Measure = Callable[[int, Path], Measured]  # from the seed and the folder of runs
 
 
 @dataclass(frozen=True)
 class Column:
     title: str
     digits: int = 2
-    summary: Callable[[list[float]], str] | None = None  # in place of mean and deviation
+    summary: Callable[[list[float]], str] | None = None  # instead of mean ± deviation
 
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure of a paper.
-
-    `papers` are the paper's own figures, by row and column.
-    """
+    """A table or figure of a paper."""
 
     name: str
     title: str
@@ -76,12 +71,12 @@ class Target:
     rows: Mapping[str, Measure]
     columns: Mapping[str, Column]
     draw: Callable[["Target", Results], Figure]
-    papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
-    seeds: int = FEWEST_SEEDS
-    conclude: Callable[[Results], str] | None = None  # lines about all rows
-    remarks: str = ""  # why figures differ from the paper's
-    revision: int = 1  # of the code and settings that measure its cells
-    publishes: bool = False  # its fits
+    papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)  # by row, column
+    seeds: int = MIN_SEEDS
+    conclude: Callable[[Results], str] | None = None  # a text about all rows
+    remarks: str = ""  # reasons for differences from the paper
+    revision: int = 1  # of code and settings
+    publishes: bool = False  # publishes its fits
 
     def path(self, out: Path, row: str, seed: int) -> Path:
         return out / self.name / f"{row}-{seed}.json"
@@ -91,13 +86,13 @@ class Target:
             row: [self.path(out, row, seed) for seed in range(self.seeds)] for row in self.rows
         }
         return {
-            row: [read(path) for path in of_row if path.exists()] for row, of_row in paths.items()
+            row: [read(path) for path in files if path.exists()] for row, files in paths.items()
         }
 
     def missing(self, out: Path, again: bool = False) -> Iterator[tuple[str, int]]:
-        """Yield row and seed of missing cells; with `again` also of cells of another revision."""
-        fewest = min(FEWEST_SEEDS, self.seeds)  # all rows first get the seeds that they need
-        for seeds in (range(fewest), range(fewest, self.seeds)):
+        """Yield row and seed of missing cells, with `again` also of cells of other revisions."""
+        first = min(MIN_SEEDS, self.seeds)  # every row gets these seeds before any row gets more
+        for seeds in (range(first), range(first, self.seeds)):
             for row, seed in product(self.rows, seeds):
                 path = self.path(out, row, seed)
                 if not path.exists() or (again and read(path).revision != self.revision):
@@ -117,10 +112,10 @@ def measure_missing(
     quiet: bool,
     again: bool = False,
 ) -> int:
-    """Measure missing cells and return how many are left; begin no cell after `minutes`.
+    """Measure missing cells until `minutes` have passed, and return the number of cells left.
 
-    A stopped cell resumes from its fit's checkpoint. Targets that fit the same recipe to the same
-    rows share the fit. Several processes share the cells: each skips cells that another one holds.
+    A stopped cell resumes from its fit's checkpoint. Targets with the same recipe and rows share
+    the fit. Several processes can work at once: each skips cells that another process has locked.
     """
     missing = [
         (target, row, seed) for target in targets for row, seed in target.missing(out, again)
@@ -128,9 +123,9 @@ def measure_missing(
     until = None if minutes is None else time.monotonic() + 60 * minutes
     skipped = 0
     with Bar(len(missing), "cell", quiet) as bar:
-        for done, (target, row, seed) in enumerate(missing):
+        for position, (target, row, seed) in enumerate(missing):
             if until is not None and time.monotonic() > until:
-                return skipped + len(missing) - done
+                return skipped + len(missing) - position
             bar.report(f"{target.name}: {row}, seed {seed}")
             folder = runs / "reproduce" / "cells" / f"{target.name}-{row}-{seed}"
             try:
@@ -139,8 +134,8 @@ def measure_missing(
                         _measure(target, row, seed, out, runs)
             except RunLockedError:
                 skipped += 1
-            except DubitoError as error:  # for example missing data; other cells may succeed
-                log.warning("%s: %s, seed %s is not measured: %s", target.name, row, seed, error)
+            except DubitoError as error:  # such as missing data; other cells can succeed
+                log.warning("%s: %s, seed %s was not measured: %s", target.name, row, seed, error)
                 skipped += 1
             else:
                 bar.update()
@@ -148,9 +143,9 @@ def measure_missing(
 
 
 def _measure(target: Target, row: str, seed: int, out: Path, runs: Path) -> None:
-    begun = time.process_time()
+    start_s = time.process_time()
     measured = target.rows[row](seed, runs / "reproduce")
-    seconds = round(time.process_time() - begun, 1)
+    seconds = round(time.process_time() - start_s, 1)
     cell = Cell(row, seed, measured, seconds, commit(), target.revision, versions())
     path = target.path(out, row, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,13 +153,13 @@ def _measure(target: Target, row: str, seed: int, out: Path, runs: Path) -> None
 
 
 def mean_and_spread(values: list[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation; of one value 0."""
+    """Return the mean and the standard deviation, which is 0 for one value."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 @cache
 def commit() -> str:
-    """Return the commit that measures, "-dirty" where code has changed since."""
+    """Return the current commit, with the suffix "-dirty" if code has changed."""
 
     def git(*options: str) -> str:
         command = ["git", "-C", str(ROOT), *options]

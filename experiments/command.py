@@ -1,4 +1,4 @@
-"""The commands `dubito reproduce`, `certify` and `active`."""
+"""Define the commands `dubito reproduce`, `certify` and `active`."""
 
 import argparse
 import fnmatch
@@ -29,49 +29,49 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_active(commands: Commands) -> None:
-    about = "simulate active learning: how many labels are needed, and how many are saved"
+    about = "simulate active learning, and count the labels that it needs and saves"
     parser = add_command(commands, "active", "experiments.active.command:active", about)
     add = parser.add_argument
-    add("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data")
-    add("--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ...")
+    add("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files for the same data")
+    add("--data", metavar="SRC", help="instead of the recipes' source: digits, csv:FILE, ...")
     add_target(parser)
     add(
         "--acquisition",
         metavar="NAME",
         action="append",
-        help="as of POST /acquire; may be given several times",
+        help="acquisition of POST /acquire; can be repeated",
     )
     add(
         "--start",
         default="cold",
         choices=["cold", "warm", "both"],
-        help="whether a fit begins from scratch, or where the last one ended",
+        help="start fits from scratch (cold), or from the last fit (warm)",
     )
     add("--initial", type=int, default=20, help="labels before the first acquisition")
-    add("--batch", type=int, default=10, help="labels of an acquisition")
-    add("--until", type=int, default=200, metavar="LABELS", help="labels of an arm, at most")
-    add("--target-accuracy", type=float, metavar="A", help="in (0, 1): of a classification")
-    add("--target-rmse", type=float, metavar="R", help="of a regression, in the target's units")
+    add("--batch", type=int, default=10, help="labels per acquisition")
+    add("--until", type=int, default=200, metavar="LABELS", help="maximum number of labels")
+    add("--target-accuracy", type=float, metavar="A", help="in (0, 1), for classifications")
+    add("--target-rmse", type=float, metavar="R", help="in the target's units, for regressions")
     add(
         "--candidates",
         type=int,
         default=2000,
-        help="random rows that an acquisition looks at",
+        help="random unlabelled rows scored per acquisition",
     )
-    add("--draws", type=int, default=100, help="that score candidates")
-    add("--test-draws", type=int, default=100, help="that predict test rows")
+    add("--draws", type=int, default=100, help="draws for candidates")
+    add("--test-draws", type=int, default=100, help="draws for test rows")
     add(
         "--race",
         type=float,
         metavar="P",
-        help="acquisitions that /acquire can race are, and may go wrong so often",
+        help="race the acquisitions that support it, with this error probability",
     )
-    add("--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)")
-    add("--epochs", type=int, default=50, help="of each fit, whatever the recipe says")
-    add("--seeds", type=int, default=5, help="how many, from the recipe's on")
+    add("--beta", type=float, metavar="B", help="for power_bald: rows have weights BALD^B (1)")
+    add("--epochs", type=int, default=50, help="epochs per fit, instead of the recipe's")
+    add("--seeds", type=int, default=5, help="number of seeds, starting with the recipe's")
     add_device(parser)
     add("--quiet", action="store_true", help="no progress bar")
-    add("--report", action="store_true", help="simulate nothing: report what there is")
+    add("--report", action="store_true", help="only report rounds that were already simulated")
 
 
 def _add_reproduce(commands: Commands) -> None:
@@ -81,7 +81,7 @@ def _add_reproduce(commands: Commands) -> None:
         "targets",
         nargs="*",
         metavar="TARGET[/ROWS]",
-        help="by default all; `--list` names them; ROWS such as 'yacht-*' are some of its rows",
+        help="default: all targets of `--list`; ROWS is a pattern such as 'yacht-*'",
     )
     _add_options(parser)
 
@@ -95,22 +95,22 @@ def _add_certify(commands: Commands) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--list", action="store_true", help="say what there is, and how much of it is measured")
-    add("--pages", action="store_true", help="measure nothing, write pages of what is there")
-    add("--again", action="store_true", help="also what an earlier revision measured")
-    add("--budget", type=float, metavar="MINUTES", help="begin no cell after that time")
-    add("--out", type=Path, default=OUT, help=f"folder of cells and pages (by default {OUT})")
+    add("--list", action="store_true", help="list the targets and their measured cells")
+    add("--pages", action="store_true", help="only write the pages of measured cells")
+    add("--again", action="store_true", help="also measure cells of earlier revisions again")
+    add("--budget", type=float, metavar="MINUTES", help="start no cell after this time")
+    add("--out", type=Path, default=OUT, help=f"folder of cells and pages (default: {OUT})")
     add("--quiet", action="store_true", help="no progress bar")
 
 
-def known_targets() -> "dict[str, Target]":
-    known: dict[str, Target] = {}
+def load_targets() -> "dict[str, Target]":
+    targets: dict[str, Target] = {}
     for package in (tables, certify):
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            module = importlib.import_module(found.name)
-            known |= {target.name: target for target in getattr(module, "TARGETS", ())}
-    # Publishing a fit discards its checkpoint, so targets that share the fit come first.
-    return dict(sorted(known.items(), key=lambda item: item[1].publishes))
+        for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            module = importlib.import_module(info.name)
+            targets |= {target.name: target for target in getattr(module, "TARGETS", ())}
+    # Publishing discards the fit's checkpoint, so targets that only share the fit run first.
+    return dict(sorted(targets.items(), key=lambda item: item[1].publishes))
 
 
 def reproduce(options: argparse.Namespace) -> None:
@@ -118,8 +118,8 @@ def reproduce(options: argparse.Namespace) -> None:
     from experiments.findings import findings_page, read_claims
     from experiments.pages import write_pages
 
-    known = known_targets()
-    targets = [_chosen(known, name) for name in options.targets or known]
+    all_targets = load_targets()
+    targets = [_select(all_targets, name) for name in options.targets or all_targets]
     if options.list:
         for target in targets:
             cells = len(target.rows) * target.seeds
@@ -132,16 +132,17 @@ def reproduce(options: argparse.Namespace) -> None:
         limits = (options.budget, options.quiet, options.again)
         left = measure_missing(targets, options.out, runs, *limits)
     guides = GUIDES if options.out == OUT else options.out
-    write_pages([*known.values()], options.out, guides)
-    (guides / "findings.md").write_text(findings_page(known, options.out, guides, read_claims()))
+    write_pages([*all_targets.values()], options.out, guides)
+    page = findings_page(all_targets, options.out, guides, read_claims())
+    (guides / "findings.md").write_text(page)
     print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")
 
 
-def _chosen(known: "dict[str, Target]", text: str) -> "Target":
+def _select(targets: "dict[str, Target]", text: str) -> "Target":
     name, _, pattern = text.partition("/")
-    if name not in known:
-        raise InvalidInput("TARGET", f"one of {', '.join(known)}", name)
-    target = known[name]
+    if name not in targets:
+        raise InvalidInput("TARGET", f"one of {', '.join(targets)}", name)
+    target = targets[name]
     rows = {row: target.rows[row] for row in fnmatch.filter(target.rows, pattern or "*")}
     if not rows:
         raise InvalidInput("ROWS", f"some of {', '.join(target.rows)}", pattern)

@@ -1,4 +1,4 @@
-"""Claims of the papers, each with its test, written down before the cells are measured."""
+"""Test the claims of the papers, which were written down before the cells were measured."""
 
 import csv
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 from scipy import stats
 
 from experiments.cells import Target, mean_and_spread
-from experiments.pages import counts, link_to, values_of
+from experiments.pages import column_values, counts, link_to
 from experiments.tables.uci import PUBLISHED
 
 LEVEL = 0.95
@@ -20,8 +20,8 @@ CLAIMS = Path(__file__).parent / "claims.csv"
 class Claim:
     """A claim that a figure is larger in the first row of each pair, up to a margin.
 
-    For one pair, Welch's interval of the difference of means decides. For several, Clopper and
-    Pearson's interval of the share of pairs with a larger mean is compared with one half.
+    One pair is tested by Welch's interval of the difference of means. For several pairs, the
+    Clopper-Pearson interval of the share of pairs with a larger mean is compared with one half.
     """
 
     text: str
@@ -32,25 +32,29 @@ class Claim:
     margin: float = 0.0
 
     def judge(self, target: Target, out: Path) -> tuple[str, str]:
-        """Return the outcome and what it rests on."""
-        results = target.results(out)
-        means = {row: values_of(of, self.column) for row, of in results.items() if counts(of)}
-        known = [pair for pair in self.pairs if {*pair} <= {*means}]
-        if not known:
+        """Return the outcome and its reason."""
+        values = {
+            row: column_values(cells, self.column)
+            for row, cells in target.results(out).items()
+            if counts(cells)
+        }
+        pairs = [pair for pair in self.pairs if {*pair} <= {*values}]
+        if not pairs:
             return "not measured", ""
         if len(self.pairs) == 1:
-            first, second = (means[row] for row in known[0])
+            first, second = (values[row] for row in pairs[0])
             low, high = difference_interval(first, second)
             return outcome(low, high, -self.margin), f"a difference of {low:.4g} to {high:.4g}"
-        larger = sum(mean_and_spread(means[a])[0] > mean_and_spread(means[b])[0] for a, b in known)
-        interval = stats.binomtest(larger, len(known)).proportion_ci(LEVEL)
-        left = len(self.pairs) - len(known)
-        rest = f", {left} not measured" if left else ""
-        return outcome(interval.low, interval.high, 0.5), f"in {larger} of {len(known)}{rest}"
+        means = {row: mean_and_spread(values[row])[0] for row in values}
+        larger = sum(means[a] > means[b] for a, b in pairs)
+        interval = stats.binomtest(larger, len(pairs)).proportion_ci(LEVEL)
+        missing = len(self.pairs) - len(pairs)
+        rest = f", {missing} not measured" if missing else ""
+        return outcome(interval.low, interval.high, 0.5), f"in {larger} of {len(pairs)}{rest}"
 
 
 def difference_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Return Welch's interval of the difference of two means."""
+    """Compute Welch's interval of the difference of two means."""
     means, variances = [], []
     for values in (first, second):
         mean, spread = mean_and_spread([*values])
@@ -67,14 +71,14 @@ def difference_interval(first: Sequence[float], second: Sequence[float]) -> tupl
     return difference - half, difference + half
 
 
-def outcome(low: float, high: float, least: float) -> str:
-    if low > least:
+def outcome(low: float, high: float, threshold: float) -> str:
+    if low > threshold:
         return "holds"
-    return "does not hold" if high < least else "cannot be told"
+    return "does not hold" if high < threshold else "cannot be told"
 
 
 def read_claims(path: Path = CLAIMS) -> list[Claim]:
-    """Read claims from a table; `*` in a row's name stands for each UCI set."""
+    """Read claims from a CSV file; `*` in a row's name is replaced by each UCI set."""
     claims = []
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
@@ -82,8 +86,8 @@ def read_claims(path: Path = CLAIMS) -> list[Claim]:
             names = PUBLISHED if "*" in larger else [""]
             pairs = [(larger.replace("*", name), smaller.replace("*", name)) for name in names]
             margin = float(line["margin"] or 0.0)
-            where = (line["source"], line["target"], line["column"])
-            claims.append(Claim(line["claim"], *where, pairs, margin))
+            keys = (line["source"], line["target"], line["column"])
+            claims.append(Claim(line["claim"], *keys, pairs, margin))
     return claims
 
 
@@ -101,8 +105,8 @@ def findings_page(
         "|---|---|---|---|",
     ]
     for claim in claims:
-        found, rests_on = claim.judge(targets[claim.target], out)
+        result, reason = claim.judge(targets[claim.target], out)
         page = link_to(out / f"{claim.target}.md", guides)
-        link = f"[{claim.target}]({page}): {rests_on}" if rests_on else claim.target
-        lines.append(f"| {claim.text} | {claim.source} | {found} | {link} |")
+        link = f"[{claim.target}]({page}): {reason}" if reason else claim.target
+        lines.append(f"| {claim.text} | {claim.source} | {result} | {link} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Measurements of fits that cells share."""
+"""Fit recipes, publish the fits and measure them, for the cells of several targets."""
 
 import json
 import tempfile
@@ -27,21 +27,21 @@ from training.versions import open_parent
 
 RECIPES = (ROOT / "experiments" / "recipes", ROOT / "recipes")
 CHUNK_ROWS = 500
-SHARE_LEVEL = 0.2  # of the epochs, over which a validation curve is level
-FEWEST_EPOCHS_LEVEL = 3
+LEVEL_SHARE = 0.2  # share of the epochs in which a curve must be level
+MIN_LEVEL_EPOCHS = 3
 
 
-def recipe_with(base: str, seed: int, /, **changes: Any) -> Recipe:
-    """Return one of the repository's recipes with another seed and other keys.
+def load_recipe(base: str, seed: int, /, **changes: Any) -> Recipe:
+    """Load one of the repository's recipes with a seed and changed keys.
 
-    Keys of a section are merged into it. The posterior of another method is replaced as a whole.
+    Sections are merged, except for the posterior of another method, which is replaced.
     """
     paths = [folder / f"{base}.toml" for folder in RECIPES]
     recipe = recipes.load(next(path for path in paths if path.exists()))
     content: dict[str, Any] = recipe.model_dump(exclude_unset=True) | {"seed": seed}
     for key, value in changes.items():
-        is_other = key == "posterior" and "method" in changes
-        is_merged = isinstance(value, dict) and not is_other
+        is_replaced = key == "posterior" and "method" in changes
+        is_merged = isinstance(value, dict) and not is_replaced
         content[key] = {**content.get(key, {}), **value} if is_merged else value
     return recipes.validate(content, base)
 
@@ -55,12 +55,12 @@ class Published:
     def evaluate(
         self, rows: int, sources: Sequence[str] = (), attacks: bool = False
     ) -> dict[str, Any]:
-        """Return the evaluation report; `rows` of the test rows and of each set of outliers."""
+        """Evaluate the version on up to `rows` test rows and rows of each outlier set."""
         parent = open_parent(self.store, f"{self.manifest.name}:{self.manifest.version}", "model")
         outliers = tuple(OutlierSource.parse(text, data_root()) for text in sources)
-        wanted = EvaluationOptions(outliers, attacks=attacks, rows=rows)
+        options = EvaluationOptions(outliers, attacks=attacks, rows=rows)
         return evaluate_version(
-            self.store, parent, self.model, data_root(), wanted, quiet=True
+            self.store, parent, self.model, data_root(), options, quiet=True
         ).report
 
 
@@ -75,31 +75,31 @@ def published(fitted: Fitted) -> Iterator[Published]:
 
 def measure_fit(recipe: Recipe, runs: Path, data: Dataset | None = None) -> Measured:
     fitted = fit(recipe, data, runs=runs, quiet=True)
-    return measured_of(fitted, values_of(fitted, fitted.data.test))
+    return make_measured(fitted, measure_rows(fitted, fitted.data.test))
 
 
-def measured_of(fitted: Fitted, values: dict[str, Any]) -> Measured:
-    return Measured(values, fitted.data.digest()[:16], moving_of(fitted))
+def make_measured(fitted: Fitted, values: dict[str, Any]) -> Measured:
+    return Measured(values, fitted.data.digest()[:16], find_moving_curves(fitted))
 
 
-def moving_of(fitted: Fitted) -> list[str]:
-    """Return, in words, which validation curves have not levelled off over their last fifth.
+def find_moving_curves(fitted: Fitted) -> list[str]:
+    """Describe the validation curves that are not level over their last fifth.
 
-    A fit that ended by levelling off counts as level, although its decaying rates raise the curve.
+    If the fit stopped because its curves were level, the result is empty, even if the decaying
+    learning rate raised a curve afterwards.
     """
     assert fitted.folder is not None
     if LEVELLED_OFF in (fitted.provenance.stopped or ""):
         return []
     lines = (fitted.folder / "metrics.jsonl").read_text().splitlines()
     history = [json.loads(line) for line in lines]
-    window = max(FEWEST_EPOCHS_LEVEL, round(SHARE_LEVEL * len(history)))
+    window = max(MIN_LEVEL_EPOCHS, round(LEVEL_SHARE * len(history)))
     likelihoods = [{**epoch, "objective": 0.0} for epoch in history]
     return find_moving(likelihoods, window, has_bound=False)
 
 
-def values_of(fitted: Fitted, rows: Rows) -> dict[str, Any]:
-    """Return the accuracy in %, or the RMSE, and the log-likelihood of the mean over draws, nats a
-    row."""
+def measure_rows(fitted: Fitted, rows: Rows) -> dict[str, Any]:
+    """Measure the accuracy in % or the RMSE, and the log-likelihood in nats per row."""
     likelihoods, errors = [], []
     for first in range(0, len(rows), CHUNK_ROWS):
         part = rows.take(np.arange(first, min(first + CHUNK_ROWS, len(rows))))

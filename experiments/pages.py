@@ -1,4 +1,4 @@
-"""A target's page and picture, with ours and the paper's figures, and the index of all."""
+"""Write the page and picture of each target, and the index of all targets."""
 
 import math
 import os
@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.cells import FEWEST_SEEDS, Cell, Column, Results, Target, mean_and_spread
+from experiments.cells import MIN_SEEDS, Cell, Column, Results, Target, mean_and_spread
 
 NONE = "–"
 OLDER = "†"
@@ -25,48 +25,48 @@ ON_GPU = (
 def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
     plt.switch_backend("Agg")
     out.mkdir(parents=True, exist_ok=True)
-    known: list[str] = []
-    left: list[str] = []
-    for target in sorted(targets, key=paper_of):
+    measured_lines: list[str] = []
+    missing_lines: list[str] = []
+    for target in sorted(targets, key=paper_order):
         results = target.results(out)
         measured = sum(map(len, results.values()))
         path = out / f"{target.name}.md"
-        shown = {row: cells if counts(cells) else [] for row, cells in results.items() if cells}
-        counted = sum(map(bool, shown.values()))
+        valid = {row: cells if counts(cells) else [] for row, cells in results.items() if cells}
+        num_valid = sum(map(bool, valid.values()))
         picture = out / f"{target.name}.png"
-        if counted:
-            figure = target.draw(target, shown)
+        if num_valid:
+            figure = target.draw(target, valid)
             figure.savefig(picture, dpi=100)
             plt.close(figure)
         if measured:
-            link = link_to(picture, path.parent) if counted else None
+            link = link_to(picture, path.parent) if num_valid else None
             path.write_text(page(target, results, link))
         text = f"[{target.title}]({link_to(path, out)})" if measured else target.title
-        shares = (f"{counted} of {len(results)}", f"{measured} of {len(results) * target.seeds}")
+        shares = (f"{num_valid} of {len(results)}", f"{measured} of {len(results) * target.seeds}")
         line = f"| {text} | `{target.name}` | {' | '.join(shares)} |"
-        (known if measured else left).append(line)
+        (measured_lines if measured else missing_lines).append(line)
     lines = [
         "# The papers' tables and figures",
         "",
         "`make reproduce` measures what is missing, cell by cell, and writes these pages; `dubito "
         "reproduce TARGET` does one of them; several such commands at once share the cells. A cell "
         "is a seed of a row. A row's figures count, and are shown, if the validation curves of at "
-        f"least {FEWEST_SEEDS} seeds, and of more than half, have levelled off, by the fit's own "
+        f"least {MIN_SEEDS} seeds, and of more than half, have levelled off, by the fit's own "
         "rule or over its last fifth. Means are of all its seeds. "
         f"[What was found]({link_to(guides / 'findings.md', out)}), claim by claim.",
         "",
         "| page | target | rows shown | cells measured |",
         "|---|---|---|---|",
-        *known,
-        *left,
+        *measured_lines,
+        *missing_lines,
         "",
         ON_GPU,
     ]
     (out / "README.md").write_text("\n".join(lines) + "\n")
 
 
-def paper_of(target: Target) -> tuple[bool, str]:
-    """Return what puts targets of a paper together: a title ends with it, in brackets."""
+def paper_order(target: Target) -> tuple[bool, str]:
+    """Return a sort key that groups targets by the paper in brackets at the end of their title."""
     _, bracket, paper = target.title.rpartition(" (")
     return not bracket, paper.lower()
 
@@ -98,17 +98,17 @@ def page(target: Target, results: Results, picture: str | None) -> str:
 
 
 def row_line(target: Target, row: str, cells: list[Cell]) -> str:
-    shown = [f"{row} {OLDER}" if is_older(target, cells) else row]
+    columns = [f"{row} {OLDER}" if is_older(target, cells) else row]
     for key, column in target.columns.items():
-        values = values_of(cells, key)
+        values = column_values(cells, key)
         text = NONE
         if counts(cells) and values:
             text = "not finite"
             if all(map(math.isfinite, values)):
                 text = summary(column, values)
         paper = target.papers.get(row, {}).get(key)
-        shown.append(text if paper is None else f"{text} ({paper})")
-    return f"| {' | '.join([*shown, str(len(cells))])} |"
+        columns.append(text if paper is None else f"{text} ({paper})")
+    return f"| {' | '.join([*columns, str(len(cells))])} |"
 
 
 def summary(column: Column, values: list[float]) -> str:
@@ -123,51 +123,50 @@ def count(values: list[float]) -> str:
 
 
 def counts(cells: list[Cell]) -> bool:
-    """Whether enough curves have levelled off: a level one is taken to rise now and then, by
-    chance."""
+    """Check whether enough seeds have level curves; chance alone raises a few level curves."""
     level = sum(not cell.measured.moving for cell in cells)
-    return level >= FEWEST_SEEDS and 2 * level > len(cells)
+    return level >= MIN_SEEDS and 2 * level > len(cells)
 
 
 def is_older(target: Target, cells: list[Cell]) -> bool:
     return any(cell.revision != target.revision for cell in cells)
 
 
-def values_of(cells: list[Cell], key: str) -> list[float]:
+def column_values(cells: list[Cell], key: str) -> list[float]:
     return [cell.measured.values[key] for cell in cells if key in cell.measured.values]
 
 
 def notes(target: Target, results: Results) -> list[str]:
-    """Return why rows are empty, which cells are of other code, and what measured them."""
-    said = []
+    """List the reasons for empty rows, cells of earlier revisions, commits and torch versions."""
+    lines = []
     not_run = [f"`{row}`" for row, cells in results.items() if not cells]
     if not_run:
-        said.append(f"* Not run: {', '.join(not_run)}.")
+        lines.append(f"* Not run: {', '.join(not_run)}.")
     for row, cells in results.items():
-        moving = Counter(what for cell in cells for what in cell.measured.moving)
+        moving = Counter(curve for cell in cells for curve in cell.measured.moving)
         if moving:
-            how_many = (f"{what} in {n} of {len(cells)}" for what, n in sorted(moving.items()))
-            said.append(f"* {row}: {'; '.join(how_many)} seeds.")
-        elif 0 < len(cells) < FEWEST_SEEDS:
-            said.append(f"* {row}: {len(cells)} of {FEWEST_SEEDS} seeds.")
+            parts = (f"{curve} in {n} of {len(cells)}" for curve, n in sorted(moving.items()))
+            lines.append(f"* {row}: {'; '.join(parts)} seeds.")
+        elif 0 < len(cells) < MIN_SEEDS:
+            lines.append(f"* {row}: {len(cells)} of {MIN_SEEDS} seeds.")
     measured = [cell for cells in results.values() for cell in cells]
     if any(is_older(target, cells) for cells in results.values()):
-        said.append(f"* {OLDER} an earlier revision measured it; `--again` measures it anew.")
-    commits = counted([cell.commit for cell in measured])
-    torches = counted([cell.versions["torch"] for cell in measured])
-    said.append(f"* Commits of cells: {commits}; torch: {torches}.")
-    return [*said, ""]
+        lines.append(f"* {OLDER} an earlier revision measured it; `--again` measures it anew.")
+    commits = _count_names([cell.commit for cell in measured])
+    torches = _count_names([cell.versions["torch"] for cell in measured])
+    lines.append(f"* Commits of cells: {commits}; torch: {torches}.")
+    return [*lines, ""]
 
 
-def counted(names: list[str]) -> str:
+def _count_names(names: list[str]) -> str:
     return ", ".join(f"{name} ({count})" for name, count in sorted(Counter(names).items()))
 
 
 def dots(axis: Axes, target: Target, results: Results, key: str) -> None:
-    """Draw a dot a seed, and a cross for the paper's."""
+    """Draw a dot for each seed, and a cross for the paper's figure."""
     names = list(results)
     for position, (row, cells) in enumerate(results.items()):
-        values = values_of(cells, key)
+        values = column_values(cells, key)
         axis.plot(values, [position] * len(values), "o", color="C0", alpha=0.7)
         paper = target.papers.get(row, {}).get(key)
         if isinstance(paper, float):
@@ -179,14 +178,13 @@ def dots(axis: Axes, target: Target, results: Results, key: str) -> None:
 
 
 def first_seeds(results: Results) -> dict[str, dict[str, Any]]:
-    """Return the values of each row's first seed."""
     return {row: cells[0].measured.values for row, cells in results.items() if cells}
 
 
 def panels(
     count: int, across: int, width: float, height: float, margin: float = 0.0, share: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a grid of axes; `height` and `margin` make its height by rows."""
+    """Create a figure with a grid of axes. Its height is `margin` + `height` per row of axes."""
     down = -(-count // across)
     figure, axes = plt.subplots(
         down,
@@ -203,7 +201,7 @@ def panels(
 
 
 def draw_columns(target: Target, results: Results) -> Figure:
-    """Draw a plot for each column: a dot a seed, a cross for the paper's."""
+    """Plot each column, with a dot for each seed and a cross for the paper's figure."""
     width, height = 1.5 + 3.5 * len(target.columns), 1.4 + 0.32 * len(results)
     figure, axes = plt.subplots(
         1,
@@ -221,10 +219,10 @@ def draw_columns(target: Target, results: Results) -> Figure:
 
 
 def draw_boxes(target: Target, results: Results) -> Figure:
-    """Draw a box plot over seeds of the first column, a dot a seed, a cross for the paper's."""
+    """Draw box plots of the first column over seeds, with dots and crosses as in `dots`."""
     key = next(iter(target.columns))
     figure, axis = plt.subplots(figsize=(9, 1.6 + 0.5 * len(results)), layout="constrained")
-    values = [values_of(cells, key) for cells in results.values()]
+    values = [column_values(cells, key) for cells in results.values()]
     places = range(len(values))
     axis.boxplot(values, orientation="horizontal", positions=places, widths=0.5, showfliers=False)
     dots(axis, target, results, key)

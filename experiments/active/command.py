@@ -31,9 +31,9 @@ def active(options: argparse.Namespace) -> None:
     protocol, end = _protocol(options, loaded[0].task), _end(options, loaded[0].task, rows)
     arms = [arm for recipe in loaded for arm in _arms(options, recipe)]
 
-    # Wrong recipes and data are reported before torch is imported.
+    # These imports load torch, so they follow the checks of recipes and data.
     from experiments.active.report import report
-    from experiments.active.simulation import Work, curves_of, simulate_all
+    from experiments.active.simulation import Work, load_curves, simulate_all
     from training.fit import check_pixels, find_device, weights_digest
     from training.fitting.steps import check_augmentation
 
@@ -53,17 +53,17 @@ def active(options: argparse.Namespace) -> None:
         for arm in arms
         for seed in range(arm.recipe.seed, arm.recipe.seed + options.seeds)
     ]
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if not options.report:
             for folder in runs.values():
-                held.enter_context(hold(folder))
+                locks.enter_context(hold(folder))
             simulate_all(work, protocol, end, device, options.quiet)
-        found = report(curves_of(work), loaded[0].data.source, protocol, end)
+        result = report(load_curves(work), loaded[0].data.source, protocol, end)
     folder = runs_folder() / FOLDER / "-".join(runs)
     folder.mkdir(parents=True, exist_ok=True)
-    for file, content in found.files().items():
+    for file, content in result.files().items():
         (folder / file).write_bytes(content)
-    print(found.text())
+    print(result.text())
     print(f"report: {folder / 'active.md'}")
 
 
@@ -71,26 +71,22 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
     data: dict[str, Dataset] = {}
     for recipe in loaded:
         if recipe.name in data:
-            raise InvalidInput("name", "a recipe of another name", f"{recipe.name!r} twice")
+            raise InvalidInput("name", "recipes with different names", f"{recipe.name!r} twice")
         if isinstance(recipe.posterior, Laplace):
-            expected = (
-                "a method that is fitted by steps: laplace takes validation rows, whose labels "
-                "count too"
-            )
+            expected = "a method fitted by steps (laplace needs validation rows, which cost labels)"
             raise InvalidInput("method", expected, "'laplace'")
         transform, encoder = recipe.data.target_transform, recipe.network.encoder
         if transform != "none":
-            expected = "'none': a transform would be chosen by targets that have no label yet"
+            expected = "'none' (the choice of a transform needs all labels)"
             raise InvalidInput("data.target_transform", expected, repr(transform))
         if recipe.network.encoder is not None:
-            expected = "no encoder: encode the rows once, and use them as npz: data"
+            expected = "no encoder (encode the rows once, and use them as npz: data)"
             raise InvalidInput("network.encoder", expected, repr(encoder))
         data[recipe.name] = load(recipe, data_root())
         first = loaded[0]
-        told = recipe.task, data[recipe.name].digest()
-        if told != (first.task, data[first.name].digest()):
+        if (recipe.task, data[recipe.name].digest()) != (first.task, data[first.name].digest()):
             expected = f"the task and rows of {first.name}"
-            raise InvalidInput("data", expected, f"others, of {recipe.name}")
+            raise InvalidInput("data", expected, f"those of {recipe.name}")
     return data
 
 
@@ -99,10 +95,10 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
         number = getattr(options, name)
         if number < 1:
             raise InvalidInput(f"--{name.replace('_', '-')}", "at least 1", str(number))
-    for name, other in (("candidates", "batch"), ("until", "initial")):
-        number, least = getattr(options, name), getattr(options, other)
-        if number < least:
-            raise InvalidInput(f"--{name}", f"at least {least}, as many as --{other}", str(number))
+    for name, limit in (("candidates", "batch"), ("until", "initial")):
+        number, minimum = getattr(options, name), getattr(options, limit)
+        if number < minimum:
+            raise InvalidInput(f"--{name}", f"at least {minimum} (--{limit})", str(number))
     if options.race is not None and not 0 < options.race < 1:
         raise InvalidInput("--race", "a number in (0, 1)", str(options.race))
     sampled = [
@@ -110,7 +106,7 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
         for name in options.acquisition or []
         if name in PREDICTIVES[task].sampling_acquisitions
     ]
-    named = sampled or options.acquisition or [PREDICTIVES[task].default_acquisition]
+    names = sampled or options.acquisition or [PREDICTIVES[task].default_acquisition]
     return Protocol(
         options.initial,
         options.batch,
@@ -119,25 +115,25 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
         options.test_draws,
         options.epochs,
         options.race,
-        check_beta(options.beta, named[0], task),
+        check_beta(options.beta, names[0], task),
     )
 
 
 def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
     accuracy, rmse = options.target_accuracy, options.target_rmse
     if task == "regression" and accuracy is not None:
-        expected = "none for a regression: --target-rmse"
+        expected = "--target-rmse for a regression"
         raise InvalidInput("--target-accuracy", expected, str(accuracy))
     if task == "classification" and rmse is not None:
-        expected = "none for a classification: --target-accuracy"
+        expected = "--target-accuracy for a classification"
         raise InvalidInput("--target-rmse", expected, str(rmse))
     if accuracy is not None and not 0 < accuracy < 1:
         raise InvalidInput("--target-accuracy", "a number in (0, 1)", str(accuracy))
     if rmse is not None and not rmse > 0:
         raise InvalidInput("--target-rmse", "a number above 0", str(rmse))
     if options.until > rows:
-        said = "the data have %d training rows, so arms end at these (--until %d)"
-        log.info(said, rows, options.until)
+        message = "arms end at %d labels, the number of training rows (--until %d)"
+        log.info(message, rows, options.until)
     return End(min(options.until, rows), rmse if accuracy is None else accuracy)
 
 

@@ -1,7 +1,7 @@
-"""Fits of a recipe on few labels, from scratch or from where the last one ended.
+"""Fit a recipe to few labels, from scratch or from the last fit.
 
-A fit takes the labels that it is given and no others: it has a number of epochs, keeps the weights
-of its last step, and fits no temperature. So no label is spent on validation.
+A fit has a fixed number of epochs, keeps its last weights and has no temperature. So it needs no
+labels for validation.
 """
 
 import math
@@ -36,26 +36,26 @@ from training.model import build, initialise, with_knots
 from training.recipe import Recipe
 from training.seeds import Stream, generator, hash_key
 
-STANDARDISING_ROWS = 1000  # of the pool: they need no labels
-CHUNK_ROWS = 128  # rows x draws of a prediction at a time
-SEEDS = 2**53  # of recipes
+STANDARDISING_ROWS = 1000  # pool rows, which need no labels
+CHUNK_ROWS = 128  # rows x draws in one pass
+SEEDS = 2**53  # number of recipe seeds
 
 
 @dataclass(frozen=True)
 class Measure:
-    metric: float  # accuracy, or root mean squared error in the target's units
-    log_likelihood: float  # mean over rows of the mixture of draws, in nats
+    metric: float  # accuracy, or RMSE in the target's units
+    log_likelihood: float  # of the mixture of draws, nats per row
 
 
 class Learner:
     def __init__(self, recipe: Recipe, data: Dataset, seed: int, device: torch.device) -> None:
-        self.recipe = with_knots(recipe, data, data.train.x)  # of the pool: they need no labels
+        self.recipe = with_knots(recipe, data, data.train.x)  # knots need no labels
         self.data, self.seed, self.device = data, seed, device
         self.x = torch.from_numpy(data.train.x)
         self.y = torch.from_numpy(data.train.y)
         self.model: BayesianModel | None = None
         self.optimizer: torch.optim.Adam | None = None
-        self.is_fresh = True  # no label was seen yet
+        self.is_fresh = True  # not fitted yet
 
     @property
     def fitted(self) -> BayesianModel:
@@ -68,7 +68,7 @@ class Learner:
         rows = self.x[torch.from_numpy(np.sort(order[:STANDARDISING_ROWS]))]
         largest_id = int(self.data.maximum) if self.data.takes_ids else None
         model = build(recipe, self.data.shape, len(self.data.classes), rows, largest_id=largest_id)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # convolutions in half the time
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # halves the time of convolutions
         self.model = model.to(self.device)
         initialise(self.model, rows.float().to(self.device), recipe.network.is_standardised)
         self.optimizer = adam(self.model, recipe.training)
@@ -96,8 +96,8 @@ class Learner:
                 losses += steps.take(x[part], y[part], weight, step)
                 step += 1
             if not losses.isfinite().all():
-                where = f"in epoch {epoch + 1} on {len(x)} labels"
-                raise Diverged(f"training diverged {where}: a lower learning_rate")
+                place = f"in epoch {epoch + 1} on {len(x)} labels"
+                raise Diverged(f"training diverged {place}: set a lower learning_rate")
         model.eval()
 
     def noise(self, draws: int, *key: int) -> Float[Tensor, "K E"]:
@@ -111,9 +111,11 @@ class Learner:
 
     def measure(self, draws: int, number: int) -> Measure:
         likelihood, test = self.fitted.likelihood, self.data.test
-        served = self.predict(test.x, self.noise(draws, self.seed, ActiveStream.TEST_NOISE, number))
-        found = likelihood.validation(torch.from_numpy(served), torch.from_numpy(test.y))
-        _, log_likelihood, errors, *_ = found.mean(0).tolist()
+        outputs = self.predict(
+            test.x, self.noise(draws, self.seed, ActiveStream.TEST_NOISE, number)
+        )
+        results = likelihood.validation(torch.from_numpy(outputs), torch.from_numpy(test.y))
+        _, log_likelihood, errors, *_ = results.mean(0).tolist()
         return Measure(likelihood.to_metric(errors), log_likelihood)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -135,9 +137,9 @@ class Learner:
         return self.recipe.model_copy(update={"seed": seed})
 
     def _weigh_classes(self, y: Tensor) -> None:
-        likelihood, wanted = self.fitted.likelihood, self.recipe.data.class_weights
-        if wanted is not None:
+        likelihood, option = self.fitted.likelihood, self.recipe.data.class_weights
+        if option is not None:
             assert isinstance(likelihood, Categorical)
             assert likelihood.log_weights is not None
-            weights = class_weights(wanted, self.data.classes, y.cpu().numpy())
+            weights = class_weights(option, self.data.classes, y.cpu().numpy())
             likelihood.log_weights.copy_(torch.from_numpy(np.log(weights)))

@@ -1,4 +1,4 @@
-"""The settings of a simulation: acquisitions, arms and when they end."""
+"""Define the settings of a simulation: acquisitions, arms and their ends."""
 
 from dataclasses import dataclass
 from enum import IntEnum, unique
@@ -13,7 +13,7 @@ Start = Literal["warm", "cold"]
 
 @unique
 class ActiveStream(IntEnum):
-    """Random streams of a simulation's seed; the round's number is the rest of a key."""
+    """Random streams of a simulation; a key is the seed, the stream and the round."""
 
     INITIAL_LABELS = 0
     CANDIDATES = 1
@@ -27,12 +27,12 @@ class ActiveStream(IntEnum):
 @dataclass(frozen=True)
 class Protocol:
     initial: int = 20  # labels before the first acquisition
-    batch: int = 10  # labels of an acquisition
-    candidates: int = 2000  # random rows of the pool that an acquisition looks at
-    draws: int = 100  # that score candidates
-    test_draws: int = 100  # that predict test rows
-    epochs: int = 50  # of each fit
-    race: float | None = None  # how often a race may go wrong, where acquisitions are raced
+    batch: int = 10  # labels per acquisition
+    candidates: int = 2000  # random pool rows scored per acquisition
+    draws: int = 100  # for candidates
+    test_draws: int = 100  # for test rows
+    epochs: int = 50  # per fit
+    race: float | None = None  # error probability of races
     beta: float = 1.0  # of power_bald
 
 
@@ -57,9 +57,9 @@ class Arm:
     def is_control(self) -> bool:
         return self.acquisition == RANDOM
 
-    def controls(self, other: "Arm") -> bool:
-        mine, its = ((arm.recipe.name, arm.start) for arm in (self, other))
-        return self.is_control and not other.is_control and mine == its
+    def controls(self, arm: "Arm") -> bool:
+        is_same = (self.recipe.name, self.start) == (arm.recipe.name, arm.start)
+        return self.is_control and not arm.is_control and is_same
 
 
 def is_at(metric: float, target: float, task: Task) -> bool:

@@ -1,4 +1,4 @@
-"""The report of a simulation: a page with a table and a plot, and the same as JSON."""
+"""Report a simulation as a page with a table and a plot, and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ DPI = 100
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """Labels that one arm needed, and saved against random choice."""
+    """Labels that an arm needed, and saved compared with random choice."""
 
     curves: Curves
     needed: dict[int, Needed]  # by seed
@@ -101,37 +101,36 @@ class Report:
 
 
 def report(simulated: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
-    """Compare all arms that have begun with random choice.
+    """Compare all arms that have rounds with random choice.
 
     The default target is the last metric of random choice, averaged over its seeds.
     """
     task, recipe = simulated[0].arm.recipe.task, simulated[0].arm.recipe
-    begun = [
+    all_curves = [
         Curves(curves.arm, {seed: rounds for seed, rounds in curves.seeds.items() if rounds})
         for curves in simulated
     ]
-    begun = [curves for curves in begun if curves.seeds]
-    controls = [curves for curves in begun if curves.arm.is_control]
-    if not begun or (end.target is None and not controls):
-        raise InvalidInput("--report", "rounds that were simulated, of random choice too", "none")
+    all_curves = [curves for curves in all_curves if curves.seeds]
+    controls = [curves for curves in all_curves if curves.arm.is_control]
+    if not all_curves or (end.target is None and not controls):
+        raise InvalidInput("--report", "simulated rounds, also of random choice", "none")
     target = end.target
     if target is None:
-        last = [rounds[-1].metric for one in controls for rounds in one.seeds.values()]
+        last = [rounds[-1].metric for curves in controls for rounds in curves.seeds.values()]
         target = float(np.mean(last))
-    needed = [
+    all_needed = [
         {seed: count_needed(rounds, target, task) for seed, rounds in curves.seeds.items()}
-        for curves in begun
+        for curves in all_curves
     ]
     arms = []
-    for curves, ours in zip(begun, needed, strict=True):
-        theirs = next(
-            (of for one, of in zip(begun, needed, strict=True) if one.arm.controls(curves.arm)), {}
-        )
-        seeds = [seed for seed in ours if seed in theirs]
-        saved = (
-            measure_saved([ours[s] for s in seeds], [theirs[s] for s in seeds]) if seeds else None
-        )
-        arms.append(Findings(curves, ours, mean_needed([*ours.values()]), saved))
+    for curves, needed in zip(all_curves, all_needed, strict=True):
+        pairs = zip(all_curves, all_needed, strict=True)
+        control = next((labels for arm, labels in pairs if arm.arm.controls(curves.arm)), {})
+        seeds = [seed for seed in needed if seed in control]
+        saved = None
+        if seeds:
+            saved = measure_saved([needed[s] for s in seeds], [control[s] for s in seeds])
+        arms.append(Findings(curves, needed, mean_needed([*needed.values()]), saved))
     unfinished: dict[str, list[int]] = {}
     for curves in simulated:
         for seed, rounds in curves.seeds.items():
@@ -144,7 +143,7 @@ def report(simulated: Sequence[Curves], source: str, protocol: Protocol, end: En
 def _line(arm: Findings, labels: int) -> str:
     seeds = [*arm.needed.values()]
     reached = sum(seed.is_reached for seed in seeds)
-    counts, values = [seed.labels for seed in seeds], arm.curves.at(labels)
+    counts, values = [seed.labels for seed in seeds], arm.curves.metrics(labels)
     spread = f" ± {number(float(np.std(values, ddof=1)), 2)}" if len(values) > 1 else ""
     cells = [
         arm.label,
@@ -177,28 +176,28 @@ def _content(findings: Findings) -> dict[str, Any]:
         "mean": asdict(findings.mean),
         "saved": None if findings.saved is None else asdict(findings.saved),
         "rounds": {
-            str(seed): [asdict(done) for done in rounds]
+            str(seed): [asdict(step) for step in rounds]
             for seed, rounds in findings.curves.seeds.items()
         },
     }
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Return a number in a few digits, and whole from a thousand on."""
+    """Format a number with few digits, and without decimals from 1,000."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
 def draw_curves(arms: Sequence[Findings], target: float, metric: str, unit: str = "") -> bytes:
-    """Draw the metric against labels as a PNG: the mean of each arm and the range of its seeds.
+    """Plot the metric against labels as a PNG, with each arm's mean and the range of its seeds.
 
-    Random choice is dashed; a dot marks the labels needed. Curves end where the first seed ends.
+    Random choice is dashed; a dot marks the labels needed. Curves end with the shortest seed.
     """
     figure = Figure((7.5, 5.5), layout="constrained")
     axis = figure.subplots()
     axis.axhline(target, color="grey", linewidth=0.8)
     for i, arm in enumerate(arms):
         counts, color = arm.curves.counts, f"C{i % 10}"
-        values = np.array([arm.curves.at(count) for count in counts])
+        values = np.array([arm.curves.metrics(count) for count in counts])
         style = "--" if arm.curves.arm.is_control else "-"
         label = f"{arm.label}: {_mean(arm.mean)} labels"
         axis.plot(counts, values.mean(1), style, color=color, label=label)

@@ -1,6 +1,6 @@
-"""The rounds of a simulation, and the labels that were needed and saved.
+"""Record the rounds of a simulation, and count the labels needed and saved.
 
-A seed that ends below the target needs more labels than it had, so a mean over it is a bound.
+A seed that ends below the target needs more labels than it had, so means over it are bounds.
 """
 
 import json
@@ -24,8 +24,8 @@ from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 class Round:
     labels: int  # so far
     metric: float  # accuracy, or root mean squared error
-    log_likelihood: float  # nats a test row
-    rows: list[int]  # of the training rows, that got their labels in this round
+    log_likelihood: float  # nats per test row
+    rows: list[int]  # training rows labelled in this round
     choose_s: float
     fit_s: float
     measure_s: float
@@ -34,39 +34,39 @@ class Round:
 class Record:
     """The rounds of an arm and a seed, in a folder.
 
-    `NAME.jsonl` has a round a line, in order; `NAME-ROUND.safetensors` has the weights and the
-    optimiser after the last one. The weights are written before the line, so after a kill at any
-    time the file has finished rounds alone, and the next one begins as if nothing had happened.
+    `NAME.jsonl` has one line per round. `NAME-ROUND.safetensors` has the weights and the optimiser
+    after the last round. The weights are written before the line, so a killed simulation resumes
+    with its last finished round.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / f"{name}.jsonl"
         self.rounds: list[Round] = []
         content = self.path.read_bytes() if self.path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]  # without a line that was cut off by a kill
+        complete = content[: content.rfind(b"\n") + 1]  # a kill can cut off the last line
         try:
-            self.rounds = [Round(**json.loads(line)) for line in whole.splitlines()]
+            self.rounds = [Round(**json.loads(line)) for line in complete.splitlines()]
         except (ValueError, TypeError):
-            expected = "rounds, one a line (delete it to begin again)"
-            raise InvalidInput(str(self.path), expected, "others") from None
-        self._size = len(whole)
+            expected = "one round per line (delete the file to start again)"
+            raise InvalidInput(str(self.path), expected, "other lines") from None
+        self._size = len(complete)
 
     @property
     def labelled(self) -> list[int]:
-        return [row for done in self.rounds for row in done.rows]
+        return [row for step in self.rounds for row in step.rows]
 
     def tensors(self) -> dict[str, Tensor]:
         return read_checkpoint(self._weights(len(self.rounds) - 1))[0]
 
-    def add(self, done: Round, tensors: dict[str, Tensor]) -> None:
+    def add(self, new: Round, tensors: dict[str, Tensor]) -> None:
         number = len(self.rounds)
         write_checkpoint(self._weights(number), tensors, {})
         with self.path.open("ab") as file:
             file.truncate(self._size)
-            self._size += file.write(f"{json.dumps(asdict(done))}\n".encode())
+            self._size += file.write(f"{json.dumps(asdict(new))}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        self.rounds.append(done)
+        self.rounds.append(new)
         for path in self.path.parent.glob(f"{self.path.stem}-[0-9][0-9][0-9][0-9].safetensors"):
             if path != self._weights(number):
                 path.unlink()
@@ -83,19 +83,20 @@ class Curves:
     @property
     def counts(self) -> list[int]:
         shortest = min(self.seeds.values(), key=len)
-        return [done.labels for done in shortest]
+        return [step.labels for step in shortest]
 
-    def at(self, labels: int) -> list[float]:
+    def metrics(self, labels: int) -> list[float]:
+        """Return each seed's metric with this number of labels."""
         return [
-            next(done.metric for done in rounds if done.labels == labels)
+            next(step.metric for step in rounds if step.labels == labels)
             for rounds in self.seeds.values()
         ]
 
 
 @dataclass(frozen=True)
 class Needed:
-    labels: int  # in the first round at the target, or in the last round
-    is_reached: bool  # if not, more than `labels` are needed
+    labels: int  # in the first round at the target, else in the last
+    is_reached: bool  # otherwise more than `labels` are needed
 
 
 @dataclass(frozen=True)
@@ -106,17 +107,16 @@ class Mean:
 
 @dataclass(frozen=True)
 class Saved:
-    """Labels saved against random choice with the same seeds: mean difference and interval."""
+    """Labels saved compared with random choice, with the same seeds."""
 
     mean: Mean
-    low: float | None  # end of the interval; None if it is open, or for a single seed
+    low: float | None  # None if the interval is open, or for one seed
     high: float | None
     seeds: int
 
 
 def count_needed(rounds: Sequence[Round], target: float, task: Task) -> Needed:
-    at_target = (done.labels for done in rounds if is_at(done.metric, target, task))
-    labels = next(at_target, None)
+    labels = next((step.labels for step in rounds if is_at(step.metric, target, task)), None)
     return Needed(rounds[-1].labels if labels is None else labels, labels is not None)
 
 
@@ -126,7 +126,7 @@ def has_ended(rounds: Sequence[Round], end: End, task: Task, batch: int) -> bool
     last = rounds[-end.rounds :]
     if end.target is not None and len(last) == end.rounds:
         target = end.target
-        if all(is_at(done.metric, target, task) for done in last):
+        if all(is_at(step.metric, target, task) for step in last):
             return True
     return rounds[-1].labels + batch > end.labels
 
@@ -138,20 +138,22 @@ def mean_needed(seeds: Sequence[Needed]) -> Mean:
 
 
 def measure_saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:
-    """Return the labels that an arm saves against random choice with the same seeds, in order.
+    """Compare the labels needed by an arm and by random choice with the same seeds.
 
-    The interval is Student's, for the differences by seed. If a seed of random choice ends below
-    the target, the mean is a lower bound; if a seed of the arm does, an upper bound. The interval
-    then has only that end.
+    The interval is Student's t interval of the differences. If a seed of random choice ends below
+    the target, the mean is a lower bound and the interval has no upper end. If a seed of the arm
+    does, the mean is an upper bound and the interval has no lower end.
     """
     pairs = zip(arm, control, strict=True)
     differences = np.array([random.labels - seed.labels for seed, random in pairs], dtype=float)
-    is_least, is_most = (not all(seed.is_reached for seed in seeds) for seeds in (control, arm))
-    bound = (("", "at most"), ("at least", "unknown"))[is_least][is_most]
+    is_lower_bound, is_upper_bound = (
+        not all(seed.is_reached for seed in seeds) for seeds in (control, arm)
+    )
+    bound = (("", "at most"), ("at least", "unknown"))[is_lower_bound][is_upper_bound]
     low = high = None
     if len(differences) > 1:
         quantile = float(stats.t.ppf((1.0 + LEVEL) / 2.0, len(differences) - 1))
         half = quantile * float(differences.std(ddof=1)) / len(differences) ** 0.5
-        low = None if is_most else float(differences.mean() - half)
-        high = None if is_least else float(differences.mean() + half)
+        low = None if is_upper_bound else float(differences.mean() - half)
+        high = None if is_lower_bound else float(differences.mean() + half)
     return Saved(Mean(float(differences.mean()), bound), low, high, len(differences))

@@ -1,9 +1,7 @@
-"""A simulation: rounds of choosing rows, fitting on all labels so far, and measuring on the test
-rows.
+"""Simulate active learning: select rows, fit all labels so far, and measure the test rows.
 
-Everything random is a function of the seed and the round, so a simulation that was killed ends as
-one that was not. Arms of one seed have the same first labels, and candidates come in the same
-random order.
+All random numbers depend only on the seed and the round, so a killed simulation resumes with the
+same results. Arms with the same seed share the initial labels and the random order of candidates.
 """
 
 import time
@@ -28,7 +26,7 @@ from training.fitting.steps import keep_freed_memory
 from training.progress import Bar
 from training.seeds import generator, hash_key
 
-SCORED_AT_ONCE = 1000  # rows
+CHUNK_ROWS = 1000
 Index = Int64[np.ndarray, "_"]
 Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # outputs
 
@@ -50,20 +48,21 @@ def simulate_all(
     keep_freed_memory()
     rounds = 1 + max(0, end.labels - protocol.initial) // protocol.batch
     with Bar(rounds * len(work), "round", quiet) as bar:
-        for one in work:
-            record = one.record()
+        for item in work:
+            record = item.record()
             bar.update(len(record.rounds))
-            for done in simulate(one.arm, one.data, protocol, end, one.seed, record, device):
+            for step in simulate(item.arm, item.data, protocol, end, item.seed, record, device):
                 bar.update()
-                said = f"{one.arm.label}, seed {one.seed}: "
-                bar.report(f"{said}{done.metric:.4g} at {done.labels} labels")
-            bar.total -= rounds - len(record.rounds)  # which ended before its last round
+                label = f"{item.arm.label}, seed {item.seed}"
+                bar.report(f"{label}: {step.metric:.4g} at {step.labels} labels")
+            bar.total -= rounds - len(record.rounds)  # a simulation can end early
 
 
-def curves_of(work: Sequence[Work]) -> list[Curves]:
+def load_curves(work: Sequence[Work]) -> list[Curves]:
     curves: dict[str, Curves] = {}
-    for one in work:
-        curves.setdefault(one.arm.label, Curves(one.arm, {})).seeds[one.seed] = one.record().rounds
+    for item in work:
+        curve = curves.setdefault(item.arm.label, Curves(item.arm, {}))
+        curve.seeds[item.seed] = item.record().rounds
     return list(curves.values())
 
 
@@ -79,27 +78,27 @@ def simulate(
     learner = Learner(arm.recipe, data, seed, device)
     task = arm.recipe.task
     if record.rounds and not has_ended(record.rounds, end, task, protocol.batch):
-        begun_in = len(record.rounds) - 1 if arm.start == "cold" else 0
-        learner.restore(record.tensors(), begun_in)
+        start = len(record.rounds) - 1 if arm.start == "cold" else 0
+        learner.restore(record.tensors(), start)
     while not has_ended(record.rounds, end, task, protocol.batch):
         number, labelled = len(record.rounds), np.array(record.labelled, dtype=np.int64)
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         if number == 0:
             new = initial_labels(data.train.y, len(data.classes), protocol.initial, seed)
         else:
             new = _acquire(arm, learner, data, protocol, labelled, seed, number)
         index = np.concatenate([labelled, new])
-        chose = time.perf_counter()
+        chosen_s = time.perf_counter()
         if number == 0 or arm.start == "cold":
             learner.begin(number)
         learner.fit(index, number, protocol.epochs)
-        fitted = time.perf_counter()
+        fitted_s = time.perf_counter()
         measure = learner.measure(protocol.test_draws, number)
-        times = (chose - begun, fitted - chose, time.perf_counter() - fitted)
+        times = (chosen_s - start_s, fitted_s - chosen_s, time.perf_counter() - fitted_s)
         seconds = (round(s, 3) for s in times)
-        done = Round(len(index), measure.metric, measure.log_likelihood, new.tolist(), *seconds)
-        record.add(done, learner.tensors())
-        yield done
+        step = Round(len(index), measure.metric, measure.log_likelihood, new.tolist(), *seconds)
+        record.add(step, learner.tensors())
+        yield step
 
 
 def _acquire(
@@ -111,53 +110,51 @@ def _acquire(
     seed: int,
     number: int,
 ) -> np.ndarray:
-    among = candidate_rows(labelled, len(data.train), protocol.candidates, seed, number)
-    x, task = data.train.x[among], arm.recipe.task
+    candidates = candidate_rows(labelled, len(data.train), protocol.candidates, seed, number)
+    x, task = data.train.x[candidates], arm.recipe.task
     eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)
     race = protocol.race if arm.acquisition in PREDICTIVES[task].race_acquisitions else None
     choice = Choice(task, arm.acquisition, protocol.batch, len(eps), race, protocol.beta)
     best = choose(
         lambda rows, draws: learner.predict(x[rows], eps[draws]),
         x.astype(np.float32),
-        [str(i) for i in among],
+        [str(i) for i in candidates],
         choice,
         hash_key(seed, ActiveStream.CHOICE, number),
     )
-    return among[best]
+    return candidates[best]
 
 
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
-    """Return the rows that get the first labels: equally many of each class, or of a regression
-    random ones."""
+    """Select the rows for the first labels: balanced classes, or at random for a regression."""
     if not 1 <= count <= len(y):
-        expected = f"from 1 to {len(y)}, as many as there are training rows"
+        expected = f"1 to {len(y)}, the number of training rows"
         raise InvalidInput("--initial", expected, str(count))
     order = generator(seed, ActiveStream.INITIAL_LABELS).permutation(len(y))
     if not classes:
         if np.ptp(y[order[:count]]) == 0:
-            expected = "enough labels that not all are the same"
-            raise InvalidInput("--initial", expected, f"{count} that are")
+            expected = "enough labels to include two values"
+            raise InvalidInput("--initial", expected, f"{count} equal labels")
         return order[:count]
     if count < classes:
-        raise InvalidInput("--initial", f"at least {classes}, one label of each class", str(count))
-    place = np.empty(len(y), dtype=np.int64)  # of each row among those of its class
+        raise InvalidInput("--initial", f"at least {classes}, one label per class", str(count))
+    rank = np.empty(len(y), dtype=np.int64)  # within the row's class
     for c in range(classes):
-        of_class = order[y[order] == c]
-        place[of_class] = np.arange(len(of_class))
-    return order[np.argsort(place[order], kind="stable")][:count]
+        class_rows = order[y[order] == c]
+        rank[class_rows] = np.arange(len(class_rows))
+    return order[np.argsort(rank[order], kind="stable")][:count]
 
 
 def candidate_rows(labelled: Index, rows: int, count: int, seed: int, number: int) -> Index:
     unlabelled = np.setdiff1d(np.arange(rows), labelled)
     order = generator(seed, ActiveStream.CANDIDATES, number).permutation(rows)
-    kept = order[np.isin(order, unlabelled)][:count]
-    return np.sort(kept)
+    return np.sort(order[np.isin(order, unlabelled)][:count])
 
 
 def choose(
     predict: Predict, x: Float32[np.ndarray, "N I"], ids: Sequence[str], choice: Choice, seed: int
 ) -> Index:
-    """Return which rows an acquisition takes, best first; ids and seed decide ties."""
+    """Select rows by an acquisition, best first; ids and seed break ties."""
     ranked = rank_pool_sync(LearnerPool(predict, x, ids, choice, seed), choice)
     return np.array([row["index"] for row in ranked.rows], dtype=np.int64)
 
@@ -177,14 +174,14 @@ class LearnerPool(Pool):
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
         name = self._choice.acquisition
-        every, with_errors = np.arange(len(self._x)), name in self._predictive.jackknife_scores
-        parts = self._scored(every, self._choice.num_samples, with_errors)
+        rows, with_errors = np.arange(len(self._x)), name in self._predictive.jackknife_scores
+        parts = self._scored(rows, self._choice.num_samples, with_errors)
         return np.concatenate([self._predictive.acquisition(part, name) for part in parts])
 
     async def lap(self, lap: Lap) -> Scored:
         scored = self._scored(lap.rows, lap.num_draws, True)
         parts = [self._predictive.race(part, self._choice.acquisition) for part in scored]
-        scores, errors = (np.concatenate(of) for of in zip(*parts, strict=True))
+        scores, errors = (np.concatenate(column) for column in zip(*parts, strict=True))
         return scores, errors
 
     async def copies(self) -> Copies:
@@ -197,5 +194,5 @@ class LearnerPool(Pool):
 
     def _scored(self, rows: Index, num_draws: int, with_errors: bool) -> list[AnyScores]:
         outputs = self._predict(rows, slice(0, num_draws))
-        parts = np.array_split(outputs, -(-outputs.shape[1] // SCORED_AT_ONCE), axis=1)
+        parts = np.array_split(outputs, -(-outputs.shape[1] // CHUNK_ROWS), axis=1)
         return [self._predictive.scores(self._predictive.sums(part), with_errors) for part in parts]

@@ -21,7 +21,7 @@ from experiments.cells import (
     Target,
 )
 from experiments.certify import hamiltonian as hmc
-from experiments.measures import measured_of
+from experiments.measures import make_measured
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
 from training.fit import Fitted, fit
@@ -30,17 +30,17 @@ from training.recipe import Recipe
 SETS = {"boston": "uci/bostonHousing", "wine": "uci/wine-quality-red"}
 UNITS = 10
 EPOCHS, RAMP_EPOCHS = 1500, 100
-# With half of the rows chains mix: with all of Boston's, R-hat is 1.4, of yacht's 3
+# The chains mix only with half of the rows: R-hat is 1.4 with all rows of Boston, 3 of yacht.
 HELD_OUT = {
     "boston": {"validation_rows": 225, "reference_rows": 1, "ranking_rows": 1},
     "wine": {"validation_rows": 717, "reference_rows": 1, "ranking_rows": 1},
 }
-MOVED = 2.0  # standard deviations per column, for rows off the data
+SHIFT = 2.0  # standard deviations per column, for rows off the data
 GRID_POINTS = 1001
-MARGIN = 4.0  # of the grid of targets, in their standard deviations
+MARGIN = 4.0  # beyond the range of targets, in standard deviations
 
 
-def recipe_of(name: str, method: str, seed: int, **training: Any) -> Recipe:
+def make_recipe(name: str, method: str, seed: int, **training: Any) -> Recipe:
     return hmc.compared_recipe(
         name,
         method,
@@ -54,44 +54,43 @@ def recipe_of(name: str, method: str, seed: int, **training: Any) -> Recipe:
 
 
 def rows_to_judge(fitted: Fitted, seed: int) -> Float32[np.ndarray, "M I"]:
-    """Return the test rows, and after them the same with every column moved up or down."""
+    """Return the test rows, followed by the same rows with every column shifted up or down."""
     x, spread = fitted.data.test.x, fitted.splits.train.x.std(axis=0)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], x.shape)
-    return np.concatenate([x, x + MOVED * spread * signs]).astype(np.float32)
+    return np.concatenate([x, x + SHIFT * spread * signs]).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """Mean and log variance of each draw at the rows to judge, the targets of the test rows and of
-    the training rows, and how well the chains mixed."""
-
-    moments: Float64[np.ndarray, "K M 2"]
-    y: Float64[np.ndarray, "N"]
+    moments: Float64[np.ndarray, "K M 2"]  # mean and log variance at the rows to judge
+    y: Float64[np.ndarray, "N"]  # of the test rows
     train_y: Float64[np.ndarray, "T"]
-    mixed: dict[str, float]
-    data: str  # its digest
+    mixing: dict[str, float]  # split R-hat and acceptance
+    data: str  # digest
 
 
 @cache
 def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
-    """Return draws of the weights' posterior and the noise's: its log variance has an improper flat
-    prior."""
-    fitted = fit(recipe_of(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
+    """Sample the weights and the noise, whose log variance has an improper flat prior."""
+    fitted = fit(make_recipe(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
     places = rows_to_judge(fitted, seed)
-    chains, kept, accepted = hmc.sample_answers(fitted, _moments, places, seed, extra=1)
+    chains, draws, accepted = hmc.sample_answers(fitted, _moments, places, seed, extra=1)
     fitted.discard_checkpoint()
     y, train_y = (rows.y.astype(np.float64) for rows in (fitted.data.test, fitted.splits.train))
     r_hat = hmc.split_r_hat(chains[..., 0])[: len(y)]
-    mixed = {"r_hat": r_hat.median().item(), "r_hat_most": r_hat.max().item(), "accepted": accepted}
-    return Exact(kept, y, train_y, mixed, fitted.data.digest()[:16])
+    mixing = {
+        "r_hat": r_hat.median().item(),
+        "r_hat_most": r_hat.max().item(),
+        "accepted": accepted,
+    }
+    return Exact(draws, y, train_y, mixing, fitted.data.digest()[:16])
 
 
-def _moments(model: BayesianModel, drawn: Tensor, x: Tensor) -> Tensor:
-    """Return mean and log variance; the log variance of standardised targets is drawn after the
-    weights."""
+def _moments(model: BayesianModel, draws: Tensor, x: Tensor) -> Tensor:
+    """Return mean and log variance; each draw has the noise's log variance after the weights."""
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
-    theta, log_variance = drawn[:, :-1], drawn[:, -1, None, None]
+    theta, log_variance = draws[:, :-1], draws[:, -1, None, None]
     means = likelihood(model.network(x, theta[:, None])[0])[..., :1]
     in_units = 2.0 * likelihood.target_std.log().item()
     return torch.cat([means, (log_variance + in_units).expand_as(means)], dim=-1)
@@ -100,11 +99,11 @@ def _moments(model: BayesianModel, drawn: Tensor, x: Tensor) -> Tensor:
 def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
     exact = exact_posterior(name, seed, runs)
     if method == hmc.EXACT:
-        return Measured(compare(exact.moments, exact) | exact.mixed, exact.data)
-    fitted = fit(recipe_of(name, method, seed), runs=runs, quiet=True)
+        return Measured(compare(exact.moments, exact) | exact.mixing, exact.data)
+    fitted = fit(make_recipe(name, method, seed), runs=runs, quiet=True)
     moments = fitted.outputs(rows_to_judge(fitted, seed)).astype(np.float64)
     fitted.discard_checkpoint()
-    return measured_of(fitted, compare(moments, exact))
+    return make_measured(fitted, compare(moments, exact))
 
 
 def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
@@ -117,22 +116,22 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
     spread, exact_spread = (part[..., 0].std(axis=0) for part in (moments, exact.moments))
     edge = MARGIN * exact.train_y.std()
     grid = np.linspace(exact.train_y.min() - edge, exact.train_y.max() + edge, GRID_POINTS)
-    ours, theirs = (hmc.densities(part[:, :tests], grid) for part in (moments, exact.moments))
+    density, exact_density = (hmc.densities(m[:, :tests], grid) for m in (moments, exact.moments))
     step = grid[1] - grid[0]
     mean, log_variance = moments[:, :tests, 0], moments[:, :tests, 1]
-    each = -0.5 * (np.square(y - mean) / np.exp(log_variance) + log_variance + np.log(2 * np.pi))
+    by_draw = -0.5 * (np.square(y - mean) / np.exp(log_variance) + log_variance + np.log(2 * np.pi))
     return {
         "ratio": float(spread[:tests].mean() / exact_spread[:tests].mean()),
         "ratio_off": float(spread[tests:].mean() / exact_spread[tests:].mean()),
         "rank_correlation": float(spearmanr(spread[:tests], exact_spread[:tests])[0]),
-        "variation": float(0.5 * step * np.abs(ours - theirs).sum(axis=1).mean()),
-        "log_likelihood": float(np.logaddexp.reduce(each, axis=0).mean() - np.log(len(each))),
+        "variation": float(0.5 * step * np.abs(density - exact_density).sum(axis=1).mean()),
+        "log_likelihood": float(np.logaddexp.reduce(by_draw, axis=0).mean() - np.log(len(by_draw))),
         "std": spread[:tests].round(4).tolist(),
     }
 
 
 def _draw(_: Target, results: Results) -> Figure:
-    """Draw each test row's epistemic deviation over the exact one, of the first seed."""
+    """Plot the first seed's epistemic deviations of test rows against the exact ones."""
     figure, axes = plt.subplots(
         len(SETS),
         len(hmc.METHODS),
@@ -142,22 +141,22 @@ def _draw(_: Target, results: Results) -> Figure:
         squeeze=False,
         layout="constrained",
     )
-    for of_set, name in zip(axes, SETS, strict=True):
+    for row, name in zip(axes, SETS, strict=True):
         exact = results.get(f"{name}-{hmc.EXACT}")
-        for axis, method in zip(of_set, hmc.METHODS, strict=True):
+        for axis, method in zip(row, hmc.METHODS, strict=True):
             cells = results.get(f"{name}-{method}")
             axis.set(xscale="log", yscale="log")
             if name == next(iter(SETS)):
                 axis.set_title(method, fontsize="medium")
-            for of in (axis.xaxis, axis.yaxis):
-                of.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-                of.set_major_formatter(StrMethodFormatter("{x:g}"))
-                of.set_minor_locator(NullLocator())
+            for scale in (axis.xaxis, axis.yaxis):
+                scale.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+                scale.set_major_formatter(StrMethodFormatter("{x:g}"))
+                scale.set_minor_locator(NullLocator())
             if exact and cells:
-                pair = [of[0].measured.values["std"] for of in (exact, cells)]
+                pair = [seeds[0].measured.values["std"] for seeds in (exact, cells)]
                 axis.plot(*pair, ".", markersize=4)
                 axis.plot(pair[0], pair[0], color="0.5", linewidth=0.8)
-        of_set[0].set_ylabel(f"{name}: deviation")
+        row[0].set_ylabel(f"{name}: deviation")
     figure.supxlabel("epistemic deviation of a test row by Hamiltonian Monte Carlo; grey: the same")
     return figure
 
@@ -165,10 +164,12 @@ def _draw(_: Target, results: Results) -> Figure:
 def _conclude(results: Results) -> str:
     lines = []
     for name in SETS:
-        of = [cell.measured.values for cell in results[f"{name}-{hmc.EXACT}"]]
-        if of:
-            median, most = (max(values[key] for values in of) for key in ("r_hat", "r_hat_most"))
-            lines.append(f"{name} {median:.2f} at the median row and {most:.2f} at most")
+        seeds = [cell.measured.values for cell in results[f"{name}-{hmc.EXACT}"]]
+        if seeds:
+            median, largest = (
+                max(values[key] for values in seeds) for key in ("r_hat", "r_hat_most")
+            )
+            lines.append(f"{name} {median:.2f} at the median row and {largest:.2f} at most")
     return f"Split R-hat of the exact means of test rows, largest of seeds: {', '.join(lines)}."
 
 
@@ -181,7 +182,7 @@ CHAINS_OF_UCI = Target(
         f"Hamiltonian Monte Carlo has {hmc.SAMPLED}, and of the noise with a flat prior of its log "
         "variance; other methods have priors of their own. Epistemic deviation: of the draws' "
         "means, over the exact one's: 1 is right, below 1 too sure; of test rows, and off the data "
-        f"where every column of these is moved by {MOVED:g} deviations up or down. Rank "
+        f"where every column of these is moved by {SHIFT:g} deviations up or down. Rank "
         "correlation of these deviations, and total variation between predictive distributions, 0 "
         "to 1: of test rows."
     ),

@@ -25,22 +25,22 @@ from training.model import build
 from training.recipe import Recipe
 
 UNITS = 4
-STARTS = (-7.0, -4.0, -1.0)  # of the log of a deviation
-# Settings with which the exact posterior, or the best factorial one, is in the family.
+STARTS = (-7.0, -4.0, -1.0)  # log deviations
+# With these settings the family contains the exact or the best factorial posterior.
 METHODS: dict[str, dict[str, float]] = {
     "bbb-gaussian": {},
-    "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # of equal parts: the prior N(0, 1)
+    "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # equals the prior N(0, 1)
     "mvn": {},
     "bhn-weights": {"couplings": 0},
     "bhn-realnvp": {"couplings": 0},
     "bhn-iaf": {"couplings": 0},
 }
-# For tests: the default takes several times as long.
+# The default takes several times as long as this schedule, which tests use.
 SCHEDULE = {"epochs": 150, "learning_rate": 5e-3}
 
 
 class Total(nn.Module):
-    """The sum of all units."""
+    """Add all units."""
 
     def forward(self, h: Tensor) -> Tensor:
         return h.sum(-1, keepdim=True)
@@ -52,7 +52,7 @@ def linear(shape: Sequence[int], _: int) -> nn.Module:
 
 
 def summed(shape: Sequence[int], _: int) -> nn.Module:
-    """One layer of several units, added up: y is linear in the scales of its units."""
+    """Add the units of one layer, so that y is linear in their scales."""
     return nn.Sequential(nn.Linear(shape[0], UNITS), Total())
 
 
@@ -69,9 +69,9 @@ class Problem:
         mixing = np.eye(inputs) + 0.15 * rng.normal(size=(inputs, inputs))
         x = rng.normal(size=(rows + 60, inputs)) @ mixing
         y = x @ rng.normal(size=inputs) + rng.normal(size=rows + 60)
-        everything = Rows(x.astype(np.float32), y.astype(np.float32))
-        parts = [everything.take(np.arange(rows + 15 * i, rows + 15 * (i + 1))) for i in range(4)]
-        return cls(Splits(everything.take(np.arange(rows)), *parts), inputs)
+        all_rows = Rows(x.astype(np.float32), y.astype(np.float32))
+        parts = [all_rows.take(np.arange(rows + 15 * i, rows + 15 * (i + 1))) for i in range(4)]
+        return cls(Splits(all_rows.take(np.arange(rows)), *parts), inputs)
 
 
 def recipe(
@@ -81,7 +81,7 @@ def recipe(
     training: Mapping[str, Any] | None = None,
     **posterior: Any,
 ) -> Recipe:
-    """Return the documented defaults except the start and the schedule.
+    """Make a recipe with the documented defaults, except for the start and the schedule.
 
     An empty `training` keeps the default schedule.
     """
@@ -109,8 +109,7 @@ def fit(problem: Problem, settings: Recipe, folder: Path) -> tuple[BayesianModel
 def exact(
     model: BayesianModel, problem: Problem
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D D"]]:
-    """Return the exact posterior's mean and precision, given the model's other parameters; for a
-    prior N(0, 1)."""
+    """Compute the posterior's mean and precision for the model's noise and the prior N(0, 1)."""
     x = torch.from_numpy(problem.splits.train.x).double()
     y = torch.from_numpy(problem.splits.train.y).double()
     model = model.double()
@@ -118,7 +117,7 @@ def exact(
     assert model.likelihood.log_variance is not None
     model.likelihood.log_variance.data = model.likelihood.log_variance.data.double()
     size = model.posterior.theta_dimension
-    # outputs are affine in theta
+    # Outputs are affine in theta, so these points determine the design matrix.
     points = torch.cat([torch.zeros(1, size), torch.eye(size)]).double()
     served = model.likelihood(model.network(x, points[:, None])[0])
     constant, design = served[0, :, 0], (served[1:, :, 0] - served[0, :, 0]).T
@@ -133,7 +132,7 @@ def exact(
 def moments(
     model: BayesianModel, draws: int = 20_000
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-    """Return the fitted posterior's mean and variance of each number."""
+    """Estimate the mean and variance of each number of theta."""
     random = torch.Generator().manual_seed(1)
     eps = torch.randn(draws, model.posterior.noise_dimension, generator=random)
     theta = model.posterior(eps).double()
@@ -142,8 +141,7 @@ def moments(
 
 @torch.no_grad()
 def at_exact_posterior(problem: Problem, method: str, variances_times: float) -> BayesianModel:
-    """Return a model that was not fitted, at the best posterior of its family but for the
-    variances."""
+    """Build a model at the best posterior of its family, with scaled variances."""
     model = build(recipe(method, -3.0), (problem.inputs,), 0).eval()
     model.likelihood.start(torch.from_numpy(problem.splits.train.y))
     mean, precision = exact(model, problem)
@@ -158,8 +156,10 @@ def at_exact_posterior(problem: Problem, method: str, variances_times: float) ->
 def compare(
     model: BayesianModel, problem: Problem
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-    """Return variances over those of the best factorial Gaussian, and means off by how many of its
-    standard deviations."""
+    """Compare a fit with the best factorial Gaussian.
+
+    Return the ratios of variances, and the errors of means in its standard deviations.
+    """
     mean, precision = exact(model, problem)
     fitted_mean, fitted_variance = moments(model)
     best = 1.0 / precision.diagonal()

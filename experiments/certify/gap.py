@@ -16,7 +16,7 @@ from torch import Tensor
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.certify import hamiltonian as hmc
-from experiments.measures import measured_of
+from experiments.measures import make_measured
 from experiments.pages import first_seeds, panels
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
@@ -50,7 +50,7 @@ def dataset(seed: int) -> Dataset:
     return Dataset(train, rows(500), (1,), (), float(train.x.min()), float(train.x.max()))
 
 
-def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
+def make_recipe(method: str, seed: int, **training: Any) -> Recipe:
     return hmc.compared_recipe(
         "gap",
         method,
@@ -64,13 +64,16 @@ def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
 
 @cache
 def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], float, float]:
-    """Return mean and log variance of each draw on the grid, the largest split R-hat of the means
-    there, and the share of accepted proposals."""
-    short = recipe_of("bbb-gaussian", seed, epochs=1)
+    """Sample the posterior by Hamiltonian Monte Carlo.
+
+    Return the mean and log variance of each draw on the grid, the largest split R-hat of the means,
+    and the share of accepted proposals.
+    """
+    short = make_recipe("bbb-gaussian", seed, epochs=1)
     fitted = fit(short, dataset(seed), runs=runs, quiet=True)
-    chains, kept, accepted = hmc.sample_answers(fitted, _moments, GRID[:, None], seed)
+    chains, draws, accepted = hmc.sample_answers(fitted, _moments, GRID[:, None], seed)
     fitted.discard_checkpoint()
-    return kept, hmc.split_r_hat(chains[..., 0]).max().item(), accepted
+    return draws, hmc.split_r_hat(chains[..., 0]).max().item(), accepted
 
 
 def _moments(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
@@ -88,9 +91,9 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
         data = dataset(seed)
         values = {**compare(exact, exact), "r_hat": r_hat, "accepted": accepted}
         return Measured(values | {"rows": _rows(data)}, data.digest()[:16])
-    fitted = fit(recipe_of(method, seed), dataset(seed), runs=runs, quiet=True)
+    fitted = fit(make_recipe(method, seed), dataset(seed), runs=runs, quiet=True)
     moments = fitted.outputs(GRID[:, None].astype(np.float32)).astype(np.float64)
-    measured = measured_of(fitted, compare(moments, exact) | {"settled": hmc.settled(fitted)})
+    measured = make_measured(fitted, compare(moments, exact) | {"settled": hmc.settled(fitted)})
     fitted.discard_checkpoint()
     return measured
 
@@ -98,16 +101,15 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
 def compare(
     moments: Float64[np.ndarray, "K N 2"], exact: Float64[np.ndarray, "J N 2"]
 ) -> dict[str, Any]:
-    """Return, by place, the deviation of draws' means and the total variation between predictive
-    distributions."""
+    """Compute the epistemic deviation and the total variation from the exact one, by place."""
     means, spread = moments[..., 0].mean(axis=0), moments[..., 0].std(axis=0)
-    ours, theirs = (hmc.densities(of, TARGETS_GRID) for of in (moments, exact))
+    density, exact_density = (hmc.densities(m, TARGETS_GRID) for m in (moments, exact))
     step = TARGETS_GRID[1] - TARGETS_GRID[0]
-    variation = 0.5 * step * np.abs(ours - theirs).sum(axis=1)
+    variation = 0.5 * step * np.abs(density - exact_density).sum(axis=1)
     values: dict[str, Any] = {"mean": means.round(4).tolist(), "std": spread.round(4).tolist()}
-    for place, at in PLACES.items():
-        values[f"std_{place}"] = float(spread[at].mean())
-        values[f"variation_{place}"] = float(variation[at].mean())
+    for place, mask in PLACES.items():
+        values[f"std_{place}"] = float(spread[mask].mean())
+        values[f"variation_{place}"] = float(variation[mask].mean())
     return values
 
 
@@ -116,15 +118,14 @@ def _rows(data: Dataset) -> list[list[float]]:
 
 
 def _draw(_: Target, results: Results) -> Figure:
-    """Draw each method's mean and two deviations of its draws' means, of the first seed, over the
-    exact ones."""
+    """Plot the mean and two epistemic deviations of each method, of the first seed."""
     first = first_seeds(results)
     exact = first.pop(hmc.EXACT, None)
     figure, axes = panels(len(first), 4, 12, 2.6)
     for axis, (row, values) in zip(axes, first.items(), strict=True):
-        for of, color in ((exact, "0.5"), (values, "C0")):
-            if of is not None:
-                mean, std = np.array(of["mean"]), np.array(of["std"])
+        for curves, color in ((exact, "0.5"), (values, "C0")):
+            if curves is not None:
+                mean, std = np.array(curves["mean"]), np.array(curves["std"])
                 axis.fill_between(GRID, mean - 2 * std, mean + 2 * std, color=color, alpha=0.3)
                 axis.plot(GRID, mean, color=color)
         if exact is not None:

@@ -20,12 +20,12 @@ from training.recipe import Recipe
 
 LogDensity = Callable[[Float[Tensor, "K D"]], Float[Tensor, "K"]]
 
-ACCEPTED = 0.8  # share of proposals that the step size aims at
-ADAPTATION = 0.05  # of the log step size, per unit of acceptance
+ACCEPTED = 0.8  # target share of accepted proposals
+ADAPTATION = 0.05  # change of the log step size per unit of acceptance
 FIRST_STEP = 0.01
 CHAINS, WARM_UP, KEPT = 16, 1000, 1000
-EVERY = 40  # thins the draws that approximations are compared with
-PATH = 40  # leapfrog steps per proposal, the maximum
+EVERY = 40  # thinning of the reference draws
+PATH = 40  # maximum leapfrog steps per proposal
 SAMPLED = (  # for protocols of tables
     f"{CHAINS} chains of {KEPT:,} draws after {WARM_UP:,}, of the posterior that `bbb-gaussian` "
     "approximates"
@@ -60,9 +60,9 @@ def compared_recipe(
     ramp_epochs: float = 300.0,
     **sections: Any,
 ) -> Recipe:
-    """Return the recipe of a method that is compared with Hamiltonian Monte Carlo.
+    """Make the recipe of a method for the comparison.
 
-    The ramp keeps a posterior over weights from a poor optimum of its bound, a straight line.
+    Without a KL ramp, posteriors over weights end in a poor optimum, a straight line.
     """
     ramp = {"kl_ramp_epochs": ramp_epochs, "learning_rate": 1e-2} if method in OVER_WEIGHTS else {}
     content = {
@@ -90,42 +90,42 @@ def sample(
     draws: int,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "M K D"], float]:
-    """Return draws of K chains, and the share of proposals that was accepted.
+    """Sample K chains; return the draws and the share of accepted proposals.
 
-    While it warms up the step size is adapted, and halfway the masses, to the inverse variances
-    over the chains. A proposal has 1 to `PATH` leapfrog steps, so that no period of the dynamics
-    is hit.
+    The warm-up adapts the step size, and halfway sets the masses to the inverse variances over the
+    chains. A proposal has a random number of leapfrog steps, which avoids periodic orbits.
     """
     theta = start.detach().clone()
-    scale = torch.ones_like(theta[0])  # inverse masses' roots
+    scale = torch.ones_like(theta[0])  # roots of the inverse masses
     value, gradient = _with_gradient(log_density, theta)
-    log_step, kept, seen, accepted = math.log(FIRST_STEP), [], [], 0.0
+    log_step, samples, warm_up_samples, accepted = math.log(FIRST_STEP), [], [], 0.0
     for i in range(warm_up + draws):
         momentum = torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
         length = int(torch.randint(1, PATH + 1, (), generator=generator))
         step = math.exp(log_step) * scale
-        moved, slope, speed, there = theta, gradient, momentum, value
+        proposal, slope, speed, new_value = theta, gradient, momentum, value
         for _ in range(length):
             speed = speed + 0.5 * step * slope
-            moved = moved + step * speed
-            there, slope = _with_gradient(log_density, moved)
+            proposal = proposal + step * speed
+            new_value, slope = _with_gradient(log_density, proposal)
             speed = speed + 0.5 * step * slope
-        energy = there - value - 0.5 * (speed.square() - momentum.square()).sum(1)
+        energy = new_value - value - 0.5 * (speed.square() - momentum.square()).sum(1)
         chance = torch.nan_to_num(energy, nan=-torch.inf).clamp(max=0.0).exp()
         uniform = torch.rand(len(theta), generator=generator, dtype=theta.dtype)
-        takes = (uniform < chance)[:, None]
-        theta, gradient = torch.where(takes, moved, theta), torch.where(takes, slope, gradient)
-        value = torch.where(takes[:, 0], there, value)
+        accepts = (uniform < chance)[:, None]
+        theta = torch.where(accepts, proposal, theta)
+        gradient = torch.where(accepts, slope, gradient)
+        value = torch.where(accepts[:, 0], new_value, value)
         if i < warm_up:
             log_step += ADAPTATION * (chance.mean().item() - ACCEPTED) * (4.0 if i < 100 else 1.0)
-            seen.append(theta)
+            warm_up_samples.append(theta)
             if i == warm_up // 2:
-                scale = torch.stack(seen[i // 2 :]).flatten(0, 1).std(0)
+                scale = torch.stack(warm_up_samples[i // 2 :]).flatten(0, 1).std(0)
                 log_step += math.log(1.0 / scale.mean().item())
         else:
-            kept.append(theta)
+            samples.append(theta)
             accepted += chance.mean().item() / draws
-    return torch.stack(kept), accepted
+    return torch.stack(samples), accepted
 
 
 def sample_answers(
@@ -135,28 +135,28 @@ def sample_answers(
     seed: int,
     extra: int = 0,
 ) -> tuple[Float[Tensor, "S K M ..."], Float64[np.ndarray, "J M ..."], float]:
-    """Return the outputs of `serve` at places: by chain, thinned over all chains, and acceptance.
+    """Sample outputs at places; return them by chain, thinned over all chains, and the acceptance.
 
-    The posterior has the likelihood and the prior of a `bbb-gaussian` fit; its weights do not
-    matter. `extra` numbers after the weights have flat priors.
+    The posterior has the likelihood and the prior of a `bbb-gaussian` fit, whose weights are not
+    used. `extra` numbers after the weights have flat priors.
     """
     model, rows = fitted.model.double().eval(), fitted.splits.train
-    x, at = (torch.from_numpy(of).double() for of in (rows.x, places))
+    x, grid = torch.from_numpy(rows.x).double(), torch.from_numpy(places).double()
     y, posterior = torch.from_numpy(rows.y), model.posterior
     assert isinstance(posterior, GaussianPosterior)
     size = posterior.theta_dimension
 
-    def log_density(drawn: Tensor) -> Tensor:
-        log_likelihood = model.likelihood.log_likelihood(serve(model, drawn, x), y).sum(1)
-        return log_likelihood + posterior.log_prior(drawn[:, :size])
+    def log_density(theta: Tensor) -> Tensor:
+        log_likelihood = model.likelihood.log_likelihood(serve(model, theta, x), y).sum(1)
+        return log_likelihood + posterior.log_prior(theta[:, :size])
 
     random = torch.Generator().manual_seed(seed)
     start = 0.5 * torch.randn(CHAINS, size + extra, generator=random, dtype=torch.float64)
     draws, accepted = sample(log_density, start, WARM_UP, KEPT, random)
     with torch.no_grad():
-        chains = torch.stack([serve(model, some, at) for some in draws[::10]])
-        kept = serve(model, draws.flatten(0, 1)[::EVERY], at).numpy()
-    return chains, kept, accepted
+        chains = torch.stack([serve(model, theta, grid) for theta in draws[::10]])
+        thinned = serve(model, draws.flatten(0, 1)[::EVERY], grid).numpy()
+    return chains, thinned, accepted
 
 
 def _with_gradient(
@@ -171,18 +171,20 @@ def _with_gradient(
 def densities(
     moments: Float64[np.ndarray, "K M 2"], y: Float64[np.ndarray, "T"]
 ) -> Float64[np.ndarray, "M T"]:
-    """Return the predictive density of each row on a grid of targets."""
-    found = np.empty((moments.shape[1], len(y)))
-    for row in range(len(found)):
+    """Compute each row's predictive density on a grid of targets."""
+    result = np.empty((moments.shape[1], len(y)))
+    for row in range(len(result)):
         mean, variance = moments[:, row, :1], np.exp(moments[:, row, 1:])
-        each = np.exp(-0.5 * np.square(y - mean) / variance) / np.sqrt(2 * np.pi * variance)
-        found[row] = each.mean(axis=0)
-    return found
+        by_draw = np.exp(-0.5 * np.square(y - mean) / variance) / np.sqrt(2 * np.pi * variance)
+        result[row] = by_draw.mean(axis=0)
+    return result
 
 
 def split_r_hat(values: Float[Tensor, "M K ..."]) -> Float[Tensor, "..."]:
-    """Return the potential scale reduction of halves of chains (Gelman et al. 2013, equation 11.4):
-    near 1 where they agree."""
+    """Compute the potential scale reduction of half chains; values near 1 show agreement.
+
+    Gelman et al. 2013, equation 11.4.
+    """
     half = len(values) // 2
     halves = torch.cat([values[:half], values[half : 2 * half]], dim=1)
     within = halves.var(dim=0).mean(dim=0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from experiments.cells import Column, Measured, Results, Target
 from experiments.certify import hamiltonian as hmc
 from experiments.certify.gap import HELD_OUT, UNITS
-from experiments.measures import measured_of
+from experiments.measures import make_measured
 from experiments.pages import first_seeds, panels
 from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
@@ -26,7 +26,7 @@ from training.recipe import Recipe
 ROWS, NOISE_STD = 100, 0.15
 SIDE = np.linspace(-4.0, 4.0, 41)
 GRID = np.stack(np.meshgrid(SIDE, SIDE), axis=-1).reshape(-1, 2).astype(np.float32)
-NEAR, FAR = 0.3, 1.5  # of the nearest training row
+NEAR, FAR = 0.3, 1.5  # distances to the nearest training row
 
 
 def dataset(seed: int) -> Dataset:
@@ -39,7 +39,7 @@ def dataset(seed: int) -> Dataset:
     return Dataset(train, rows(500, 1), (2,), ("0", "1"), low, high)
 
 
-def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
+def make_recipe(method: str, seed: int, **training: Any) -> Recipe:
     return hmc.compared_recipe(
         "moons",
         method,
@@ -54,14 +54,17 @@ def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
 def exact_probabilities(
     seed: int, runs: Path
 ) -> tuple[Float64[np.ndarray, "K N"], np.ndarray, float, float]:
-    """Return each draw's probability of the second class on the grid, the training rows, the
-    largest split R-hat of the probabilities, and the share of accepted proposals."""
-    short = recipe_of("bbb-gaussian", seed, epochs=1)
+    """Sample the posterior by Hamiltonian Monte Carlo.
+
+    Return each draw's probability of the second class on the grid, the training rows, the largest
+    split R-hat of the probabilities, and the share of accepted proposals.
+    """
+    short = make_recipe("bbb-gaussian", seed, epochs=1)
     fitted = fit(short, dataset(seed), runs=runs, quiet=True)
-    chains, kept, accepted = hmc.sample_answers(fitted, _logits, GRID, seed)
+    chains, draws, accepted = hmc.sample_answers(fitted, _logits, GRID, seed)
     fitted.discard_checkpoint()
-    mixed = hmc.split_r_hat(probability(chains)).max().item()
-    return probability(torch.from_numpy(kept)).numpy(), fitted.splits.train.x, mixed, accepted
+    r_hat = hmc.split_r_hat(probability(chains)).max().item()
+    return probability(torch.from_numpy(draws)).numpy(), fitted.splits.train.x, r_hat, accepted
 
 
 def _logits(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
@@ -77,11 +80,11 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
     if method == hmc.EXACT:
         values = {**compare(exact, exact, rows), "r_hat": r_hat, "accepted": accepted}
         return Measured(values, dataset(seed).digest()[:16])
-    fitted = fit(recipe_of(method, seed), dataset(seed), runs=runs, quiet=True)
-    own = probability(torch.from_numpy(fitted.outputs(GRID)).double()).numpy()
-    values = compare(own, exact, rows) | {"settled": hmc.settled(fitted)}
+    fitted = fit(make_recipe(method, seed), dataset(seed), runs=runs, quiet=True)
+    probs = probability(torch.from_numpy(fitted.outputs(GRID)).double()).numpy()
+    values = compare(probs, exact, rows) | {"settled": hmc.settled(fitted)}
     fitted.discard_checkpoint()
-    return measured_of(fitted, values)
+    return make_measured(fitted, values)
 
 
 def bald(p: Float64[np.ndarray, "K N"]) -> Float64[np.ndarray, "N"]:
@@ -94,26 +97,28 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 
 
 def compare(
-    own: Float64[np.ndarray, "K N"], exact: Float64[np.ndarray, "J N"], rows: np.ndarray
+    probs: Float64[np.ndarray, "K N"], exact: Float64[np.ndarray, "J N"], rows: np.ndarray
 ) -> dict[str, Any]:
-    """Return, near the rows and far from them, the total variation between predictive distributions
-    and BALD over the exact one's, and the rank correlation of BALD over the grid."""
+    """Compare predictive distributions and BALD near the training rows and far from them.
+
+    Also return the rank correlation of BALD over the grid.
+    """
     distance = cKDTree(rows).query(GRID)[0]
-    scores, exact_scores = bald(own), bald(exact)
-    variation = np.abs(own.mean(axis=0) - exact.mean(axis=0))
+    scores, exact_scores = bald(probs), bald(exact)
+    variation = np.abs(probs.mean(axis=0) - exact.mean(axis=0))
     values: dict[str, Any] = {
-        "probability": own.mean(axis=0).round(4).tolist(),
+        "probability": probs.mean(axis=0).round(4).tolist(),
         "rank_correlation": float(spearmanr(scores, exact_scores)[0]),
     }
-    for place, at in {"near": distance <= NEAR, "far": distance >= FAR}.items():
-        values[f"bald_{place}"] = float(scores[at].mean())
-        values[f"ratio_{place}"] = float(scores[at].mean() / exact_scores[at].mean())
-        values[f"variation_{place}"] = float(variation[at].mean())
+    for place, mask in {"near": distance <= NEAR, "far": distance >= FAR}.items():
+        values[f"bald_{place}"] = float(scores[mask].mean())
+        values[f"ratio_{place}"] = float(scores[mask].mean() / exact_scores[mask].mean())
+        values[f"variation_{place}"] = float(variation[mask].mean())
     return values
 
 
 def _draw(_: Target, results: Results) -> Figure:
-    """Draw the probability of the second class by each method, of the first seed."""
+    """Plot each method's probability of the second class, of the first seed."""
     first = first_seeds(results)
     figure, axes = panels(len(first), 4, 11, 2.6)
     for axis, (row, values) in zip(axes, first.items(), strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.cells import Column, Measured, Target
-from experiments.measures import measure_fit, recipe_with
+from experiments.measures import load_recipe, measure_fit
 from experiments.pages import draw_boxes, draw_columns
 from training.data import Dataset, load
 from training.folders import data_root
@@ -27,9 +27,9 @@ FEW_TRIED = (
 )
 
 
-def recipe_of(base: str, seed: int, **changes: Any) -> Recipe:
-    """Return a recipe of MNIST whose fit the tables share."""
-    return recipe_with(
+def make_recipe(base: str, seed: int, **changes: Any) -> Recipe:
+    """Make a recipe for MNIST whose fit several tables share."""
+    return load_recipe(
         base, seed, **{"data": HELD_OUT, "network": {"hidden": [800, 800]}, **changes}
     )
 
@@ -39,16 +39,16 @@ def flow(couplings: int) -> dict[str, Any]:
 
 
 def _fit(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
-    return measure_fit(recipe_of(recipe, seed, **changes), runs)
+    return measure_fit(make_recipe(recipe, seed, **changes), runs)
 
 
 def _fit_cifar(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
-    return measure_fit(recipe_with(recipe, seed, **changes), runs)
+    return measure_fit(load_recipe(recipe, seed, **changes), runs)
 
 
 def _fit_few(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
-    made = recipe_with(recipe, seed, data=FEW_HELD_OUT, **changes)
-    return measure_fit(made, runs, first_rows(made, FEW + sum(FEW_HELD_OUT.values())))
+    few = load_recipe(recipe, seed, data=FEW_HELD_OUT, **changes)
+    return measure_fit(few, runs, first_rows(few, FEW + sum(FEW_HELD_OUT.values())))
 
 
 def first_rows(recipe: Recipe, rows: int) -> Dataset:
@@ -58,7 +58,7 @@ def first_rows(recipe: Recipe, rows: int) -> Dataset:
 
 @cache
 def _load(source: str) -> Dataset:
-    recipe = recipe_with("mnist", 0, data={"source": source})
+    recipe = load_recipe("mnist", 0, data={"source": source})
     return load(recipe, data_root())
 
 

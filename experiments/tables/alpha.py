@@ -14,13 +14,13 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import measure_fit, measured_of, recipe_with
+from experiments.measures import load_recipe, make_measured, measure_fit
 from experiments.pages import draw_columns
 from experiments.tables.accuracy import COLUMNS
 from experiments.tables.detection import (
     draw_attacked,
     evaluated,
-    values_of_fgsm,
+    read_fgsm,
 )
 from training.evaluation.attacks import ITERATIONS
 from training.fit import fit
@@ -43,12 +43,12 @@ def measure(units: tuple[int, ...], row: str, seed: int, runs: Path) -> Measured
     values: dict[str, Any] = {
         "accuracy": 100 * report["test"]["accuracy"],
         "log_likelihood": report["test"]["log_likelihood"],
-        **values_of_fgsm(report),
+        **read_fgsm(report),
     }
     targeted = report["attacks"][TARGETED]
     values["targeted_accuracy"] = 100 * targeted["accuracy"]
     values["targeted_entropy"] = targeted["mean_scores"]["entropy"]
-    return measured_of(fitted, values)
+    return make_measured(fitted, values)
 
 
 def measure_cnn(row: str, seed: int, runs: Path) -> Measured:
@@ -63,8 +63,8 @@ def _recipe(
     row: str, seed: int, network: dict[str, Any], posterior: dict[str, Any] | None = None
 ) -> Recipe:
     if row == POINT:
-        return recipe_with("mnist-mle", seed, network=network)
-    return recipe_with(
+        return load_recipe("mnist-mle", seed, network=network)
+    return load_recipe(
         "mnist-dropout-alpha",
         seed,
         network=network,
@@ -74,8 +74,8 @@ def _recipe(
 
 
 def measure_time(draws: int, seed: int, _: Path) -> Measured:
-    """Measure the processor time of an epoch: the median of what follows the first."""
-    recipe = recipe_with(
+    """Measure the median processor time of the epochs after the first."""
+    recipe = load_recipe(
         "mnist-dropout-alpha", seed, training={"samples": draws, "epochs": TIMED_EPOCHS}
     )
     ends: list[float] = []
@@ -86,7 +86,7 @@ def measure_time(draws: int, seed: int, _: Path) -> Measured:
         )
         seconds = [end - begin for begin, end in pairwise(ends)]
         values = {"seconds": statistics.median(seconds)}
-        return Measured(values, fitted.data.digest()[:16])  # however level: only time is measured
+        return Measured(values, fitted.data.digest()[:16])  # `moving` stays empty: only time counts
 
 
 def _draw(target: Target, results: Results) -> Figure:

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import published, recipe_with
+from experiments.measures import load_recipe, published
 from experiments.pages import dots
 from experiments.tables.detection import ROWS
 from model_store.artifacts.manifest import GRAPHS
@@ -43,11 +43,11 @@ METHODS: dict[str, dict[str, Any]] = {  # with posteriors of tables; images have
 }
 
 
-def recipe_of(data: str, method: str, seed: int, epochs: int) -> Recipe:
+def make_recipe(data: str, method: str, seed: int, epochs: int) -> Recipe:
     training = {"epochs": epochs, "kl_ramp_epochs": epochs / 10}
     if data in ("digits", "mnist"):
-        return recipe_with(f"{data}-{method}", seed, training=training)
-    return recipe_with(
+        return load_recipe(f"{data}-{method}", seed, training=training)
+    return load_recipe(
         "uci-concrete",
         0,
         name=f"{data}-{method}",
@@ -67,7 +67,7 @@ def fit_for(seconds: float, data: str, method: str, seed: int, runs: Path) -> tu
     epochs, taken = FIRST_EPOCHS, 0.0
     while True:
         begun = time.process_time()
-        fitted = fit(recipe_of(data, method, seed, epochs), runs=runs, quiet=True)
+        fitted = fit(make_recipe(data, method, seed, epochs), runs=runs, quiet=True)
         taken = time.process_time() - begun
         if taken >= LEAST_OF_TIME * seconds:
             return fitted, taken
@@ -82,7 +82,7 @@ def measure(data: str, method: str, seed: int, _: Path) -> Measured:
             row = fitted.data.test.x[:1].astype(np.float32)
             request = request_ms(version.model, row, manifest.noise.default_draws)
     values = {
-        **values_of_report(report),
+        **read_report(report),
         "request_ms": request,
         "kilobytes": sum(manifest.files[file].size for file in (*GRAPHS, WEIGHTS)) / 1e3,
         "seconds": seconds,
@@ -101,7 +101,7 @@ def request_ms(model: Model, row: np.ndarray, draws: int) -> float:
     return statistics.median(taken[1:])
 
 
-def values_of_report(report: dict[str, Any]) -> dict[str, float]:
+def read_report(report: dict[str, Any]) -> dict[str, float]:
     test, is_classified = report["test"], report["task"] == "classification"
     score = "entropy" if is_classified else "epistemic_std"
     sets = [outliers["scores"] for outliers in report["outliers"].values()]

@@ -19,9 +19,9 @@ from experiments.cells import (
     Target,
     mean_and_spread,
 )
-from experiments.measures import measured_of, published
-from experiments.pages import counts, draw_columns, values_of
-from experiments.tables.accuracy import HELD_OUT, flow, recipe_of
+from experiments.measures import make_measured, published
+from experiments.pages import column_values, counts, draw_columns
+from experiments.tables.accuracy import HELD_OUT, flow, make_recipe
 from training.evaluation.attacks import STEPS
 from training.evaluation.evaluate import LEFT_OUT
 from training.fit import Fitted, fit
@@ -63,18 +63,18 @@ def evaluated(
 
 
 def _measure(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
-    fitted, report = evaluated(recipe_of(recipe, seed, **changes), runs, SOURCES, attacks=True)
-    return measured_of(fitted, values_of_report(report))
+    fitted, report = evaluated(make_recipe(recipe, seed, **changes), runs, SOURCES, attacks=True)
+    return make_measured(fitted, read_report(report))
 
 
 def _measure_left_out(recipe: str, changes: dict[str, Any], digit: int, runs: Path) -> Measured:
     data = {**HELD_OUT, "leave_out": [str(digit)]}
-    fitted, report = evaluated(recipe_of(recipe, 0, **{**changes, "data": data}), runs, (), False)
+    fitted, report = evaluated(make_recipe(recipe, 0, **{**changes, "data": data}), runs, (), False)
     scores = report["outliers"][LEFT_OUT]["scores"]
-    return measured_of(fitted, {name: 100 * scores[name]["auroc"] for name in SCORES})
+    return make_measured(fitted, {name: 100 * scores[name]["auroc"] for name in SCORES})
 
 
-def values_of_report(report: dict[str, Any]) -> dict[str, float]:
+def read_report(report: dict[str, Any]) -> dict[str, float]:
     """Return figures of the test rows, and AUROCs in % of every score and detector by set.
 
     For attacked rows, also return in % the accuracy, the flagged rows, and wrong unflagged rows.
@@ -95,7 +95,7 @@ def values_of_report(report: dict[str, Any]) -> dict[str, float]:
     return values
 
 
-def values_of_fgsm(report: dict[str, Any]) -> dict[str, float]:
+def read_fgsm(report: dict[str, Any]) -> dict[str, float]:
     """Return the accuracy in % and the mean entropy under FGSM by one draw, of every step."""
     values = {}
     for step in STEPS:
@@ -106,11 +106,11 @@ def values_of_fgsm(report: dict[str, Any]) -> dict[str, float]:
 
 
 def draw_attacked(accuracy: Axes, entropy: Axes, results: Results) -> None:
-    """Draw means of `values_of_fgsm` over seeds."""
+    """Draw means of `read_fgsm` over seeds."""
     for axis, key in ((accuracy, "accuracy"), (entropy, "entropy")):
         for i, (row, cells) in enumerate(results.items()):
             if cells:
-                values = [values_of(cells, f"attacked_{key}_{step:g}") for step in STEPS]
+                values = [column_values(cells, f"attacked_{key}_{step:g}") for step in STEPS]
                 means = [mean_and_spread(seeds)[0] for seeds in values]
                 axis.plot(STEPS, means, "o-", color=f"C{i}", markersize=3, label=row)
         axis.set_xlabel("step of FGSM")
@@ -128,7 +128,9 @@ def _draw(target: Target, results: Results) -> Figure:
         for axis, (key, title) in zip(of_draws, CURVES.items(), strict=True):
             for row, cells in results.items():
                 name = "fgsm-{:g}-of-{}-draws_{}"
-                values = {step: values_of(cells, name.format(step, draws, key)) for step in STEPS}
+                values = {
+                    step: column_values(cells, name.format(step, draws, key)) for step in STEPS
+                }
                 means = {step: mean_and_spread(seeds)[0] for step, seeds in values.items() if seeds}
                 if means:
                     axis.plot([*means], [*means.values()], "o-", label=row, markersize=3)
@@ -151,7 +153,7 @@ def _conclude(results: Results) -> str:
     attacks = [name.removesuffix("_hits") for name in names if name.endswith("_hits")]
 
     def line(name: str, keys: Iterable[str]) -> str:
-        means = (f"{mean_and_spread(values_of(cells, key))[0]:.1f}" for key in keys)
+        means = (f"{mean_and_spread(column_values(cells, key))[0]:.1f}" for key in keys)
         return f"| {name} | {' | '.join(means)} |"
 
     return "\n".join(

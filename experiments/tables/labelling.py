@@ -12,8 +12,8 @@ from experiments.active.rounds import count_needed
 from experiments.active.simulation import Work, simulate_all
 from experiments.cells import Column, Measured, Results, Target
 from experiments.findings import LEVEL, difference_interval
-from experiments.measures import recipe_with
-from experiments.pages import counts, values_of
+from experiments.measures import load_recipe
+from experiments.pages import column_values, counts
 from model_store.acquisition.choice import RANDOM
 from training.data import load
 from training.fit import find_device
@@ -28,11 +28,11 @@ STARTS: dict[str, tuple[Start, ...]] = {
     "mnist-active-mle": ("cold",),
     "mnist-active-bhn-shifted": ("warm",),
 }
-CHOSEN_BY = {"mnist-active-mle": "entropy"}  # the others by BALD, which is 0 of one network
+CHOSEN_BY = {"mnist-active-mle": "entropy"}  # others use BALD, which is 0 for a single network
 
 
 def measure(base: str, start: Start, acquisition: str, seed: int, runs: Path) -> Measured:
-    recipe = recipe_with(base, seed)
+    recipe = load_recipe(base, seed)
     data = load(recipe, data_root())
     folder = runs / f"{base}-{recipe.digest()[:12]}-{data.digest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,13 +42,13 @@ def measure(base: str, start: Start, acquisition: str, seed: int, runs: Path) ->
     needed = count_needed(rounds, ACCURACY, recipe.task)
     values = {
         "labels": float(needed.labels if needed.is_reached else needed.labels + PROTOCOL.batch),
-        "labels_at": [done.labels for done in rounds],
-        "accuracies": [round(100 * done.metric, 2) for done in rounds],
+        "labels_at": [step.labels for step in rounds],
+        "accuracies": [round(100 * step.metric, 2) for step in rounds],
     }
     return Measured(values, data.digest()[:16])
 
 
-def rows_of(base: str) -> dict[str, tuple[str, Start, str]]:
+def make_rows(base: str) -> dict[str, tuple[str, Start, str]]:
     name = base.removeprefix("mnist-active-")
     acquisitions = (CHOSEN_BY.get(base, "bald"), RANDOM)
     return {
@@ -62,15 +62,19 @@ def _conclude(results: Results) -> str:
     saved, ahead = [], []
     for row, cells in results.items():
         arm, _, acquisition = row.rpartition("-")
-        others = results[f"{arm}-{RANDOM}"]
-        if acquisition != RANDOM and counts(cells) and counts(others):
-            low, high = difference_interval(values_of(others, "labels"), values_of(cells, "labels"))
-            known = min(values_of(cells, "labels") + values_of(others, "labels")) <= END.labels
+        control = results[f"{arm}-{RANDOM}"]
+        if acquisition != RANDOM and counts(cells) and counts(control):
+            low, high = difference_interval(
+                column_values(control, "labels"), column_values(cells, "labels")
+            )
+            known = (
+                min(column_values(cells, "labels") + column_values(control, "labels")) <= END.labels
+            )
             saved.append(f"`{row}` {low:.0f} to {high:.0f}" if known else f"`{row}` not known")
-            rounds = min(len(cell.measured.values["accuracies"]) for cell in [*cells, *others])
+            rounds = min(len(cell.measured.values["accuracies"]) for cell in [*cells, *control])
             last, random_last = (
-                [cell.measured.values["accuracies"][rounds - 1] for cell in of]
-                for of in (cells, others)
+                [cell.measured.values["accuracies"][rounds - 1] for cell in seeds]
+                for seeds in (cells, control)
             )
             low, high = difference_interval(last, random_last)
             labels = cells[0].measured.values["labels_at"][rounds - 1]
@@ -84,7 +88,7 @@ def _conclude(results: Results) -> str:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Draw mean accuracies against labels, random choice dashed."""
+    """Plot mean accuracies against labels, with random choice dashed."""
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
     colors: dict[str, str] = {}
     for row, cells in results.items():
@@ -112,7 +116,7 @@ FIGURE_4 = Target(
         f"rows; a seed that needs more than {END.labels} counts as {END.labels + PROTOCOL.batch}. "
         "`bhn-shifted` shifts images in training, which the paper does not."
     ),
-    rows={row: partial(measure, *of) for base in STARTS for row, of in rows_of(base).items()},
+    rows={row: partial(measure, *args) for base in STARTS for row, args in make_rows(base).items()},
     columns={"labels": Column("labels needed", 0)},
     draw=_draw,
     conclude=_conclude,

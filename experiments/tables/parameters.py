@@ -15,7 +15,7 @@ from scipy import stats
 from torch import nn
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import measured_of
+from experiments.measures import make_measured
 from experiments.tables import toys
 from training import recipe as recipes
 from training.bayes.diagnostics import bound
@@ -28,12 +28,12 @@ from training.seeds import Stream
 
 DRAWS = 1000
 LEVEL = 0.05
-PAIRED = 100  # numbers of theta, at most, whose pairs are tested
-SHOWN = 4  # of them in a scatter matrix
+PAIRED = 100  # numbers of theta whose pairs are tested
+SHOWN = 4  # numbers in a scatter matrix
 
-EDGE, STEP = 5.0, 0.01  # of the grid over weights
-EVALUATIONS = 100  # of a bound, by ten draws each
-IDENTITIES = {"": (100, 0.3), " few": (30, 1.0)}  # rows, and the noise's deviation
+EDGE, STEP = 5.0, 0.01  # grid over weights
+EVALUATIONS = 100  # per bound, with ten draws each
+IDENTITIES = {"": (100, 0.3), " few": (30, 1.0)}  # rows, and standard deviation of the noise
 PRODUCTS: dict[str, dict[str, Any]] = {
     "bbb-gaussian": {"method": "bbb-gaussian", "posterior": {"initial_log_std": 0.0}},
     **{
@@ -52,7 +52,7 @@ def product(_: Sequence[int], __: int) -> nn.Module:
     return nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
 
 
-def theta_of(fitted: Fitted) -> Float64[np.ndarray, "K D"]:
+def draw_theta(fitted: Fitted) -> Float64[np.ndarray, "K D"]:
     posterior = fitted.model.cpu().eval().posterior
     with torch.no_grad():
         eps = noise(posterior, DRAWS, fitted.recipe.seed, Stream.VALIDATION_NOISE)
@@ -68,9 +68,9 @@ def measure_product(method: str, identity: str, seed: int, runs: Path) -> Measur
     rows, noise_std = IDENTITIES[identity]
     data = toys.dataset(partial(draw_identity, noise_std), rows, seed)
     changes = {"name": f"product-{method}", "network": {"factory": f"{__name__}:product"}}
-    recipe = recipe_of_toy(method, seed, {**PRODUCTS[method], **changes})
+    recipe = make_toy_recipe(method, seed, {**PRODUCTS[method], **changes})
     fitted = fit(recipe, data, runs=runs, quiet=True)
-    theta = theta_of(fitted)
+    theta = draw_theta(fitted)
     positive = float((theta[:, 0] > 0).mean())
     values = {
         "log_likelihood": float(fitted.log_likelihood(data.test).mean()),
@@ -78,12 +78,14 @@ def measure_product(method: str, identity: str, seed: int, runs: Path) -> Measur
         "lesser_mode": 100.0 * min(positive, 1.0 - positive),
         "theta": theta[:200].round(3).tolist(),
     }
-    return measured_of(fitted, values)
+    return make_measured(fitted, values)
 
 
 def divergence_from_exact(fitted: Fitted) -> float:
-    """Return KL(q || p) from the exact posterior under the noise that was fitted, in nats: the
-    log evidence, an integral over a grid of both weights, less the evidence lower bound."""
+    """Compute KL(q || p) for the exact posterior p under the fitted noise, in nats.
+
+    It is the log evidence, by quadrature over both weights, minus the evidence lower bound.
+    """
     model, rows = fitted.model.double().eval(), fitted.splits.train
     x, y = torch.from_numpy(rows.x).double(), torch.from_numpy(rows.y).double()
     edge = torch.arange(-EDGE, EDGE, STEP, dtype=torch.float64)
@@ -97,24 +99,24 @@ def divergence_from_exact(fitted: Fitted) -> float:
             joint.append(log_likelihood + posterior.log_prior(weights))
         bounds = [bound(model.float(), x, y, len(x), seed) for seed in range(EVALUATIONS)]
     log_evidence = torch.cat(joint).logsumexp(0).item() + 2 * math.log(STEP)
-    return log_evidence + len(x) * float(np.mean([of["negative_elbo"] for of in bounds]))
+    return log_evidence + len(x) * float(np.mean([result["negative_elbo"] for result in bounds]))
 
 
-def recipe_of_toy(method: str, seed: int, changes: dict[str, Any]) -> Recipe:
-    base = toys.recipe_of("mle", 1, seed).model_dump(exclude_unset=True)
+def make_toy_recipe(method: str, seed: int, changes: dict[str, Any]) -> Recipe:
+    base = toys.make_recipe("mle", 1, seed).model_dump(exclude_unset=True)
     return recipes.validate({**base, **changes}, method)
 
 
 def measure_correlations(method: str, seed: int, runs: Path) -> Measured:
-    """Of the fit that `toy-sines` shows."""
+    """Measure the correlations of theta in the fit of `toy-sines`."""
     rows, units = toys.SINES_ROWS, toys.SINES_UNITS
     data = toys.dataset(toys.draw_sines, rows, seed)
-    fitted = fit(toys.recipe_of(method, units, seed), data, runs=runs, quiet=True)
-    theta = theta_of(fitted)
+    fitted = fit(toys.make_recipe(method, units, seed), data, runs=runs, quiet=True)
+    theta = draw_theta(fitted)
     theta = theta[:, np.linspace(0, theta.shape[1] - 1, PAIRED).astype(int)]
     values = p_values(theta)
     shares, _ = np.histogram(values, bins=20, range=(0.0, 1.0))
-    return measured_of(
+    return make_measured(
         fitted,
         {
             "correlated": 100.0 * float((values < LEVEL).mean()),
@@ -125,7 +127,7 @@ def measure_correlations(method: str, seed: int, runs: Path) -> Measured:
 
 
 def p_values(theta: Float64[np.ndarray, "K D"]) -> Float64[np.ndarray, "P"]:
-    """Return the p-value of Pearson's correlation for every pair of columns."""
+    """Compute the p-value of Pearson's correlation for every pair of columns."""
     draws, size = theta.shape
     first, second = np.triu_indices(size, 1)
     r = np.corrcoef(theta, rowvar=False)[first, second].clip(-1 + 1e-12, 1 - 1e-12)
@@ -147,8 +149,8 @@ def _draw_products(target: Target, results: Results) -> Figure:
             w = np.linspace(*ends, 100)
             axis.plot(w, 1.0 / w, "--", color="C3", linewidth=1)
         if cells:
-            shown = max((cell.measured.values for cell in cells), key=lambda of: of["lesser_mode"])
-            axis.plot(*np.array(shown["theta"]).T, ".", markersize=3, alpha=0.5)
+            best = max((cell.measured.values for cell in cells), key=lambda v: v["lesser_mode"])
+            axis.plot(*np.array(best["theta"]).T, ".", markersize=3, alpha=0.5)
         axis.set(title=row, xlabel="w1", xlim=(-3, 3), ylim=(-3, 3), aspect="equal")
     for axis in axes[:, 0]:
         axis.set_ylabel("w2")
@@ -157,7 +159,7 @@ def _draw_products(target: Target, results: Results) -> Figure:
 
 
 def _draw_correlations(target: Target, results: Results) -> Figure:
-    """Draw p-values of all seeds, and pairs of a few parameters of the first."""
+    """Plot the p-values of all seeds, and pairs of a few parameters of the first seed."""
     figure = plt.figure(figsize=(4 * len(results), 7.2), layout="constrained")
     parts = figure.subfigures(1, len(results), squeeze=False)[0]
     for part, (row, cells) in zip(parts, results.items(), strict=True):

@@ -17,9 +17,9 @@ from experiments.cells import (
     Target,
     mean_and_spread,
 )
-from experiments.measures import measured_of
-from experiments.pages import values_of
-from experiments.tables.accuracy import WIDE_SPIKE, layers, recipe_of
+from experiments.measures import make_measured
+from experiments.pages import column_values
+from experiments.tables.accuracy import WIDE_SPIKE, layers, make_recipe
 from model_store.artifacts.store import ModelStore
 from training.fit import fit, publish
 from training.publishing.derive import prune_version
@@ -30,18 +30,18 @@ ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of the weight
 EDGES = np.linspace(-80.0, 60.0, 141)  # dB
 DECIBELS = "signal-to-noise ratio, dB"
 UNITS = 1200
-FITS: dict[str, dict[str, Any]] = {  # of `weight-uncertainty`
+FITS: dict[str, dict[str, Any]] = {  # shared with `weight-uncertainty`
     "": layers(UNITS),
     "wide-": layers(400) | WIDE_SPIKE,
 }
 
 
 def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Measured:
-    recipe = recipe_of("mnist-bbb-mixture", seed, **changes)
+    recipe = make_recipe("mnist-bbb-mixture", seed, **changes)
     fitted = fit(recipe, runs=runs, quiet=True)
     assert fitted.folder is not None
     store = ModelStore(fitted.folder / "models")  # shared by all rows
-    publish(replace(fitted, folder=None), store)  # once, and the checkpoint is kept
+    publish(replace(fitted, folder=None), store)  # without its folder, so that the checkpoint stays
     parent = open_parent(store, recipe.name, "model")
     model = parent.model()
     ratio = signal_to_noise(model)[is_weight(model)].double().numpy()
@@ -56,11 +56,11 @@ def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Mea
         "time": 100 * facts.request_ms / facts.parent_request_ms,
         "density": np.histogram(decibels, EDGES, density=True)[0].round(6).tolist(),
     }
-    return measured_of(fitted, values)
+    return make_measured(fitted, values)
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Draw density and CDF of the ratio by seed, and the error against what was removed."""
+    """Plot the ratio's density and CDF by seed, and the error against the share removed."""
     figure, (density, cdf, error) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for color, kind in enumerate(FITS):
         known = {p: results.get(f"{kind}{p}", []) for p in ERRORS}
@@ -69,10 +69,10 @@ def _draw(target: Target, results: Results) -> Figure:
             continue
         label = kind.removesuffix("-") or "the recipe"
         for cell in next(iter(known.values())):
-            found = np.array(cell.measured.values["density"])
-            density.stairs(found, EDGES, color=f"C{color}", alpha=0.7)
-            cdf.plot(EDGES[1:], np.cumsum(found * np.diff(EDGES)), color=f"C{color}", alpha=0.7)
-        errors = [mean_and_spread(values_of(cells, "error")) for cells in known.values()]
+            heights = np.array(cell.measured.values["density"])
+            density.stairs(heights, EDGES, color=f"C{color}", alpha=0.7)
+            cdf.plot(EDGES[1:], np.cumsum(heights * np.diff(EDGES)), color=f"C{color}", alpha=0.7)
+        errors = [mean_and_spread(column_values(cells, "error")) for cells in known.values()]
         means, spreads = zip(*errors, strict=True)
         error.errorbar([*known], means, yerr=spreads, fmt="o-", capsize=3, label=label)
     density.set(xlabel=DECIBELS, ylabel="density")

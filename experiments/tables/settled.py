@@ -1,4 +1,4 @@
-"""Compare the bounds of fits that are called settled with fits of ten times as many epochs."""
+"""Compare the bounds of fits that count as settled with fits of ten times as many epochs."""
 
 import json
 from dataclasses import replace
@@ -11,8 +11,8 @@ import torch
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import recipe_with
-from experiments.pages import count, draw_columns, values_of
+from experiments.measures import load_recipe
+from experiments.pages import column_values, count, draw_columns
 from model_store.state.live import wilson_interval
 from training.bayes.diagnostics import bound
 from training.fit import Fitted, fit
@@ -21,10 +21,10 @@ from training.fitting.steps import full_kl_weight
 from training.recipe import Recipe, TrainingSection
 
 TIMES, NEAR = 10, 0.02
-EVALUATIONS = 10  # of a bound, each with draws of its own
+EVALUATIONS = 10  # per bound, each with different draws
 IMAGES, LINEAR = "digits", " linear"
 SETS = (IMAGES, "yacht", "wine-quality-red", f"bostonHousing{LINEAR}")
-BOUNDED = (  # methods that have a bound to converge to
+BOUNDED = (  # methods with a bound
     "bbb-gaussian",
     "bbb-mixture",
     "mvn",
@@ -37,15 +37,14 @@ HELD_OUT = {"validation_rows": 30, "reference_rows": 20, "ranking_rows": 39}
 BATCH_ROWS = 32
 
 
-def recipe_of(data: str, method: str, seed: int, epochs: int | None = None) -> Recipe:
-    """Return the recipe that comes with the digits; of a table, the documented defaults for a
-    network of one hidden layer or of none."""
+def make_recipe(data: str, method: str, seed: int, epochs: int | None = None) -> Recipe:
+    """Make the recipe: for digits that of the repository, for tables the documented defaults."""
     if data == IMAGES:
-        told = {} if epochs is None else {"epochs": epochs}
-        return recipe_with(f"{data}-{method}", seed, training=told)
+        training = {} if epochs is None else {"epochs": epochs}
+        return load_recipe(f"{data}-{method}", seed, training=training)
     factory = "summed" if method in ("bhn-realnvp", "bhn-iaf") else "linear"
     linear = {"hidden": None, "factory": f"experiments.certify.exact:{factory}"}
-    return recipe_with(
+    return load_recipe(
         "uci-concrete",
         seed,
         name=f"{data}-{method}".replace(" ", "-"),
@@ -58,19 +57,21 @@ def recipe_of(data: str, method: str, seed: int, epochs: int | None = None) -> R
 
 
 def measure(data: str, method: str, seed: int, runs: Path) -> Measured:
-    first = fit(recipe_of(data, method, seed), runs=runs, quiet=True)
-    values = values_of_fit(first)
+    first = fit(make_recipe(data, method, seed), runs=runs, quiet=True)
+    values = measure_bound(first)
     if values["settled"]:
         epochs = TIMES * int(values["epochs"])
-        longer = fit(recipe_of(data, method, seed, epochs), runs=runs, quiet=True)
-        values |= compare(values, values_of_fit(longer))
+        longer = fit(make_recipe(data, method, seed, epochs), runs=runs, quiet=True)
+        values |= compare(values, measure_bound(longer))
         longer.discard_checkpoint()
     first.discard_checkpoint()
-    return Measured(values, first.data.digest()[:16])  # level or not: that is what is asked
+    return Measured(
+        values, first.data.digest()[:16]
+    )  # `moving` stays empty: level curves are the question here
 
 
-def values_of_fit(fitted: Fitted) -> dict[str, Any]:
-    """Return the minimised bound, its Monte Carlo error, and the verdict on convergence."""
+def measure_bound(fitted: Fitted) -> dict[str, Any]:
+    """Measure the minimised bound and its Monte Carlo error, and read the convergence report."""
     assert fitted.folder is not None
     facts, train = fitted.provenance.convergence or {}, fitted.splits.train
     x, y = torch.from_numpy(train.x), torch.from_numpy(train.y)
@@ -93,8 +94,7 @@ def values_of_fit(fitted: Fitted) -> dict[str, Any]:
 
 
 def compare(first: dict[str, Any], longer: dict[str, Any]) -> dict[str, Any]:
-    """Return how far a fit's bound lies above that of a longer one: in % of this, and of what this
-    is below a guess."""
+    """Compare a fit's bound with that of a longer fit, in % of the longer fit's bound and gain."""
     above = first["bound"] - longer["bound"]
     return {
         "above": 100 * above / abs(longer["bound"]),
@@ -106,7 +106,7 @@ def compare(first: dict[str, Any], longer: dict[str, Any]) -> dict[str, Any]:
 
 def conclude(results: Results) -> str:
     cells = [cell for row in results.values() for cell in row]
-    near = values_of(cells, "near")
+    near = column_values(cells, "near")
     called = f"{len(near)} of {len(cells)} fits were called settled"
     if not near:
         return f"{called}: none could be held against a longer one."
@@ -121,8 +121,8 @@ def worst(values: list[float]) -> str:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    drawn = {key: target.columns[key] for key in ("fall", "above")}
-    return draw_columns(replace(target, columns=drawn), results)
+    columns = {key: target.columns[key] for key in ("fall", "above")}
+    return draw_columns(replace(target, columns=columns), results)
 
 
 SETTLED = Target(

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import measured_of
+from experiments.measures import make_measured
 from experiments.pages import first_seeds, panels
 from training import recipe as recipes
 from training.data import Dataset, Rows
@@ -18,10 +18,10 @@ from training.fit import fit
 from training.recipe import Recipe
 
 QUARTILES = (25, 50, 75)
-HELD_OUT = {"validation_rows": 18, "reference_rows": 1, "ranking_rows": 1}  # nothing is calibrated
+HELD_OUT = {"validation_rows": 18, "reference_rows": 1, "ranking_rows": 1}  # no calibration here
 GRID = 121
 SINES_ROWS, SINES_UNITS = 200, 100
-MOST_EPOCHS = 6000
+MAX_EPOCHS = 6000
 CUBIC_ROWS, CUBIC_EPOCHS = 20, 30_000  # an epoch is one step
 TEMPERED = "bbb-gaussian", "bhn-scales", "bhn-weights", "variational-hypernet"
 METHODS: dict[str, dict[str, Any]] = {
@@ -65,11 +65,11 @@ def dataset(draw: Draw, rows: int, seed: int) -> Dataset:
     return Dataset(train, test, (1,), (), float(train.x.min()), float(train.x.max()))
 
 
-def recipe_of(
+def make_recipe(
     method: str,
     units: int,
     seed: int,
-    epochs: int = MOST_EPOCHS,
+    epochs: int = MAX_EPOCHS,
     kl_weight: float | None = None,
 ) -> Recipe:
     content: dict[str, Any] = {
@@ -105,7 +105,7 @@ def measure(
     runs: Path,
 ) -> Measured:
     data = dataset(draw, rows, seed)
-    recipe = recipe_of(method, units, seed, epochs, kl_weight)
+    recipe = make_recipe(method, units, seed, epochs, kl_weight)
     fitted = fit(recipe, data, runs=runs, quiet=True)
     grid = np.linspace(*ends, GRID)
     means = fitted.outputs(grid[:, None].astype(np.float32))[..., 0].astype(np.float64)
@@ -118,11 +118,11 @@ def measure(
         "curves": [curve.round(4).tolist() for curve in (grid, low, median, high)],
         "rows": [data.train.x[:rows, 0].tolist(), data.train.y[:rows].tolist()],
     }
-    return measured_of(fitted, values)
+    return make_measured(fitted, values)
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Draw each method's median and interquartile range over draws, of the first seed."""
+    """Plot each method's median and interquartile range over draws, of the first seed."""
     measured = first_seeds(results)
     across = min(4, len(measured))
     figure, axes = panels(len(measured), across, max(8, 3.2 * across), 2.8, margin=0.5)
@@ -145,7 +145,7 @@ def _target(
     rows: int,
     units: int,
     ends: tuple[float, float],
-    epochs: int = MOST_EPOCHS,
+    epochs: int = MAX_EPOCHS,
     tempered: Sequence[str] = (),
     protocol: str = "",
     remarks: str = "",

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import measure_fit, recipe_with, values_of
+from experiments.measures import load_recipe, measure_fit, measure_rows
 from experiments.pages import count, dots, panels
 from training import recipe as recipes
 from training.data import load
@@ -22,7 +22,7 @@ from training.recipe import DataSection
 
 STEPS = 20_000  # by validation rows no worse than 5,000 on each of four sets, and mostly better
 WIDE, WIDE_UNITS, UNITS = "protein-tertiary-structure", 100, 50
-MOST_EPOCHS = "training.max_epochs"  # named where a fit did not end before
+MAX_EPOCHS = "training.max_epochs"  # stopping reason of fits that reach it
 DROPOUT = {"rate": 0.05, "prior_std": 1.0}
 METHODS: dict[str, dict[str, Any]] = {
     **{
@@ -57,16 +57,16 @@ PUBLISHED = {
 
 
 def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
-    """A tenth of a split's training rows validate, and a few calibrate."""
+    """Fit a split, with a tenth of its training rows for validation and a few for calibration."""
     rows = len((data_root() / "uci" / name / f"index_train_{split}.txt").read_text().split())
     calibration = {"reference_rows": 10, "ranking_rows": 19}
-    kept = rows - rows // 10 - sum(calibration.values())
-    epochs = max(1, round(STEPS / (kept // 32)))
+    train_rows = rows - rows // 10 - sum(calibration.values())
+    epochs = max(1, round(STEPS / (train_rows // 32)))
     changes = METHODS[method]
     training = {"epochs": epochs, "batch_rows": 32, **changes.get("training", {})}
     if method != "bhn-realnvp":
         training["kl_ramp_epochs"] = None
-    recipe = recipe_with(
+    recipe = load_recipe(
         "uci-concrete",
         0,
         name=f"{name}-{method}",
@@ -79,7 +79,7 @@ def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Draw a plot of log-likelihoods for each set that is measured."""
+    """Plot the log-likelihoods of each measured set."""
     by_set = {
         name: {row: cells for row, cells in results.items() if row.startswith(f"{name}-")}
         for name in PUBLISHED
@@ -128,38 +128,42 @@ UCI = Target(
 
 
 def _fit_default(name: str, split: int, runs: Path) -> Measured:
-    """Fit what `dubito fit --data` would to a split's training rows, a table in a file."""
+    """Fit a split's training rows, stored in a file, as `dubito fit --data` does."""
     source = {"source": f"uci:uci/{name}", "split": split}
     few = {"validation_rows": 10, "reference_rows": 10, "ranking_rows": 19}
-    train = load(recipe_with("uci-concrete", 0, data=source | few), data_root()).train
+    train = load(load_recipe("uci-concrete", 0, data=source | few), data_root()).train
     path = runs / f"{name}-{split}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     header = ",".join([*(f"x{i}" for i in range(train.x.shape[1])), "y"])
     table = np.column_stack([train.x, train.y])
     np.savetxt(path, table, "%.9g", ",", header=header, comments="")
     section = DataSection(source=f"csv:{path.name}", target="y")
-    found = findings_of(section, runs, "regression")
-    plan = plan_of(replace(found, has_test=True), section, f"{name}-default", None)
+    findings = findings_of(section, runs, "regression")
+    plan = plan_of(replace(findings, has_test=True), section, f"{name}-default", None)
     content = plan.recipe.model_dump(exclude_unset=True)
     content["data"] = {**content["data"], **source, "target": None}
     fitted = fit(recipes.validate(content, name), runs=runs, quiet=True)
-    ends = float(MOST_EPOCHS in (fitted.provenance.stopped or ""))
-    values = values_of(fitted, fitted.data.test) | {"ends_at_most": ends}
-    return Measured(values, fitted.data.digest()[:16])  # of the default, levelled off or not
+    ends = float(MAX_EPOCHS in (fitted.provenance.stopped or ""))
+    values = measure_rows(fitted, fitted.data.test) | {"ends_at_most": ends}
+    return Measured(
+        values, fitted.data.digest()[:16]
+    )  # `moving` stays empty: defaults count, level or not
 
 
 def _above(results: Results) -> str:
-    known = {name: [cell.measured.values for cell in of] for name, of in results.items() if of}
+    measured = {
+        name: [cell.measured.values for cell in cells] for name, cells in results.items() if cells
+    }
     above = [
         name
-        for name, of in known.items()
-        if np.mean([values["log_likelihood"] for values in of]) > PUBLISHED[name][1]
+        for name, seeds in measured.items()
+        if np.mean([values["log_likelihood"] for values in seeds]) > PUBLISHED[name][1]
     ]
-    return f"In likelihood above the figure in brackets: {len(above)} of {len(known)}."
+    return f"In likelihood above the figure in brackets: {len(above)} of {len(measured)}."
 
 
 def _draw_defaults(target: Target, results: Results) -> Figure:
-    """Draw log-likelihoods, each on an axis of its own."""
+    """Plot the log-likelihoods of each set on a separate axis."""
     figure, axes = panels(len(results), 3, 12, 4 / 3, share=False)
     for axis, (name, cells) in zip(axes, results.items(), strict=True):
         dots(axis, target, {name: cells}, "log_likelihood")

@@ -10,8 +10,8 @@ from jaxtyping import Bool
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target, mean_and_spread
-from experiments.measures import measured_of, published, recipe_with
-from experiments.pages import values_of
+from experiments.measures import load_recipe, make_measured, published
+from experiments.pages import column_values
 from experiments.tables.accuracy import HELD_OUT
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
@@ -35,7 +35,7 @@ WHY = {"doubt": "by doubt alone", "undecided": "by doubt or the flag"}
 
 
 def measure(method: str, seed: int, runs: Path) -> Measured:
-    recipe = recipe_with(
+    recipe = load_recipe(
         f"mnist-{method}",
         seed,
         data=HELD_OUT,
@@ -58,7 +58,7 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
         if name == TEST and not undecided.all():
             wrong = prediction.scores.labels != test.y
             values["answered_wrong"] = 100 * float(wrong[~undecided].mean())
-    return measured_of(fitted, values)
+    return make_measured(fitted, values)
 
 
 def sets_of(model: Model, test: Rows, seed: int) -> dict[str, np.ndarray]:
@@ -83,7 +83,7 @@ def _draw(target: Target, results: Results) -> Figure:
     width = 0.8 / len(results)
     for axis, (key, title) in zip(axes, WHY.items(), strict=True):
         for i, (row, cells) in enumerate(results.items()):
-            found = [mean_and_spread(values_of(cells, f"{key}_{name}")) for name in SETS]
+            found = [mean_and_spread(column_values(cells, f"{key}_{name}")) for name in SETS]
             means, spreads = zip(*found, strict=True)
             places = np.arange(len(SETS)) + (i + 0.5) * width - 0.4
             axis.bar(places, means, width, yerr=spreads, capsize=3, label=row)

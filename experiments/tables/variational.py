@@ -11,12 +11,12 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import measured_of, recipe_with
+from experiments.measures import load_recipe, make_measured
 from experiments.tables.detection import (
     ROWS,
     draw_attacked,
     evaluated,
-    values_of_fgsm,
+    read_fgsm,
 )
 from model_store.scores.classification import Scores
 from training.data import Rows
@@ -34,7 +34,7 @@ OTHER = "notmnist"
 def measure(row: str, seed: int, runs: Path) -> Measured:
     base = "mnist-mle" if row == POINT else "mnist-variational-hypernet"
     training = {} if row == POINT else {"kl_weight": float(row) / BATCH_ROWS}
-    recipe = recipe_with(base, seed, network={"hidden": [100]}, training=training)
+    recipe = load_recipe(base, seed, network={"hidden": [100]}, training=training)
     fitted, report = evaluated(recipe, runs, (f"{OTHER}=idx:{OTHER}",), attacks=True)
     images = read_idx(find_idx(data_root() / OTHER, "t10k-images-idx3-ubyte"), 3)
     values: dict[str, Any] = {
@@ -43,14 +43,14 @@ def measure(row: str, seed: int, runs: Path) -> Measured:
         "auroc": 100 * report["outliers"][OTHER]["scores"]["entropy"]["auroc"],
     }
     for name, x in {"test": fitted.data.test.x, OTHER: images.reshape(len(images), -1)}.items():
-        entropies = entropy_of(fitted, x[:ROWS])
+        entropies = compute_entropy(fitted, x[:ROWS])
         values[f"entropy_{name}"] = float(entropies.mean())
         values[f"quantiles_{name}"] = np.quantile(entropies, QUANTILES).round(4).tolist()
-    values |= values_of_fgsm(report)
-    return measured_of(fitted, values)
+    values |= read_fgsm(report)
+    return make_measured(fitted, values)
 
 
-def entropy_of(fitted: Fitted, x: np.ndarray) -> Float[np.ndarray, "N"]:
+def compute_entropy(fitted: Fitted, x: np.ndarray) -> Float[np.ndarray, "N"]:
     scores, _ = fitted.score(Rows(x, np.zeros(len(x), dtype=np.int64)))
     assert isinstance(scores, Scores)
     return scores.entropy

@@ -17,9 +17,9 @@ from experiments import measures
 from experiments.active.protocol import End, Protocol
 from experiments.cells import Cell, Column, Measured, Target, measure_missing
 from experiments.certify import chains, moons
-from experiments.command import known_targets
+from experiments.command import load_targets
 from experiments.findings import Claim, difference_interval, findings_page, read_claims
-from experiments.measures import recipe_with
+from experiments.measures import load_recipe
 from experiments.pages import OLDER, draw_columns, write_pages
 from experiments.tables import (
     alpha,
@@ -106,7 +106,7 @@ def test_a_cell_that_cannot_be_measured_is_told_and_the_others_are(tmp_path, cap
         "b": 0,
         "c": 3,
     }
-    assert "table: b, seed 2 is not measured: data.source: expected a folder" in caplog.text
+    assert "table: b, seed 2 was not measured: data.source: expected a folder" in caplog.text
 
 
 def test_a_cell_that_another_process_works_on_is_left_to_it(tmp_path):
@@ -167,7 +167,7 @@ def test_a_row_counts_whose_curves_are_level_but_for_the_lesser_part(tmp_path):
 def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
     listed = capsys.readouterr().out
-    for name, target in known_targets().items():
+    for name, target in load_targets().items():
         assert f"{name} " in listed
         assert {*target.papers} <= {*target.rows}
         assert all({*of} <= {*target.columns} for of in target.papers.values())
@@ -176,14 +176,14 @@ def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
 
 
 def test_targets_that_publish_their_fits_come_after_those_that_share_them():
-    names = [*known_targets()]
+    names = [*load_targets()]
     assert names.index("table-1") < names.index("table-2")
     assert names.index("weight-uncertainty") < names.index("pruning")
 
 
 def test_some_rows_of_a_target_are_named_by_a_pattern(tmp_path, capsys):
     assert main(["reproduce", "uci/yacht-*", "--list", "--out", str(tmp_path)]) == 0
-    target = known_targets()["uci"]
+    target = load_targets()["uci"]
     rows = [row for row in target.rows if row.startswith("yacht-")]
     assert f" of {len(rows) * target.seeds:4} " in capsys.readouterr().out
     assert main(["reproduce", "uci/venus-*", "--list", "--out", str(tmp_path)]) == 2
@@ -192,7 +192,7 @@ def test_some_rows_of_a_target_are_named_by_a_pattern(tmp_path, capsys):
 
 @pytest.mark.fits
 def test_a_toy_is_fitted_and_drawn(tmp_path):
-    target = known_targets()["toy-cubic"]
+    target = load_targets()["toy-cubic"]
     target = replace(target, rows={"mle": target.rows["mle"]}, seeds=1)
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
     (cell,) = target.results(tmp_path)["mle"]
@@ -240,7 +240,7 @@ def test_table_2_says_what_each_detector_finds_and_what_gets_past_all():
         Cell(detection.OF_DETECTORS, seed, Measured(values, ""), 1.0, "", 1, {})
         for seed in range(3)
     ]
-    target = known_targets()["table-2"]
+    target = load_targets()["table-2"]
     assert target.conclude is not None
     told = target.conclude({detection.OF_DETECTORS: cells}).splitlines()
     assert "| | bald | residual |" in told
@@ -270,7 +270,7 @@ def test_the_interval_of_a_difference_is_welch_s():
 
 
 def test_every_claim_is_of_rows_that_there_are():
-    targets = known_targets()
+    targets = load_targets()
     for claim in read_claims():
         assert {row for pair in claim.pairs for row in pair} <= {*targets[claim.target].rows}
 
@@ -334,14 +334,14 @@ def test_only_a_fit_that_is_called_settled_is_made_again_for_ten_times_as_many_e
         def discard_checkpoint(self):
             pass
 
-    def values_of(fitted):
+    def column_values(fitted):
         is_longer = fitted.epochs is not None
         bound = -0.5 - (0.011 / fitted.seed if is_longer else 0.0)
         values = {"bound": bound, "bound_error": 0.0, "guess": 0.5, "fall": 0.1, "says": ""}
         return {**values, "epochs": 30.0, "settled": float(fitted.seed > 0)}
 
     monkeypatch.setattr(settled, "fit", lambda recipe, **_: Made(recipe))
-    monkeypatch.setattr(settled, "values_of_fit", values_of)
+    monkeypatch.setattr(settled, "measure_bound", column_values)
     row = "yacht-mvn"
     target = replace(settled.SETTLED, rows={row: settled.SETTLED.rows[row]}, seeds=3)
     assert measure_missing([target], tmp_path, tmp_path, None, quiet=True) == 0
@@ -363,23 +363,23 @@ def test_only_a_fit_that_is_called_settled_is_made_again_for_ten_times_as_many_e
 
 def test_a_table_s_fit_that_may_settle_has_the_documented_defaults():
     for data, method in product(settled.SETS, settled.BOUNDED):
-        recipe = settled.recipe_of(data, method, 3)
+        recipe = settled.make_recipe(data, method, 3)
         assert (recipe.method, recipe.seed) == (method, 3)
         if data != settled.IMAGES:
             assert recipe.training == TrainingSection(batch_rows=settled.BATCH_ROWS)
             assert recipe.posterior == METHODS[method]()
             assert recipe.data.split == 3
-        longer = settled.recipe_of(data, method, 3, epochs=7)
+        longer = settled.make_recipe(data, method, 3, epochs=7)
         training = recipe.training.model_copy(update={"epochs": 7})
         assert longer == recipe.model_copy(update={"training": training})
 
 
 @pytest.mark.fits
 def test_the_bound_of_a_fit_is_the_one_that_it_minimised(tmp_path):
-    recipe = settled.recipe_of("digits", "bbb-gaussian", 0, epochs=3)
+    recipe = settled.make_recipe("digits", "bbb-gaussian", 0, epochs=3)
     fitted = fit(recipe, runs=tmp_path, quiet=True)
     facts = fitted.provenance.convergence
-    values = settled.values_of_fit(fitted)
+    values = settled.measure_bound(fitted)
     expected = facts["nll"] + recipe.training.kl_weight * facts["kl"]
     error = values["bound_error"] + facts["negative_elbo_error"]
     assert values["bound"] == pytest.approx(expected, abs=5 * error)
@@ -401,7 +401,7 @@ def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_
 def test_the_divergence_from_the_exact_posterior_is_that_of_draws(tmp_path):
     changes = {**parameters.PRODUCTS["bhn-weights-0"], "training": {"epochs": 20, "batch_rows": 30}}
     network = {"factory": "experiments.tables.parameters:product"}
-    recipe = parameters.recipe_of_toy("product", 0, {**changes, "network": network})
+    recipe = parameters.make_toy_recipe("product", 0, {**changes, "network": network})
     data = toys.dataset(partial(parameters.draw_identity, 1.0), 30, 0)
     fitted = fit(recipe, data, runs=tmp_path, quiet=True)
     found = parameters.divergence_from_exact(fitted)
@@ -434,18 +434,18 @@ def test_which_method_is_measured_on_the_digits(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_path, monkeypatch):
     def short(method):
-        return lambda _, seed, **changes: recipe_with(
+        return lambda _, seed, **changes: load_recipe(
             f"digits-{method}",
             seed,
             data={"leave_out": changes.get("data", {}).get("leave_out", [])},
             training={"epochs": 8},
         )
 
-    monkeypatch.setattr(detection, "recipe_of", short("mle"))
+    monkeypatch.setattr(detection, "make_recipe", short("mle"))
     digit = detection.TABLE_3.rows["mlp"](3, tmp_path)
     assert {*digit.values} == {*detection.TABLE_3.columns}
     assert 50.0 < digit.values["variation_ratio"] < 100.0
-    monkeypatch.setattr(pruning, "recipe_of", short("bbb-mixture"))
+    monkeypatch.setattr(pruning, "make_recipe", short("bbb-mixture"))
     pruning.PRUNING.rows["0"](0, tmp_path)
     few = pruning.PRUNING.rows["95"](0, tmp_path).values
     [fitted] = tmp_path.glob("digits-bbb-mixture-*/models/digits-bbb-mixture")
@@ -460,9 +460,9 @@ def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_
 def test_dropout_by_alpha_is_attacked_and_timed(tmp_path, monkeypatch):
     def short(base, seed, **changes):
         training = changes.get("training", {}) | {"epochs": 2}
-        return recipe_with(base.replace("mnist", "digits"), seed, training=training)
+        return load_recipe(base.replace("mnist", "digits"), seed, training=training)
 
-    monkeypatch.setattr(alpha, "recipe_with", short)
+    monkeypatch.setattr(alpha, "load_recipe", short)
     for row in ("mlp", "alpha-0.5"):
         assert {*alpha.ALPHA.columns} < {*alpha.ALPHA.rows[row](0, tmp_path).values}
     assert alpha.ALPHA_DRAWS.rows["2"](0, tmp_path).values["seconds"] > 0.0
@@ -471,7 +471,7 @@ def test_dropout_by_alpha_is_attacked_and_timed(tmp_path, monkeypatch):
 @pytest.mark.fits
 def test_rows_are_undecided_by_doubt_or_by_the_flag(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        undecided, "recipe_with", lambda _, seed, **__: recipe_with("digits-mle", seed)
+        undecided, "load_recipe", lambda _, seed, **__: load_recipe("digits-mle", seed)
     )
     monkeypatch.setattr(undecided, "RISK", 0.1)
     monkeypatch.setattr(undecided, "OTHERS", ())
@@ -486,7 +486,7 @@ def test_rows_are_undecided_by_doubt_or_by_the_flag(tmp_path, monkeypatch):
 @pytest.mark.fits
 def test_labels_that_an_arm_needs_are_counted_to_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        labelling, "recipe_with", lambda _, seed: recipe_with("digits-dropout", seed)
+        labelling, "load_recipe", lambda _, seed: load_recipe("digits-dropout", seed)
     )
     monkeypatch.setattr(labelling, "PROTOCOL", Protocol(10, 10, 50, 5, 5, 1))
     monkeypatch.setattr(labelling, "END", End(30, labelling.ACCURACY))
@@ -511,7 +511,7 @@ def test_a_fit_that_ended_by_itself_may_rise_as_its_rates_decay(tmp_path, stoppe
     (tmp_path / "metrics.jsonl").write_text(lines)
     fitted = object.__new__(Fitted)  # of which no more is looked at
     vars(fitted).update(folder=tmp_path, provenance=SimpleNamespace(stopped=stopped))
-    assert measures.moving_of(fitted) == moving
+    assert measures.find_moving_curves(fitted) == moving
 
 
 def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():
@@ -543,7 +543,7 @@ def test_every_figure_of_a_report_is_kept_by_its_set_and_score():
         "outliers": {"noise": {"scores": scores}},
         "attacks": {"fgsm": {**attack, "error_detection": None}},
     }
-    values = detection.values_of_report(report)
+    values = detection.read_report(report)
     assert values["errors_bald"] == values["noise_bald"] == values["fgsm_bald"] == 70.0
     assert (values["accuracy"], values["flagged"], values["log_likelihood"]) == (90.0, 6.0, -0.3)
     assert (values["fgsm_accuracy"], values["fgsm_flagged"], values["fgsm_hits"]) == (0, 75, 25)

@@ -43,7 +43,7 @@ def test_first_labels_differ_by_seed_and_those_of_a_regression_are_any_rows():
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"), [(2, "at least 3"), (51, "from 1 to 50"), (0, "from 1 to 50")]
+    ("count", "expected"), [(2, "at least 3"), (51, "1 to 50"), (0, "1 to 50")]
 )
 def test_too_few_or_too_many_first_labels_are_refused(count, expected):
     with pytest.raises(InvalidInput, match=f"--initial: expected {expected}"):
@@ -52,7 +52,7 @@ def test_too_few_or_too_many_first_labels_are_refused(count, expected):
 
 def test_first_targets_that_are_all_the_same_are_refused():
     with pytest.raises(
-        InvalidInput, match="--initial: expected enough labels that not all are the same"
+        InvalidInput, match="--initial: expected enough labels to include two values"
     ):
         initial_labels(np.zeros(50, dtype=np.float32), 0, 10, 0)
 

@@ -244,12 +244,12 @@ def test_a_warm_start_goes_on_from_the_optimiser_too(tmp_path):
 @pytest.mark.parametrize(
     ("options", "changes", "says"),
     [
-        (["--initial", "5"], {}, "--initial: expected at least 10, one label of each class, got 5"),
-        (["--until", "10"], {}, "--until: expected at least 20, as many as --initial, got 10"),
+        (["--initial", "5"], {}, "--initial: expected at least 10, one label per class, got 5"),
+        (["--until", "10"], {}, "--until: expected at least 20 (--initial), got 10"),
         (
             ["--candidates", "9"],
             {},
-            "--candidates: expected at least 10, as many as --batch, got 9",
+            "--candidates: expected at least 10 (--batch), got 9",
         ),
         (["--batch", "0"], {}, "--batch: expected at least 1, got 0"),
         (["--race", "1.5"], {}, "--race: expected a number in (0, 1), got 1.5"),
@@ -258,9 +258,13 @@ def test_a_warm_start_goes_on_from_the_optimiser_too(tmp_path):
             {},
             "--target-accuracy: expected a number in (0, 1), got 95.0",
         ),
-        (["--target-rmse", "2"], {}, "--target-rmse: expected none for a classification"),
+        (
+            ["--target-rmse", "2"],
+            {},
+            "--target-rmse: expected --target-accuracy for a classification",
+        ),
         (["--acquisition", "variance"], {}, "acquisition: expected one of ["),
-        ([], {"method": "laplace"}, "method: expected a method that is fitted by steps"),
+        ([], {"method": "laplace"}, "method: expected a method fitted by steps"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_a_line(tmp_path, capsys, options, changes, says):
