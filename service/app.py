@@ -1,4 +1,4 @@
-"""The application: its routes, and the middleware that every request passes."""
+"""Assemble the application: routes and middleware."""
 
 import gc
 from collections.abc import AsyncIterator, Callable
@@ -63,11 +63,11 @@ def create_app(
     preflights: Path | None = None,
     spare: PreflightProcess | None = None,
 ) -> FastAPI:
-    """Return the application; it opens the model store when it starts.
+    """Create the application; it opens the model store when it starts.
 
     Args:
-        backend: where processes that serve as one share their state.
-        preflights: folder with the outcomes of their preflights.
+        backend: the state shared by the processes of the service.
+        preflights: folder with the shared outcomes of preflights.
         spare: a process for the first preflight, started ahead.
     """
     if settings.preflight_timeout_s > 0:
@@ -101,7 +101,7 @@ def _lifespan(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # Before preflights, which may take long
+        # This precedes preflights, which can take long.
         end_with_notice(context.ending, settings.shutdown_grace_s)
         await context.threads.loads(context.watcher.start)
         context.key_ring.start()
@@ -109,7 +109,7 @@ def _lifespan(
         if runs_jobs:
             context.runner.start()
         gc.collect()
-        # Objects that stay are not searched for garbage, which would stop all threads.
+        # Garbage collection blocks all threads, so permanent objects are excluded.
         gc.freeze()
         with trim_memory():
             yield
@@ -137,9 +137,9 @@ def _add_routes(app: FastAPI, context: Context) -> None:
     parts = [predict, acquire, examples, pool_files, new_jobs, jobs, labels, models]
     if context.key_ring.keys.has_administration:
         parts.append(admin)
-    tolerant = [health.router, problems.router]  # whose callers may add to the query
+    tolerant = [health.router, problems.router]  # these accept any query
     integrations = installed_integrations().values()
-    tolerant += [resolve_name(one.router) for one in integrations if one.router is not None]
+    tolerant += [resolve_name(i.router) for i in integrations if i.router is not None]
     if context.settings.page:
         tolerant.append(page.router)
         app.mount("/page", page.PageFiles())
@@ -156,7 +156,7 @@ def _add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> None:
-    """Add the middleware, the innermost first: a request passes the last one first."""
+    """Add the middleware, the innermost first."""
     settings, ring = context.settings, context.key_ring
     hosts, origins = settings.parse_allowed_hosts(), settings.parse_allowed_origins()
     integrations = installed_integrations().values()

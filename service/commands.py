@@ -1,7 +1,7 @@
-"""The commands of `python -m service`, which `dubito` has too: their options.
+"""The options of the commands of `python -m service`, which are also commands of `dubito`.
 
 A command's module is imported when the command runs, so that help and completion are fast. To add
-a command, add its options here, and its function where it belongs. An integration adds its own.
+a command, add its options here and its function to another module.
 """
 
 import argparse
@@ -20,9 +20,8 @@ OUT = "a folder or a bucket's URL, empty or of this job"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of the service and of its integrations."""
     serve = add_command(commands, "serve", "service.serve:serve", "serve the models of the store")
-    help = "port to listen on, in place of DUBITO_PORT (8000)"
+    help = "port to listen on, instead of DUBITO_PORT (8000)"
     serve.add_argument("--port", type=int, metavar="N", help=help)
     about = "predict a whole data set of Parquet files, without a service"
     score = add_command(commands, "score", "service.batch.command:score", about)
@@ -79,16 +78,15 @@ def restore(_: argparse.Namespace) -> None:
 def _add_key(commands: Commands) -> None:
     about = "make a key for DUBITO_KEYS_FILE"
     parser = add_command(commands, "key", "service.auth.keys:print_new_key", about)
-    parser.add_argument("name", metavar="NAME", help="what the log calls the key")
-    help = f"what it may do, with commas between: some of {SCOPES}"
+    parser.add_argument("name", metavar="NAME", help="name of the key in the log")
+    help = f"scopes, separated by commas, from {SCOPES}"
     parser.add_argument("--scopes", required=True, help=help)
-    help = "how long it is valid, such as 90d or 12h; else without end"
+    help = "time until it expires, such as 90d or 12h; never by default"
     parser.add_argument("--expires", metavar="SPAN", help=help)
 
 
 def _add_data_set(parser: argparse.ArgumentParser) -> None:
-    """Add what `score` and `rank` share."""
-    parser.description = f"{parser.description}. Started again, it goes on: docs/data-sets.md."
+    parser.description = f"{parser.description}. It resumes if interrupted: docs/data-sets.md."
     add = parser.add_argument
     help = "a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix"
     add("source", metavar="SRC", help=help)
@@ -96,16 +94,16 @@ def _add_data_set(parser: argparse.ArgumentParser) -> None:
     add("--version", metavar="V", help="a number or an alias (latest)", default="latest")
     help = "posterior draws; by default the model's own number"
     add("--num-samples", metavar="N", help=help, type=int)
-    help = "of the draws; by default one that nobody can foresee, kept in DST"
+    help = "seed of the draws; by default random, and stored in DST"
     add("--seed", metavar="S", help=help, type=int)
     add("--priors", metavar="JSON", help="shares of all classes, an object keyed by class")
     help = "processes, one thread each; by default one for each processor"
     add("--workers", metavar="N", help=help, type=int)
     help = "run on Ray: `local` starts it here, `auto` or host:port join a cluster"
     add("--ray", metavar="ADDRESS", help=help)
-    help = "of all rows, that may be unreadable"
+    help = "maximum share of unreadable rows"
     add("--max-rejects", metavar="SHARE", help=help, type=float, default=MAX_REJECTS)
-    help = "most rows of a part; by default 32768, fewer of wide rows"
+    help = "maximum rows per shard; by default 32768, fewer for wide rows"
     add("--shard-rows", metavar="N", help=help, type=int)
     add("--quiet", action="store_true", help="show no progress")
 
@@ -115,16 +113,16 @@ def _add_score_options(parser: argparse.ArgumentParser) -> None:
     add("--fpr", metavar="P", help="false-positive rate of the flag (0.05)", type=float)
     add("--fdr", metavar="P", help=argparse.SUPPRESS, type=float)
     add("--coverage", metavar="P", help="of prediction sets and intervals (0.95)", type=float)
-    help = "with which coverage is kept; by default on average"
+    help = "probability that the coverage holds; by default it holds on average"
     add("--confidence", metavar="P", help=help, type=float)
-    help = "abstain where a label is wrong with a larger probability"
+    help = "abstain if a label is wrong with a larger probability"
     add("--risk", metavar="P", help=help, type=float)
 
 
 def _add_rank_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-k", "--k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)")
-    add("--acquisition", metavar="NAME", help="what to choose rows by, as /acquire has it (bald)")
-    help = "of power_bald: rows are taken by chance, BALD^B their weights (1)"
+    add("--acquisition", metavar="NAME", help="score that ranks rows, as in /acquire (bald)")
+    help = "for power_bald: rows are drawn at random, weighted by BALD^B (1)"
     add("--beta", metavar="B", help=help, type=float)
-    add("--exclude", metavar="FILE", help="ids that are left out, one a line", type=Path)
+    add("--exclude", metavar="FILE", help="ids to leave out, one per line", type=Path)

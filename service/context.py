@@ -1,4 +1,4 @@
-"""What the routes share: models, engine, admission, metrics and settings."""
+"""The objects that routes share: models, engine, admission, metrics and settings."""
 
 import asyncio
 import threading
@@ -34,8 +34,8 @@ from service.shared_state import SharedState, StateBackend
 from service.telemetry.metrics import Metrics
 
 NO_STATE = (
-    "jobs and labels are not kept here: DUBITO_STATE is empty, since several machines that serve "
-    "have no folder in common; ask the one service that keeps them"
+    "DUBITO_STATE is empty, so this service has no jobs and labels; "
+    "send the request to the service that has them"
 )
 
 
@@ -81,7 +81,7 @@ class Context:
         return generate_latest(self.metrics.registry)
 
     def served_versions(self) -> dict[str, str]:
-        """Return the version that `latest` serves of each model; none once the service ends."""
+        """Return the served version of each model; none during shutdown."""
         if self.ending.is_set():
             return {}
         latest = {name: self.models.latest(name) for name in self.models.names()}
@@ -89,10 +89,10 @@ class Context:
 
     @property
     def state(self) -> Database:
-        """Jobs, what was acquired, and labels. Reads and writes files: use it from a worker thread.
+        """Jobs, acquired rows and labels. Use it from a worker thread, because it uses files.
 
         Raises:
-            StateUnusable: if there is no folder for them, or they cannot be read or written.
+            StateUnusable: if the folder is not set, or cannot be read or written.
         """
         with self._opening_state:
             if self._state is None:
@@ -102,16 +102,16 @@ class Context:
             return self._state
 
     def find_state(self) -> Database | None:
-        """Return the state, None where nothing was ever kept, so that looking makes none.
+        """Return the state if it exists; do not create it.
 
         Raises:
-            StateUnusable: as `state` does.
+            StateUnusable: like `state`.
         """
         folder = self.settings.state
         return self.state if folder is None or has_state(folder) else None
 
     def find_labelled_ids(self, model: str, ids: list[str]) -> set[str]:
-        """Return which of these ids have a label. Makes no database where there is none."""
+        """Return the ids that have a label; do not create the state."""
         return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def close_state(self) -> None:
@@ -121,35 +121,36 @@ class Context:
                 self._state = None
 
     def begin(self, request: Request, has_rows: bool = False) -> RequestContext:
-        """Begin to answer a request that takes work, as much as its body is long if it has rows.
+        """Create the context of a request. If it has rows, its length counts for admission.
 
         Raises:
-            Overloaded: if too much work is waiting.
+            Overloaded: if too much work is queued.
         """
         call = RequestContext.from_request(request, self.settings.deadline_s)
         self.admission.refuse_unread(call.length if has_rows else 0, call.client)
         return call
 
     async def find_model(self, call: RequestContext, envelope: ModelRequest) -> ServedModel:
-        """Return the model of a request, loading its version, after its preflight, where it must;
-        the request's deadline is the envelope's from now on.
+        """Return the model of a request, after its preflight and loading if needed.
+
+        This also sets the request's deadline.
 
         Raises:
-            PastDeadline: if the preflight takes longer than the request may.
+            PastDeadline: if the preflight does not end by the deadline.
         """
         deadline_s = envelope.deadline_s or self.settings.deadline_s
         call.deadline = call.started + deadline_s
-        wanted = envelope.model, envelope.version
-        served = self.models.peek(*wanted)
+        key = envelope.model, envelope.version
+        served = self.models.peek(*key)
         if served is None:
-            preflight = await self.threads.files(partial(self.models.find_preflight, *wanted))
+            preflight = await self.threads.files(partial(self.models.find_preflight, *key))
             if preflight is not None:
                 over = asyncio.wrap_future(preflight)
                 await asyncio.wait([over], timeout=call.deadline - time.monotonic())
                 if not over.done():
                     raise PastDeadline
-                _ = over.cancelled() or over.exception()  # which `get` tells of
-            served = await self.threads.loads(partial(self.models.get, *wanted))
+                _ = over.cancelled() or over.exception()  # `get` raises the error
+            served = await self.threads.loads(partial(self.models.get, *key))
         return served
 
 

@@ -26,8 +26,8 @@ class Unauthorized(RequestError, FieldError):
     status, code, remedy = 401, "unauthorized", "send one"
 
     def __init__(self, realm: str) -> None:
-        expected = "one that is valid here, as Authorization: Bearer KEY or X-API-Key: KEY"
-        super().__init__("key", expected, "none, an unknown one or one that has expired")
+        expected = "a valid key, as Authorization: Bearer KEY or X-API-Key: KEY"
+        super().__init__("key", expected, "none, or an unknown or expired key")
         self.headers = {"WWW-Authenticate": realm}
 
 
@@ -58,7 +58,7 @@ class NotAcceptable(RequestError, FieldError):
     status, code, remedy = 406, "not_acceptable", "name `application/json`, or none"
 
     def __init__(self, *media_types: str) -> None:
-        super().__init__("Accept", f"{' or '.join(media_types)} among them", "others")
+        super().__init__("Accept", " or ".join(media_types), "other media types")
 
 
 class InUse(RequestError, FieldError):
@@ -119,4 +119,4 @@ class PastDeadline(RequestError):
     status, code, remedy = 504, "past_deadline", "send less work, or a later deadline"
 
     def __init__(self) -> None:
-        super().__init__("the answer did not come before the request's deadline")
+        super().__init__("the request's deadline passed before the answer was ready")

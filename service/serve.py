@@ -27,7 +27,7 @@ logger = logging.getLogger("dubito")
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code, 0 stopped or 3 it cannot start.
+    """Serve until SIGTERM or SIGINT; return 0 after a stop, or 3 if the service cannot start.
 
     Raises:
         InvalidInput: if a setting is wrong.
@@ -38,7 +38,7 @@ def serve(options: argparse.Namespace) -> int:
     check(settings)
     configure(settings)
     problem = cannot_listen(settings.host, settings.port)
-    if problem is not None:  # before models are loaded
+    if problem is not None:  # checked before models are loaded
         print(f"error: {problem}", file=sys.stderr)
         return 3
     if isinstance(settings.store, Path) and not settings.store.exists():
@@ -47,7 +47,7 @@ def serve(options: argparse.Namespace) -> int:
         )
     if settings.page and settings.port != 0:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
-        logger.info("the page for people: http://%s:%s/", host, settings.port)
+        logger.info("web page: http://%s:%s/", host, settings.port)
     return _serve(settings) if settings.workers == 1 else supervise(settings)
 
 
@@ -66,7 +66,7 @@ def serve_as_worker(arguments: list[str]) -> int:
 
 
 def check(settings: Settings, is_first: bool = True) -> None:
-    """Raise InvalidInput for settings that a service, or its workers, could not start with."""
+    """Raise InvalidInput if the service could not start with these settings."""
     KeyRing(settings)
     check_tracing(settings)
     check_store(settings, is_first)
@@ -75,9 +75,9 @@ def check(settings: Settings, is_first: bool = True) -> None:
 
 
 def check_store(settings: Settings, is_first: bool) -> None:
-    """Raise InvalidInput if the store is a file, or a bucket that refuses to be read.
+    """Raise InvalidInput if the store is a file, or a bucket that denies access.
 
-    A bucket is asked by the first process alone; one that cannot be reached may be later.
+    Only the first process reads the bucket. An unreachable bucket is accepted.
     """
     store = settings.store
     if isinstance(store, Path):
@@ -90,14 +90,14 @@ def check_store(settings: Settings, is_first: bool) -> None:
             bucket.names()
         except StoreUnreachable as error:
             if error.is_refused:
-                expected = "a bucket that can be read"
+                expected = "a readable bucket"
                 raise InvalidInput("DUBITO_STORE", expected, str(error)) from None
 
 
 def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     keep_heaps_whole()
     sys.setswitchinterval(SWITCH_S)
-    # uvicorn raises it again when it has stopped in good order
+    # uvicorn raises the signal again after its shutdown.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if place is not None:
         place.start_heartbeat()
@@ -105,7 +105,7 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     has_store = isinstance(store, str) or store.is_dir()
     has_preflights = settings.preflight_timeout_s > 0 and has_store
     spare = PreflightProcess() if place is None and has_preflights else None
-    import uvicorn  # not needed by a supervisor, and heartbeats begin before it
+    import uvicorn  # imported late, after the first heartbeat
 
     from service.app import create_app
     from service.server.budget import ByteBudget
@@ -127,11 +127,11 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         timeout_graceful_shutdown=settings.shutdown_timeout_s,
-        # longer than proxies keep idle connections, so that they close them and not we
+        # Longer than usual for proxies, so that they close idle connections first.
         timeout_keep_alive=75,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here goes by a client's address
+        proxy_headers=False,  # forwarded addresses are not used
         log_config=None,
     )
     server = uvicorn.Server(config)

@@ -1,6 +1,6 @@
-"""State that processes serving as one share: notices, metrics and evidence of drift.
+"""State that the processes of a service share: notices, metrics and evidence of drift.
 
-The processes are workers of one supervisor, which share a folder, or replicas of a cluster
+The processes are workers of one supervisor, which use a folder, or replicas of a cluster
 (`integrations.ray.shared_state`).
 """
 
@@ -28,13 +28,12 @@ Notice = list[str]  # an action and its arguments
 
 
 class StateBackend(Evidence, Protocol):
-    """Where the shared state is kept, evidence of drift included.
+    """Storage of the shared state, including the evidence of drift.
 
-    Any call may take as long as a file or a message does, and raises OSError where the state
-    cannot be reached.
+    Calls can take as long as a file or a message, and raise OSError if the state is unreachable.
 
     Attributes:
-        name: of this process, unlike those of the others: the label `worker` of its metrics.
+        name: unique name of this process: the label `worker` of its metrics.
         notices_s: seconds between looks for notices.
         metrics_s: seconds between updates of this process's metrics.
     """
@@ -44,13 +43,13 @@ class StateBackend(Evidence, Protocol):
     metrics_s: float
 
     def post(self, notice: Notice) -> None:
-        """Show a notice to all other processes that run now."""
+        """Send a notice to all other running processes."""
 
     def new_notices(self) -> list[Notice]:
         """Return others' notices since the last call, or since this process started."""
 
     def put_metrics(self, page: bytes) -> None:
-        """Store this process's metrics, as Prometheus' text."""
+        """Store this process's metrics in Prometheus' text format."""
 
     def metrics(self) -> dict[str, bytes]:
         """Return the latest metrics of each process, by its name."""
@@ -70,14 +69,14 @@ class FolderBackend:
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.folder = folder
-        self.folder.mkdir(parents=True, exist_ok=True)  # somebody may clean /tmp
+        self.folder.mkdir(parents=True, exist_ok=True)  # /tmp may have been cleaned
         with (self.folder / NOTICES).open("a") as file:
             self._read = file.tell()
 
     def post(self, notice: Notice) -> None:
         line = json.dumps([self.name, *notice]) + "\n"
         with (self.folder / NOTICES).open("ab", buffering=0) as file:
-            file.write(line.encode())  # in one piece
+            file.write(line.encode())  # a single write is atomic
 
     def new_notices(self) -> list[Notice]:
         with (self.folder / NOTICES).open("rb") as file:
@@ -110,7 +109,7 @@ class FolderBackend:
     def _evidence(self, target: DriftTarget) -> Iterator[tuple[Drift, Path]]:
         """Yield the evidence about a version and its file, under a lock."""
         digest = hashlib.blake2b(f"{target.name} {target.version} ".encode(), digest_size=16)
-        digest.update(target.gaps.tobytes())  # a deleted version's number may be given again
+        digest.update(target.gaps.tobytes())  # a deleted version's number can be reused
         path = self.folder / f"{digest.hexdigest()}.drift"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -126,10 +125,10 @@ class FolderBackend:
 
 
 class SharedState:
-    """The shared state as the rest of a process uses it; a thread keeps it up to date.
+    """The interface of a process to the shared state, which a thread updates.
 
-    A process that serves alone has no backend, and shares nothing. Notices ask for `actions`;
-    `send_drift_rows` adds the live rows of this process to the evidence of all.
+    A single process needs no backend. Notices trigger `actions`. `send_drift_rows` adds the
+    live rows of this process to the shared evidence.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class SharedState:
         self._local_metrics = local_metrics
         self._send_drift_rows = send_drift_rows
         self._next_metrics = 0.0
-        self._showing = threading.Lock()  # held while own metrics are made and shown
+        self._showing = threading.Lock()  # while metrics are created and stored
         self._is_reachable = True
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shared-state", daemon=True)
@@ -157,17 +156,20 @@ class SharedState:
         self._stopping.set()
 
     def post(self, action: str, *arguments: str) -> None:
-        """Have all other processes do something. Takes as long as writing a file."""
+        """Trigger an action in all other processes. This writes a file."""
         assert action in self._actions
         if self.backend is not None:
             try:
                 self.backend.post([action, *arguments])
             except OSError as error:
-                logger.error("%s reaches no other process: %s", action, error)
+                logger.error("%s did not reach the other processes: %s", action, error)
 
     def metrics(self) -> bytes:
-        """Return the metrics of all processes, as all of them would now: of two scrapes, whichever
-        processes a balancer hands them to, no counter of the second is below that of the first."""
+        """Return the metrics of all processes.
+
+        Counters never decrease from one scrape to the next, even if a balancer sends the scrapes to
+        different processes.
+        """
         if self.backend is None:
             return self._local_metrics()
         try:
@@ -178,7 +180,7 @@ class SharedState:
         return merge_metrics(pages)
 
     def _show_metrics(self, backend: StateBackend) -> None:
-        with self._showing:  # or an older page could take the place of a later one
+        with self._showing:  # so that an older page cannot replace a newer one
             backend.put_metrics(self._local_metrics())
 
     def _run(self) -> None:
@@ -188,15 +190,13 @@ class SharedState:
                 self._update(self.backend)
             except OSError as error:
                 if self._is_reachable:
-                    logger.error(
-                        "other processes that serve cannot be reached: %s; trying again", error
-                    )
+                    logger.error("other processes cannot be reached: %s; trying again", error)
                 self._is_reachable = False
             except Exception:
                 logger.exception("the exchange with other processes failed; trying again")
             else:
                 if not self._is_reachable:
-                    logger.info("other processes that serve can be reached again")
+                    logger.info("other processes can be reached again")
                 self._is_reachable = True
 
     def _update(self, backend: StateBackend) -> None:
@@ -211,7 +211,7 @@ class SharedState:
         action, *arguments = notice
         try:
             self._actions[action](*arguments)
-        except DubitoError as error:  # of a version that this process does not have
+        except DubitoError as error:  # this process may not have the version
             logger.info("another process's %s: %s", action, error)
         except Exception:
             logger.exception("another process's %s failed", action)

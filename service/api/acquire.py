@@ -36,8 +36,8 @@ from service.engine.pool_ranking import (
 from service.models.reservoir import fresh_seed
 from service.request_context import RequestContext
 
-ID_BYTES = 200  # of a row's name while a pool is ranked
-CHECK_BYTES = 100  # of each while they are compared with each other
+ID_BYTES = 200  # per id
+CHECK_BYTES = 100  # per id, to find duplicates
 
 router = APIRouter(tags=["Acquire"])
 
@@ -72,49 +72,49 @@ async def post_acquire(request: Request) -> Response:
         del pool
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
-        whole, are_named = x, names is not None
+        pool_x, has_ids = x, names is not None
         ids = [str(i) for i in range(len(x))] if names is None else names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
-        find = partial(select_rows, context, envelope, served.name, ids, are_named, seed or 0)
-        chosen = await context.threads.state(find)
-        if len(chosen.ranked) < len(x):
+        find = partial(select_rows, context, envelope, served.name, ids, has_ids, seed or 0)
+        selection = await context.threads.state(find)
+        if len(selection.ranked) < len(x):
             reservation.reserve(x.nbytes, "pool")
-            copied = partial(np.take, x, chosen.ranked, axis=0)
-            x = await context.threads.requests.run(call, x.nbytes, copied)
-        left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
+            copy = partial(np.take, x, selection.ranked, axis=0)
+            x = await context.threads.requests.run(call, x.nbytes, copy)
+        places = selection.ranked.tolist()
+        ranked_ids = ids if len(x) == len(pool_x) else [ids[i] for i in places]
         scored = EngineWork(
             served, x, num_samples, seed, call, acquisition=acquisition, priors=priors
         )
-        k = envelope.k - len(chosen.control)
+        k = envelope.k - len(selection.control)
         choice = Choice(manifest.task, acquisition, k, num_samples, envelope.race, beta)
-        to_rank = EnginePool(context.engine, context.threads.answers, scored, left, choice)
-        places = chosen.ranked.tolist()
+        to_rank = EnginePool(context.engine, context.threads.answers, scored, ranked_ids, choice)
         try:
             ranked = await rank_pool(to_rank, choice)
         except InvalidInput as error:
-            raise _in_pool(error, places) from None
+            raise _add_pool_index(error, places) from None
         columns = manifest.input.columns
         unknown = {} if acquisition == RANDOM else unknown_categories(x, columns)
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
-        if len(chosen.control):
-            control = EngineWork(served, whole[chosen.control], num_samples, to_rank.seed, call)
+        if len(selection.control):
+            control = EngineWork(served, pool_x[selection.control], num_samples, to_rank.seed, call)
             reservation.reserve(work_bytes(control), "pool")
             await context.engine.compute(control)
             said = control_predictions(manifest, control.predicted.prediction)
-            answered += control_rows(chosen.control.tolist(), ids, len(answered))
+            answered += control_rows(selection.control.tolist(), ids, len(answered))
         if envelope.keep:
             numbers, seed = row_format(manifest), to_rank.seed
             how = Acquisition(*served.key, numbers, acquisition, seed, num_samples)
-            kept = acquired_rows(whole, answered, said)
+            kept = acquired_rows(pool_x, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
-            context.metrics.count_acquired(served.key, len(kept), len(chosen.control))
+            context.metrics.count_acquired(served.key, len(kept), len(selection.control))
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.count_ranking(served.key, pool_size, draws)
     call.record.set_usage(served.name, served.version, pool_size, draws)
-    knows_labels = not are_named or not envelope.exclude_labelled or settings.state is not None
-    excluded = chosen.excluded if knows_labels else None
+    has_labels = not has_ids or not envelope.exclude_labelled or settings.state is not None
+    excluded = selection.excluded if has_labels else None
     asked = ComputationRequest(
         model=served.name,
         version=served.version,
@@ -126,7 +126,7 @@ async def post_acquire(request: Request) -> Response:
     return json_response(acquire_answer(manifest, asked, answered, *found))
 
 
-def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
+def _add_pool_index(error: InvalidInput, places: list[int]) -> InvalidInput:
     row = error.field.removeprefix("pool.")
     return error.renamed(lambda _: f"pool.{places[int(row)]}") if row.isdigit() else error
 
@@ -134,7 +134,7 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
 async def find_names(
     context: Context, call: RequestContext, envelope: Any, pool: Rows | RowFile
 ) -> list[str] | None:
-    """Return the rows' names, of the request or else of its file, None where they have none."""
+    """Return the ids in the request or in its file, if any."""
     rows = len(pool)
 
     def work() -> list[str] | None:
@@ -155,11 +155,11 @@ def select_rows(
     envelope: AcquireRequest,
     model: str,
     ids: list[str],
-    are_named: bool,
+    has_ids: bool,
     seed: int,
 ) -> Selection:
-    """Return what becomes of the pool's rows: which are ranked, and which set aside."""
-    check_keep(envelope.keep, envelope.control, ids, are_named)
-    is_excluding = are_named and envelope.exclude_labelled
-    known = context.find_labelled_ids(model, ids) if is_excluding else set[str]()
-    return select(ids, known, envelope.control, envelope.k, seed)
+    """Select the rows of a pool to rank and, as control rows, to set aside."""
+    check_keep(envelope.keep, envelope.control, ids, has_ids)
+    excludes_labelled = has_ids and envelope.exclude_labelled
+    labelled = context.find_labelled_ids(model, ids) if excludes_labelled else set[str]()
+    return select(ids, labelled, envelope.control, envelope.k, seed)

@@ -1,5 +1,5 @@
-"""`/labels`: keep, list and delete labels. `GET /models/{name}/labels`: their number, and the
-figures of versions on control rows."""
+"""`/labels`: store, list and delete labels. `GET /models/{name}/labels`: counts, and the figures of
+versions on control rows."""
 
 import sqlite3
 from dataclasses import asdict
@@ -51,9 +51,9 @@ from service.errors import TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext
 
-MAX_BODY_BYTES = 4 << 20  # it is read in one step
-OBJECT_BYTES = 16  # of memory, for each byte of JSON
-NONE_YET = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
+MAX_BODY_BYTES = 4 << 20  # parsed in one step
+OBJECT_BYTES = 16  # of memory per byte of JSON
+NO_COUNTS = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
 
 router = APIRouter(tags=["Labels"])
 
@@ -66,8 +66,8 @@ router = APIRouter(tags=["Labels"])
     dependencies=[needs("label")],
 )
 async def post_labels(context: CurrentContext, call: CurrentRequest) -> Response:
-    """Keep labels of rows, all or none. They are on disk before the answer; repeating the request
-    changes nothing."""
+    """Store labels of rows, all or none. They are on disk before the answer, and repeating the
+    request has no effect."""
     require_json(call.request)
     body = await _body(call)
     try:
@@ -106,16 +106,16 @@ async def _body(call: RequestContext) -> bytes | bytearray:
     dependencies=[needs("label")],
 )
 async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Query()]) -> Response:
-    """List the labels of a model, in the order in which they first came."""
+    """List the labels of a model in the order of arrival."""
     name = context.models.name(query.model)
 
-    def listed() -> list[dict[str, Any]]:
+    def read() -> list[dict[str, Any]]:
         state = context.find_state()
         if state is None:
             return []
         return kept_labels(state, name, query.annotator, query.after, query.limit + 1)
 
-    rows = await context.threads.state(listed)
+    rows = await context.threads.state(read)
     labels = rows[: query.limit]
     after = labels[-1]["place"] if len(rows) > len(labels) else None
     for label in labels:
@@ -136,7 +136,7 @@ async def post_labels_delete(context: CurrentContext, call: CurrentRequest) -> d
     require_json(call.request)
     body = await _body(call)
 
-    def deleted() -> dict[str, Any]:
+    def delete() -> dict[str, Any]:
         request = validate(LabelsDeletion, parse_json(body))
         name = context.models.name(request.model)
         state = context.find_state()
@@ -145,7 +145,7 @@ async def post_labels_delete(context: CurrentContext, call: CurrentRequest) -> d
         count = delete_labels(state, name, request.ids)
         return {"model": name, "deleted": count, "labels": counts(state, name)["labels"]}
 
-    return await context.threads.state(deleted)
+    return await context.threads.state(delete)
 
 
 def keep_labels(
@@ -158,15 +158,15 @@ def keep_labels(
     encoded: bool = False,
     repeat: Repeatable | None = None,
 ) -> dict[str, Any]:
-    """Keep labels of a model, all or none, and return the answer. Call it from a worker thread.
+    """Store labels of a model, all or none, and return the answer. Call it from a worker thread.
 
     Args:
-        repeat: also keeps the answer, for repetitions of the request.
+        repeat: stores the answer for repetitions of the request.
 
     Raises:
-        InvalidInput: if a label is not one of this model's, or its row is unknown.
+        InvalidInput: if a label does not fit the model, or its row is unknown.
         Conflict: if a label contradicts an earlier one.
-        NoSpace, StateUnusable: if they cannot be written.
+        NoSpace, StateUnusable: if the labels cannot be written.
     """
     manifest, seen = served.model.manifest, set[str]()
     labels, invalid = list[Label](), list[InvalidInput]()
@@ -174,7 +174,7 @@ def keep_labels(
         try:
             check_id(entry.id, f"labels.{n}.id")
             if entry.id in seen:
-                raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
+                raise InvalidInput(f"labels.{n}.id", "a unique id", "a repeated one")
             seen.add(entry.id)
             row = _row(served, entry, n, call, encoded)
             labels.append(Label(entry.id, label_value(manifest, entry, n), row))
@@ -197,20 +197,20 @@ def keep_labels(
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
-    """Return the class or the target of a label, as the model's task has it."""
+    """Return the class or, for regression, the target of a label."""
     field, other = ("target", "label") if manifest.classes is None else ("label", "target")
     if getattr(entry, other) is not None:
         kind = "a string" if field == "label" else "a number"
-        expected = f"none, since {manifest.name} is of {manifest.task}, whose `{field}` is {kind}"
+        expected = f"no {other} for {manifest.task} ({manifest.name}); set `{field}` to {kind}"
         raise InvalidInput(f"labels.{n}.{other}", expected, "one")
     value: str | float | None = getattr(entry, field)
     if value is None:
         raise InvalidInput(f"labels.{n}.{field}", "a value", "none")
     if manifest.classes is not None and value not in manifest.classes:
-        shown = list(manifest.classes[:20])
-        left = len(manifest.classes) - len(shown)
-        more = f" and {left} more" if left else ""
-        expected = f"one of the classes {shown}{more} (a new class needs a new fit)"
+        first = list(manifest.classes[:20])
+        remaining = len(manifest.classes) - len(first)
+        ending = f" and {remaining} more" if remaining else ""
+        expected = f"one of the classes {first}{ending} (a new class needs a new fit)"
         raise InvalidInput(f"labels.{n}.label", expected, kind_of(value))
     return value
 
@@ -220,12 +220,12 @@ def _row(
 ) -> Any:
     if entry.input is None:
         return None
-    model, most_pixels = served.model, limits.MAX_IMAGE_PIXELS
+    model, max_pixels = served.model, limits.MAX_IMAGE_PIXELS
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
     spec = spec.encoded if encoded else spec
     try:
-        return rows_array([entry.input], spec, "input", most_pixels, call, encoder)[0]
+        return rows_array([entry.input], spec, "input", max_pixels, call, encoder)[0]
     except InvalidInput as error:
         here = f"labels.{n}.input"
         raise error.renamed(lambda f: here + f.removeprefix("input").removeprefix(".0")) from None
@@ -247,29 +247,29 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
     serving = None if latest is None else latest.version
     database = context.find_state()
     if database is None:
-        numbers, rows, tried = NONE_YET, [], []
+        numbers, rows, tried = NO_COUNTS, [], []
     else:
         numbers, rows = counts(database, name), control_labels(database, name)
-        tried = [{**one, "time": moment(one["time"])} for one in candidates(database, name)]
+        tried = [{**c, "time": moment(c["time"])} for c in candidates(database, name)]
     by_version: dict[str, list[tuple[dict[str, Any], str | float]]] = {}
     if serving is not None:
         by_version[serving] = []
-    for version, said, value in rows:
-        by_version.setdefault(version, []).append((said, value))
+    for version, prediction, value in rows:
+        by_version.setdefault(version, []).append((prediction, value))
     null_because, live = {}, []
     for version in sorted(by_version, key=int, reverse=True):
-        of_version = by_version[version]
-        figures = live_figures(of_version) if len(of_version) >= FEWEST else None
+        pairs = by_version[version]
+        figures = live_figures(pairs) if len(pairs) >= FEWEST else None
         if figures is None:
             null_because[f"live.{version}.figures"] = (
                 f"too few labels of control rows that version {version} set aside: "
-                f"{len(of_version)}, needs {FEWEST}"
+                f"{len(pairs)}, needs {FEWEST}"
             )
         live.append(
             {
                 "version": version,
                 "serving": version == serving,
-                "control_labels": len(of_version),
+                "control_labels": len(pairs),
                 "figures": figures,
             }
         )

@@ -1,5 +1,4 @@
-"""`GET /models`, `GET /models/{name}` and of its versions: what is served, and what cannot be and
-why; and evaluation reports, their summary with a version and their files."""
+"""`GET /models`: models, their versions, broken ones included, and evaluation reports."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -28,7 +27,7 @@ MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "png": "image/png",
 }
-# A report's page runs and loads nothing, and has no origin, whatever it contains.
+# These headers prevent scripts and requests in the page of a report, whatever it contains.
 CONFINED = {
     "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; "
     "style-src 'unsafe-inline'",
@@ -54,14 +53,14 @@ router = APIRouter(tags=["Models"], dependencies=[needs("read")])
 async def get_models(
     context: CurrentContext, query: Annotated[ModelsQuery, Query()]
 ) -> dict[str, Any]:
-    """List the models by name: what each serves, and what it cannot serve and why."""
+    """List the models by name: the version that each serves, and its broken versions."""
     models = context.models
     names = [name for name in models.names() if query.after is None or name > query.after]
-    listed = names[: query.limit]
-    overview = await context.threads.files(lambda: [_overview(models, name) for name in listed])
+    page = names[: query.limit]
+    overview = await context.threads.files(lambda: [_overview(models, name) for name in page])
     if query.limit is None:
         return {"models": overview}
-    return {"models": overview, "next": listed[-1] if len(listed) < len(names) else None}
+    return {"models": overview, "next": page[-1] if len(page) < len(names) else None}
 
 
 @router.get(
@@ -90,7 +89,6 @@ async def get_version(
 
 
 def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, Any]:
-    """Describe a version, served or not. Reads files."""
     name = models.name(name)
     number = models.resolve(name, version)
     return {
@@ -148,7 +146,6 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
 
 
 def _column(column: AnyColumn) -> dict[str, Any]:
-    """Describe a column for callers; only categorical ones have categories."""
     content: dict[str, Any] = {"name": column.name, "kind": column.kind}
     if isinstance(column, CategoricalColumn):
         content["categories"] = column.categories
@@ -181,37 +178,39 @@ async def _file(context: Context, name: str, version: str, file: str) -> Respons
 def report_links(
     models: Models, name: str, version: str | None, prefix: str
 ) -> dict[str, Any] | None:
-    """Return the summary of a version's report and where its files are, by paths that begin with
-    `prefix`; None where no report can be read."""
+    """Return the summary of a version's report and links to its files, which begin with `prefix`.
+
+    None if there is no readable report.
+    """
     if version is None:
         return None
     try:
-        found = evaluation_report(models.store, name, version)
-    except StoreError:  # the route of the report says what is wrong with it
+        evaluation = evaluation_report(models.store, name, version)
+    except StoreError:  # the route of the report answers with this error
         return None
-    if found is None:
+    if evaluation is None:
         return None
     href = f"{prefix}/models/{quote(name)}/versions/{version}/report"
     links = {
         "version": version,
-        "created": found.report.get("created"),
-        "summary": found.report.get("summary"),
+        "created": evaluation.report.get("created"),
+        "summary": evaluation.report.get("summary"),
         "href": href,
-        "files": {file: f"{href}/{quote(file)}" for file in found.files},
+        "files": {file: f"{href}/{quote(file)}" for file in evaluation.files},
     }
     try:
         orjson.dumps(links)
-    except TypeError:  # integers beyond 64 bits, lone surrogates: nothing that we wrote
+    except TypeError:  # integers beyond 64 bits or lone surrogates in a damaged report
         return None
     return links
 
 
 def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
-    """Return a file of a version's report and its media type. Reads the store."""
+    """Read a file of a version's report; return it with its media type."""
     name = models.name(name)
     number = models.resolve(name, version)
-    found = evaluation_report(models.store, name, number)
-    if found is None:
-        how = f"run `dubito evaluate {name}:{number}`"
-        raise NotFound("report", f"a report of model {name} version {number}", f"none: {how}")
-    return found.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], OTHER)
+    evaluation = evaluation_report(models.store, name, number)
+    if evaluation is None:
+        advice = f"run `dubito evaluate {name}:{number}`"
+        raise NotFound("report", f"a report of model {name} version {number}", f"none: {advice}")
+    return evaluation.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], OTHER)

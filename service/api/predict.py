@@ -1,9 +1,8 @@
-"""`POST /predict`: rows to labels or targets, how uncertain and why, and whether a row is unlike
-the data.
+"""`POST /predict`: predict rows, with uncertainty and a flag for unusual rows.
 
-Every protocol predicts by `predict`: admission, the client's share, memory, the deadline, the
-micro-batch, the decision, drift and metrics. A route reads a request, `PredictWork`, and names the
-`Encoder` of its answer.
+The routes of all protocols call `predict`, which handles admission, fair shares, memory, deadline,
+micro-batches, decisions, drift and metrics. A route parses its request into `PredictWork` and
+chooses an `Encoder` for the answer.
 """
 
 from collections.abc import Callable
@@ -62,23 +61,22 @@ AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
 Groups = Int64[np.ndarray, "N"] | None
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
-INPUTS = "inputs"  # the field that errors name rows by
+INPUTS = "inputs"  # name of the rows in errors
 BODY = request_body(PredictRequest)
-FEW_NUMBERS = 2_500  # of an answer that is written at once: less than a millisecond
+FEW_NUMBERS = 2_500  # of an answer, encoded on the event loop in less than a millisecond
 
 router = APIRouter(tags=["Predict"])
 
 
 @dataclass(eq=False)
 class RowWork(Generic[AnyEnvelope]):
-    """A request with rows, which are released once they are numbers: they may take many times as
-    much memory."""
+    """A request with rows. They are dropped once converted, since they can be many times larger."""
 
     call: RequestContext
     envelope: AnyEnvelope
     served: ServedModel
     rows: Rows | RowFile
-    field: str = INPUTS  # that errors name rows by
+    field: str = INPUTS  # name of the rows in errors
     is_live: bool = True  # whether rows count for drift and metrics
 
 
@@ -98,8 +96,7 @@ class ExplanationInputs:
     dependencies=[needs("predict")],
 )
 async def post_predict(request: Request) -> Response:
-    """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
-    data."""
+    """Predict rows: label or target, uncertainty, and a flag for rows unlike the data."""
     context = context_of(request)
     call = context.begin(request, has_rows=True)
     media_type = answer_type(request, JSON, NPZ)
@@ -111,7 +108,7 @@ async def post_predict(request: Request) -> Response:
 async def read_work(
     context: Context, call: RequestContext, kind: type[AnyEnvelope], field: str, max_rows: int
 ) -> RowWork[AnyEnvelope]:
-    """Read a request's envelope and rows, and find its model."""
+    """Parse a request's envelope and rows, and find its model."""
     body = await read_body(call, context.settings.max_body_bytes)
     envelope, inline = await read_rows(context, call, body, kind, field, max_rows)
     served = await context.find_model(call, envelope)
@@ -129,8 +126,7 @@ async def predict(
     """Predict a request's rows and return the answer in parts; `as_arrays` takes less memory.
 
     Raises:
-        InvalidInput, TooLarge, Overloaded, PastDeadline: as `service.api.problems` has them.
-        ClientDisconnect: if the client hangs up.
+        ClientDisconnect: if the client disconnects.
     """
     settings, call, envelope, served = context.settings, work.call, work.envelope, work.served
     model, reservation, num_rows = served.model, call.reservation, len(work.rows)
@@ -174,19 +170,18 @@ async def predict(
             parts, flags = await context.threads.answers.run(call, reservation.held, write)
     call.record.add_phases(computed.phases)
     call.record.set_usage(served.name, served.version, num_rows, num_samples, flags)
-    del x, computed, write  # an answer may take long to be read
+    del x, computed, write  # the client may read the answer slowly
     reservation.shrink(sum(map(len, parts)))
     return parts
 
 
 def _answer_numbers(work: EngineWork) -> int:
-    """Return about how many numbers the answer has, without samples and explanations."""
+    """Estimate the numbers in the answer, without samples and explanations."""
     return len(work.x) * (20 + 2 * work.model.manifest.output_size)
 
 
 def count_extra_rows(spec: InputSpec) -> int:
-    """Return how many more rows are predicted for each that is explained: itself, and once for each
-    column."""
+    """Count the rows that an explanation adds: the row again, and one per column."""
     return 1 + len(spec.columns) if spec.columns and usual_row(spec.columns) is not None else 0
 
 
@@ -211,8 +206,10 @@ def _write(
     counts: bool,
     field: str,
 ) -> tuple[list[bytes], int]:
-    """Return the answer in parts and how many rows are flagged; if the request `counts`, also add
-    it to the metrics, and unless it is a replay to the drift test."""
+    """Return the answer in parts and the number of flags.
+
+    If the request `counts`, update the metrics and, unless it has a seed, the drift test.
+    """
     served, predicted, seed = work.served_model, work.predicted, work.draw_seed
     scores = predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
@@ -239,10 +236,10 @@ def _decide(
     groups: Groups,
     to_explain: ExplanationInputs | None,
 ) -> tuple[Results, slice]:
-    """Return results, and which rows of them are the request's.
+    """Return results and the slice that belongs to the request.
 
-    Without `fdr`, rows are decided one by one. So results of a few rows may be those of their whole
-    micro-batch, made once for all of its requests with the same options.
+    Without `fdr`, decisions are independent. So small requests of a micro-batch share the results
+    of the batch if they have the same options.
     """
     model = work.model
 
@@ -253,9 +250,9 @@ def _decide(
     is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE
     is_plain = predicted.samples is None and groups is None and to_explain is None
     if is_small and is_plain and options.fdr is None:
-        whole = predicted.batch.share(options, results)
-        if whole is not None:
-            return whole, predicted.rows
+        batch_results = predicted.batch.share(options, results)
+        if batch_results is not None:
+            return batch_results, predicted.rows
     prediction, explained = predicted.prediction, None
     if groups is not None:
         prediction = prediction.of_groups(groups)

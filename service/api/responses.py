@@ -1,4 +1,4 @@
-"""Answers as bytes: JSON, or npz arrays. What they say is in the prediction and the decision."""
+"""Encode answers as JSON or npz arrays."""
 
 import io
 import math
@@ -21,14 +21,13 @@ from model_store.types import Pause
 from service.api.media_types import JSON
 from service.api.predictions import Results
 
-NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
-CLASS_BYTES = 200  # of a class's name in an array
-PART_BYTES = 512 << 10  # of an answer that are sent at once
+NUMBERS_AT_ONCE = 20_000  # per step, a few milliseconds
+CLASS_BYTES = 200  # per class name in an array
+PART_BYTES = 512 << 10  # per message to the server
 
 
 class PartsResponse(Response):
-    """An answer in parts: the next is sent when the client has read the one before, so none is
-    copied with others."""
+    """An answer that is sent part by part, as the client reads it, without joining the parts."""
 
     def __init__(self, parts: Sequence[bytes], media_type: str, headers: dict[str, str]) -> None:
         length = sum(map(len, parts))
@@ -37,7 +36,7 @@ class PartsResponse(Response):
         )
         views = [memoryview(part) for part in parts]
         self.parts = [
-            view[at : at + PART_BYTES] for view in views for at in range(0, len(view), PART_BYTES)
+            view[i : i + PART_BYTES] for view in views for i in range(0, len(view), PART_BYTES)
         ]
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -59,7 +58,7 @@ def response(
 
 
 def moment(seconds: float | None) -> str | None:
-    """Return a time in seconds since 1970 as RFC 3339 has it, in UTC."""
+    """Format seconds since 1970 as UTC (RFC 3339)."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
@@ -76,7 +75,7 @@ class Answer:
     rows: slice
     seed: int
     options: DecisionOptions
-    unknown: dict[str, int]  # by column, how many rows have a category that the model does not know
+    unknown: dict[str, int]  # rows with an unknown category, by column
 
     def __len__(self) -> int:
         return len(self.flags)
@@ -94,8 +93,10 @@ class Answer:
 
 
 def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
-    """Return an answer as JSON, in parts: one list of many objects would keep every thread waiting
-    while it is written, and looked through for garbage."""
+    """Encode an answer as JSON in parts.
+
+    Encoding many objects at once, and their garbage collection, would block all threads.
+    """
     results, manifest = answer.results, answer.results.manifest
     head = {
         "model": manifest.name,
@@ -111,16 +112,16 @@ def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
         return [orjson.dumps({**head, "predictions": results.objects[answer.rows]})]
     parts = [orjson.dumps({**head, "predictions": []}).removesuffix(b"]}")]
     for first in range(0, len(answer), at_once):
-        here = results.take(slice(first, first + at_once))
-        parts.append((b"," if first else b"") + orjson.dumps(here.objects)[1:-1])
+        step_results = results.take(slice(first, first + at_once))
+        parts.append((b"," if first else b"") + orjson.dumps(step_results.objects)[1:-1])
         pause()
     return [*parts, b"]}"]
 
 
 def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
-    """Return an answer as arrays, a row each: `probabilities`, `standard_error.bald`, ...
+    """Encode an answer as arrays such as `probabilities` and `standard_error.bald`.
 
-    What is null in JSON for all rows is left out; infinite bounds are infinite.
+    Fields that are null for all rows are left out. Infinite bounds stay infinite.
     """
     manifest = answer.results.manifest
     arrays = metadata_arrays(manifest, answer.seed, answer.options)
@@ -141,8 +142,7 @@ def numbers_per_row(results: Results) -> int:
 
 
 def answer_bytes(manifest: Manifest, rows: int, kept_draws: int, as_arrays: bool) -> int:
-    """Return about how many bytes an answer takes while it is made and sent, `kept_draws` of them
-    for each row."""
+    """Estimate the memory of an answer with `kept_draws` samples per row."""
     outputs = manifest.output_size
     if as_arrays:
         return CLASS_BYTES * outputs + rows * (400 + outputs * (32 + 8 * kept_draws))
@@ -163,7 +163,7 @@ def get_rates(options: DecisionOptions) -> dict[str, float | None]:
 def metadata_arrays(
     manifest: Manifest, seed: int, options: DecisionOptions
 ) -> dict[str, np.ndarray]:
-    said = {
+    values = {
         "model": manifest.name,
         "version": manifest.version,
         "seed": seed,
@@ -171,4 +171,4 @@ def metadata_arrays(
         "priors": options.priors,
         "classes": manifest.classes,
     }
-    return {name: np.array(value) for name, value in said.items() if value is not None}
+    return {name: np.array(value) for name, value in values.items() if value is not None}

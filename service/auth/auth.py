@@ -1,6 +1,6 @@
-"""Authentication: who sends a request. Routes declare what it needs (`scopes.py`).
+"""Authenticate requests by key. Routes declare the scope that they need (`scopes.py`).
 
-Without API keys, requests that a browser sends for pages of other origins are refused.
+Without API keys, requests from pages of other origins are refused.
 """
 
 import re
@@ -14,14 +14,14 @@ from service.errors import Forbidden, RequestError, WrongHost
 from service.request_context import get_record
 from service.server.shares import KEY_NAME
 
-READ_METHODS = {"GET", "HEAD", "OPTIONS"}  # methods of requests that change nothing
+READ_METHODS = {"GET", "HEAD", "OPTIONS"}  # methods without side effects
 SAME_ORIGIN_SITES = {b"same-origin", b"none"}  # values of Sec-Fetch-Site
 _SAFE_HOST = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
 
 
 class AuthMiddleware:
-    """Records a request's key and scopes. Refuses other origins' pages if the API is open: 403, and
-    421 for a host name that is not ours."""
+    """Records a request's key and scopes. If the API is open, pages of other origins get 403, and
+    requests with an unknown host name get 421."""
 
     def __init__(
         self, app: ASGIApp, ring: KeyRing, hosts: frozenset[str] | None, origins: frozenset[str]
@@ -48,7 +48,7 @@ class AuthMiddleware:
 
 
 def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
-    """Record the key that a request came with, and grant what it may do."""
+    """Record the key of a request and its scopes."""
     key = keys.find(text) if keys.names and text else None
     if key is not None:
         get_record(scope).key = key.name
@@ -58,18 +58,20 @@ def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
 
 
 def _check_page(scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]) -> None:
-    """Raise Forbidden if a request may come from a page of an origin that has no business here.
+    """Raise Forbidden if a request may come from a page of an origin that is not allowed.
 
-    A page may let the browser send requests here. If it uses a host name that resolves to this
-    machine (DNS rebinding), Host has a name with dots. Otherwise Sec-Fetch-Site, which browsers
-    send by TLS and on loopback, or Origin names the page.
+    Any page can make a browser send requests to this service. If the page uses a host name that
+    resolves to this machine (DNS rebinding), Host is a name with dots. Otherwise the page shows in
+    Origin or in Sec-Fetch-Site, which browsers send with TLS and on loopback.
     """
     headers = dict(scope["headers"])
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name = host.rpartition(":")[0] or host
     if hosts is not None and _SAFE_HOST.fullmatch(name) is None and name not in hosts:
         raise WrongHost(
-            "Host", "an address, a name without dots or one of DUBITO_ALLOWED_HOSTS", "another"
+            "Host",
+            "an address, a name without dots or a name in DUBITO_ALLOWED_HOSTS",
+            "another name",
         )
     if scope["method"] in READ_METHODS:
         return
@@ -78,11 +80,11 @@ def _check_page(scope: Scope, hosts: frozenset[str] | None, origins: frozenset[s
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin", b"").decode("latin-1")
     is_own = site in SAME_ORIGIN_SITES if site else origin.partition("://")[2].lower() in ("", host)
     if not is_own or origin == "null":
-        raise Forbidden("Origin", "none, or that of the service's own page", "another page's")
+        raise Forbidden("Origin", "none, or the service's origin", "another page's origin")
 
 
 def _read_key(scope: Scope) -> bytes:
-    """Return the key in X-API-Key or else the bearer's token; empty without one."""
+    """Return the key in X-API-Key, or the bearer token; empty without either."""
     key = b""
     for name, value in scope["headers"]:
         if name == b"x-api-key":

@@ -1,7 +1,7 @@
-"""Keys: who may call the API, with which scopes, and until when.
+"""API keys with their scopes and expiry.
 
-Keys come from the settings (API keys, which have all scopes except `admin`, and one admin key), or
-from a TOML file with an entry for each:
+The settings have API keys, with all scopes except `admin`, and one admin key. Alternatively, a TOML
+file has an entry for each key:
 
     [[keys]]
     name = "shop"
@@ -12,8 +12,8 @@ from a TOML file with an entry for each:
 The service reads the file again when it changes. If it becomes invalid, the previous keys stay and
 the log has the reason.
 
-Only SHA-256 digests of keys are stored. Looking a key up by its digest takes the same time however
-much of it is right. A fast hash is enough because keys are long and random, unlike passwords.
+Only SHA-256 digests of keys are stored. The time to look up a digest does not depend on how much of
+a key is right. A fast hash is enough because keys are long and random, unlike passwords.
 """
 
 import argparse
@@ -53,12 +53,12 @@ FILE_VARIABLE = f"{PREFIX}KEYS_FILE"
 LISTS = ("api_keys", "admin_key")  # instead of the file
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
 KEY_FORMAT = "16 to 256 printable ASCII characters, without spaces and commas"
-HIDDEN_VALUE = "something else, which is not shown"
+HIDDEN_VALUE = "another value (hidden)"
 MAX_FILE_BYTES = 1 << 20
 NEW_KEY_PREFIX = "dubito_"  # recognised by scanners for secrets
 NEW_KEY_BYTES = 32
 
-# Answered even if there are too many connections
+# These paths are answered even if there are too many connections.
 HEALTH_PATHS = {"/health/live", "/health/ready", "/metrics"}
 
 
@@ -97,7 +97,9 @@ def list_keys(settings: Settings) -> Keys:
     if len(admin) > 1:
         raise InvalidInput(f"{PREFIX}ADMIN_KEY", "one key", f"{len(admin)}")
     if set(api) & set(admin):
-        raise InvalidInput(f"{PREFIX}ADMIN_KEY", "a key that is no API key", "one that is")
+        raise InvalidInput(
+            f"{PREFIX}ADMIN_KEY", "a key that is not in DUBITO_API_KEYS", "a shared key"
+        )
     keys = [Key(f"api-{i}", digest, API_SCOPES) for i, digest in enumerate(api, start=1)]
     keys += [Key("admin", digest, ADMIN_SCOPES) for digest in admin]
     return Keys(keys, api_is_open=not api, has_administration=bool(admin))
@@ -118,8 +120,8 @@ def read_key_file(variable: str, file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        why = error.strerror or "an error"
-        raise InvalidInput(variable, "a file that can be read", why) from None
+        reason = error.strerror or "an error"
+        raise InvalidInput(variable, "a readable file", reason) from None
     if len(content) > MAX_FILE_BYTES:
         raise InvalidInput(variable, f"at most {MAX_FILE_BYTES} bytes", "more")
     return content.decode("utf-8", "replace")
@@ -154,17 +156,18 @@ class KeyFile(BaseModel):
 def parse_keys(text: str) -> Keys:
     try:
         content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # its text may repeat the file's
+    except (ValueError, RecursionError) as error:
+        # The error's text may contain keys, so only the position is shown.
         place = re.search(r"\((at [a-z0-9, ]+)\)$", str(error))
-        got = f"another, {place[1]}" if place else "another"
+        got = f"invalid TOML, {place[1]}" if place else "invalid TOML"
         raise InvalidInput(FILE_VARIABLE, "a TOML file", got) from None
     try:
         keys = [entry.as_key() for entry in KeyFile.model_validate(content).keys]
     except ValidationError as error:
         raise _describe(error) from None
-    for what, values in (("names", {k.name for k in keys}), ("keys", {k.digest for k in keys})):
+    for kind, values in (("names", {k.name for k in keys}), ("keys", {k.digest for k in keys})):
         if len(values) < len(keys):
-            raise InvalidInput(FILE_VARIABLE, f"different {what}", "some that are the same")
+            raise InvalidInput(FILE_VARIABLE, f"different {kind}", "duplicates")
     return Keys(keys, api_is_open=False, has_administration=True)
 
 
@@ -175,7 +178,7 @@ def _describe(error: ValidationError) -> InvalidInput:
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, expected ")
     if first["type"] == "extra_forbidden":
         place = place[:-1]
-        expected = f"no fields but {', '.join((KeyEntry if place else KeyFile).model_fields)}"
+        expected = f"only the fields {', '.join((KeyEntry if place else KeyFile).model_fields)}"
     elif place[-1] == "key":
         expected = KEY_FORMAT
     return InvalidInput(".".join([FILE_VARIABLE, *map(str, place)]), expected, HIDDEN_VALUE)
@@ -193,7 +196,7 @@ class KeyRing:
             self._text = read_key_file(FILE_VARIABLE, self._file)
             self.keys = parse_keys(self._text)
         self._interval_s = settings.poll_interval_s
-        self._problem: str | None = None  # that was logged last
+        self._problem: str | None = None  # the last that was logged
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
 
@@ -230,25 +233,25 @@ class KeyRing:
 def print_new_key(options: argparse.Namespace) -> None:
     """Print a new key on standard error and its entry on standard output."""
     key, entry = new_key(options.name, options.scopes, options.expires)
-    shown = f"The key, which is shown this once and kept nowhere:\n\n    {key}\n\nIts entry:\n"
-    print(shown, file=sys.stderr, flush=True)
+    message = f"The key, which is shown only once and not stored:\n\n    {key}\n\nIts entry:\n"
+    print(message, file=sys.stderr, flush=True)
     print(entry)
 
 
 def new_key(name: str, scopes: str, expires: str | None) -> tuple[str, str]:
-    """Return a new key, and its entry in the file, which has the key's SHA-256.
+    """Create a key and its entry in the file, which has the key's SHA-256.
 
     Args:
-        name: of the key.
-        scopes: with commas between.
-        expires: a span from now, in days or hours: `90d`, `12h`."""
+        scopes: names, separated by commas.
+        expires: days or hours until the key expires, such as `90d` or `12h`.
+    """
     if not is_name(name):
         raise InvalidInput("NAME", f"a name matching {NAME_PATTERN}", repr(name[:80]))
-    wanted = scopes.split(",")
-    if not set(wanted) <= set(SCOPES):
+    names = scopes.split(",")
+    if not set(names) <= set(SCOPES):
         raise InvalidInput("--scopes", f"some of {','.join(SCOPES)}", repr(scopes[:80]))
     key = NEW_KEY_PREFIX + secrets.token_urlsafe(NEW_KEY_BYTES)
-    quoted = ", ".join(f'"{scope}"' for scope in wanted)
+    quoted = ", ".join(f'"{scope}"' for scope in names)
     lines = [
         f'name = "{name}"',
         f'sha256 = "{sha256(key.encode()).hexdigest()}"',

@@ -1,7 +1,7 @@
-"""Scopes: what a request may do, and what a route needs.
+"""Scopes of keys and routes.
 
-Every route declares what it needs: `dependencies=[needs("read")]`, or `[OPEN_TO_ALL]`. The service
-does not start with a route that declares neither.
+Every route declares the scope that it needs with `dependencies=[needs("read")]`, or is open with
+`[OPEN_TO_ALL]`. The service does not start if a route declares neither.
 """
 
 from typing import Any, Final, Literal, get_args
@@ -16,29 +16,28 @@ from service.server.shares import KEY_NAME
 
 Scope = Literal["read", "predict", "acquire", "label", "metrics", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-API_SCOPES: Final = frozenset(SCOPES) - {"admin"}  # of keys without a list of scopes
+API_SCOPES: Final = frozenset(SCOPES) - {"admin"}  # of keys in DUBITO_API_KEYS
 ADMIN_SCOPES: Final = frozenset[Scope]({"admin", "metrics"})
 
-# Keys of a request's ASGI scope, which the middleware sets
+# The middleware sets these keys of a request's ASGI scope.
 SCOPES_KEY = "dubito.scopes"
-OWNER_KEY = "dubito.owner"  # the digest of its valid key
+OWNER_KEY = "dubito.owner"  # digest of the valid key
 
 REALM = 'Bearer realm="dubito"'
 
 
 def authorize(scope: AsgiScope, needed: Scope) -> None:
-    """Check that a request may do what its route needs.
+    """Check that a request has the scope that its route needs.
 
     Raises:
-        Unauthorized: if it came without a valid key. Only the log tells unknown keys from expired
-            ones.
-        Forbidden: if its key lacks the scope.
+        Unauthorized: without a valid key. Only the log distinguishes unknown and expired keys.
+        Forbidden: if the key lacks the scope.
     """
     if needed in scope[SCOPES_KEY]:
         return
     if KEY_NAME not in scope:
         refuse_keyless(scope)
-    error = Forbidden("key", f"one with the scope {needed}", "one without")
+    error = Forbidden("key", f"a key with the scope {needed}", "a key without it")
     error.headers = {
         "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{needed}"',
     }
@@ -60,15 +59,14 @@ class _Needs:
         authorize(request.scope, self.scope)
 
 
-async def _open_to_all() -> None:
-    """Do nothing."""
+async def _open_to_all() -> None: ...
 
 
 OPEN_TO_ALL: Any = Depends(_open_to_all)
 
 
 def needs(scope: Scope) -> Any:
-    """Return the dependency of a route that needs a key with this scope, if there are keys."""
+    """Declare that a route needs a key with this scope, if there are keys."""
     return Depends(_Needs(scope))
 
 
@@ -83,7 +81,7 @@ def needed_scope(route: APIRoute) -> Scope | None:
 
 
 def can_see_names(scope: AsgiScope) -> bool:
-    """Whether a request to an open route may learn models' names."""
+    """Check if a request to an open route can see the names of models."""
     return bool(scope[SCOPES_KEY])
 
 
@@ -92,5 +90,5 @@ def key_name(scope: AsgiScope) -> str | None:
 
 
 def get_owner(scope: AsgiScope) -> str:
-    """Return the digest of the request's key, by which its jobs are kept; "" without keys."""
+    """Return the digest of the request's key, which owns its jobs; "" without keys."""
     return str(scope.get(OWNER_KEY, ""))

@@ -1,7 +1,7 @@
 """The log on standard error: text, or one JSON object per line with a line for each request.
 
-A thread writes it, so that a slow reader of standard error delays no request. From clients, the log
-has only the request's id, if that is plain, and the name of the key.
+A thread writes the log, so a slow reader of standard error does not delay requests. The log has no
+content from clients except a plain request id and the name of the key.
 """
 
 import atexit
@@ -23,7 +23,7 @@ TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_WAITING = 10_000  # records, if standard error is read slowly
 REQUESTS = logging.getLogger("dubito.requests")
 
-# loggers that write what clients sent
+# These loggers write content from clients.
 REPEAT_CLIENTS = ("python_multipart.multipart", "python_multipart.decoders")
 
 RequestLog = Callable[[RequestRecord, str, int | None, float], None]
@@ -58,7 +58,7 @@ def configure(settings: Settings) -> None:
     records = Queue[Any](MAX_WAITING)
     listener = QueueListener(records, writer)
     listener.start()
-    atexit.register(listener.stop)  # writes what is left
+    atexit.register(listener.stop)  # writes the last records
     logging.basicConfig(level=logging.INFO, handlers=[_Queue(records)], force=True)
     logging.captureWarnings(True)
     for name in REPEAT_CLIENTS:
@@ -66,7 +66,7 @@ def configure(settings: Settings) -> None:
 
 
 def request_log(settings: Settings) -> RequestLog | None:
-    """Return a function that logs a request, None if the log has no such lines.
+    """Return the function that logs a request, if the log has a line per request.
 
     It takes the record, route, status (None if the client disconnected) and seconds.
     """
@@ -96,7 +96,7 @@ def _log_request(record: RequestRecord, route: str, status: int | None, seconds:
 
 
 def where(error: BaseException) -> str:
-    """Return the type of an unexpected error and its place; its text may repeat the request."""
+    """Describe an unexpected error without its text, which may contain the request."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     return f"{type(error).__name__}\n{frames}"
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: counted by a few cheap methods, collected when they are scraped."""
+"""Prometheus metrics: cheap methods count them, and a scrape collects them."""
 
 import platform
 import threading
@@ -31,8 +31,8 @@ SECONDS = (
 NATS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 7)
 TARGET_UNITS = tuple(float(f"{10.0 ** (i / 2):.2g}") for i in range(-8, 9))  # 1e-4 to 1e4
 POWERS_OF_2 = tuple(2**i for i in range(13))
-MAX_VERSIONS = 100  # with counts; the least recently used go first
-SMALL_COUNT = 16  # values, which bisect sorts into buckets faster than numpy
+MAX_VERSIONS = 100  # with counts; the least recently used are dropped
+SMALL_COUNT = 16  # up to which bisect is faster than numpy
 
 COUNTERS = {
     "rows": "Rows predicted",
@@ -59,7 +59,7 @@ VersionKey = tuple[str, str]  # model and version
 
 
 class Histogram:
-    """Counts of values by bucket; `edges` are the ascending upper ends of all but the last."""
+    """Counts of values by bucket; `edges` are the upper ends of all buckets except the last."""
 
     def __init__(self, edges: Sequence[float]) -> None:
         self.edges = edges
@@ -72,7 +72,7 @@ class Histogram:
             self.sum += value
 
     def add_array(self, values: Float64[np.ndarray, "N"]) -> None:
-        """Count an array of values, except those that are not finite."""
+        """Count the finite values of an array."""
         values = values[np.isfinite(values)]
         if len(values) <= SMALL_COUNT:
             self.add(values.tolist())
@@ -87,18 +87,18 @@ class Histogram:
 
 
 class VersionMetrics:
-    """The counts of one version of a model. Hold `lock` while changing or reading them."""
+    """The counts of one version. Use them only under `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.counts = dict.fromkeys(COUNTERS, 0)
-        self.histograms: dict[str, Histogram] = {}  # with values
+        self.histograms: dict[str, Histogram] = {}
 
     def histogram(self, name: str) -> Histogram:
-        found = self.histograms.get(name)
-        if found is None:
-            found = self.histograms[name] = Histogram(HISTOGRAMS[name][1])
-        return found
+        histogram = self.histograms.get(name)
+        if histogram is None:
+            histogram = self.histograms[name] = Histogram(HISTOGRAMS[name][1])
+        return histogram
 
 
 class Metrics(Collector):
@@ -131,7 +131,7 @@ class Metrics(Collector):
             "dubito_labels", "Labels that came, by what became of them", ("model", "outcome")
         )
         self.jobs = counter("dubito_jobs", "Jobs that ended", ("kind", "state"))
-        for kind, state in product(KINDS, ENDED):  # a counter that starts above 0 has no first rate
+        for kind, state in product(KINDS, ENDED):  # so that rates count the first job
             self.jobs.labels(kind, state)
         self.jobs_running = gauge("dubito_jobs_running", "Jobs that run")
         self.jobs_queued = gauge("dubito_jobs_queued", "Jobs that wait for their turn")
@@ -143,7 +143,8 @@ class Metrics(Collector):
         build.labels(VERSION, platform.python_version(), onnxruntime.__version__).set(1)
         self._versions: OrderedDict[VersionKey, VersionMetrics] = OrderedDict()
         self._lock = threading.Lock()
-        self._of_route = cache(self._route_metrics)  # looking labels up takes longer than counting
+        # The cache is faster than the look-up of labels.
+        self._cached_route_metrics = cache(self._route_metrics)
         registry.register(self)
         ProcessCollector(registry=registry)
 
@@ -151,7 +152,9 @@ class Metrics(Collector):
         self, route: str, status: int | None, reason: str | None, seconds: float
     ) -> None:
         """Count a request. Without an answer, the status is None."""
-        requests, request_seconds = self._of_route(route, "none" if status is None else str(status))
+        requests, request_seconds = self._cached_route_metrics(
+            route, "none" if status is None else str(status)
+        )
         requests.inc()
         request_seconds.observe(seconds)
         if reason is not None:
@@ -187,8 +190,8 @@ class Metrics(Collector):
             version.histogram("batch_rows").add((rows,))
             version.histogram("batch_requests").add((len(queue_s),))
 
-    def count_draws(self, key: VersionKey, made: int, reused: int = 0) -> None:
-        self._add(key, draws_made=made, draws_reused=reused)
+    def count_draws(self, key: VersionKey, fresh: int, reused: int = 0) -> None:
+        self._add(key, draws_made=fresh, draws_reused=reused)
 
     def _add(self, key: VersionKey, **counts: int) -> None:
         version = self.version_metrics(key)
@@ -198,14 +201,14 @@ class Metrics(Collector):
 
     def version_metrics(self, key: VersionKey) -> VersionMetrics:
         with self._lock:
-            found = self._versions.get(key)
-            if found is None:
-                found = self._versions[key] = VersionMetrics()
+            version = self._versions.get(key)
+            if version is None:
+                version = self._versions[key] = VersionMetrics()
                 if len(self._versions) > MAX_VERSIONS:
                     self._versions.popitem(last=False)
             else:
                 self._versions.move_to_end(key)
-            return found
+            return version
 
     def versions(self) -> list[tuple[VersionKey, VersionMetrics]]:
         with self._lock:

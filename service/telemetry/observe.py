@@ -1,5 +1,4 @@
-"""The outermost middleware: sets each request's path, id and record, and counts, logs and traces
-it."""
+"""The outermost middleware, which counts, logs and traces every request."""
 
 import logging
 import re
@@ -29,8 +28,8 @@ _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Observe:
-    """Observes requests by route, because paths are unlimited. Answers unexpected errors with 500,
-    and closes connections with their next answer once the service is shutting down."""
+    """Counts requests by route, because there is no limit on paths. Answers unexpected errors with
+    500, and closes connections after the next answer once the service is shutting down."""
 
     def __init__(
         self,
@@ -46,8 +45,8 @@ class Observe:
         self.log = log
         self.tracing = tracing
         self.ending = ending
-        self.prefix = prefix  # of a proxy, before all paths
-        self._ids: list[str] = []  # for requests to come
+        self.prefix = prefix  # of the proxy
+        self._ids: list[str] = []  # unused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +55,7 @@ class Observe:
         self._take_prefixes(scope)
         record = scope[RECORD_KEY] = self._new_record(scope)
         span = None if self.tracing is None else self.tracing.begin(scope, record)
-        status: int | None = None  # the client went away before an answer
+        status: int | None = None  # None if the client disconnects before the answer
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -69,18 +68,15 @@ class Observe:
 
         try:
             await self.app(scope, receive, send_with_id)
-        except ClientDisconnect as gone:  # no client is left to answer
+        except ClientDisconnect as disconnect:
             record.reason = "client_gone"
-            clear_frames(gone.__traceback__)  # they hold the body
+            clear_frames(disconnect.__traceback__)  # frees the memory of the body
         except Exception as error:
             record.reason = "unexpected"
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))
             # Otherwise the answer has started, and the server ends the connection.
             if status is None:
-                detail = (
-                    "an error that Dubito did not expect; the service's log has it under this "
-                    "X-Request-ID"
-                )
+                detail = "unexpected error; search the service's log for this X-Request-ID"
                 await error_response(scope, DubitoError(detail))(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")
@@ -101,11 +97,11 @@ class Observe:
         scope["path"], scope[PREFIX_KEY] = path, prefix
 
     def _new_record(self, scope: Scope) -> RequestRecord:
-        """Start the record of a request, with the client's id if it sent one plain id."""
+        """Start the record of a request, with the client's id if it is a single plain one."""
         started = time.perf_counter()
-        given = [value for name, value in scope["headers"] if name == b"x-request-id"]
-        is_plain = len(given) == 1 and _CLIENT_ID.fullmatch(given[0])
-        request_id = given[0].decode() if is_plain else self._new_id()
+        ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
+        is_plain = len(ids) == 1 and _CLIENT_ID.fullmatch(ids[0])
+        request_id = ids[0].decode() if is_plain else self._new_id()
         method = scope["method"] if scope["method"] in METHODS else "other"
         return RequestRecord(request_id, method, started)
 

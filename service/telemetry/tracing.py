@@ -1,9 +1,9 @@
 """Spans for an OpenTelemetry collector: one per request, with reading, queueing, computing and
 answering.
 
-They continue the caller's trace (W3C Trace Context). They are created from the times in a request's
-record when it has ended, and sent by a separate thread. Like the log, they contain nothing that a
-client sent. The extra `otel` has the packages, which are imported only if spans are configured.
+They continue the caller's trace (W3C Trace Context). After each request, spans are created from the
+times in its record, and a separate thread sends them. Like the log, they contain no content from
+clients. The packages are in the extra `otel` and are imported only if spans are configured.
 """
 
 import threading
@@ -32,7 +32,7 @@ def check_tracing(settings: Settings) -> None:
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError:
-        expected = "the packages of the extra `otel` installed with it"
+        expected = "the packages of the extra `otel` to be installed"
         raise InvalidInput(VARIABLE, expected, "none of them") from None
 
 
@@ -69,12 +69,13 @@ class Tracing:
         return span
 
     def end(self, span: "Span", record: RequestRecord, route: str, status: int | None) -> None:
-        if not span.is_recording():  # not in the caller's sample, or not in ours
+        if not span.is_recording():  # not sampled
             span.end()
             return
         ended = time.perf_counter()
 
-        def at(moment: float) -> int:  # by one clock, so that phases lie within their request
+        # A single clock keeps phases within their request.
+        def unix_ns(moment: float) -> int:
             return record.started_ns + int((moment - record.started) * 1e9)
 
         phases = [(READ, record.started, record.parsed_at)] if record.parsed_at is not None else []
@@ -83,8 +84,8 @@ class Tracing:
             phases.append((ANSWER, record.computed_at, ended))
         parent = self._within(span)
         for name, started, end in phases:
-            self._tracer.start_span(name, parent, start_time=at(started)).end(at(end))
-        known = {
+            self._tracer.start_span(name, parent, start_time=unix_ns(started)).end(unix_ns(end))
+        attributes = {
             "http.request.method": record.method,
             "http.route": route,
             "http.response.status_code": status,
@@ -98,20 +99,20 @@ class Tracing:
             "dubito.flags": record.flags,
         }
         span.update_name(f"{record.method} {route}")
-        span.set_attributes({name: value for name, value in known.items() if value is not None})
+        span.set_attributes({k: v for k, v in attributes.items() if v is not None})
         if status is None or status >= 500:
             span.set_status(self._error)
-        span.end(at(ended))
+        span.end(unix_ns(ended))
 
     def close(self) -> None:
-        """Send the last spans within `CLOSE_S`: the collector may be unreachable."""
+        """Send the last spans, for up to `CLOSE_S`, since the collector may be unreachable."""
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def create_tracing(settings: Settings) -> Tracing | None:
-    """Return the tracing that the settings configure, if any; raises like `check_tracing`."""
+    """Create the tracing that the settings configure, if any; raise like `check_tracing`."""
     check_tracing(settings)
     if settings.otlp_endpoint is None:
         return None

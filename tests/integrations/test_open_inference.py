@@ -468,7 +468,7 @@ def changed(**fields):
         ),
         (
             {"inputs": [ROW], "parameters": {"seed": "x"}},
-            "parameters.seed: expected a number, or one as a string",
+            "parameters.seed: expected a number, possibly as a string",
         ),
         (
             {"inputs": [ROW], "parameters": {"fpr": "1.5"}},
@@ -663,7 +663,7 @@ def test_errors_of_every_kind_have_the_protocol_s_form(client):
     late = client.post(
         "/v2/models/digits/infer", json={"inputs": [ROW], "parameters": {"timeout": 1}}
     )
-    assert refusal(late, 504) == "the answer did not come before the request's deadline"
+    assert refusal(late, 504) == "the request's deadline passed before the answer was ready"
     rows = {**ROW, "shape": [5000, 64], "data": [0] * 5000 * 64}
     assert refusal(client.post("/v2/models/digits/infer", json={"inputs": [rows]}), 413).startswith(
         "inputs.0.shape: expected at most 4096 rows"
@@ -840,8 +840,8 @@ def test_refusals_of_keys_have_the_protocol_s_form(kinds, tmp_path):
             ("POST", "/v2/repository/index"),
         ):
             refused = refusal(client.request(method, path), 401)
-            assert refused.startswith("key: expected one that is valid here")
+            assert refused.startswith("key: expected a valid key")
             assert client.request(method, path, headers=bearer).status_code == 200
         for path in ("/v2/models/digits/infer", "/v2/models/digits/versions/1/infer"):
             refused = refusal(client.post(path, json={"inputs": [ROW]}, headers=bearer), 403)
-            assert refused.startswith("key: expected one with the scope predict")
+            assert refused.startswith("key: expected a key with the scope predict")

@@ -128,7 +128,7 @@ def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
         (
             [given("d", "3", row), given("d", "3", row)],
             422,
-            "labels.1.id: expected another than those before it",
+            "labels.1.id: expected a unique id",
         ),
         (
             [given("d", "3", row), given("e", "3", [*row[:-1], None])],
@@ -138,7 +138,7 @@ def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
         (
             [given("d", "3", row), {"id": "e", "target": 1.5, "input": row}],
             422,
-            "labels.1.target: expected none",
+            "labels.1.target: expected no target",
         ),
         (
             [given("d", "3", row), {"id": "e", "input": row}],

@@ -23,7 +23,7 @@ def test_without_a_folder_of_state_what_needs_one_is_refused_and_the_rest_works(
         for answer in refused:
             assert answer.status_code == 503, answer.text
             assert answer.json()["detail"].startswith(
-                "jobs and labels are not kept here: DUBITO_STATE is empty"
+                "DUBITO_STATE is empty, so this service has no jobs and labels"
             )
         assert client.post("/predict", json={"inputs": rows}).status_code == 200
         ranked = {"pool": rows, "ids": ["a", "b"], "k": 1}

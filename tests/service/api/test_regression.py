@@ -418,7 +418,7 @@ def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp
     )
     assert (
         wrong.json()["detail"]
-        == "labels.0.label: expected none, since wavy is of regression, whose `target` is a number, "
+        == "labels.0.label: expected no label for regression (wavy); set `target` to a number, "
         "got one"
     )
     assert (

@@ -20,7 +20,7 @@ OTHERS = [
 def test_what_a_page_of_another_origin_asks_for_is_refused(client, headers, path):
     answer = client.post(path, content=b"{}", headers=headers)
     assert answer.status_code == 403
-    assert "Origin: expected none, or that of the service's own page" in answer.text
+    assert "Origin: expected none, or the service's origin" in answer.text
 
 
 def test_the_service_s_own_page_and_links_to_it_are_answered(client):
