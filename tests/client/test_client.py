@@ -212,7 +212,7 @@ def test_a_result_is_frozen_and_says_why_it_lacks_something(client, digits_rows)
         "mean": "digits is a classification model",
         "category": "calibrated by class or group",
         "samples": "return_samples=True",
-        "ids": "were not named",
+        "ids": "only jobs with ids",
         "rubbish": "expected one of",
     }.items():
         with pytest.raises(Absent, match=why):
