@@ -23,7 +23,7 @@ from model_store.errors import InvalidInput, one_line
 from model_store.processes import processors
 from service.batch.data_set import OUT
 from service.batch.files import Stopped
-from service.batch.shards import MOST_TRIES, ShardResult, Worker, WorkerOptions
+from service.batch.shards import MAX_TRIES, ShardResult, Worker, WorkerOptions
 
 LOCAL = "local"  # start Ray on this machine for the job
 OBJECT_STORE_BYTES = 100 << 20  # enough for shard numbers and results
@@ -50,10 +50,10 @@ def run_on_ray(
     with _cluster(address) as ray:
         left = set(todo)
         reason = "its actors died"
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             try:
                 for result in _round(ray, options, sorted(left), workers):
-                    if result.error is not None and result.may_pass:
+                    if result.error is not None and result.is_retryable:
                         reason = result.error
                         continue
                     left.discard(result.shard)
@@ -62,7 +62,7 @@ def run_on_ray(
                 reason = one_line(error)
             if not left:
                 return
-        raise Stopped(f"{OUT}: part {min(left)} was tried {MOST_TRIES} times: {reason}")
+        raise Stopped(f"{OUT}: part {min(left)} was tried {MAX_TRIES} times: {reason}")
 
 
 def _round(

@@ -1,1 +1,1 @@
-"""Batch work on rows in files: jobs of the service and whole data sets, here or on Ray."""
+"""Jobs of the service and computations on data sets."""

@@ -1,6 +1,6 @@
-"""A job that fits a candidate: `python -m training candidate`, in a process of its own.
+"""Fit a candidate as a job: run `python -m training candidate` in a separate process.
 
-The service never imports training: where that is not installed there are no such jobs.
+The service never imports training. If training is not installed, these jobs are unavailable.
 """
 
 import os
@@ -25,7 +25,7 @@ _EPOCH = re.compile(r"^epoch (\d+)/(\d+)", re.MULTILINE)
 
 
 class Cancelled(Exception):
-    """The job was cancelled, or its process is to end."""
+    """The job was cancelled, or its process must end."""
 
 
 def can_fit() -> bool:
@@ -37,12 +37,14 @@ def command(model: str) -> str:
 
 
 def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) -> str:
-    """Fit, and return the name of the file of what was said, in the job's folder.
+    """Fit a candidate, and return the name of its log in the job's folder.
+
+    Args:
+        report: takes the epochs in total and done; returns False to cancel.
 
     Raises:
-        Cancelled: if `report`, which takes how many epochs there are and how many are over, says
-            not to go on.
-        DubitoError: with the last line, if it failed.
+        Cancelled: if `report` returns False.
+        DubitoError: with the last line of the log, if the fit failed.
     """
     state, place = folder.parent, folder / job.id
     with (place / LINES_FILE).open("wb") as lines:
@@ -62,15 +64,15 @@ def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) ->
                 time.sleep(LOOK_S)
         finally:
             process.terminate()
-    said = last_lines(place)
+    log = last_lines(place)
     if process.returncode != 0:
-        raise DubitoError(said[-1].removeprefix("error: ") if said else "the fit ended")
+        raise DubitoError(log[-1].removeprefix("error: ") if log else "the fit ended")
     (place / LINES_FILE).replace(place / ANSWER_FILE)
     return ANSWER_FILE
 
 
 def last_lines(folder: Path) -> list[str]:
-    """Return the last lines that a fit has said; none where it has not begun, or has failed."""
+    """Return the last lines of a fit's log, if any."""
     for path in (folder / LINES_FILE, folder / ANSWER_FILE):
         with suppress(FileNotFoundError):
             return path.read_text(errors="replace").splitlines()[-LAST_LINES:]
@@ -78,6 +80,6 @@ def last_lines(folder: Path) -> list[str]:
 
 
 def _epochs(folder: Path) -> tuple[int, int]:
-    found = _EPOCH.findall("\n".join(last_lines(folder)))
-    done, work = map(int, found[-1]) if found else (0, 1)
-    return work, done
+    epochs = _EPOCH.findall("\n".join(last_lines(folder)))
+    epoch, total = map(int, epochs[-1]) if epochs else (0, 1)
+    return total, epoch

@@ -1,8 +1,8 @@
-"""`dubito score` and `dubito rank`: whole data sets of Parquet files.
+"""`dubito score` and `dubito rank`, for data sets of Parquet files.
 
-`score` predicts all rows as /predict does; `rank` ranks them as /acquire does. The output is
-divided as the data set is, in parts that are written once: a job that was killed anywhere goes on
-where it is started again.
+`score` predicts all rows like /predict, and `rank` ranks them like /acquire. The output has a part
+for each shard of the data set, and each part is written once. A killed job resumes when the command
+is repeated.
 """
 
 import argparse
@@ -35,20 +35,20 @@ from service.batch.data_set import (
     begin,
     default_shard_rows,
 )
-from service.batch.files import Files, Stopped, files_at
+from service.batch.files import Files, Stopped, open_files
 from service.batch.ranking import RANKING, RankedParts
-from service.batch.shards import RowsDone, ShardResult, WorkerOptions, manifest_digest, run_here
+from service.batch.shards import RowsDone, ShardResult, WorkerOptions, manifest_digest, run_local
 from service.integrations import installed_integrations
 from service.models.reservoir import fresh_seed
 from service.settings import Settings, read_settings
 
 DONE = "done.json"
-REPORT_S = 0.5  # between lines on a terminal, where each takes the place of the one before
-REPORT_SELDOM_S = 10.0  # elsewhere
+TERMINAL_INTERVAL_S = 0.5  # between updates of the line on a terminal
+LOG_INTERVAL_S = 10.0  # between lines of other output
 
 
 class Loaded(NamedTuple):
-    """A model, as options of requests take it."""
+    """A model with the fields of `ServedModel` that request options need."""
 
     model: Model
     name: str
@@ -67,14 +67,13 @@ def run(kind: Kind, options: argparse.Namespace, settings: Settings) -> int:
     """Score or rank a data set, and return the exit code; 130 if interrupted.
 
     Raises:
-        InvalidInput: naming the option that is wrong, or what is wrong with the data set or the
-            output.
-        Stopped: if the job cannot go on; what is done is kept.
+        InvalidInput: for a wrong option, data set or output.
+        Stopped: if the job cannot continue; finished parts are kept.
     """
     try:
         _run(kind, options, settings)
     except KeyboardInterrupt:
-        print("\nended; the same command goes on with what is left", file=sys.stderr)
+        print("\ninterrupted; repeat the command to continue", file=sys.stderr)
         return 130
     return 0
 
@@ -89,7 +88,7 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
     loaded = _load(options, settings)
     request = _request(kind, options, settings, loaded, excluded)
     with _output(options) as place:
-        source, out = files_at(options.source, SOURCE), files_at(place, OUT)
+        source, out = open_files(options.source, SOURCE), open_files(place, OUT)
         _refuse_overlap(options.source, place)
         out.check_output()
 
@@ -100,10 +99,10 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
 
         spec = loaded.model.manifest.input
         plan = begin(out, source, request, options.seed is not None, spec, check_rows)
-        to_workers = WorkerOptions(
+        worker_options = WorkerOptions(
             whole_path(options.source), whole_path(place), settings.store_options(), tuple(excluded)
         )
-        progress = _work(plan, out, to_workers, options)
+        progress = _work(plan, out, worker_options, options)
         if kind == "rank":
             parts = RankedParts(plan, out, source, loaded.model)
             ranked = parts.ranking()
@@ -114,7 +113,7 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
         done = {"rows": plan.rows, "rejected": progress.rejected, "parts": len(plan.shards)}
         out.create(DONE, json.dumps(done).encode() + b"\n")
         out.clear()
-    _print_end(options, plan, progress)
+    _print_summary(options, plan, progress)
 
 
 def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
@@ -140,12 +139,12 @@ def _request(
 ) -> DataSetRequest:
     model = loaded.model
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
-    given: dict[str, Any] = {"inputs": []} if kind == "score" else {}
+    content: dict[str, Any] = {"inputs": []} if kind == "score" else {}
     for name in (*names, "k", "acquisition", "beta"):
         value = getattr(options, name, None)
         if value is not None:
-            given[name] = _json(value) if name == "priors" else value
-    envelope = validate(PredictRequest if kind == "score" else AcquireRequest, given)
+            content[name] = _json(value) if name == "priors" else value
+    envelope = validate(PredictRequest if kind == "score" else AcquireRequest, content)
     assert isinstance(envelope, AcquireRequest | PredictRequest)
     num_samples = resolve_num_samples(envelope, loaded, settings)
     fields: dict[str, Any] = {
@@ -195,7 +194,7 @@ def _refuse_overlap(source: str, out: str) -> None:
 
 @contextmanager
 def _output(options: argparse.Namespace) -> Iterator[str]:
-    """Yield where the output goes: by default a temporary folder."""
+    """Yield the output's place, by default a temporary folder."""
     if options.out is not None:
         yield options.out
     elif options.ray not in (None, "local"):
@@ -206,12 +205,12 @@ def _output(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _work(
-    plan: Plan, out: Files, to_workers: WorkerOptions, options: argparse.Namespace
+    plan: Plan, out: Files, worker_options: WorkerOptions, options: argparse.Namespace
 ) -> "Progress":
-    """Have all shards done that are not, and return what it took.
+    """Process the missing shards, and return the progress.
 
     Raises:
-        Stopped: if more rows cannot be read than may be, or with a worker's error.
+        Stopped: for too many unreadable rows, or a worker's error.
     """
     names = out.names()
     done = {shard.number for shard in plan.shards if plan.part(shard.number) in names}
@@ -235,12 +234,12 @@ def _work(
         return progress
     running: Generator[ShardResult | RowsDone, None, None]
     if options.ray is None:
-        running = run_here(to_workers, todo, options.workers or processors())
+        running = run_local(worker_options, todo, options.workers or processors())
     else:
         ray = installed_integrations().get("ray")
         if ray is None or ray.run_shards is None:
             raise InvalidInput("ray", "the integration of Ray", "none installed")
-        running = resolve_name(ray.run_shards)(to_workers, todo, options.ray, options.workers)
+        running = resolve_name(ray.run_shards)(worker_options, todo, options.ray, options.workers)
     with closing(running):
         for result in running:
             if isinstance(result, RowsDone):
@@ -255,7 +254,7 @@ def _work(
     return progress
 
 
-def _print_end(options: argparse.Namespace, plan: Plan, progress: "Progress") -> None:
+def _print_summary(options: argparse.Namespace, plan: Plan, progress: "Progress") -> None:
     if options.quiet or options.out is None:
         return
     request = plan.request
@@ -269,14 +268,14 @@ def _print_end(options: argparse.Namespace, plan: Plan, progress: "Progress") ->
 
 
 class Progress:
-    """Counts what is done, and now and then prints it in one line on standard error."""
+    """Counts finished work, and prints a line on standard error at intervals."""
 
     def __init__(self, plan: Plan, done: set[int], rejected: int, quiet: bool) -> None:
         self._plan, self._quiet = plan, quiet
         self._done = len(done)
         self._rows_before = self._rows = sum(plan.shards[number].rows for number in done)
         self._at: dict[int, int] = {}
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._printed = 0.0
         self.rejected = rejected
         self.row_draws = 0
@@ -297,7 +296,7 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start
 
     def line(self) -> str:
         rows, all_rows = self._rows + sum(self._at.values()), self._plan.rows
@@ -320,8 +319,8 @@ class Progress:
 
     def _print(self) -> None:
         is_terminal, now = sys.stderr.isatty(), time.monotonic()
-        pause_s = REPORT_S if is_terminal else REPORT_SELDOM_S
-        if self._quiet or now - max(self._printed, self._began) < pause_s:
+        pause_s = TERMINAL_INTERVAL_S if is_terminal else LOG_INTERVAL_S
+        if self._quiet or now - max(self._printed, self._start) < pause_s:
             return
         self._printed = now
         sys.stderr.write(f"\r\x1b[K{self.line()}" if is_terminal else f"{self.line()}\n")
@@ -329,5 +328,5 @@ class Progress:
 
 
 def _clock(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    total = round(seconds)
+    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"

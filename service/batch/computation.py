@@ -1,6 +1,6 @@
-"""What is computed of rows, in a job of the service and in a data set alike.
+"""Computations on rows, shared by jobs of the service and data sets.
 
-A row has the same numbers in any company: all rows have the draws of the request's seed.
+All rows use the draws of the request's seed, so a row's result does not depend on other rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,26 +31,26 @@ from service.request_context import RequestContext
 
 Kind = Literal["score", "rank"]
 UNKNOWN_CATEGORIES = "unknown_categories"
-MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
+MAX_PIXELS = 1 << 62  # no limit per part, because each image has a limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputationRequest:
-    """What answers depend on besides the rows, as it is kept: later settings change nothing."""
+    """Everything except the rows that determines the answers, so that settings may change."""
 
     model: str
     version: str
     num_samples: int
     seed: int
     priors: tuple[float, ...] | None = None
-    options: DecisionOptions | None = None  # of a prediction
-    acquisition: str = ""  # of a ranking, as those below
+    options: DecisionOptions | None = None  # only for predictions
+    acquisition: str = ""  # only for rankings, like `k` and `beta`
     k: int = 0
     beta: float = 1.0
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
-        """Return what `dataclasses.asdict` made, once it went through JSON."""
+        """Restore a request from the JSON of `dataclasses.asdict`."""
         request: Self = TypeAdapter(cls).validate_python(content)
         return request
 
@@ -58,10 +58,10 @@ class ComputationRequest:
 def request_fields(
     envelope: AcquireRequest | PredictRequest, served: Any, num_samples: int
 ) -> dict[str, Any]:
-    """Return fields of a `ComputationRequest`, checked as those of /acquire and /predict are.
+    """Check the options of /acquire or /predict, and return fields of a `ComputationRequest`.
 
     Raises:
-        InvalidInput: naming an option that the model has not.
+        InvalidInput: for an option that the model does not support.
     """
     if isinstance(envelope, AcquireRequest):
         return ranking_fields(envelope, served)
@@ -110,7 +110,7 @@ def acquire_answer(
 
 
 class Computation:
-    """A model under the draws of a request's seed."""
+    """A model with the draws of a request's seed."""
 
     def __init__(self, model: Model, request: ComputationRequest) -> None:
         self.model, self.request = model, request
@@ -120,24 +120,24 @@ class Computation:
         number = num_samples or self.request.num_samples
         return self.model.runtime.draw_set(self.request.seed, number)
 
-    def rows_at_once(self, num_samples: int | None = None) -> int:
+    def batch_rows(self, num_samples: int | None = None) -> int:
         return part_rows(self.model, num_samples or self.request.num_samples)
 
-    def runs(
+    def batches(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], num_samples: int | None = None
     ) -> Iterator[Float32[np.ndarray, "n I"]]:
-        """Yield rows, as many as are computed at once."""
-        most = self.rows_at_once(num_samples)
+        """Divide parts into batches."""
+        size = self.batch_rows(num_samples)
         for x in parts:
-            for start in range(0, len(x), most):
-                yield x[start : start + most]
+            for start in range(0, len(x), size):
+                yield x[start : start + size]
 
     def numbers(
         self, part: Part, spec: InputSpec, field: str, first: int
     ) -> Float32[np.ndarray, "n I"]:
-        """Return a part of a file as numbers; memory is bounded by the part."""
+        """Convert a part of a file to numbers. The part limits the memory."""
         return rows_array(
-            part, spec, field, MOST_PIXELS, RequestContext(), self.model.text_encoder, first
+            part, spec, field, MAX_PIXELS, RequestContext(), self.model.text_encoder, first
         )
 
     def predict(
@@ -146,7 +146,7 @@ class Computation:
         draws: DrawSet,
         groups: Int64[np.ndarray, "n"] | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return what is answered of rows, and which of them have finite numbers."""
+        """Predict rows; return the arrays of the answer and which rows have finite scores."""
         options = self.request.options
         assert options is not None
         prediction = self.model.prediction(*self.model.runtime.run_set(x, draws), options.priors)
@@ -160,12 +160,12 @@ class Computation:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the request's acquisition looks for copies among all rows."""
+        """Whether the acquisition selects batches, which needs the copies among all rows."""
         return self.request.acquisition in self.model.predictive.batch_acquisitions
 
     @property
     def is_grouped(self) -> bool:
-        """Whether the model is calibrated by groups, which rows may name."""
+        """Whether the model is calibrated by group."""
         return self.manifest.categories is not None and self.manifest.categories.kind == "group"
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
@@ -176,19 +176,23 @@ class Computation:
         return about
 
     def scores(self, x: Float32[np.ndarray, "n I"], draws: DrawSet) -> Float64[np.ndarray, "n"]:
-        """Return what the request's acquisition ranks rows by, or makes its choice from."""
+        """Score rows by the request's acquisition."""
         return pool_scores(self.model, x, draws, self.request.acquisition, self.request.priors)
 
     def candidates(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], rows: Int64[np.ndarray, "M"]
     ) -> Candidates:
-        """Return rows as candidates of a joint score, given their places in the order that is
-        wanted, and the rows in that of their places."""
+        """Compute the candidates of a joint score.
+
+        Args:
+            parts: the rows, in ascending order of their positions.
+            rows: their positions, in the order of the result.
+        """
         request, draws = self.request, self.draws()
-        found = [
+        candidates = [
             pool_candidates(self.model, x, draws, request.acquisition, request.priors)
             for x in parts
         ]
         place = np.argsort(np.argsort(rows))
-        columns = ([part.gain, part.noise, part.outputs] for part in found)
+        columns = ([part.gain, part.noise, part.outputs] for part in candidates)
         return Candidates(*(np.concatenate(parts)[place] for parts in zip(*columns, strict=True)))

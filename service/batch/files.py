@@ -1,8 +1,7 @@
-"""Where data sets and outputs lie: a folder, or a bucket. What is written appears whole, once, and
-never changes.
+"""The files of data sets and outputs, in a folder or a bucket.
 
-A file of a data set is read through a `Copy`, a path of this machine that has the bytes that are
-needed; of a folder it is the file itself.
+Outputs are written atomically, once, and never change. A data set's file is read through a `Copy`,
+a local path with the required bytes. In a folder, it is the file itself.
 """
 
 import os
@@ -23,43 +22,42 @@ from model_store.sources.files import stamp_of
 ENDING = ".parquet"
 DRAFT = ".draft-"
 PROBE = ".probe-"
-NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in the name of a folder
-FOOTER_BYTES = 64 << 10  # read at a file's end at first, which most footers are smaller than
-PIECE_BYTES = 8 << 20  # of an object, read at a time
-MOST_BYTES = 1 << 30  # of what is read whole
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in folder names
+FOOTER_BYTES = 64 << 10  # first read at a file's end; most footers are smaller
+PIECE_BYTES = 8 << 20  # per read of an object
+MAX_READ_BYTES = 1 << 30  # of an output read into memory
 
 
 class Stopped(DubitoError):
-    """Work on a data set that cannot go on. What is done is kept."""
+    """The work on a data set cannot continue. Finished parts are kept."""
 
 
 @dataclass(frozen=True)
-class Listed:
-    name: str  # below the data set, with slashes
+class DataFile:
+    name: str  # path in the data set, with slashes
     size: int  # bytes
-    stamp: str  # changes whenever the file does
+    stamp: str  # changes with the file
 
     @property
-    def of_folders(self) -> dict[str, str | None]:
-        """Columns that the names of its folders give to all its rows, as `date=2024-01-01`."""
+    def partition_values(self) -> dict[str, str | None]:
+        """Columns that its folder names define, such as `date=2024-01-01`."""
         pairs = (folder.partition("=") for folder in self.name.split("/")[:-1])
         values = {unquote(name): unquote(value) for name, mark, value in pairs if mark}
         return {name: None if value == NO_VALUE else value for name, value in values.items()}
 
     def change_error(self) -> InvalidInput:
-        """Return the error of a file that is another by now."""
         expected = f"{self.name} as it was when the job began"
         return InvalidInput("source", expected, "another, or none")
 
 
 class Copy:
-    """A file as libraries open it: `path`, in which the bytes that were needed are right."""
+    """A local file at `path` that contains the bytes that `need` has loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def need(self, first: int, end: int) -> None:
-        """Make bytes `first` to `end` available, besides the footer."""
+        """Load bytes `first` to `end`. The footer is always loaded."""
 
     def close(self) -> None:
         """Release the file."""
@@ -71,40 +69,39 @@ def _is_data(name: str) -> bool:
 
 
 class LocalFiles:
-    """Files below a folder, or one file. Any method may raise a DubitoError of one line."""
+    """Files below a folder, or a single file. All methods may raise DubitoError."""
 
     def __init__(self, root: Path, field: str) -> None:
         self.root = root
         self.field = field
 
-    def data(self) -> list[Listed]:
-        """Return the data set's Parquet files in the order of their names; those that begin with .
-        or _ are left out."""
+    def data(self) -> list[DataFile]:
+        """List the data set's Parquet files by name, except names that start with . or _."""
         if self.root.is_file():
-            return [self._listed(self.root, self.root.name)]
+            return [self._entry(self.root, self.root.name)]
         if not self.root.is_dir():
             expected = f"a {ENDING} file, or a folder of such"
             raise InvalidInput(self.field, expected, f"{self.root}, which is not there")
-        found = {
+        paths = {
             str(path.relative_to(self.root)): path
             for path in self.root.rglob(f"*{ENDING}")
             if path.is_file()
         }
-        return [self._listed(found[name], name) for name in sorted(found) if _is_data(name)]
+        return [self._entry(paths[name], name) for name in sorted(paths) if _is_data(name)]
 
     @staticmethod
-    def _listed(path: Path, name: str) -> Listed:
-        return Listed(name, path.stat().st_size, stamp_of(path))
+    def _entry(path: Path, name: str) -> DataFile:
+        return DataFile(name, path.stat().st_size, stamp_of(path))
 
-    def open(self, listed: Listed) -> Copy:
-        """Open a file of the data set; raises InvalidInput if it is not as it was listed."""
-        path = self.root if self.root.is_file() else self.root / listed.name
-        if not path.is_file() or self._listed(path, listed.name) != listed:
-            raise listed.change_error()
+    def open(self, entry: DataFile) -> Copy:
+        """Open a file of the data set, or raise InvalidInput if it has changed."""
+        path = self.root if self.root.is_file() else self.root / entry.name
+        if not path.is_file() or self._entry(path, entry.name) != entry:
+            raise entry.change_error()
         return Copy(path)
 
     def check_output(self) -> None:
-        """Make the folder; raises InvalidInput if this is no place for an output."""
+        """Create the folder, or raise InvalidInput if it is not writable."""
         try:
             make_folder(self.root)
         except OSError as error:
@@ -124,8 +121,10 @@ class LocalFiles:
             return None
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file if there is none; return whether there was none. A draft is written, synced
-        and linked, which fails where there is such a file."""
+        """Write a file unless it exists, and return whether it was written.
+
+        A synced draft is linked to the name, because linking fails if the file exists.
+        """
         target = self.root / name
         draft = target.parent / f"{DRAFT}{uuid.uuid4().hex}"
         try:
@@ -134,7 +133,7 @@ class LocalFiles:
             os.link(draft, target)
             sync_folder(target.parent)
         except OSError as error:
-            if target.exists():  # another was first, and may have cleared the draft away
+            if target.exists():  # by another worker, which may also have removed the draft
                 return False
             reason = f"cannot create {name} in {self.root}: {error.strerror}"
             raise Stopped(f"{self.field}: {reason}") from None
@@ -144,13 +143,13 @@ class LocalFiles:
         return True
 
     def clear(self) -> None:
-        """Remove the drafts of killed writers, once nothing is left to be written."""
+        """Remove the drafts of killed writers after the work is complete."""
         for draft in self.root.rglob(f"{DRAFT}*"):
             draft.unlink(missing_ok=True)
 
 
 class BucketFiles:
-    """Objects below a bucket's URL, or one object, as `LocalFiles`."""
+    """Objects below a bucket's URL, or a single object, with the methods of `LocalFiles`."""
 
     def __init__(self, url: str, field: str) -> None:
         self.url = url.rstrip("/")
@@ -159,29 +158,28 @@ class BucketFiles:
 
     @cached_property
     def _read(self) -> tuple[Objects, str | None]:
-        """Where the data are: below the URL or, if nothing is and it names a file, that file
-        alone."""
+        """The bucket folder of the data, and the object's name if the URL is one object."""
         parent, _, name = self.url.rpartition("/")
         if not name.endswith(ENDING) or parent.endswith("/") or self.objects.entries():
             return self.objects, None
         return Objects.of(parent, self.field), name
 
-    def data(self) -> list[Listed]:
-        objects, alone = self._read
+    def data(self) -> list[DataFile]:
+        objects, single = self._read
         entries = objects.entries()
         return [
-            Listed(name, entry.size, entry.tag or entry.modified.isoformat())
+            DataFile(name, entry.size, entry.tag or entry.modified.isoformat())
             for name, entry in sorted(entries.items())
-            if _is_data(name) and alone in (None, name)
+            if _is_data(name) and single in (None, name)
         ]
 
-    def open(self, listed: Listed) -> Copy:
-        return _BucketCopy(self._read[0], listed)
+    def open(self, entry: DataFile) -> Copy:
+        return _BucketCopy(self._read[0], entry)
 
     def check_output(self) -> None:
-        """Create an object twice: the server must refuse the second."""
+        """Check that the server refuses to create an object twice."""
         path = f"{PROBE}{uuid.uuid4().hex}"
-        self.objects.entries(path)  # fails where there is no bucket; a write might make one
+        self.objects.entries(path)  # fails without a bucket, whereas a write might create it
         try:
             created, again = self.objects.create(path, b"1"), self.objects.create(path, b"2")
         finally:
@@ -194,30 +192,30 @@ class BucketFiles:
         return {name for name in self.objects.entries() if not name.startswith(PROBE)}
 
     def read(self, name: str) -> bytes | None:
-        found = self.objects.get(name, MOST_BYTES)
-        return None if found is None else found.content
+        entry = self.objects.get(name, MAX_READ_BYTES)
+        return None if entry is None else entry.content
 
     def create(self, name: str, content: bytes) -> bool:
         return self.objects.create(name, content)
 
     def clear(self) -> None:
-        """Do nothing: objects appear whole."""
+        """Do nothing, because writes of objects are atomic."""
 
 
 class _BucketCopy(Copy):
-    """A sparse file without a name: the footer, and the bytes that were needed last."""
+    """An unnamed sparse file with the footer and the bytes of the last `need`."""
 
-    def __init__(self, objects: Objects, listed: Listed) -> None:
-        self._objects, self._listed = objects, listed
+    def __init__(self, objects: Objects, entry: DataFile) -> None:
+        self._objects, self._entry = objects, entry
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         super().__init__(Path(f"/dev/fd/{self._file.fileno()}"))
-        self._held = 0, 0
+        self._range = 0, 0
         try:
-            size = min(FOOTER_BYTES, listed.size)
-            self._tail = self._fetch(listed.size - size, size)
+            size = min(FOOTER_BYTES, entry.size)
+            self._tail = self._fetch(entry.size - size, size)
             footer = int.from_bytes(self._tail[-8:-4], "little") + 8
-            if size < footer <= listed.size:
-                self._tail = self._fetch(listed.size - footer, footer)
+            if size < footer <= entry.size:
+                self._tail = self._fetch(entry.size - footer, footer)
             self._begin()
         except BaseException:
             self._file.close()
@@ -225,29 +223,29 @@ class _BucketCopy(Copy):
 
     def _begin(self) -> None:
         self._file.truncate(0)
-        self._file.seek(self._listed.size - len(self._tail))
+        self._file.seek(self._entry.size - len(self._tail))
         self._file.write(self._tail)
         self._file.flush()
 
     def _fetch(self, first: int, size: int) -> bytes:
         try:
-            content, tag = self._objects.span(self._listed.name, first, size)
+            content, tag = self._objects.span(self._entry.name, first, size)
         except FileNotFoundError:
-            raise self._listed.change_error() from None
-        if len(content) < size or (tag and tag != self._listed.stamp):
-            raise self._listed.change_error()
+            raise self._entry.change_error() from None
+        if len(content) < size or (tag and tag != self._entry.stamp):
+            raise self._entry.change_error()
         return content
 
     def need(self, first: int, end: int) -> None:
-        if self._held[0] <= first and end <= self._held[1]:
+        if self._range[0] <= first and end <= self._range[1]:
             return
-        self._held = 0, 0
+        self._range = 0, 0
         self._begin()
         for start in range(first, end, PIECE_BYTES):
             self._file.seek(start)
             self._file.write(self._fetch(start, min(PIECE_BYTES, end - start)))
         self._file.flush()
-        self._held = first, end
+        self._range = first, end
 
     def close(self) -> None:
         self._file.close()
@@ -256,10 +254,10 @@ class _BucketCopy(Copy):
 Files = LocalFiles | BucketFiles
 
 
-def files_at(place: str, field: str) -> Files:
-    """Return the files of a folder, or a bucket's URL; `field` is the option that named it.
+def open_files(place: str, field: str) -> Files:
+    """Open a folder or a bucket's URL; errors name the option `field`.
 
     Raises:
-        InvalidInput: if a URL is none of a bucket, or the extra `bucket` is not installed.
+        InvalidInput: for a URL of another kind, or without the extra `bucket`.
     """
     return BucketFiles(place, field) if is_url(place) else LocalFiles(Path(place), field)

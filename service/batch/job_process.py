@@ -1,8 +1,8 @@
 """The process of one job: `python -m service.batch.job_process`, started by `service.batch.runner`.
 
-It runs when no other process wants the processors, so that requests keep their latency, and ends
-with its parent. All that is computed goes to the disk as it comes, and lasts from `sync` to `sync`:
-a job that is taken up again goes on after the last row that lasts, and ends with the same bytes.
+It has the lowest priority, so that requests keep their latency, and ends with its parent. Results
+are written to disk and synced regularly. A restarted job resumes after the last synced row and
+produces the same bytes.
 """
 
 import json
@@ -65,16 +65,16 @@ from service.batch.output import (
 )
 from service.engine.pool_ranking import acquired_rows, control_predictions, control_rows
 
-OVER = 0  # exit code: the job has ended, or is to end
-PUT_BACK = 3  # exit code: the job is to be taken up again later
-SYNC_S = 2.0  # between syncs, about
-TABLE_ROWS = 1 << 16  # of a row group of Parquet
-PARTS_AT_ONCE = 3
-TIMES_FIRST_LAP = 1.5  # the first lap of a race is all of it, where few rows are uncertain
-# files of a job's folder
+OVER = 0  # exit code: the job has ended
+PUT_BACK = 3  # exit code: the job must be queued again
+SYNC_S = 2.0  # between syncs
+TABLE_ROWS = 1 << 16  # per Parquet row group
+MAX_ACTIVE_PARTS = 3
+FIRST_LAP_FACTOR = 1.5  # if few rows are uncertain, the first lap is the entire race
+# Files in a job's folder
 IDS_FILE = "ids.json"
 GROUPS_FILE = "groups.json"
-SELECTED_FILE = "selected.npz"  # the places of the rows that are ranked, and of control rows
+SELECTED_FILE = "selected.npz"  # indices of ranked rows and control rows
 ANSWER_FILE = "answer.json"
 
 T = TypeVar("T")
@@ -84,29 +84,30 @@ RowParts = Iterator[Float32[np.ndarray, "n I"]]
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(ComputationRequest):
-    """A job's request. Files of its own are named alone, those of the operator's folder by their
-    whole path."""
+    """A job's request.
 
-    field: str  # of the request, that rows came by
+    `path` is the name of an uploaded file, or the absolute path of an operator's file.
+    """
+
+    field: str  # of the request that contained the rows
     path: str
     stamp: str | None  # of the operator's file
     rows: int
     read_as: str
     ignored: list[str]
-    encoded: bool = False  # whether rows of a model of columns are numbers
+    encoded: bool = False  # whether table rows are already numbers
     race: float | None = None
     selected: bool = False  # whether the folder has SELECTED_FILE
-    excluded: int = 0  # rows that were labelled already
-    keep: bool = False  # the rows that are answered
+    excluded: int = 0  # rows that already have labels
+    keep: bool = False  # stores the acquired rows
     format: Format = "npz"
 
 
 class JobRows:
-    """The rows of a job, in parts, and how far the job is.
+    """The rows of a job in parts, and its progress.
 
     Args:
-        report: takes how many rows x draws there are to do and how many are done; returns whether
-            to go on.
+        report: takes the rows x draws in total and done; returns False to cancel the job.
     """
 
     def __init__(
@@ -123,9 +124,9 @@ class JobRows:
 
     def _open(self) -> RowFile:
         request = self.request
-        path = self.folder / request.path  # a whole path takes the place of the folder
-        is_there = path.exists()
-        if not is_there or (request.stamp is not None and stamp_of(path) != request.stamp):
+        path = self.folder / request.path  # an absolute path replaces the folder
+        is_present = path.exists()
+        if not is_present or (request.stamp is not None and stamp_of(path) != request.stamp):
             expected = "the file as it was when the job was asked for"
             raise InvalidInput(request.field, expected, "another, or none")
         return open_rows(path, self._spec, request.field)
@@ -135,29 +136,29 @@ class JobRows:
         return (self.folder / IDS_FILE).exists() or self._file.has_ids
 
     def ids(self) -> list[str]:
-        own = self.folder / IDS_FILE
-        ids = json.loads(own.read_bytes()) if own.exists() else self._file.ids()
+        path = self.folder / IDS_FILE
+        ids = json.loads(path.read_bytes()) if path.exists() else self._file.ids()
         if ids is None:
             return [str(i) for i in range(self.request.rows)]
         check_ids(ids, self.request.rows)
         return list(ids)
 
-    def all_from(self, first: int) -> RowParts:
+    def parts_from(self, first: int) -> RowParts:
         for part in self._file.parts(first):
             x = self._numbers(part, first)
             yield x
             first += len(x)
 
-    def some(self, rows: Int64[np.ndarray, "M"]) -> RowParts:
-        """Yield some rows, given their places in ascending order."""
+    def select(self, rows: Int64[np.ndarray, "M"]) -> RowParts:
+        """Yield the rows with the given indices, which are in ascending order."""
         if len(rows) == 0:
             return
         first = int(rows[0])
         for part in self._file.parts(first):
             n = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
-            here = rows[slice(*np.searchsorted(rows, [first, first + n]))] - first
-            if len(here):
-                yield self._numbers(part, first)[here]
+            part_rows = rows[slice(*np.searchsorted(rows, [first, first + n]))] - first
+            if len(part_rows):
+                yield self._numbers(part, first)[part_rows]
             first += n
             if first > rows[-1]:
                 return
@@ -166,10 +167,10 @@ class JobRows:
         return self.computation.numbers(part, self._spec, self.request.field, first)
 
     def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
-        """Count what was done; now and then sync and report it.
+        """Count finished work, and sync and report it every few seconds.
 
         Raises:
-            Cancelled: if the job is not to go on.
+            Cancelled: if the job must end.
         """
         self.done += row_draws
         if time.monotonic() - self._synced < SYNC_S:
@@ -185,20 +186,20 @@ class JobRows:
         name: str,
         parts_from: Callable[[int], RowParts],
         num_draws: int,
-        columns_of: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
+        compute: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
     ) -> ColumnFiles:
-        """Return what is computed of rows as columns, taken up where an earlier process left them.
+        """Compute columns of rows, and resume after the rows of an earlier process.
 
         Args:
-            parts_from: the rows from the one of that number on.
-            columns_of: computes some rows, given the number of the first.
+            parts_from: returns the rows from an index on.
+            compute: computes columns, given the first index and the rows.
         """
         columns = ColumnFiles(self.folder / name)
         self.done += columns.rows * num_draws
         unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
-        parts = self.computation.runs(parts_from(columns.rows), num_draws)
-        for x, found in _each_overlapping(columns_of, columns.rows, parts):
-            columns.append(found)
+        parts = self.computation.batches(parts_from(columns.rows), num_draws)
+        for x, results in _compute_parallel(compute, columns.rows, parts):
+            columns.append(results)
             count_unknown(unknown, x, self.model.manifest.input.columns)
             self.advance(len(x) * num_draws, columns)
         columns.sync()
@@ -206,7 +207,7 @@ class JobRows:
         return columns
 
     def write(self, name: str, write: Callable[[Path], Any]) -> str:
-        """Write the answer whole, or not at all; return the name of its file."""
+        """Write the answer atomically, and return the name of its file."""
         draft = self.folder / f"{name}.draft"
         write(draft)
         with draft.open("rb") as file:
@@ -218,38 +219,40 @@ class JobRows:
 
 
 def predict(job: JobRows) -> str:
-    """Predict the rows of a job, as /predict does; return the name of the answer's file."""
+    """Predict the rows of a job like /predict, and return the name of the answer's file."""
     request, computation = job.request, job.computation
     assert request.options is not None
     ids = job.ids() if job.has_ids else None
     groups = _groups(job) if computation.is_grouped else None
     draws = computation.draws()
 
-    def columns_of(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
-        here = None if groups is None else groups[first : first + len(x)]
-        arrays, computed = computation.predict(x, draws, here)
+    def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
+        part_groups = None if groups is None else groups[first : first + len(x)]
+        arrays, computed = computation.predict(x, draws, part_groups)
         check_computed(np.where(computed, 0.0, np.nan), request.field, first)
         return arrays
 
-    columns = job.fill("columns", job.all_from, request.num_samples, columns_of)
+    columns = job.fill("columns", job.parts_from, request.num_samples, compute)
     about = computation.about(columns.note[UNKNOWN_CATEGORIES])
-    of_rows = {name: columns.column(name) for name in columns.names}
-    if request.options.fdr is not None:  # all rows are decided together
-        of_rows["flag"] = benjamini_hochberg(np.array(of_rows["p_value"]), request.options.fdr)
+    row_arrays = {name: columns.column(name) for name in columns.names}
+    if request.options.fdr is not None:  # needs the p-values of all rows
+        row_arrays["flag"] = benjamini_hochberg(
+            np.array(row_arrays["p_value"]), request.options.fdr
+        )
 
     def write(path: Path) -> None:
         if request.format == "npz":
             named = {} if ids is None else {"ids": ids}
-            write_npz(path, {**about, **named, **of_rows})
+            write_npz(path, {**about, **named, **row_arrays})
         else:
-            tables = (_table(job, ids, of_rows, i) for i in range(0, columns.rows, TABLE_ROWS))
+            tables = (_table(job, ids, row_arrays, i) for i in range(0, columns.rows, TABLE_ROWS))
             write_parquet(path, tables, table_metadata(about))
 
     return job.write(f"predictions.{request.format}", write)
 
 
 def _groups(job: JobRows) -> Int64[np.ndarray, "N"] | None:
-    """Return the number of each row's group, None where the request names none."""
+    """Return the number of each row's group, or None if the request has no groups."""
     path, categories = job.folder / GROUPS_FILE, job.model.manifest.categories
     if categories is None or not path.exists():
         return None
@@ -257,16 +260,16 @@ def _groups(job: JobRows) -> Int64[np.ndarray, "N"] | None:
 
 
 def _table(
-    job: JobRows, ids: list[str] | None, of_rows: dict[str, np.ndarray], first: int
+    job: JobRows, ids: list[str] | None, row_arrays: dict[str, np.ndarray], first: int
 ) -> dict[str, Any]:
-    here = slice(first, first + TABLE_ROWS)
-    named = {} if ids is None else {"id": ids[here]}
-    columns = ((name, np.asarray(column[here])) for name, column in of_rows.items())
+    rows = slice(first, first + TABLE_ROWS)
+    named = {} if ids is None else {"id": ids[rows]}
+    columns = ((name, np.asarray(column[rows])) for name, column in row_arrays.items())
     return {**named, **table_columns(job.model.manifest, columns)}
 
 
 def acquire(job: JobRows, database: Database) -> str:
-    """Rank the rows of a job, as /acquire does; return the name of the answer's file."""
+    """Rank the rows of a job like /acquire, and return the name of the answer's file."""
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
     ranked_rows, control = _read_selection(job.folder, request)
@@ -281,7 +284,7 @@ def acquire(job: JobRows, database: Database) -> str:
     ]
     rows += control_rows(control.tolist(), ids, len(rows))
     if request.keep:
-        _keep_rows(job, rows, database)
+        _store_acquired(job, rows, database)
     found = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
     answer = acquire_answer(manifest, request, rows, *found)
     return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
@@ -297,21 +300,21 @@ def _read_selection(
 
 
 def count_answered(folder: Path) -> tuple[int, int]:
-    """Return how many rows the answer of a job has, and how many of them are set aside."""
+    """Count the rows of a job's answer and its control rows."""
     ranking = json.loads((folder / ANSWER_FILE).read_bytes())["ranking"]
     return len(ranking), sum(row["control"] for row in ranking)
 
 
-def _keep_rows(job: JobRows, ranked: list[dict[str, Any]], database: Database) -> None:
+def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Database) -> None:
     request, model = job.request, job.model
     places = sorted(row["index"] for row in ranked)
     if not places:
         return
-    x = np.concatenate([*job.some(np.array(places))])
+    x = np.concatenate([*job.select(np.array(places))])
     pool = dict(zip(places, x, strict=True))
     aside = np.array([pool[row["index"]] for row in ranked if row["control"]])
     draws, predictions = job.computation.draws(), list[dict[str, Any]]()
-    for part in job.computation.runs([aside]):
+    for part in job.computation.batches([aside]):
         predictions += control_predictions(
             model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
         )
@@ -321,44 +324,43 @@ def _keep_rows(job: JobRows, ranked: list[dict[str, Any]], database: Database) -
 
 
 class JobPool(Pool):
-    """The rows of a job that are ranked; what is computed of them is kept."""
+    """The pool of a job. Its scores are stored in the job's folder."""
 
     def __init__(
         self, job: JobRows, rows: Int64[np.ndarray, "N"], ids: Sequence[str], choice: Choice
     ) -> None:
         self.ids, self.seed, self.pause = ids, job.request.seed, lambda: job.advance(0)
-        self.unknown: dict[str, int] = {}  # categories of the rows that are scored
+        self.unknown: dict[str, int] = {}  # unknown categories of the scored rows
         self._job, self._rows, self._choice = job, rows, choice
         self._laps = self._lap_work = 0
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        return np.array(self._of_all_rows.column("score"))
+        return np.array(self._all_columns.column("score"))
 
     async def copies(self) -> Copies:
-        return group_copies(np.array(self._of_all_rows.column("digest")))
+        return group_copies(np.array(self._all_columns.column("digest")))
 
     async def lap(self, lap: Lap) -> Scored:
         columns = self._fill(lap, is_race=True)
         return np.array(columns.column("score")), np.array(columns.column("error"))
 
     @cached_property
-    def _of_all_rows(self) -> ColumnFiles:
+    def _all_columns(self) -> ColumnFiles:
         return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples), is_race=False)
 
     def _fill(self, lap: Lap, is_race: bool) -> ColumnFiles:
-        """Return the scores of some rows, as a race goes by them with their standard errors; their
-        digests where copies are looked for."""
+        """Compute scores, with standard errors in a race and digests for a batch acquisition."""
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
         draws = job.computation.draws(num_draws)
         if self._laps == 0:
-            times = TIMES_FIRST_LAP if is_race else 1.0
-            self._least_work = int(times * len(rows) * num_draws)
+            times = FIRST_LAP_FACTOR if is_race else 1.0
+            self._min_work = int(times * len(rows) * num_draws)
         self._laps += 1
         self._lap_work += len(rows) * num_draws
-        job.work = max(self._lap_work, self._least_work)  # so that progress does not fall
+        job.work = max(self._lap_work, self._min_work)  # so that the progress never falls
 
-        def columns_of(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
+        def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
             columns: dict[str, np.ndarray] = {}
             if job.computation.is_batch:
                 columns["digest"] = row_digests(x)
@@ -371,48 +373,47 @@ class JobPool(Pool):
             return columns
 
         columns = job.fill(
-            f"lap {self._laps - 1}", lambda first: job.some(rows[first:]), num_draws, columns_of
+            f"lap {self._laps - 1}", lambda first: job.select(rows[first:]), num_draws, compute
         )
-        self.unknown = self.unknown or columns.note[UNKNOWN_CATEGORIES]  # the first has all rows
+        self.unknown = self.unknown or columns.note[UNKNOWN_CATEGORIES]  # from all rows
         return columns
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Return the rows that gain most alone; they are read once more."""
+        """Read the rows with the largest gains again, and return them as candidates."""
         job, choice = self._job, self._choice
-        most = max_joint_candidates(
+        max_rows = max_joint_candidates(
             choice.acquisition, job.model, len(copies.first), choice.k, choice.num_samples
         )
         gains = (await self.scores())[copies.first]
-        rows = np.lexsort((np.arange(len(gains)), -gains))[:most]
+        rows = np.lexsort((np.arange(len(gains)), -gains))[:max_rows]
         job.work += len(rows) * choice.num_samples
         places = self._rows[copies.first[rows]]
 
         def parts() -> Iterator[Float32[np.ndarray, "n I"]]:
-            for x in job.computation.runs(job.some(np.sort(places))):
+            for x in job.computation.batches(job.select(np.sort(places))):
                 yield x
                 job.advance(len(x) * choice.num_samples)
 
         return rows, job.computation.candidates(parts(), places)
 
 
-def _each_overlapping(
+def _compute_parallel(
     compute: Callable[[int, Float32[np.ndarray, "n I"]], T], first: int, parts: RowParts
 ) -> Iterator[tuple[Float32[np.ndarray, "n I"], T]]:
-    """Yield parts, in order, and what is computed of each and the number of its first row.
+    """Yield parts and their results in order, and compute several parts in parallel.
 
-    Several are worked on at once: one thread alone makes scores of outputs, which leaves processors
-    to the next part's.
+    Scores are computed by one thread, which leaves the other processors to the next parts.
     """
-    with ThreadPoolExecutor(PARTS_AT_ONCE, "parts") as pool:
+    with ThreadPoolExecutor(MAX_ACTIVE_PARTS, "parts") as pool:
         pending: deque[tuple[Float32[np.ndarray, "n I"], Future[T]]] = deque()
         for x in parts:
             pending.append((x, pool.submit(compute, first, x)))
             first += len(x)
-            if len(pending) == PARTS_AT_ONCE:
-                x, found = pending.popleft()
-                yield x, found.result()
-        for x, found in pending:
-            yield x, found.result()
+            if len(pending) == MAX_ACTIVE_PARTS:
+                x, future = pending.popleft()
+                yield x, future.result()
+        for x, future in pending:
+            yield x, future.result()
 
 
 def main() -> int:
@@ -422,7 +423,7 @@ def main() -> int:
     options = json.loads(sys.stdin.readline())
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the service too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends the job
     database = Database(Path(options["state"]))
     try:
         return run(database, options, ending)
@@ -431,13 +432,13 @@ def main() -> int:
 
 
 def run(database: Database, options: dict[str, Any], ending: threading.Event) -> int:
-    """Run a job that was claimed, and record how it ended."""
-    jobs, begun = Jobs(database), time.monotonic()
-    job, most_bytes = jobs.get(options["job"]), options["most_bytes"]
+    """Run a claimed job, and record its outcome."""
+    jobs, start = Jobs(database), time.monotonic()
+    job, max_bytes = jobs.get(options["job"]), options["max_bytes"]
 
     def report(work: int, done: int) -> bool:
-        worked_s = job.worked_s + time.monotonic() - begun
-        return jobs.progress(job.id, work, done, worked_s, most_bytes) and not ending.is_set()
+        worked_s = job.worked_s + time.monotonic() - start
+        return jobs.progress(job.id, work, done, worked_s, max_bytes) and not ending.is_set()
 
     state: State = "failed"
     outcome: str | None

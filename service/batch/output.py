@@ -1,8 +1,7 @@
-"""What is computed of rows: columns that grow on the disk, and tables of Parquet or npz.
+"""Write results: columns that grow on disk, and tables as Parquet or npz.
 
-`ColumnFiles` are taken up after a kill where they were last synced. Each column is a file of raw
-numbers, the first `0.bin`; `columns.json` has the name, type and row shape of each, and how many
-rows there are.
+`ColumnFiles` resume at the last sync after a kill. Each column is a file of raw numbers, starting
+with `0.bin`. `columns.json` stores the name, type and row shape of each, and the number of rows.
 """
 
 import io
@@ -20,12 +19,11 @@ from model_store.artifacts.manifest import Manifest
 from service.api.predictions import part_names
 
 LAYOUT = "columns.json"
-STRINGS_AT_ONCE = 1000
+STRING_BATCH = 1000
 
 
 class ColumnFiles:
-    """The columns of a folder. What is appended lasts once `sync` has returned, and so does the
-    `note`."""
+    """The columns of a folder. `sync` makes appended rows and the `note` durable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,10 +33,10 @@ class ColumnFiles:
         self._files: dict[str, int] = {}
         make_folder(folder)
         if (folder / LAYOUT).exists():
-            kept = json.loads((folder / LAYOUT).read_text())
-            self.rows, self.note = kept["rows"], kept["note"]
+            layout = json.loads((folder / LAYOUT).read_text())
+            self.rows, self.note = layout["rows"], layout["note"]
             self._layout = {
-                name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in kept["columns"]
+                name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in layout["columns"]
             }
             for name in self._layout:
                 os.ftruncate(self._open(name), self.rows * self._row_bytes(name))
@@ -102,8 +100,10 @@ class ColumnFiles:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray | list[str]]) -> None:
-    """Write arrays one after the other, so that mapped ones need no memory, nor lists of strings
-    much, of which each takes as much as the longest."""
+    """Write arrays one at a time, to save memory for mapped arrays and long lists of strings.
+
+    Each string of an array takes the space of the longest, so lists are converted in batches.
+    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -115,16 +115,16 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray | list[str]]) -> None:
 
 def _write_strings(file: IO[bytes], strings: list[str]) -> None:
     dtype = np.dtype(("U", max(map(len, strings), default=1)))
-    said = {"descr": dtype.str, "fortran_order": False, "shape": (len(strings),)}
-    np.lib.format.write_array_header_1_0(file, said)
-    for first in range(0, len(strings), STRINGS_AT_ONCE):
-        file.write(np.array(strings[first : first + STRINGS_AT_ONCE], dtype=dtype).tobytes())
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (len(strings),)}
+    np.lib.format.write_array_header_1_0(file, header)
+    for first in range(0, len(strings), STRING_BATCH):
+        file.write(np.array(strings[first : first + STRING_BATCH], dtype=dtype).tobytes())
 
 
 def write_parquet(
     sink: Any, groups: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Write a table, given the columns of each row group; the same bytes for the same columns."""
+    """Write a table from the columns of each row group; equal columns give equal bytes."""
     import pyarrow
 
     from model_store.sources.parquet import write_tables
@@ -145,12 +145,14 @@ def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> by
     return sink.getvalue()
 
 
-def table_columns(manifest: Manifest, of_rows: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
-    """Return the columns of a table, given arrays of rows: one with several numbers a row
-    becomes several columns, such as `probabilities.cat`."""
+def table_columns(manifest: Manifest, arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
+    """Convert arrays to table columns; a two-dimensional array becomes several columns.
+
+    Their names have the form `probabilities.cat`.
+    """
     parts = part_names(manifest)
     table: dict[str, Any] = {}
-    for name, values in of_rows:
+    for name, values in arrays:
         if values.ndim == 1:
             table[name] = values.tolist() if values.dtype.kind == "U" else values
         else:

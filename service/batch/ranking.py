@@ -1,8 +1,8 @@
-"""Merge the parts of a data set to its ranking: that of /acquire for a pool of all its rows.
+"""Merge the parts of a data set into a ranking equal to that of /acquire for all its rows.
 
-For a score the k best rows of each part are enough. Where copies are looked for a part has all its
-rows, since which of them is the first of its copies only all can say. Memory stays bounded all the
-same: rows are looked at in bins of their digests, and copies are in one bin.
+For a score, the k best rows of each part suffice. For a batch acquisition the parts contain all
+rows, because copies can occur in different parts. Rows are processed in bins of their digests,
+which limits the memory and keeps copies together.
 """
 
 import json
@@ -32,19 +32,19 @@ from service.batch.output import parquet_bytes
 from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY
 
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
-BIN_ROWS = 1 << 22  # about, that are looked at together: 60 bytes each while they are sorted
+BIN_ROWS = 1 << 22  # approximate rows per bin: 60 bytes each during sorting
 
 Ranked = list[dict[str, Any]]
 
 
-# A row of a part: its place in the data set, and two numbers of its digest
+# A row of a part: its index in the data set, and the two numbers of its digest
 ROW = np.dtype([("place", "i8"), ("score", "f8"), ("hash", "u8"), ("digest", "u8", (2,))])
 PartRows = np.ndarray  # of `ROW`, in the order of the data set
 NO_ROWS = np.empty(0, dtype=ROW)
 
 
 class RankedParts:
-    """The parts of a data set that is ranked, all of which are there."""
+    """The complete parts of a ranked data set."""
 
     def __init__(self, plan: Plan, out: Files, source: Files, model: Model) -> None:
         self._plan, self._out, self._model = plan, out, model
@@ -54,15 +54,15 @@ class RankedParts:
         self.unknown: Counter[str] = Counter()  # categories
 
     def ranking(self) -> Ranked:
-        """Return the k best rows as /acquire answers them.
+        """Return the k best rows in the form of /acquire.
 
         Raises:
-            InvalidInput: if two of them have the same id.
+            InvalidInput: if two of the rows have the same id.
         """
         request = self._plan.request
         is_batch = self._computation.is_batch
         is_joint = request.acquisition in self._model.predictive.joint_scores
-        rows = self._candidate_rows() if is_joint else self._best()
+        rows = self._candidate_rows() if is_joint else self._top_rows()
         if len(rows) == 0:
             return []
         rows = np.sort(rows, order="place")
@@ -93,7 +93,7 @@ class RankedParts:
         self._out.create(f"{RANKING}.json", json.dumps(self.answer(ranked)).encode() + b"\n")
 
     def candidates(self, places: Int64[np.ndarray, "M"]) -> Candidates:
-        """Return rows as candidates of a joint score; they are read once more."""
+        """Read rows again, and return them as candidates of a joint score."""
         order = np.sort(places)
 
         def parts() -> Iterator[np.ndarray]:
@@ -105,70 +105,71 @@ class RankedParts:
                     yield rows.x[np.isin(rows.places, order[low:high])]
 
         try:
-            return self._computation.candidates(self._computation.runs(parts()), places)
+            return self._computation.candidates(self._computation.batches(parts()), places)
         finally:
             self._reader.close()
 
-    def _best(self) -> PartRows:
-        """Return the rows of the largest scores, ties by hash; where copies are looked for, the
-        first of them by hash before all others."""
+    def _top_rows(self) -> PartRows:
+        """Return the rows with the largest scores, ties by hash.
+
+        For a batch acquisition, repeated copies come after all other rows.
+        """
         is_batch = self._computation.is_batch
         best, again = NO_ROWS, np.empty(0, dtype=bool)
         for rows in self._bins() if is_batch else self._parts():
-            here = np.zeros(len(rows), dtype=bool)
+            is_copy = np.zeros(len(rows), dtype=bool)
             if is_batch:
-                here = is_repetition(group_copies(rows["digest"]), rows["hash"])
-            best, again = np.concatenate([best, rows]), np.concatenate([again, here])
+                is_copy = is_repetition(group_copies(rows["digest"]), rows["hash"])
+            best, again = np.concatenate([best, rows]), np.concatenate([again, is_copy])
             order = np.lexsort((best["place"], best["hash"], -best["score"], again))
             order = order[: self._plan.request.k]
             best, again = best[order], again[order]
         return best
 
     def _candidate_rows(self) -> PartRows:
-        """Return the rows that gain most alone, and their copies as far as one may be chosen."""
+        """Return the rows with the largest gains, and up to k copies of each."""
         request = self._plan.request
-        most = max_joint_candidates(
+        max_rows = max_joint_candidates(
             request.acquisition, self._model, self._plan.rows, request.k, request.num_samples
         )
         best = NO_ROWS
         for rows in self._bins():
             best = np.concatenate([best, rows[group_copies(rows["digest"]).first]])
-            best = best[np.lexsort((*best["digest"].T[::-1], -best["score"]))[:most]]
-        wanted, kept = _keys(best), []
+            best = best[np.lexsort((*best["digest"].T[::-1], -best["score"]))[:max_rows]]
+        keys, groups = _keys(best), []
         for rows in self._bins():
-            rows = rows[np.isin(_keys(rows), wanted)]
+            rows = rows[np.isin(_keys(rows), keys)]
             group = group_copies(rows["digest"]).group
             order = np.lexsort((rows["hash"], group))
             rank = np.arange(len(order)) - np.searchsorted(group[order], group[order])
-            kept.append(rows[order[rank < request.k]])
-        return np.concatenate(kept)
+            groups.append(rows[order[rank < request.k]])
+        return np.concatenate(groups)
 
     def _ids(self, places: Int64[np.ndarray, "M"]) -> list[str]:
-        found: list[str] = []
+        ids: list[str] = []
         for shard in self._plan.shards:
             low, high = np.searchsorted(places, [shard.place, shard.place + shard.rows])
             if low < high:
-                columns = self._columns(shard.number, ["place", ID])
-                of_part = columns["place"].to_numpy()
-                order = np.argsort(of_part)
-                here = order[np.searchsorted(of_part[order], places[low:high])]
-                found += columns[ID].take(here).to_pylist()
-        return found
+                columns = self._read_columns(shard.number, ["place", ID])
+                part_places = columns["place"].to_numpy()
+                order = np.argsort(part_places)
+                rows = order[np.searchsorted(part_places[order], places[low:high])]
+                ids += columns[ID].take(rows).to_pylist()
+        return ids
 
     def _bins(self) -> Iterator[PartRows]:
-        """Yield all rows, those of equal digests together."""
+        """Yield all rows in bins, with equal digests in the same bin."""
         bins = np.uint64(-(-self._plan.rows // BIN_ROWS))
         for number in range(int(bins)):
             in_bin = (rows[rows["digest"][:, 0] % bins == number] for rows in self._parts())
             yield np.concatenate([*in_bin])
 
     def _parts(self) -> Iterator[PartRows]:
-        """Yield the rows of each part."""
         self.excluded, self.unknown = 0, Counter()
         is_batch = self._computation.is_batch
         names, digest = ["place", "score", "hash"], ["digest.0", "digest.1"] if is_batch else []
         for shard in self._plan.shards:
-            columns = self._columns(shard.number, [*names, *digest])
+            columns = self._read_columns(shard.number, [*names, *digest])
             self.excluded += int(columns.schema.metadata[EXCLUDED_KEY])
             self.unknown.update(json.loads(columns.schema.metadata.get(UNKNOWN_KEY, b"{}")))
             rows = np.zeros(columns.num_rows, dtype=ROW)
@@ -178,7 +179,7 @@ class RankedParts:
                 rows["digest"][:, i] = columns[name].to_numpy()
             yield rows
 
-    def _columns(self, number: int, names: list[str]) -> Any:
+    def _read_columns(self, number: int, names: list[str]) -> Any:
         import pyarrow
         import pyarrow.parquet
 
@@ -204,8 +205,8 @@ class CandidatePool(Pool):
         return group_copies(self._rows["digest"])
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        found = self._parts.candidates(self._rows["place"][copies.first])
-        return np.arange(len(copies.first)), found
+        candidates = self._parts.candidates(self._rows["place"][copies.first])
+        return np.arange(len(copies.first)), candidates
 
 
 def _keys(rows: PartRows) -> np.ndarray:

@@ -1,9 +1,8 @@
-"""Start jobs: a thread looks for queued ones, and has each run by a process of its own.
+"""Start queued jobs from a thread, each in a separate process.
 
-A process for each job, since a job's pool and model take memory that is then given back, since it
-can be given less of the processors than requests get, and since what kills it leaves the service
-alone. At most `jobs_at_once` run on all processes that share a state folder: each holds the lock of
-a slot while it runs.
+A separate process returns its memory when the job ends, can have a lower priority than requests,
+and can be killed without harm to the service. The processes that share a state folder run up to
+`jobs_at_once` jobs: each job locks a slot while it runs.
 """
 
 import contextlib
@@ -29,24 +28,24 @@ from service.telemetry.metrics import Metrics
 logger = logging.getLogger("dubito")
 
 JOB_MODULE = "service.batch.job_process"
-LOOK_S = 1.0  # between looks at the queue, for what other processes have put there
-SWEEP_S = 60.0  # between looks for what is old
-PROBE_S = 5.0  # between tries to write a file
-END_S = 10.0  # that a job gets to end in order
-SECRET = ("API_KEYS", "ADMIN_KEY", "KEYS_FILE", "LABEL")  # no settings for a job's process
+LOOK_S = 1.0  # between polls of the queue, which other processes share
+CLEANUP_INTERVAL_S = 60.0  # between removals of old jobs
+PROBE_INTERVAL_S = 5.0  # between test writes to the state folder
+MAX_END_S = 10.0  # for an orderly end of a job
+SECRET_NAMES = ("API_KEYS", "ADMIN_KEY", "KEYS_FILE", "LABEL")  # withheld from a job's process
 
 
 @dataclass(eq=False)
 class _Running:
     job: Job
     process: subprocess.Popen[bytes]
-    slot: ExitStack  # holds its lock
-    begun: float
-    gives_way: bool = False  # it was told to end, and will be queued again
+    slot: ExitStack  # keeps its lock
+    start: float
+    is_yielding: bool = False  # ends early and will be queued again
 
 
 class JobRunner:
-    """Starts jobs and sees to those that ended. Any thread may call its methods."""
+    """Starts jobs and records their ends. Thread-safe."""
 
     def __init__(self, settings: Settings, state: Callable[[], Database], metrics: Metrics) -> None:
         self.settings = settings
@@ -62,11 +61,11 @@ class JobRunner:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at once: something was queued or cancelled."""
+        """Poll immediately, after a job was queued or cancelled."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Put running jobs back in the queue, and end."""
+        """Queue the running jobs again, and end."""
         self._ending = True
         self._wake.set()
         self._thread.join()
@@ -75,27 +74,27 @@ class JobRunner:
         logged = ""
         while not self._ending:
             try:
-                if has_state(self.settings.state):  # else there never was a job
+                if has_state(self.settings.state):  # without a folder there are no jobs
                     self._look(Jobs(self._state()))
                 self.metrics.state_usable.set(1)
                 logged = ""
             except DubitoError as error:
                 self.metrics.state_usable.set(0)
-                if str(error) != logged:  # once
+                if str(error) != logged:  # log each error once
                     logger.error("jobs do not run: %s", error)
                 logged = str(error)
             except Exception:
-                logger.exception("looking for jobs failed; trying again")
+                logger.exception("polling the job queue failed; trying again")
             self._wake.wait(0.1 if self._running else LOOK_S)
             self._wake.clear()
-        self._put_back_all()
+        self._requeue_all()
 
     def _look(self, jobs: Jobs) -> None:
         for running in list(self._running):
             if running.process.poll() is not None:
                 self._running.remove(running)
                 self._finish(jobs, running)
-        if time.monotonic() - self._swept > SWEEP_S:
+        if time.monotonic() - self._swept > CLEANUP_INTERVAL_S:
             self._swept = time.monotonic()
             jobs.forget_old(self.settings.job_retention_s)
         jobs.clear_ended()
@@ -106,26 +105,26 @@ class JobRunner:
         for slot in range(self.settings.jobs_at_once if queued else 0):
             self._fill(jobs, slot)
         if queued:
-            self._let_others_run(jobs)
+            self._yield_turns(jobs)
         self.metrics.jobs_queued.set(jobs.counts()[0] if queued else 0)
         self.metrics.jobs_running.set(len(self._running))
-        if time.monotonic() - self._probed > PROBE_S:
+        if time.monotonic() - self._probed > PROBE_INTERVAL_S:
             self._state().probe()
             self._probed = time.monotonic()
 
     def _fill(self, jobs: Jobs, slot: int) -> None:
-        """Start a job in a slot, if it is free and there is one."""
-        held = ExitStack()
-        handle = held.enter_context(jobs.slot(slot))
+        """Start the next job in a slot if the slot is free."""
+        stack = ExitStack()
+        handle = stack.enter_context(jobs.slot(slot))
         job = None if handle is None else jobs.claim(slot)
         if handle is None or job is None:
-            held.close()
+            stack.close()
             return
         try:
             process = _start(self.settings, job, handle)
         except OSError as error:
             jobs.put_back(job.id, f"no process could be started for it: {error.strerror}")
-            held.close()
+            stack.close()
             return
         logger.info(
             "job %s begins: %s %s version %s",
@@ -134,17 +133,16 @@ class JobRunner:
             job.request["model"],
             job.request["version"],
         )
-        self._running.append(_Running(job, process, held, time.monotonic()))
+        self._running.append(_Running(job, process, stack, time.monotonic()))
 
-    def _let_others_run(self, jobs: Jobs) -> None:
-        """Have jobs that have run for long give way to those of other clients whose turn it is;
-        they save their work and go on from there later."""
-        long_ago = time.monotonic() - limits.JOB_TURN_S
+    def _yield_turns(self, jobs: Jobs) -> None:
+        """End long jobs if another client's job is next. They save their work and resume later."""
+        latest_start = time.monotonic() - limits.JOB_TURN_S
         for running in self._running:
-            is_due = not running.gives_way and running.begun < long_ago
+            is_due = not running.is_yielding and running.start < latest_start
             if is_due and jobs.is_due_to_give_way(running.job.id):
                 logger.info("job %s gives way to another client's", running.job.id)
-                running.gives_way = True
+                running.is_yielding = True
                 running.process.terminate()
 
     def _finish(self, jobs: Jobs, running: _Running) -> None:
@@ -163,40 +161,41 @@ class JobRunner:
             if job.is_over:
                 self.metrics.jobs.labels(job.kind, job.state).inc()
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
-                of_model = job.request["model"], job.request["version"]
+                version = job.request["model"], job.request["version"]
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    self.metrics.count_acquired(of_model, *count_answered(jobs.folder / job.id))
+                    self.metrics.count_acquired(version, *count_answered(jobs.folder / job.id))
             logger.info("job %s is %s", job.id, job.state)
         finally:
             running.slot.close()
 
-    def _put_back_all(self) -> None:
+    def _requeue_all(self) -> None:
         for running in self._running:
             running.process.terminate()
         for running in self._running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                running.process.wait(END_S)
+                running.process.wait(MAX_END_S)
             running.process.kill()
             running.process.wait()
-            with contextlib.suppress(DubitoError):  # the next service finds its slot free
+            with contextlib.suppress(DubitoError):  # the next service finds an orphaned job
                 Jobs(self._state()).put_back(running.job.id)
             running.slot.close()
 
 
 def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
-    """Start the process of a job, which holds the slot's lock as long as it lives."""
+    """Start the process of a job, which keeps the slot locked while it lives."""
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not any(secret in name for secret in SECRET)
+        if not any(secret in name for secret in SECRET_NAMES)
     }
     assert settings.state is not None
-    options = {  # before there is a process, which would wait for them and hold the slot for ever
+    # If this fails after the start, the process would wait for options and keep the slot locked.
+    options = {
         "job": job.id,
         "state": str(settings.state.resolve()),
         "store": settings.store_options(),
         "threads": settings.worker_threads,
-        "most_bytes": settings.max_job_bytes,
+        "max_bytes": settings.max_job_bytes,
     }
     process = start_module(JOB_MODULE, environment, stdout=subprocess.DEVNULL, pass_fds=[slot])
     write_line(process, options)

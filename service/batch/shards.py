@@ -1,8 +1,8 @@
-"""The work on shards: read the rows, compute them under the draws of the seed, write a part.
+"""Process shards: read the rows, compute them with the draws of the seed, write a part.
 
-Rows do not depend on their company and all shards have the same draws, so a part is the same bytes
-whichever worker writes it and however often. It is created only if there is none; its rejects are
-written before it, so a part that is there is done.
+Rows are independent and all shards use the same draws, so every worker writes the same bytes for a
+part. A part is created only if it does not exist, after its rejects. An existing part is therefore
+complete.
 """
 
 import hashlib
@@ -40,21 +40,21 @@ from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation
 from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rows, Shard, reject_line
-from service.batch.files import Stopped, files_at
+from service.batch.files import Stopped, open_files
 from service.batch.output import parquet_bytes, table_columns, table_metadata
 from service.server.process import keep_heaps_whole
 
-EXCLUDED_KEY = b"dubito.excluded"  # in a part's metadata: how many of its rows were left out
-UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}".encode()  # and how many categories were unknown
+EXCLUDED_KEY = b"dubito.excluded"  # in a part's metadata: the number of excluded rows
+UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}".encode()  # counts of unknown categories
 NOT_COMPUTED = (
     "expected numbers that the model can compute with, got some whose result is not finite"
 )
-REASONS = 3  # of rejects, that are passed on
-MOST_TRIES = 5  # of one shard
+REASONS = 3  # reported per shard
+MAX_TRIES = 5  # per shard
 MODULE = "service.batch.shards"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
-Report = Callable[[int], None]  # takes how many rows of a shard are done
+Report = Callable[[int], None]  # takes the finished rows of a shard
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class ShardResult:
-    """The outcome of a shard. An `error` that `may_pass` is worth another try."""
+    """The outcome of a shard."""
 
     shard: int
     rejected: int = 0
@@ -75,7 +75,7 @@ class ShardResult:
     row_draws: int = 0
     cpu_s: float = 0.0
     error: str | None = None
-    may_pass: bool = False
+    is_retryable: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class RowsDone:
     rows: int
 
 
-# Of a process, in the end None
-Said = ShardResult | RowsDone | BaseException | None
+# From a process, with None at the end
+Message = ShardResult | RowsDone | BaseException | None
 
 
 def manifest_digest(manifest: Manifest) -> str:
@@ -93,29 +93,29 @@ def manifest_digest(manifest: Manifest) -> str:
 
 
 class Worker:
-    """Does shards, one after the other. The model is loaded with the first."""
+    """Processes shards one at a time, and loads the model with the first shard."""
 
     def __init__(self, options: WorkerOptions, threads: int) -> None:
         self._options, self._threads = options, threads
         self._is_ready = False
 
     def result(self, number: int, report: Report) -> ShardResult:
-        """Do a shard; errors are part of the result."""
+        """Process a shard; errors are part of the result."""
         try:
             if not self._is_ready:
                 self._prepare()
-            return self._do(self.plan.shards[number], report)
+            return self._compute_shard(self.plan.shards[number], report)
         except InvalidInput as error:
             return ShardResult(number, error=str(error))
         except (DubitoError, OSError) as error:
-            return ShardResult(number, error=str(error), may_pass=True)
+            return ShardResult(number, error=str(error), is_retryable=True)
         except Exception as error:
             text = f"part {number}: {type(error).__name__}: {error}"[:500]
-            return ShardResult(number, error=text, may_pass=True)
+            return ShardResult(number, error=text, is_retryable=True)
 
     def _prepare(self) -> None:
         options = self._options
-        self.out = files_at(options.out, OUT)
+        self.out = open_files(options.out, OUT)
         content = self.out.read(PLAN)
         if content is None:
             raise InvalidInput(OUT, "a place that every worker sees", "one without the job")
@@ -128,19 +128,19 @@ class Worker:
             raise InvalidInput("DUBITO_STORE", expected, "another")
         self.computation = Computation(self.model, request)
         self.draws = self.computation.draws()
-        self.reader = Reader(files_at(options.source, SOURCE), self.plan.files, self.computation)
+        self.reader = Reader(open_files(options.source, SOURCE), self.plan.files, self.computation)
         self.excluded_ids = frozenset(options.exclude)
         self._is_ready = True
 
-    def _do(self, shard: Shard, report: Report) -> ShardResult:
-        begun, rejects = time.process_time(), list[bytes]()
+    def _compute_shard(self, shard: Shard, report: Report) -> ShardResult:
+        start, rejects = time.process_time(), list[bytes]()
         compute = self._score if self.plan.request.kind == "score" else self._rank
         content, row_draws = compute(shard, rejects, report)
         if rejects:
             self.out.create(self.plan.rejects(shard.number), b"".join(rejects))
         self.out.create(self.plan.part(shard.number), content)
         reasons = tuple(json.loads(line)["reason"] for line in rejects[:REASONS])
-        cpu_s = time.process_time() - begun
+        cpu_s = time.process_time() - start
         return ShardResult(shard.number, len(rejects), reasons, row_draws, cpu_s)
 
     def _compute_rows(
@@ -149,27 +149,27 @@ class Worker:
         rejects: list[bytes],
         report: Report,
         compute: Callable[[Rows], tuple[Mapping[str, np.ndarray], np.ndarray]],
-        wanted: Callable[[str], bool] | None = None,
+        selects: Callable[[str], bool] | None = None,
     ) -> tuple[list[str], dict[str, np.ndarray], dict[str, int]]:
-        """Return ids of a shard's rows, what is computed of them, and their unknown categories.
+        """Return the ids, arrays and unknown categories of a shard's rows.
 
         Args:
-            compute: returns arrays of some rows, and which of these could be computed.
+            compute: returns the arrays of rows, and which rows have finite results.
         """
         ids, parts, done = list[str](), list[Mapping[str, np.ndarray]](), 0
         unknown: dict[str, int] = {}
-        for read in self.reader.rows(shard, rejects, wanted):
-            for rows in read.parts(self.computation.rows_at_once()):
+        for read in self.reader.rows(shard, rejects, selects):
+            for rows in read.parts(self.computation.batch_rows()):
                 arrays, computed = compute(rows)
                 done += len(rows.ids)
-                odd, rows = rows.take(~computed), rows.take(computed)
-                named = zip(odd.places.tolist(), odd.ids, strict=True)
+                invalid, rows = rows.take(~computed), rows.take(computed)
+                named = zip(invalid.places.tolist(), invalid.ids, strict=True)
                 rejects += [reject_line(place, name, NOT_COMPUTED) for place, name in named]
                 ids += rows.ids
                 parts.append({name: array[computed] for name, array in arrays.items()})
                 count_unknown(unknown, rows.x, self.model.manifest.input.columns)
                 report(done)
-        if not parts:  # for the columns
+        if not parts:  # an empty part still needs the columns
             row = np.zeros((1, self.model.row_size), dtype=np.float32)
             arrays, _ = compute(Rows(np.zeros(1, dtype=np.int64), [""], row))
             parts = [{name: array[:0] for name, array in arrays.items()}]
@@ -187,12 +187,14 @@ class Worker:
         return content, int(arrays["num_samples"].sum())
 
     def _rank(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
-        """Return a table of the rows that may be ranked, the k best, or all where copies are looked
-        for among them, and how many draws of rows were taken."""
+        """Return a table of ranking candidates, and the rows x draws.
+
+        Candidates are the k best rows, or all rows if the acquisition needs their copies.
+        """
         request, is_batch = self.plan.request, self.computation.is_batch
         excluded = 0
 
-        def wanted(name: str) -> bool:
+        def selects(name: str) -> bool:
             nonlocal excluded
             excluded += name in self.excluded_ids
             return name not in self.excluded_ids
@@ -202,15 +204,15 @@ class Worker:
             digests = {"digest": row_digests(rows.x)} if is_batch else {}
             return {"place": rows.places, "score": scores, **digests}, np.isfinite(scores)
 
-        ids, arrays, unknown = self._compute_rows(shard, rejects, report, compute, wanted)
+        ids, arrays, unknown = self._compute_rows(shard, rejects, report, compute, selects)
         check_ids(ids, len(ids))
         score, hashes = arrays["score"], id_hashes(ids, request.seed)
-        kept = np.arange(len(ids)) if is_batch or not ids else top(score, hashes, request.k)
+        top_rows = np.arange(len(ids)) if is_batch or not ids else top(score, hashes, request.k)
         columns: dict[str, Any] = {
-            "place": arrays["place"][kept],
-            ID: [ids[i] for i in kept.tolist()],
-            "score": score[kept],
-            "hash": hashes[kept],
+            "place": arrays["place"][top_rows],
+            ID: [ids[i] for i in top_rows.tolist()],
+            "score": score[top_rows],
+            "hash": hashes[top_rows],
         }
         if is_batch:
             columns |= {f"digest.{i}": arrays["digest"][:, i] for i in range(2)}
@@ -235,7 +237,7 @@ class Worker:
 
 
 class ShardProcess:
-    """A process of this machine that does shards, and is replaced when it dies."""
+    """A local process for shards. If it dies, another process replaces it."""
 
     def __init__(self, options: WorkerOptions, stopping: threading.Event) -> None:
         self._options, self._stopping = options, stopping
@@ -245,76 +247,76 @@ class ShardProcess:
         self._process = ChildProcess(MODULE, ONE_THREAD, is_trusted=True)
         self._process.send(asdict(self._options))
 
-    def result(self, number: int, say: Callable[[RowsDone], None]) -> ShardResult:
+    def result(self, number: int, send: Callable[[RowsDone], None]) -> ShardResult:
         self._process.send(number)
         try:
             while True:
                 content = self._process.receive(math.inf, self._stopping)
                 if isinstance(content, dict):
                     return ShardResult(**content)
-                say(RowsDone(number, content))
+                send(RowsDone(number, content))
         except NoAnswer as error:
             self._process.close()
             self._start()
-            return ShardResult(number, error=f"its process died ({error})", may_pass=True)
+            return ShardResult(number, error=f"its process died ({error})", is_retryable=True)
 
     def close(self) -> None:
         self._process.close()
 
 
-def run_here(
+def run_local(
     options: WorkerOptions, todo: list[int], workers: int
 ) -> Generator[ShardResult | RowsDone, None, None]:
-    """Do shards in processes of this machine, and yield their results and how far they are.
+    """Process shards in local processes, and yield results and progress.
 
     Raises:
-        Stopped: if a shard's process dies, or an error does not pass, again and again.
+        Stopped: if a shard fails repeatedly.
     """
-    left, said, stopping = iter(todo), Queue[Said](), threading.Event()
+    shards, messages, stopping = iter(todo), Queue[Message](), threading.Event()
     running = min(workers, len(todo))
     with ThreadPoolExecutor(running) as threads:
         for _ in range(running):
-            threads.submit(_have_done, options, left, said.put, stopping)
+            threads.submit(_run_worker, options, shards, messages.put, stopping)
         try:
             while running:
-                one = said.get()
-                if isinstance(one, BaseException):
-                    raise one
-                if one is None:
+                message = messages.get()
+                if isinstance(message, BaseException):
+                    raise message
+                if message is None:
                     running -= 1
                 else:
-                    yield one
+                    yield message
         finally:
             stopping.set()
 
 
-def _have_done(
+def _run_worker(
     options: WorkerOptions,
-    left: Iterator[int],
-    say: Callable[[Said], None],
+    shards: Iterator[int],
+    send: Callable[[Message], None],
     stopping: threading.Event,
 ) -> None:
-    """Have a process do shards until none is left; the last that is said is None."""
+    """Process the remaining shards in a process, and send the results and finally None."""
     try:
         with closing(ShardProcess(options, stopping)) as process:
-            for number in left:
-                for _ in range(MOST_TRIES):
-                    result = process.result(number, say)
-                    if not result.may_pass:
+            for number in shards:
+                for _ in range(MAX_TRIES):
+                    result = process.result(number, send)
+                    if not result.is_retryable:
                         break
                 else:
-                    tried = f"part {number} was tried {MOST_TRIES} times"
+                    tried = f"part {number} was tried {MAX_TRIES} times"
                     raise Stopped(f"{OUT}: {tried}: {result.error}")
-                say(result)
+                send(result)
     except BaseException as error:
-        say(error)
-    say(None)
+        send(error)
+    send(None)
 
 
 def main() -> None:
     send = become_child()
     keep_heaps_whole()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the parent too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     worker = Worker(WorkerOptions(**json.loads(sys.stdin.readline())), threads=1)
     for line in sys.stdin:
         send(asdict(worker.result(json.loads(line), send)))

@@ -24,7 +24,7 @@ from model_store.sources.columns import from_cells, from_objects
 from model_store.sources.files import check_ids, open_rows
 from model_store.sources.parquet import ParquetFile
 from service.api.pool_files import resolve_path
-from service.batch.files import Listed
+from service.batch.files import DataFile
 from tests.support.files import npy_bytes, npy_header, zip_bytes
 from tests.support.recipes import recipe_of
 from training.data import load
@@ -350,10 +350,10 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
 
 def test_a_column_may_be_in_the_names_of_folders(tmp_path):
     """As Spark and Hive divide data sets."""
-    listed = Listed(
+    listed = DataFile(
         "width=2.5/city=S%C3%A3o Paulo/is sold=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 1, ""
     )
-    assert listed.of_folders == {"width": "2.5", "city": "São Paulo", "is sold": None}
+    assert listed.partition_values == {"width": "2.5", "city": "São Paulo", "is sold": None}
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"is sold": [True, None], "city": ["Oslo", "Rome"]}), path)
     pool = ParquetFile(path, NAMED, "source", {"width": "2.5", "city": "Bern"})

@@ -74,7 +74,7 @@ def run(digits_store, monkeypatch):
 
     def run(kind, source, out=None, *options, workers=None, **given):
         monkeypatch.setattr(
-            command, "run_here", in_this_process if workers is None else shards.run_here
+            command, "run_local", in_this_process if workers is None else shards.run_local
         )
         arguments = [
             str(source),

@@ -10,7 +10,7 @@ from model_store.acquisition.ranking import Choice
 from service.batch.candidate import Cancelled
 from service.batch.command import Progress
 from service.batch.data_set import DataSetRequest, Plan, Shard
-from service.batch.files import Listed
+from service.batch.files import DataFile
 from service.batch.job_process import JobPool
 
 
@@ -25,7 +25,7 @@ def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
         shard_rows=100,
     )
     shards = tuple(Shard(i, 0, 100 * i, 100, 100 * i) for i in range(4))
-    progress = Progress(Plan(asked, (Listed("a.parquet", 9, "-"),), shards), {0}, 2, quiet=True)
+    progress = Progress(Plan(asked, (DataFile("a.parquet", 9, "-"),), shards), {0}, 2, quiet=True)
     assert (
         progress.line()
         == " 25 %  100 of 400 rows, 1 of 4 parts; 0 rows x draws, 0 processor seconds; 2 rejected"
