@@ -299,7 +299,7 @@ def test_a_network_that_does_not_say_how_many_weights_it_has_is_refused(folder):
         ),
         (
             ["small", "--fraction", "0.9"],
-            "model: expected a version that is not pruned, got small version 1, which is",
+            "model: expected a version that was not pruned, got small version 1, pruned from",
         ),
         (
             ["bayes:1", "--fraction", "0.5", "--data", "idx:absent"],
