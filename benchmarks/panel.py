@@ -40,8 +40,8 @@ from model_store.conformal.rank_tables import mass_above
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import Scores
 from training.data import Dataset, load
-from training.data.findings import findings_of
-from training.data.plan import plan_of
+from training.data.findings import inspect_source
+from training.data.plan import make_plan
 from training.data.splitting import hold_out
 from training.fit import fit, publish
 from training.recipe import DataSection, Recipe
@@ -212,7 +212,7 @@ def measure(name: str, seed: int, root: Path, changes: dict[str, Any]) -> dict[s
     """Fit and publish a set by defaults, and measure it and the others."""
     begun = time.process_time()
     section = DataSection(source=f"csv:{name}.csv", target=PANEL[name].target)
-    recipe = plan_of(findings_of(section, root), section, name, seed).recipe
+    recipe = make_plan(inspect_source(section, root), section, name, seed).recipe
     recipe = Recipe.model_validate({**recipe.model_dump(), **merge(recipe.model_dump(), changes)})
     data = load(recipe, root)
     store = ModelStore(root / "models")

@@ -46,7 +46,7 @@ from training.publishing.gate import (
     GateError,
     check_gate,
     check_no_worse,
-    worse_beyond_chance,
+    list_worse_metrics,
 )
 from training.publishing.publish import quality_rows
 from training.publishing.quality import Measurable, MeasuredRows
@@ -235,7 +235,7 @@ def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: P
         gate = recipe.gate.model_copy(update={"against": LATEST})
     gated = recipe.model_copy(update={"gate": gate})
     artifact = store.open(name, manifest.version, (*NEEDED, TOKENIZER))
-    candidate = Measurable.of(Model.load(artifact))
+    candidate = Measurable.from_model(Model.load(artifact))
     rows = quality_rows(recipe, sources.data, sources.splits)
     draft = Draft(artifact.manifest, dict(artifact.files), candidate.figures(rows))
     reasons, losses = [], {}
@@ -278,7 +278,7 @@ def _compare_on_control(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the figures on control rows, and the metrics in which the candidate is worse."""
     manifest, seed = sources.parent.manifest, sources.parent.recipe.seed
-    latest = Measurable.of(Model.load(store.open(manifest.name, manifest.version, NEEDED)))
+    latest = Measurable.from_model(Model.load(store.open(manifest.name, manifest.version, NEEDED)))
     control_rows = replace(rows, test=sources.control)
     figures, latest_figures = candidate.figures(control_rows), latest.figures(control_rows)
     content = {
@@ -286,7 +286,7 @@ def _compare_on_control(
         "figures": compare_figures(latest_figures, figures, seed),
     }
     label = f"{LATEST} (version {manifest.version})"
-    worse = worse_beyond_chance(gate, figures, latest_figures, label, seed, "control rows")
+    worse = list_worse_metrics(gate, figures, latest_figures, label, seed, "control rows")
     return content, worse
 
 

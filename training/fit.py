@@ -23,7 +23,7 @@ from training.bayes.posterior import noise
 from training.calibration.temperature import set_temperature
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.data.rows import class_weights
-from training.data.targets import fit_transform, kinds_for, log_slope_of, transform_splits
+from training.data.targets import fit_transform, kinds_for, mean_log_slope, transform_splits
 from training.fitting.encoding import ENCODED, Encoding, encoder_graph, make_encoding
 from training.fitting.laplace import check_trained
 from training.fitting.run import CHECKPOINT, Callback, Run, run_provenance
@@ -165,7 +165,7 @@ def fit(
             splits = encoding.encode(splits, quiet)
         fits = _Fits(recipe, data, splits, device, start, encoding)
         transform, choice = fits.choose_transform(folder)
-        slope = log_slope_of(transform, splits.validation.y)
+        slope = mean_log_slope(transform, splits.validation.y)
         splits = transform_splits(splits, transform)
         run = fits.begin(splits, folder)
         _announce(run, start)

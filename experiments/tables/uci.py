@@ -14,8 +14,8 @@ from experiments.measures import load_recipe, measure_fit, measure_rows
 from experiments.pages import count, dots, panels
 from training import recipe as recipes
 from training.data import load
-from training.data.findings import findings_of
-from training.data.plan import plan_of
+from training.data.findings import inspect_source
+from training.data.plan import make_plan
 from training.fit import fit
 from training.folders import data_root
 from training.recipe import DataSection
@@ -138,8 +138,8 @@ def _fit_default(name: str, split: int, runs: Path) -> Measured:
     table = np.column_stack([train.x, train.y])
     np.savetxt(path, table, "%.9g", ",", header=header, comments="")
     section = DataSection(source=f"csv:{path.name}", target="y")
-    findings = findings_of(section, runs, "regression")
-    plan = plan_of(replace(findings, has_test=True), section, f"{name}-default", None)
+    findings = inspect_source(section, runs, "regression")
+    plan = make_plan(replace(findings, has_test=True), section, f"{name}-default", None)
     content = plan.recipe.model_dump(exclude_unset=True)
     content["data"] = {**content["data"], **source, "target": None}
     fitted = fit(recipes.validate(content, name), runs=runs, quiet=True)

@@ -29,7 +29,9 @@ class CategoryChoice:
     column: str | None = None
 
     @classmethod
-    def by(cls, calibration: str, data: Dataset, column: str | None) -> "CategoryChoice | None":
+    def from_config(
+        cls, calibration: str, data: Dataset, column: str | None
+    ) -> "CategoryChoice | None":
         if calibration == "class":
             return cls("class", data.classes)
         if calibration != "group":
@@ -111,7 +113,7 @@ def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray
     )
 
 
-def groups_known(
+def match_groups(
     calibration: Calibration, rows: Rows, names: tuple[str, ...]
 ) -> Int64[np.ndarray, "N"] | None:
     """Return rows' groups by the numbers of a calibration by group, `UNKNOWN` for other groups.

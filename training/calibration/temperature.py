@@ -42,7 +42,7 @@ def set_temperature(
     likelihood.temperature.fill_(1.0)
     draws = min(draws, model.posterior.max_draws or draws)
     device = likelihood.temperature.device
-    rows = most_rows(likelihood, draws)
+    rows = max_rows_for(likelihood, draws)
     x, y = (torch.from_numpy(of[:rows]).to(device) for of in (validation.x, validation.y))
     eps = noise(model.posterior, draws, seed, Stream.TEMPERATURE, device=device)
     temperature = choose_temperature(likelihood, model.predict(x, eps).double(), y)
@@ -50,7 +50,7 @@ def set_temperature(
     return temperature
 
 
-def most_rows(likelihood: Likelihood, draws: int) -> int:
+def max_rows_for(likelihood: Likelihood, draws: int) -> int:
     return max(2, HELD_OUTPUTS // (draws * likelihood.outputs))
 
 

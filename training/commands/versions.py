@@ -46,9 +46,9 @@ def _calibrate(options: argparse.Namespace) -> None:
     if options.seed < 0:
         raise InvalidInput("--seed", "0 or more", f"{options.seed}")
 
-    from training.publishing.derive import load_like, recalibrate, split_rows
+    from training.publishing.derive import load_for_version, recalibrate, split_rows
 
-    data = load_like(parent, data_root(), options.data, options.target)
+    data = load_for_version(parent, data_root(), options.data, options.target)
     share = len(data.rows) // (4 if options.temperature else 3)
     now = parent.manifest.detectors
     reference, ranking = options.reference_rows, options.ranking_rows

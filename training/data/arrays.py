@@ -1,4 +1,4 @@
-"""Files of arrays: `npz:FILE`, `idx:DIR` (MNIST's file format), and scikit-learn's `digits`."""
+"""Load arrays: `npz:FILE`, `idx:DIR` (the MNIST file format), and scikit-learn's `digits`."""
 
 import gzip
 import math
@@ -23,29 +23,28 @@ if TYPE_CHECKING:
 DIGITS_TEST_FRACTION = 0.2
 MAX_IDX_BYTES = 1 << 32
 READ_BYTES = 1 << 20
-IDX_FILES = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}  # and their axes
+IDX_FILES = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}  # number of axes by file
 WORKBOOKS = (".xlsx", ".xlsm", ".xls")
-WHOLE = ("x", "y")
+UNSPLIT = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
-def path_below(root: Path, rest: str, field: str = "data.source") -> Path:
-    """A path below `root`, or where there is none, of the current folder."""
-    refuse_workbook(rest, field)
+def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
+    """Resolve a path below `root`, or below the current folder if only that exists."""
+    check_not_workbook(rest, field)
     path = root / rest
     return Path(rest) if not path.exists() and Path(rest).exists() else path
 
 
-def refuse_workbook(name: str, field: str) -> None:
+def check_not_workbook(name: str, field: str) -> None:
     if name.lower().endswith(WORKBOOKS):
         expected = "a CSV or Parquet file (save the sheet as `CSV UTF-8`)"
-        raise InvalidInput(field, expected, f"a workbook of Excel, {name!r}")
+        raise InvalidInput(field, expected, f"an Excel workbook, {name!r}")
 
 
 def digits() -> Dataset:
-    """Return scikit-learn's bundled digits: 1,797 handwritten digits of 8x8 pixels from 0 to 16
-    (UCI, 1998)."""
-    from sklearn.datasets import load_digits  # a slow import that other sources do not need
+    """Load scikit-learn's 1,797 handwritten digits of 8x8 pixels from 0 to 16 (UCI, 1998)."""
+    from sklearn.datasets import load_digits  # This import is slow.
 
     bunch = load_digits()
     numbers = np.arange(len(bunch.data))
@@ -56,15 +55,14 @@ def digits() -> Dataset:
     return Dataset(*parts, (8, 8), classes, 0.0, 16.0, is_held_out=True)
 
 
-def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
-    """Return arrays as rows: x has a row in each place of its first axis, y a label (integer or
-    string) or a number.
+def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
+    """Make a data set from arrays x (N, ...) and y (N,) of labels (integers, strings) or targets.
 
-    Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes. With
-    `integers` rows are ids, from 0 to `vocabulary` - 1, or to the largest there is.
+    Arrays `x` and `y` are split at random into training and test rows. Bytes stay bytes. With
+    `integers`, rows are ids from 0 to `vocabulary` - 1, or to the largest id in the arrays.
     """
-    is_whole = set(arrays) == set(WHOLE)
-    if is_whole:
+    is_unsplit = set(arrays) == set(UNSPLIT)
+    if is_unsplit:
         x, y = arrays["x"], arrays["y"]
         _check_lengths(x, y, "x", "y")
         is_stratified = section.is_stratified and task != "regression"
@@ -75,7 +73,7 @@ def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSe
     elif set(arrays) == set(SPLIT):
         ids, names = np.arange(len(arrays["y_train"])), {name: name for name in SPLIT}
     else:
-        expected = f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}"
+        expected = f"arrays {' and '.join(UNSPLIT)}, or {', '.join(SPLIT)}"
         raise InvalidInput("data.source", expected, f"{sorted(arrays)}"[:200])
     for part in ("train", "test"):
         x_part, y_part = f"x_{part}", f"y_{part}"
@@ -90,15 +88,20 @@ def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSe
     else:
         labels, test_labels = (_labels(arrays[name], name) for name in ("y_train", "y_test"))
         y, y_test, classes = class_numbers(labels, test_labels, "y")
-    least, most = float(x.min()), float(x.max())
+    minimum, maximum = float(x.min()), float(x.max())
     if section.integers:
         largest = None if section.vocabulary is None else section.vocabulary - 1
         for name in ("x_train", "x_test"):
             check_ids(arrays[name], names[name], largest)
-        least, most = 0.0, max(most, float(x_test.max())) if largest is None else float(largest)
+        minimum, maximum = (
+            0.0,
+            max(maximum, float(x_test.max())) if largest is None else float(largest),
+        )
     rows = Rows(x, y, ids), Rows(x_test, y_test)
     takes_ids = section.integers
-    return Dataset(*rows, shape, classes, least, most, takes_ids=takes_ids, is_held_out=is_whole)
+    return Dataset(
+        *rows, shape, classes, minimum, maximum, takes_ids=takes_ids, is_held_out=is_unsplit
+    )
 
 
 def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> None:
@@ -118,7 +121,7 @@ def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.n
         flat = np.ascontiguousarray(flat, dtype=np.float32)
     finite = np.isfinite(flat).all(axis=1)
     if not finite.all():
-        got = f"others in row {np.argmin(finite)}"
+        got = f"another number in row {np.argmin(finite)}"
         raise InvalidInput(name, "finite numbers in float32's range", got)
     return flat
 
@@ -138,10 +141,11 @@ def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:
 
 
 def _labels(y: np.ndarray, name: str) -> list[str]:
-    is_whole = y.dtype.kind != "f" or bool((y == np.floor(y)).all())
-    if y.dtype.kind not in "biufU" or not is_whole:
+    is_integer = y.dtype.kind != "f" or bool((y == np.floor(y)).all())
+    if y.dtype.kind not in "biufU" or not is_integer:
         expected = "labels: strings, booleans or whole numbers"
-        raise InvalidInput(name, expected, f"others, of dtype {y.dtype.str[:20]}")
+        got = "fractions" if y.dtype.kind == "f" else "other values"
+        raise InvalidInput(name, expected, f"{got} of dtype {y.dtype.str[:20]}")
     return [category_text(label) for label in y.tolist()]
 
 
@@ -161,10 +165,10 @@ def idx(folder: Path) -> Dataset:
     if test_shape != shape:
         expected = f"t10k images of shape {shape} as in train"
         raise InvalidInput("data.source", expected, f"{test_shape}")
-    found, classes = np.unique(labels).tolist(), int(labels.max()) + 1
-    if classes < 2 or len(found) < classes:
+    distinct, classes = np.unique(labels).tolist(), int(labels.max()) + 1
+    if classes < 2 or len(distinct) < classes:
         expected = "labels of two classes or more, numbered from 0 without gaps"
-        raise InvalidInput("data.source", expected, f"labels {found[:20]}")
+        raise InvalidInput("data.source", expected, f"labels {distinct[:20]}")
     if test_labels.max() >= classes:
         got = str(int(test_labels.max()))
         raise InvalidInput("data.source", f"t10k labels below {classes}", got)
@@ -189,7 +193,7 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
             return _read_idx(file, ndim, path.name)
     except (OSError, EOFError, zlib.error) as error:
         expected = "a readable IDX file, plain or gzipped"
-        raise InvalidInput(path.name, expected, str(error) or "its end") from None
+        raise InvalidInput(path.name, expected, str(error) or "a truncated file") from None
 
 
 def _read_idx(file: BufferedIOBase, ndim: int, name: str) -> UInt8[np.ndarray, "..."]:
@@ -203,10 +207,10 @@ def _read_idx(file: BufferedIOBase, ndim: int, name: str) -> UInt8[np.ndarray, "
     if not 0 < size <= MAX_IDX_BYTES:
         expected = f"between 1 and {MAX_IDX_BYTES} bytes of data"
         raise InvalidInput(name, expected, f"a header of shape {shape}")
-    content = bytearray()  # grows with what is there, not with what the header promises
+    content = bytearray()  # The header may announce more bytes than the file has.
     while len(content) <= size and (piece := file.read(min(READ_BYTES, size + 1 - len(content)))):
         content += piece
     if len(content) != size:
-        came = "more" if len(content) > size else f"{len(content)}"
-        raise InvalidInput(name, f"{size} bytes of data, as shape {shape} in its header says", came)
+        got = "more" if len(content) > size else f"{len(content)}"
+        raise InvalidInput(name, f"{size} bytes of data (shape {shape} in its header)", got)
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

@@ -1,10 +1,9 @@
-"""Read CSV and Parquet files as Arrow tables with typed columns, and their cells as numbers or
-categories.
+"""Read CSV and Parquet files as Arrow tables with typed columns.
 
-A text column is numeric if every value is a number. If only most values are, the column is refused
-and the error lists the others, because a person must decide what they mean. A column holds times if
-every value is a time in one format. If two formats fit, as for 03/04/2024, `data.date_format` must
-name one.
+A text column is numeric if every value is a number. If only most values are numbers, an error lists
+the other values, because a person must decide what they mean. A column contains times if every
+value is a time in one format. If two formats fit, as for 03/04/2024, `data.date_format` must
+select one.
 """
 
 import gzip
@@ -46,15 +45,15 @@ from training import log
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
-MIN_NUMBER_SHARE = 0.9  # of a column, from which other values count as mistakes
-SHOWN_CELLS = 3  # in an error
-CHUNK_ROWS = 1 << 14  # of a CSV file, converted at a time
-SAMPLE_ROWS = 10_000  # that decide the decimal mark
+MIN_NUMBER_SHARE = 0.9  # above it, other values count as mistakes
+MAX_SHOWN_CELLS = 3  # per error
+CHUNK_ROWS = 1 << 14  # converted at once
+SAMPLE_ROWS = 10_000  # that determine the decimal mark
 # Names of pandas' unnamed index: in CSV, in CSV that was read and written again, in Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
 WRITTEN = b"written"  # metadata key of a number format
 CLOCK = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?"
-DATES = {  # patterns of text, and the formats that may read it
+DATES = {  # date formats by pattern
     re.compile(r"\d{4}/\d{1,2}/\d{1,2}" + CLOCK, re.ASCII): ("%Y/%m/%d",),
     re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}" + CLOCK, re.ASCII): ("%d.%m.%Y",),
     re.compile(r"\d{1,2}/\d{1,2}/\d{4}" + CLOCK, re.ASCII): ("%d/%m/%Y", "%m/%d/%Y"),
@@ -62,11 +61,11 @@ DATES = {  # patterns of text, and the formats that may read it
 }
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)  # the point may group thousands
 SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
-MIN_GROUPED = 5  # different numbers, more than an accident
-SHOWN = 40  # characters of a cell
+MIN_GROUPED = 5  # fewer grouped numbers may be accidental
+MAX_SHOWN = 40  # characters per cell
 NUMERIC = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
 
-Column = Any  # an array of pyarrow, whole or in chunks
+Column = Any  # a pyarrow array or chunked array
 
 
 @dataclass(frozen=True)
@@ -74,21 +73,21 @@ class NumberFormat:
     decimal: str = "."
     thousands: str | None = None
     is_known: bool = False  # configured, or implied by other numbers
-    is_ambiguous: bool = False  # every point may also group thousands, as in 2.471
+    is_ambiguous: bool = False  # every point may group thousands, as in 2.471
 
     @property
     def is_plain(self) -> bool:
         return self.decimal == "." and self.thousands is None
 
     def plain(self, text: str) -> str | None:
-        """Return a number's text with a point and without groups; None for other text."""
+        """Rewrite a number with a decimal point and without groups; None for other text."""
         text = text.strip()
         if self.thousands is not None and re.search(r"\d", text):
             head, mark, tail = text.partition(self.decimal)
             if self.thousands in head:
                 groups = rf"[+-]?\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+"
                 if not re.fullmatch(groups, head, re.ASCII):
-                    return None  # such as 1,23
+                    return None
                 text = head.replace(self.thousands, "") + mark + tail
         if self.decimal != ".":
             if "." in text:
@@ -103,35 +102,38 @@ PLAIN = NumberFormat()
 def csv_table(
     path: Path, task: str | None, section: "DataSection", columns: Columns = ()
 ) -> pa.Table:
-    """Read a CSV file with typed columns; without a task the target is an ordinary column."""
+    """Read a CSV file with typed columns.
+
+    Without a task, the target is an ordinary column.
+    """
     table = _read_text(path, section)
     kinds: dict[str, str] = {**section.columns}
-    as_written = {name for name in (section.id, section.text) if name is not None}
-    kinds |= dict.fromkeys(as_written, "categorical")
+    text_names = {name for name in (section.id, section.text) if name is not None}
+    kinds |= dict.fromkeys(text_names, "categorical")
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
-    table = _trim(table, as_written)
-    table, _ = _without(table, section.missing_values)
-    table = _empty_without(table, section.target)
-    known = [column for column in columns if isinstance(column, CategoricalColumn)]
-    booleans = {column.name for column in known if set(column.categories) <= BOOLEANS}
-    written = _number_format(table, section)
-    return _infer_types(table, set(table.column_names), kinds, booleans, written)
+    table = _trim(table, text_names)
+    table, _ = _clear_values(table, section.missing_values)
+    table = _drop_rows_without_target(table, section.target)
+    categorical = [column for column in columns if isinstance(column, CategoricalColumn)]
+    booleans = {column.name for column in categorical if set(column.categories) <= BOOLEANS}
+    number_format = _infer_number_format(table, section)
+    return _infer_types(table, set(table.column_names), kinds, booleans, number_format)
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
-    table, changed = _without(read_table(path, "data.source"), section.missing_values)
-    table = _empty_without(table, section.target)
+    table, changed = _clear_values(read_table(path, "data.source"), section.missing_values)
+    table = _drop_rows_without_target(table, section.target)
     names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
     if section.target is not None:
         names = names | {section.target} if task == "regression" else names - {section.target}
     return _infer_types(table, names, {**section.columns}, set(), PLAIN)
 
 
-def index_column(names: list[str], wanted: set[str]) -> str | None:
-    """Return the name of pandas' unnamed index (a first or last column), unless it is wanted."""
+def find_index_column(names: list[str], used_names: set[str]) -> str | None:
+    """Find pandas' unnamed index, a first or last column, unless a recipe uses it."""
     for name in (names[0], names[-1]) if names else ():
-        if INDEX_NAMES.fullmatch(name) and name not in wanted and (name or names[0] == name):
+        if INDEX_NAMES.fullmatch(name) and name not in used_names and (name or names[0] == name):
             return name
     return None
 
@@ -147,20 +149,23 @@ def stored_writing(table: pa.Table, name: str) -> NumberWriting | None:
     return NumberWriting.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
 
 
-def with_times(
+def convert_times(
     table: pa.Table, names: set[str], kinds: Mapping[str, str], date_format: str | None
 ) -> tuple[pa.Table, dict[str, str | None]]:
-    """Convert dates and times to seconds; return the table and each such column's date format.
+    """Convert dates and times to seconds; return the table and the date format of each column.
 
     The format is None if requests must use ISO 8601. A text column is converted if every value is a
-    date or time; kind `time` refuses other values.
+    date or time.
+
+    Raises:
+        InvalidInput: if a column of kind `time` has another value.
     """
     formats: dict[str, str | None] = {}
     for i, name in enumerate(table.column_names):
         column, kind = table.column(i), kinds.get(name)
         if name not in names or kind not in (None, "time"):
             continue
-        form = None
+        date_form = None
         if types.is_date(column.type) or types.is_timestamp(column.type):
             micros = pa.timestamp("us", getattr(column.type, "tz", None))
             numbers = compute.cast(compute.cast(column, micros, safe=False), pa.int64())
@@ -170,43 +175,43 @@ def with_times(
             times = _times(cells, name, date_format, kind == "time")
             if times is None:
                 continue
-            seconds, form = pa.array(times[0], from_pandas=True), times[1]
+            seconds, date_form = pa.array(times[0], from_pandas=True), times[1]
         elif kind == "time":
             raise InvalidInput(f"column {name}", "dates or times", f"type {column.type}"[:80])
         else:
             continue
-        formats[name] = form
+        formats[name] = date_form
         table = table.set_column(i, name, seconds)
     return table, formats
 
 
-def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categories:
+def read_values(column: Column, name: str, kind: str | None) -> Numbers | Categories:
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    of, text = column.type, as_text(column)
-    if not (is_numeric(of) or types.is_boolean(of) or text is not None):
+    arrow_type, text = column.type, as_text(column)
+    if not (is_numeric(arrow_type) or types.is_boolean(arrow_type) or text is not None):
         expected = "numbers, booleans, strings or dates (or `ignored` in data.columns)"
-        raise InvalidInput(f"column {name}", expected, f"type {of}"[:80])
-    if is_numeric(of) and kind != "categorical":
-        numbers = floats_of(column)
+        raise InvalidInput(f"column {name}", expected, f"type {arrow_type}"[:80])
+    if is_numeric(arrow_type) and kind != "categorical":
+        numbers = to_floats(column)
         if np.isinf(numbers).any():
             row = int(np.argmax(np.isinf(numbers)))
             raise InvalidInput(f"column {name}", "finite numbers", f"infinity in row {row}")
         return numbers
     cells = column.to_pylist()
     if kind == "numeric":
-        _refuse_others(cells, name, _is_finite)
+        _check_numbers(cells, name, _is_finite)
         return np.array([np.nan if cell is None else float(cell) for cell in cells])
     if kind is None and text is not None:
-        refuse_mostly_numbers(cells, name, is_number)
+        check_mixed_numbers(cells, name, is_number)
     return [None if cell is None or cell != cell else category_text(cell) for cell in cells]
 
 
-def is_numeric(of: pa.DataType) -> bool:
-    return any(is_kind(of) for is_kind in NUMERIC)
+def is_numeric(arrow_type: pa.DataType) -> bool:
+    return any(is_kind(arrow_type) for is_kind in NUMERIC)
 
 
-def floats_of(column: Column) -> Numbers:
+def to_floats(column: Column) -> Numbers:
     numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(numbers, dtype=np.float64)
 
@@ -214,11 +219,11 @@ def floats_of(column: Column) -> Numbers:
 def infer_writing(
     texts: Collection[str], decimal: str | None, thousands: str | None
 ) -> NumberWriting | None:
-    """Return the number format of texts; None if they are no numbers or the format is ambiguous.
+    """Infer the number format of texts; None if a text is not a number or formats disagree.
 
-    All must have the same sign of money or percent, or none. All formats that fit must give the
-    same numbers: 1,234 alone may be 1234 or 1.234. A known `decimal` or `thousands` rules formats
-    out.
+    All texts must have the same currency or percent sign, or none. All matching formats must yield
+    the same numbers: 1,234 alone may be 1234 or 1.234. A configured `decimal` or `thousands`
+    excludes other formats.
     """
     signs = {sign_of(text) for text in texts}
     if len(signs) != 1 or (sign := signs.pop()) is None:
@@ -226,8 +231,8 @@ def infer_writing(
     matches: dict[tuple[float, ...], NumberWriting] = {}
     for point in get_args(Decimal):
         for mark in (None, *get_args(Thousands)):
-            is_told = decimal in (None, point) and (thousands is None or thousands == mark)
-            if mark == point or not is_told:
+            fits_config = decimal in (None, point) and (thousands is None or thousands == mark)
+            if mark == point or not fits_config:
                 continue
             writing = NumberWriting(sign=sign, decimal=point, thousands=mark)  # type: ignore[arg-type]
             try:
@@ -248,12 +253,13 @@ def _read_text(path: Path, section: "DataSection") -> pa.Table:
         raise InvalidInput("data.source", expected, got) from None
     if not names or (section.target not in names and all(map(is_number, names))):
         expected = f"a first line of {path.name} that names the columns"
-        raise InvalidInput("data.source", expected, "numbers alone" if names else "none")
+        raise InvalidInput("data.source", expected, "only numbers" if names else "an empty file")
     if section.encoding is None and file.encoding != "utf-8-sig":
-        said = "%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)"
-        log.info(said, path.name, file.encoding)
+        message = "reading %s as %s because it is not UTF-8 (set data.encoding to change this)"
+        log.info(message, path.name, file.encoding)
     if section.delimiter is None and file.delimiter != ",":
-        log.info("cells are separated by %r (data.delimiter says otherwise)", file.delimiter)
+        message = "reading cells separated by %r (set data.delimiter to change this)"
+        log.info(message, file.delimiter)
     by_column = ([part[i] for part in parts] for i in range(len(names)))
     columns = [pa.chunked_array(cells, pa.string()) for cells in by_column]
     return pa.Table.from_arrays(columns, names=names)
@@ -269,18 +275,18 @@ def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
         yield [pa.array(cells, pa.string()) for cells in zip(*part, strict=True)]
 
 
-def _trim(table: pa.Table, as_written: set[str]) -> pa.Table:
-    """Strip blanks around cells, except in `as_written`, and clear missing values."""
+def _trim(table: pa.Table, text_names: set[str]) -> pa.Table:
+    """Strip blanks around cells, except in `text_names`, and clear missing values."""
     for i, name in enumerate(table.column_names):
         column = table.column(i)
-        if name not in as_written:
+        if name not in text_names:
             column = compute.utf8_trim_whitespace(column)
         table = table.set_column(i, name, _null_where(column, column, MISSING))
     return table
 
 
-def _without(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[str]]:
-    """Clear text cells that equal one of `values`; return the table and the changed columns."""
+def _clear_values(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[str]]:
+    """Clear text cells that equal a value; return the table and the changed columns."""
     changed = set()
     for i, name in enumerate(table.column_names if values else ()):
         column = as_text(table.column(i))
@@ -293,8 +299,8 @@ def _without(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[st
     return table, changed
 
 
-def _empty_without(table: pa.Table, target: str | None) -> pa.Table:
-    """Clear rows without a target, so that they do not decide column types."""
+def _drop_rows_without_target(table: pa.Table, target: str | None) -> pa.Table:
+    """Replace rows without a target by empty rows, so that they do not affect column types."""
     if table.column_names.count(target) != 1:
         return table
     is_dropped = compute.is_null(table.column(target), nan_is_null=True).to_numpy()
@@ -303,13 +309,13 @@ def _empty_without(table: pa.Table, target: str | None) -> pa.Table:
     return table.take(pa.array(np.arange(table.num_rows), mask=is_dropped))
 
 
-def _null_where(column: Column, looked_at: Column, values: Collection[str]) -> Column:
-    is_one = compute.is_in(looked_at, pa.array(values, column.type))
-    return compute.if_else(is_one, pa.scalar(None, column.type), column)
+def _null_where(column: Column, trimmed: Column, values: Collection[str]) -> Column:
+    is_match = compute.is_in(trimmed, pa.array(values, column.type))
+    return compute.if_else(is_match, pa.scalar(None, column.type), column)
 
 
-def _number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
-    """Return the configured number format, or decimal commas if no number has a point."""
+def _infer_number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
+    """Use the configured number format, or decimal commas if no number has a point."""
     if section.decimal is not None:
         return NumberFormat(section.decimal, section.thousands, is_known=True)
     distinct = (column[:SAMPLE_ROWS].unique().to_pylist() for column in table.columns)
@@ -320,9 +326,9 @@ def _number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
     has_decimal_commas = not all(map(THOUSANDS.fullmatch, commas))
     is_comma_free = not any("," in name for name in table.column_names)
     if is_comma_free and commas and (not points or (may_be_grouped and has_decimal_commas)):
-        between = " and points between thousands" if points else ""
-        said = 'numbers are read with decimal commas%s (data.decimal = "." says otherwise)'
-        log.info(said, between)
+        grouping = " and points between thousands" if points else ""
+        message = 'reading numbers with decimal commas%s (set data.decimal = "." to change this)'
+        log.info(message, grouping)
         thousands = section.thousands or ("." if points else None)
         return NumberFormat(",", thousands, is_known=True)
     is_ambiguous = may_be_grouped and section.thousands is None
@@ -334,11 +340,11 @@ def _infer_types(
     names: set[str],
     kinds: Mapping[str, str],
     booleans: set[str],
-    written: NumberFormat,
+    number_format: NumberFormat,
 ) -> pa.Table:
-    """Convert text columns of numbers or booleans, except those with a configured kind.
+    """Convert text columns of numbers or booleans, unless they have a configured kind.
 
-    Columns known as `booleans` only get lower-case text.
+    Columns in `booleans` stay text, in lower case.
     """
     for i, name in enumerate(table.column_names):
         text, kind = as_text(table.column(i)), kinds.get(name)
@@ -348,99 +354,103 @@ def _infer_types(
         if name in booleans:
             table = table.set_column(i, name, compute.utf8_lower(column))
         elif kind not in ("categorical", "time"):
-            field, cells = _infer_type(name, column, kind, written)
+            field, cells = _infer_type(name, column, kind, number_format)
             table = table if cells is column else table.set_column(i, field, cells)
     return table
 
 
 def _infer_type(
-    name: str, column: Column, kind: str | None, written: NumberFormat
+    name: str, column: Column, kind: str | None, number_format: NumberFormat
 ) -> tuple[str | pa.Field, Column]:
     texts = [text for text in column.unique().to_pylist() if text is not None]
     if texts and all(text.lower() in BOOLEANS for text in texts):
         return name, compute.utf8_lower(column).cast(pa.bool_())
-    read = ((text, written.plain(text)) for text in texts)
-    plain = {text: number for text, number in read if number is not None}
-    is_grouped = written.thousands is not None and any(written.thousands in t for t in texts)
+    rewritten = ((text, number_format.plain(text)) for text in texts)
+    plain = {text: number for text, number in rewritten if number is not None}
+    thousands = number_format.thousands
+    is_grouped = thousands is not None and any(thousands in text for text in texts)
     if len(plain) == len(texts) and not is_grouped:
-        if written.is_ambiguous and kind != "ignored":
-            _refuse_ambiguous(name, texts)
-        return name, _floats(column, plain, written)
+        if number_format.is_ambiguous and kind != "ignored":
+            _check_grouping(name, texts)
+        return name, _floats(column, plain, number_format)
     if kind == "ignored":
         return name, column
-    decimal = written.decimal if written.is_known else None
-    writing = infer_writing(texts, decimal, written.thousands)
+    decimal = number_format.decimal if number_format.is_known else None
+    writing = infer_writing(texts, decimal, thousands)
     if writing is not None:
         numbers = {text: number_of(text, writing) for text in texts}
         first = next(text for text in column.to_pylist() if text is not None)
-        said = "column %s: %r is read as %g, and the others alike"
-        otherwise = " (`categorical` in data.columns keeps text)"
-        log.info(said + otherwise, name, first[:SHOWN], numbers[first])
+        message = "column %s: reading %r as %g (set `categorical` in data.columns to keep text)"
+        log.info(message, name, first[:MAX_SHOWN], numbers[first])
         field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
         return field, _map_cells(column, numbers, pa.float64())
     if len(plain) == len(texts):
-        return name, _floats(column, plain, written)
-    if not written.is_plain:
-        refuse = refuse_mostly_numbers if kind is None else _refuse_others
-        refuse(column.to_pylist(), name, plain.__contains__)
+        return name, _floats(column, plain, number_format)
+    if not number_format.is_plain:
+        check = check_mixed_numbers if kind is None else _check_numbers
+        check(column.to_pylist(), name, plain.__contains__)
     return name, column
 
 
-def _refuse_ambiguous(name: str, texts: Sequence[str]) -> None:
-    """Refuse a column whose points may group thousands: its whole numbers have up to three
-    digits."""
+def _check_grouping(name: str, texts: Sequence[str]) -> None:
+    """Refuse a column whose points may group thousands.
+
+    Its other numbers have up to three digits and no point.
+    """
     grouped = [text for text in texts if GROUPED.fullmatch(text)]
-    others = [text for text in texts if not GROUPED.fullmatch(text)]
-    if len(grouped) >= MIN_GROUPED and others and all(map(SMALL_WHOLE.fullmatch, others)):
+    plain = [text for text in texts if not GROUPED.fullmatch(text)]
+    if len(grouped) >= MIN_GROUPED and plain and all(map(SMALL_WHOLE.fullmatch, plain)):
         expected = (
-            'numbers that can be read in one way (data.decimal = "," and data.thousands = ".", or '
-            f"--decimal , --thousands . reads {grouped[0]} as {grouped[0].replace('.', '')}; "
-            'data.decimal = "." or --decimal . as it is)'
+            f"unambiguous numbers (to read {grouped[0]} as {grouped[0].replace('.', '')}, set "
+            'data.decimal = "," and data.thousands = ".", or --decimal , --thousands .; for a '
+            'decimal point, set data.decimal = "." or --decimal .)'
         )
-        raise InvalidInput(f"column {name}", expected, f"{grouped[0]!r} and {others[0]!r}")
+        raise InvalidInput(f"column {name}", expected, f"{grouped[0]!r} and {plain[0]!r}")
 
 
-def _floats(column: Column, plain: Mapping[str, str], written: NumberFormat) -> Column:
+def _floats(column: Column, plain: Mapping[str, str], number_format: NumberFormat) -> Column:
     try:
-        if written.is_plain:
+        if number_format.is_plain:
             return column.cast(pa.float64())
-    except pa.ArrowInvalid:  # such as +1, which is none to Arrow
+    except pa.ArrowInvalid:  # Arrow refuses some numbers, such as +1.
         pass
     return _map_cells(column, {text: float(number) for text, number in plain.items()}, pa.float64())
 
 
-def _map_cells(column: Column, values: Mapping[str, object], of: pa.DataType) -> Column:
+def _map_cells(column: Column, values: Mapping[str, object], arrow_type: pa.DataType) -> Column:
     cells = column.to_pylist()
-    return pa.array([None if text is None else values[text] for text in cells], of)
+    return pa.array([None if text is None else values[text] for text in cells], arrow_type)
 
 
 def _times(
-    values: Sequence[str | None], name: str, date_format: str | None, is_wanted: bool
+    values: Sequence[str | None], name: str, date_format: str | None, is_required: bool
 ) -> tuple[Numbers, str | None] | None:
-    """Return a column's times (NaN if missing) and its date format (None for ISO 8601, or if
-    several fit); None if some value is no time."""
+    """Read a column's times (NaN if missing) and its date format; None if a value is not a time.
+
+    The format is None for ISO 8601, or if several formats fit.
+    """
     distinct = {value for value in values if value is not None}
     forms = _date_forms(min(distinct, default=""), date_format)
-    tables = {form: _all_seconds(form, distinct) for form in forms}
-    read = {form: table for form, table in tables.items() if table}
-    if not read:
-        if is_wanted:
-            row, bad = _first_bad(values, date_format)
-            written = f" ({date_format!r})" if date_format else ""
-            expected = f"dates or times, such as {TIME_EXAMPLE}{written}"
-            raise InvalidInput(f"column {name}", expected, f"{bad[:SHOWN]!r} in row {row}")
+    tables = {form: _parse_seconds(form, distinct) for form in forms}
+    parsed = {form: table for form, table in tables.items() if table}
+    if not parsed:
+        if is_required:
+            row, value = _first_invalid_time(values, date_format)
+            format_hint = f" ({date_format!r})" if date_format else ""
+            expected = f"dates or times, such as {TIME_EXAMPLE}{format_hint}"
+            raise InvalidInput(f"column {name}", expected, f"{value[:MAX_SHOWN]!r} in row {row}")
         return None
-    first, *others = read.values()
-    if any(other != first for other in others):
-        two = next(v for v in values if v and len({table[v] for table in read.values()}) > 1)
+    seconds_by_text, *alternatives = parsed.values()
+    if any(alternative != seconds_by_text for alternative in alternatives):
+        ambiguous = (v for v in values if v and len({t[v] for t in parsed.values()}) > 1)
         expected = (
-            'dates that can be read in one way (data.date_format = "%d/%m/%Y" or --date-format '
-            'says that the day is first, "%m/%d/%Y" the month; `ignored` in data.columns or '
-            "--ignore leaves the column out)"
+            'unambiguous dates (set data.date_format or --date-format to "%d/%m/%Y" if the day is '
+            'first, to "%m/%d/%Y" if the month is first; or leave the column out by `ignored` in '
+            "data.columns or by --ignore)"
         )
-        raise InvalidInput(f"column {name}", expected, repr(two[:SHOWN]))
-    seconds = [np.nan if value is None else first[value] for value in values]
-    return np.array(seconds, dtype=np.float64), next(iter(read)) if len(read) == 1 else None
+        raise InvalidInput(f"column {name}", expected, repr(next(ambiguous)[:MAX_SHOWN]))
+    seconds = [np.nan if value is None else seconds_by_text[value] for value in values]
+    return np.array(seconds, dtype=np.float64), next(iter(parsed)) if len(parsed) == 1 else None
 
 
 def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]:
@@ -448,57 +458,64 @@ def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]
         return (None,)
     if date_format is not None:
         return (date_format,)
-    return next((formats for looks, formats in DATES.items() if looks.fullmatch(example)), ())
+    matches = (formats for pattern, formats in DATES.items() if pattern.fullmatch(example))
+    return next(matches, ())
 
 
-def _all_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
-    read = seconds_of if form is None else partial(seconds_as_written, form)
+def _parse_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
+    parse = seconds_of if form is None else partial(seconds_as_written, form)
     try:
-        return {text: read(text) for text in texts}
+        return {text: parse(text) for text in texts}
     except (ValueError, OverflowError):
         return None
 
 
-def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[int, str]:
-    known = [date_format] if date_format else [form for some in DATES.values() for form in some]
+def _first_invalid_time(values: Sequence[str | None], date_format: str | None) -> tuple[int, str]:
+    known = [date_format] if date_format else [form for forms in DATES.values() for form in forms]
     present = [(row, value) for row, value in enumerate(values) if value is not None]
     for row, value in present:
-        if all(_all_seconds(form, [value]) is None for form in (None, *known)):
+        if all(_parse_seconds(form, [value]) is None for form in (None, *known)):
             return row, value
     return 0, present[0][1] if present else ""
 
 
-def _refuse_others(
+def _check_numbers(
     cells: Sequence[str | None], name: str, is_number: Callable[[str], bool]
 ) -> None:
     for row, cell in enumerate(cells):
         if cell is not None and not is_number(cell):
-            raise InvalidInput(f"column {name}", "numbers", f"{str(cell)[:SHOWN]!r} in row {row}")
+            raise InvalidInput(
+                f"column {name}", "numbers", f"{str(cell)[:MAX_SHOWN]!r} in row {row}"
+            )
 
 
-def refuse_mostly_numbers(
+def check_mixed_numbers(
     texts: Sequence[str | None],
     name: str,
     is_number: Callable[[str], bool],
     rows: Iterable[int] | None = None,
 ) -> None:
-    """Refuse a column of numbers with a few other texts; `rows` are its row numbers."""
+    """Refuse a column of numbers that has a few other texts.
+
+    `rows` are its row numbers in the file.
+    """
     present = sum(text is not None for text in texts)
     numbered = zip(count() if rows is None else rows, texts, strict=False)
     cells = [(row, text) for row, text in numbered if text is not None and not is_number(text)]
     if not 0 < len(cells) <= (1.0 - MIN_NUMBER_SHARE) * present + 1e-9:
         return
-    named = ", ".join(f"{text[:SHOWN]!r} in row {row}" for row, text in cells[:SHOWN_CELLS])
-    if len(cells) > SHOWN_CELLS:
-        named += f" and {len(cells) - SHOWN_CELLS} more"
-    examples = list(dict.fromkeys(text.strip()[:SHOWN] for _, text in cells[:SHOWN_CELLS]))
-    missing = json.dumps(examples, ensure_ascii=False)
+    shown = cells[:MAX_SHOWN_CELLS]
+    got = ", ".join(f"{text[:MAX_SHOWN]!r} in row {row}" for row, text in shown)
+    if len(cells) > MAX_SHOWN_CELLS:
+        got += f" and {len(cells) - MAX_SHOWN_CELLS} more"
+    texts_to_clear = list(dict.fromkeys(text.strip()[:MAX_SHOWN] for _, text in shown))
+    missing = json.dumps(texts_to_clear, ensure_ascii=False)
     expected = (
-        f"numbers, as {present - len(cells)} of its {present} values are (data.missing_values = "
-        f"{missing} or --missing-value reads such cells as missing; `categorical` in data.columns "
-        "makes every value a category)"
+        f"numbers, like {present - len(cells)} of its {present} values (set data.missing_values = "
+        f"{missing} or --missing-value to read these cells as missing, or `categorical` in "
+        "data.columns to make every value a category)"
     )
-    raise InvalidInput(f"column {name}", expected, named)
+    raise InvalidInput(f"column {name}", expected, got)
 
 
 def _is_finite(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Encodings of columns, fitted on the training rows; `model_store.sources.columns` applies them."""
+"""Fit the encodings of columns on training rows; `model_store.sources.columns` applies them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,29 +22,27 @@ from model_store.sources.columns import Categories, Numbers
 from training import log
 
 MAX_CATEGORIES = 256
-MANY_CATEGORIES = 64  # of a column with more than MAX_CATEGORIES, how many are told apart at most
-FREQUENT = 5  # training rows from which on one of these is
+MAX_KEPT_CATEGORIES = 64  # if a column has more than MAX_CATEGORIES
+MIN_CATEGORY_ROWS = 5  # training rows of a kept category
 TWO_WEEKS_S = 14 * DAY_S
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns by name, without the target: numbers (NaN where missing) or categories (None where
-    missing).
+    """Columns without the target: numbers (NaN if missing) or categories (None if missing).
 
     Attributes:
-        times: the columns that are numbers of seconds, and the format of their dates, None of ISO
-            8601.
-        written: of columns of numbers that were not written plainly, how they were.
+        times: date formats of columns in seconds, None for ISO 8601.
+        number_formats: formats of columns that were not plain numbers.
     """
 
     columns: dict[str, Numbers | Categories]
     times: Mapping[str, str | None] = field(default_factory=dict)
-    written: Mapping[str, NumberWriting] = field(default_factory=dict)
+    number_formats: Mapping[str, NumberWriting] = field(default_factory=dict)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
         columns = {name: take(values, index) for name, values in self.columns.items()}
-        return Table(columns, self.times, self.written)
+        return Table(columns, self.times, self.number_formats)
 
 
 def take(values: Any, index: Int64[np.ndarray, "M"]) -> Any:
@@ -60,35 +58,39 @@ def _fit_column(table: Table, name: str) -> AnyColumn:
     if isinstance(values, list):
         return _fit_categories(name, values)
     if name in table.times:
-        cycles, written = _cycles(values[~np.isnan(values)]), table.times[name]
-        return TimeColumn(name=name, **_moments(name, values), cycles=cycles, written=written)
-    return NumericColumn(name=name, written=table.written.get(name), **_moments(name, values))
+        cycles, date_format = _cycles(values[~np.isnan(values)]), table.times[name]
+        return TimeColumn(name=name, **_moments(name, values), cycles=cycles, written=date_format)
+    written = table.number_formats.get(name)
+    return NumericColumn(name=name, written=written, **_moments(name, values))
 
 
 def _cycles(seconds: Numbers) -> tuple[Cycle, ...]:
     span = np.ptp(seconds) if len(seconds) else 0.0
-    is_seen = {
+    is_varying = {
         "year": span >= CYCLES_S["year"],
         "week": span >= TWO_WEEKS_S,
         "day": (np.mod(seconds, DAY_S) != 0).any(),
     }
-    return tuple(cycle for cycle in get_args(Cycle) if is_seen[cycle])
+    return tuple(cycle for cycle in get_args(Cycle) if is_varying[cycle])
 
 
 def _moments(name: str, values: Numbers) -> dict[str, Any]:
-    """Return what columns of numbers and of times share: mean, standard deviation (1 of a
-    constant), median, where nine tenths of the values lie, and whether some are missing."""
-    found = values[~np.isnan(values)]
-    if len(found) == 0:
-        expected = "a value in some training row (or `ignored` in data.columns)"
+    """Compute the fields that columns of numbers and of times share.
+
+    These are mean, standard deviation (1 for a constant), median, 5 and 95 % quantiles, and whether
+    values are missing.
+    """
+    present = values[~np.isnan(values)]
+    if len(present) == 0:
+        expected = "a value in at least one training row (or `ignored` in data.columns)"
         raise InvalidInput(f"column {name}", expected, "none")
-    with np.errstate(over="ignore", invalid="ignore"):  # refused below
-        mean, std = float(found.mean()), float(found.std())
+    with np.errstate(over="ignore", invalid="ignore"):  # An overflow is an error below.
+        mean, std = float(present.mean()), float(present.std())
     if not np.isfinite([mean, std]).all():
-        expected = "numbers whose variance float64 can hold"
-        raise InvalidInput(f"column {name}", expected, "larger ones")
-    low, usual, high = np.quantile(found, (0.05, 0.5, 0.95)).tolist()
-    missing = len(found) < len(values)
+        expected = "numbers with a variance in float64's range"
+        raise InvalidInput(f"column {name}", expected, "larger numbers")
+    low, usual, high = np.quantile(present, (0.05, 0.5, 0.95)).tolist()
+    missing = len(present) < len(values)
     return {
         "mean": mean,
         "std": std or 1.0,
@@ -103,12 +105,13 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
     counts = Counter(value for value in values if value is not None)
     ranked = sorted(counts, key=lambda value: (-counts[value], value))
     if len(counts) > MAX_CATEGORIES:
-        ranked = [value for value in ranked[:MANY_CATEGORIES] if counts[value] >= FREQUENT]
-        said = "column %s: of %d categories the %d most frequent are told apart, the others are one"
-        log.info(said, name, len(counts), len(ranked))
+        kept = ranked[:MAX_KEPT_CATEGORIES]
+        ranked = [value for value in kept if counts[value] >= MIN_CATEGORY_ROWS]
+        message = "column %s: merging all but the %d most frequent of %d categories"
+        log.info(message, name, len(ranked), len(counts))
     if not ranked:
-        found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
+        rare = f", none in at least {MIN_CATEGORY_ROWS} training rows" if counts else ""
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"
-        raise InvalidInput(f"column {name}", expected, found)
+        raise InvalidInput(f"column {name}", expected, f"{len(counts)}{rare}")
     categories, missing = tuple(sorted(ranked)), None in values
     return CategoricalColumn(name=name, categories=categories, usual=ranked[0], missing=missing)

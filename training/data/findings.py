@@ -14,28 +14,34 @@ from model_store.sources.cells import is_number
 from model_store.sources.columns import category_text, presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
-from training.data.arrays import SPLIT, path_below, refuse_workbook
-from training.data.cells import csv_table, index_column, parquet_table, values_of
-from training.data.column_findings import ColumnFinding, alike, find, leak_of
-from training.data.images import survey
+from training.data.arrays import SPLIT, check_not_workbook, resolve_path
+from training.data.cells import csv_table, find_index_column, parquet_table, read_values
+from training.data.column_findings import (
+    CONFIGURED,
+    ColumnFinding,
+    describe_leak,
+    group_similar,
+    inspect_column,
+)
+from training.data.images import survey_images
 from training.data.rows import Rows, Splits
 from training.data.tables import check_names
 from training.recipe import DataSection
 
 MAX_NUMERIC_CLASSES = 10  # more distinct whole numbers are a regression
-MIN_CLASS_ROWS = 10  # below which a class is listed
-MIN_STEPS = 1000.0  # of float32, in a standard deviation of the target
+MIN_CLASS_ROWS = 10  # smaller classes cause a warning
+MIN_STEPS = 1000.0  # float32 steps per standard deviation of the target
 MAX_PIXELS = 64  # per side, for large images or several sizes
-NEAR_DIGITS = 3  # decimals that are compared, in standard deviations
+NEAR_DIGITS = 3  # compared decimals, in standard deviations
 CHUNK_ROWS = 1024
-MIN_SHARE = 0.01  # of a split, from which duplicates are reported
+MIN_SHARE = 0.01  # share of duplicates in a split that causes a warning
 ADVICE = (
-    "calibration and test rows that the fit has seen look surer than new ones will; "
-    "name what tells things apart (data.group or --group COLUMN)"
+    "duplicates in calibration and test rows make a model look too certain; keep related rows in "
+    "one split by data.group or --group COLUMN"
 )
 KINDS = ("csv", "parquet", "npz", "images")
 USED_KINDS = ("numeric", "categorical", "time")
-SHOWN = 12  # names in a line
+MAX_SHOWN = 12  # names per line
 NAME_WIDTH = 24
 
 
@@ -44,28 +50,28 @@ class Findings:
     source: str
     rows: int
     task: Task | None
-    why: str
+    reason: str
     columns: list[ColumnFinding] = field(default_factory=list)
     target: str | None = None
     shape: tuple[int, ...] = ()
     classes: dict[str, int] = field(default_factory=dict)
-    targets: np.ndarray | None = None  # of a regression
-    labels: list[str] | None = None  # of a classification's table, a row each
-    image_size: tuple[int, int] | None = None  # that images are to be resized to
+    targets: np.ndarray | None = None  # for regression
+    labels: list[str] | None = None  # one per row, for classification of a table
+    image_size: tuple[int, int] | None = None  # to which images are resized
     has_test: bool = False
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def used(self) -> list[ColumnFinding]:
-        """The columns that a model takes."""
+        """Columns that a model uses."""
         return [column for column in self.columns if column.kind not in ("ignored", "refused")]
 
     def report(self, is_full: bool) -> list[str]:
-        """Describe the source in lines: every column, or only those that are left out."""
+        """Describe the source in lines, with all columns or only the ignored columns."""
         shape = f" of shape {self.shape}" if self.shape else ""
         task = self.task or "no task"
-        lines = [f"{self.source}: {self.rows} rows{shape}; {task}: {self.why}"]
+        lines = [f"{self.source}: {self.rows} rows{shape}; {task}: {self.reason}"]
         if self.classes:
             counts = [f"{label} {count}" for label, count in self.classes.items()]
             lines.append(f"{len(counts)} classes: {_shorten(counts, ', ')}")
@@ -84,8 +90,8 @@ class Findings:
         for column in self.columns:
             missing = f"; {100 * column.missing:.2g} % missing" if column.missing else ""
             name = f"  {column.name[:width]:<{width}}  {column.kind:<11}"
-            lines.append(f"{name}  {column.why}{missing}")
-            if column.kind != "ignored":  # whose notes are among the warnings
+            lines.append(f"{name}  {column.reason}{missing}")
+            if column.kind != "ignored":  # The warnings contain the notes of ignored columns.
                 lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in column.notes]
         tails = sorted((c for c in self.used if c.tail > 5), key=lambda column: -column.tail)[:3]
         if tails:
@@ -100,40 +106,40 @@ class Findings:
         kinds = [column.kind for column in self.columns]
         counts = [f"{kinds.count(kind)} {kind}" for kind in USED_KINDS if kind in kinds]
         lines = [f"columns: {', '.join(counts) or 'none'}"]
-        ignored = [f"{c.name} ({c.why})" for c in self.columns if c.kind == "ignored"]
+        ignored = [f"{c.name} ({c.reason})" for c in self.columns if c.kind == "ignored"]
         if ignored:
-            lines.append(f"left out: {_shorten(ignored, '; ')}")
+            lines.append(f"ignored: {_shorten(ignored, '; ')}")
         notes = [f"! column {c.name}: {note}" for c in self.columns for note in c.notes]
-        return lines + notes[:SHOWN]
+        return lines + notes[:MAX_SHOWN]
 
 
 def _shorten(texts: list[str], separator: str) -> str:
-    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return separator.join(texts[:SHOWN]) + more
+    rest = f" and {len(texts) - MAX_SHOWN} more" if len(texts) > MAX_SHOWN else ""
+    return separator.join(texts[:MAX_SHOWN]) + rest
 
 
-def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
-    """Inspect a source; problems become findings where possible, not errors."""
-    refuse_workbook(section.source, "--data")
+def inspect_source(section: DataSection, root: Path, task: Task | None = None) -> Findings:
+    """Inspect a source; where possible, problems become findings instead of errors."""
+    check_not_workbook(section.source, "--data")
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
         expected = "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER"
         raise InvalidInput("--data", expected, repr(section.source))
-    path = path_below(root, rest)
+    path = resolve_path(root, rest)
     if kind == "images":
-        return _of_images(section, path)
+        return _inspect_images(section, path)
     if kind == "npz":
-        return _of_arrays(section, path, task)
+        return _inspect_arrays(section, path, task)
     read = csv_table if kind == "csv" else parquet_table
-    return _of_table(section, read(path, None, section), task)
+    return _inspect_table(section, read(path, None, section), task)
 
 
-def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
+def _inspect_table(section: DataSection, table: Any, task: Task | None) -> Findings:
     names, notes = list(table.column_names), []
     keys = {"--target": section.target, "--group": section.group, "--time": section.time}
-    index = index_column(names, {name for name in (*keys.values(), *section.columns) if name})
+    index = find_index_column(names, {name for name in (*keys.values(), *section.columns) if name})
     if index is not None:
-        notes.append(f"column {index!r} is left out: pandas' unnamed index")
+        notes.append(f"column {index!r} is ignored: pandas' unnamed index")
         names.remove(index)
     check_names(names)
     for key, name in keys.items():
@@ -141,59 +147,65 @@ def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
             raise InvalidInput(key, f"one of the columns {names[:20]}", repr(name)[:100])
     target, rows = None, np.arange(table.num_rows)
     if section.target is not None:
-        target = find(table, section.target, section.date_format, rows)
+        target = inspect_column(table, section.target, section.date_format, rows)
         rows = np.flatnonzero(presence(target.values))
         if len(rows) < table.num_rows:
-            dropped = f"{table.num_rows - len(rows)} rows have no value of {section.target}"
-            notes.append(f"{dropped} and are dropped")
+            dropped = table.num_rows - len(rows)
+            notes.append(f"{dropped} rows without a value of {section.target} are dropped")
             table = table.take(rows)
     keyed = set(keys.values()) - set(section.columns)
     columns = [
-        find(table, name, section.date_format, rows, section.columns.get(name))
+        inspect_column(table, name, section.date_format, rows, section.columns.get(name))
         for name in names
         if name not in keyed
     ]
-    why = "no target is named (--target COLUMN)"
-    found = Findings(section.source, len(rows), None, why, columns, section.target, notes=notes)
+    reason = "no target (set --target COLUMN)"
+    findings = Findings(
+        section.source, len(rows), None, reason, columns, section.target, notes=notes
+    )
     for column in columns:
-        if column.kind == "ignored" and column.why != "as told":
-            found.warnings.extend(f"column {column.name} is left out: {n}" for n in column.notes)
-    return found if target is None else _with_target(found, target, table.column(target.name), task)
+        if column.kind == "ignored" and column.reason != CONFIGURED:
+            findings.warnings.extend(f"column {column.name} is ignored: {n}" for n in column.notes)
+    if target is None:
+        return findings
+    return _add_target(findings, target, table.column(target.name), task)
 
 
-def _with_target(
-    found: Findings, target: ColumnFinding, column: Any, task: Task | None
+def _add_target(
+    findings: Findings, target: ColumnFinding, column: Any, task: Task | None
 ) -> Findings:
     name = target.name
     if target.kind == "refused" and task is None:
-        way_out = "(--task classification makes every value a class)"
-        return replace(found, why=f"{target.why} {way_out}")
-    task, why = (task, "as told") if task else task_of(target.values, name)
-    found = replace(found, task=task, why=why)
+        remedy = "(--task classification makes every value a class)"
+        return replace(findings, reason=f"{target.reason} {remedy}")
+    task, reason = (task, CONFIGURED) if task else infer_task(target.values, name)
+    findings = replace(findings, task=task, reason=reason)
     is_regression = task == "regression"
     if target.kind in ("time", "refused") and is_regression:
-        raise InvalidInput(f"column {name}", "numbers or classes as the target", target.why)
+        raise InvalidInput(f"column {name}", "numbers or classes as the target", target.reason)
     kind = "numeric" if is_regression else "categorical"
-    values: Any = values_of(column, name, kind)
+    values: Any = read_values(column, name, kind)
     if is_regression:
-        found, y = replace(found, targets=values, warnings=_close_targets(values)), values
+        findings, y = replace(findings, targets=values, warnings=_close_targets(values)), values
     else:
         counts = dict(Counter(values).most_common())
-        found = replace(found, classes=counts, labels=values)
+        findings = replace(findings, classes=counts, labels=values)
         y = np.unique(values, return_inverse=True)[1]
-    features = {column.name: column.values for column in found.used}
-    leaks = {feature: leak_of(values, y, is_regression) for feature, values in features.items()}
+    features = {column.name: column.values for column in findings.used}
+    leaks = {
+        feature: describe_leak(values, y, is_regression) for feature, values in features.items()
+    }
     warnings = [
-        f"column {feature} may hold the target in other words: {leak}"
+        f"column {feature} may leak the target: {leak}"
         for feature, leak in leaks.items()
         if leak is not None
     ]
     if isinstance(target.values, list) and task != "regression":
         warnings += _nearly_numbers(name, target.values)
-    return replace(found, warnings=found.warnings + warnings + _rare(found.classes))
+    return replace(findings, warnings=findings.warnings + warnings + _rare(findings.classes))
 
 
-def _of_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
+def _inspect_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
     arrays = read_npz(path)
     has_test = set(arrays) == set(SPLIT)
     x, y = (arrays.get(f"{name}_train" if has_test else name) for name in "xy")
@@ -202,24 +214,23 @@ def _of_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
         expected = f"arrays x (N, ...) and y (N,), or {', '.join(SPLIT)}"
         raise InvalidInput("data.source", expected, str(shapes)[:200])
     values = [str(v) for v in y.tolist()] if y.dtype.kind == "U" else y.astype(np.float64)
-    task, why = (task, "as told") if task else task_of(values, "y")
-    found = Findings(section.source, len(x), task, why, shape=x.shape[1:], has_test=has_test)
+    task, reason = (task, CONFIGURED) if task else infer_task(values, "y")
+    findings = Findings(section.source, len(x), task, reason, shape=x.shape[1:], has_test=has_test)
     if task == "regression":
-        return replace(found, targets=np.asarray(values, dtype=np.float64))
+        return replace(findings, targets=np.asarray(values, dtype=np.float64))
     classes = dict(Counter(map(category_text, y.tolist())).most_common())
-    return replace(found, classes=classes, warnings=_rare(classes))
+    return replace(findings, classes=classes, warnings=_rare(classes))
 
 
-def _of_images(section: DataSection, path: Path) -> Findings:
-    classes, sizes, is_grey, has_test = survey(path)
+def _inspect_images(section: DataSection, path: Path) -> Findings:
+    classes, sizes, is_grey, has_test = survey_images(path)
     notes, size = [], None
     width, height = next(iter(sizes))
     if len(sizes) > 1 or max(width, height) > MAX_PIXELS:
         widths, heights = (float(np.median([s[i] for s in sizes.elements()])) for i in (0, 1))
         scale = min(1.0, MAX_PIXELS / max(widths, heights))
         height, width = size = max(8, round(heights * scale)), max(8, round(widths * scale))
-        resized = f"resized to {width} x {height} (width x height)"
-        notes.append(f"images of {len(sizes)} sizes are {resized}")
+        notes.append(f"images of {len(sizes)} sizes are resized to {width} x {height} pixels")
     return Findings(
         section.source,
         sum(classes.values()),
@@ -234,76 +245,82 @@ def _of_images(section: DataSection, path: Path) -> Findings:
     )
 
 
-def task_of(values: Any, name: str) -> tuple[Task, str]:
+def infer_task(values: Any, name: str) -> tuple[Task, str]:
     if isinstance(values, list):
-        return "classification", f"{name} is not of numbers"
+        return "classification", f"{name} is not numeric"
     finite = values[np.isfinite(values)]
     distinct = len(np.unique(finite))
     if (finite == np.round(finite)).all() and distinct <= MAX_NUMERIC_CLASSES:
-        why = f"{name} has {distinct} different whole numbers (--task regression says otherwise)"
-        return "classification", why
-    why = f"{name} has {distinct} different numbers (--task classification says otherwise)"
-    return "regression", why
+        reason = f"{name} has {distinct} different whole numbers (or set --task regression)"
+        return "classification", reason
+    reason = f"{name} has {distinct} different numbers (or set --task classification)"
+    return "regression", reason
 
 
 def _nearly_numbers(name: str, values: list[str | None]) -> list[str]:
     """Warn if at least half of the classes are numbers."""
-    words = {value: is_number(value) for value in values if value is not None}
-    numbers = sum(words.values())
-    if not len(words) > numbers > max(MAX_NUMERIC_CLASSES, len(words) / 2):
+    distinct = dict.fromkeys(value for value in values if value is not None)
+    texts = [value for value in distinct if not is_number(value)]
+    numbers = len(distinct) - len(texts)
+    if not len(distinct) > numbers > max(MAX_NUMERIC_CLASSES, len(distinct) / 2):
         return []
-    others = ", ".join(repr(word[:30]) for word, is_one in words.items() if not is_one)
-    said = f"column {name} has {numbers} different numbers, and {others[:100]}"
-    return [f"{said}: is it a regression? (--missing-value reads a cell's text as missing)"]
+    text_list = ", ".join(repr(text[:30]) for text in texts)
+    message = f"column {name} has {numbers} different numbers, and {text_list[:100]}"
+    return [f"{message}; for a regression, set --missing-value to read such cells as missing"]
 
 
 def _rare(classes: dict[str, int]) -> list[str]:
-    few = [f"{label!r} ({count})" for label, count in classes.items() if count < MIN_CLASS_ROWS]
-    return [f"classes with fewer than {MIN_CLASS_ROWS} rows: {', '.join(few[:10])}"] if few else []
+    rare = [f"{label!r} ({count})" for label, count in classes.items() if count < MIN_CLASS_ROWS]
+    message = f"classes with fewer than {MIN_CLASS_ROWS} rows"
+    return [f"{message}: {', '.join(rare[:10])}"] if rare else []
 
 
-def alike_lines(classes: Iterable[str]) -> list[str]:
-    groups = [", ".join(map(repr, some)) for some in alike(classes)]
-    said = "classes that differ in spaces or capitals alone"
-    return [f"{said}: {'; '.join(groups[:10])}"] if groups else []
+def similar_class_warnings(classes: Iterable[str]) -> list[str]:
+    groups = [", ".join(map(repr, group)) for group in group_similar(classes)]
+    message = "classes that differ only in spaces or capitals"
+    return [f"{message}: {'; '.join(groups[:10])}"] if groups else []
 
 
 def _close_targets(y: np.ndarray) -> list[str]:
     """Warn if targets differ by little more than the steps of float32."""
-    finite = y[np.abs(y) <= np.finfo(np.float32).max]  # others are refused when they are read
+    finite = y[np.abs(y) <= np.finfo(np.float32).max]
     if not len(finite):
         return []
     step, spread = float(np.spacing(np.float32(np.abs(finite).max()))), float(finite.std())
     if not 0 < spread < MIN_STEPS * step:
         return []
     return [
-        f"targets are fitted in float32, in steps of {step:.2g} so far from 0, and their standard "
-        f"deviation is {spread:.2g}: subtract what all have in common"
+        f"targets have a standard deviation of {spread:.2g}, close to float32's precision of "
+        f"{step:.2g} at their size; subtract their mean"
     ]
 
 
-def near_duplicates(
-    train: Rows, others: Mapping[str, Rows], takes_ids: bool = False
+def count_near_duplicates(
+    train: Rows, other_splits: Mapping[str, Rows], takes_ids: bool = False
 ) -> dict[str, int]:
-    """Count the rows of each set that are nearly the same as a training row; rows of ids must be
-    equal."""
+    """Count the rows of each split that nearly equal a training row; ids must be equal."""
     scale = 1.0 if takes_ids else _scale(train.x)
-    known = set(_keys(train, scale))
-    return {name: sum(key in known for key in _keys(rows, scale)) for name, rows in others.items()}
+    train_keys = set(_keys(train, scale))
+    return {
+        name: sum(key in train_keys for key in _keys(rows, scale))
+        for name, rows in other_splits.items()
+    }
 
 
-def describe_duplicates(train: Rows, others: Mapping[str, Rows], takes_ids: bool = False) -> str:
+def describe_duplicates(
+    train: Rows, other_splits: Mapping[str, Rows], takes_ids: bool = False
+) -> str:
     return ", ".join(
-        f"{count} of {len(others[name])} {name}"
-        for name, count in near_duplicates(train, others, takes_ids).items()
-        if count > max(1.0, MIN_SHARE * len(others[name]))
+        f"{count} of {len(other_splits[name])} {name}"
+        for name, count in count_near_duplicates(train, other_splits, takes_ids).items()
+        if count > max(1.0, MIN_SHARE * len(other_splits[name]))
     )
 
 
-def duplicate_lines(splits: Splits, takes_ids: bool = False) -> list[str]:
-    others = {name: rows for name, rows in vars(splits).items() if name != "train"}
-    counts = describe_duplicates(splits.train, others, takes_ids)
-    return [f"rows nearly the same as a training row: {counts}; {ADVICE}"] if counts else []
+def duplicate_warnings(splits: Splits, takes_ids: bool = False) -> list[str]:
+    other_splits = {name: rows for name, rows in vars(splits).items() if name != "train"}
+    counts = describe_duplicates(splits.train, other_splits, takes_ids)
+    return [f"rows that nearly equal a training row: {counts}; {ADVICE}"] if counts else []
 
 
 def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:
@@ -312,9 +329,10 @@ def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:
 
 
 def _keys(rows: Rows, scale: float) -> list[int]:
-    """Return a key for each row; rows that are alike share it."""
+    """Hash rows; rows that are equal after rounding share a key."""
     keys = []
     for first in range(0, len(rows), CHUNK_ROWS):
         chunk = rows.x[first : first + CHUNK_ROWS].astype(np.float64)
-        keys += [hash(row.tobytes()) for row in np.round(chunk * scale) + 0.0]  # no -0
+        rounded = np.round(chunk * scale) + 0.0  # The sum turns -0 into 0.
+        keys += [hash(row.tobytes()) for row in rounded]
     return keys

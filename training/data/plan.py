@@ -1,7 +1,6 @@
-"""The recipe that follows from what data are: by rules, each with its reason (docs/your-data.md
-lists them).
+"""Make a recipe for data by the rules of docs/your-data.md.
 
-Defaults were chosen on validation rows of a panel of public sets (docs/results/panel.md).
+The defaults come from validation rows of a panel of public data sets (docs/results/panel.md).
 """
 
 import json
@@ -16,28 +15,28 @@ import numpy as np
 from model_store.artifacts.manifest import NAME_PATTERN
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.errors import InvalidInput
-from training.data.column_findings import tail_of
+from training.data.column_findings import tail_length
 from training.data.findings import Findings
 from training.data.splitting import default_rows, default_test_fraction
 from training.data.targets import is_count
 from training.recipe import DataSection, Recipe, load, validate
 
-FEWEST_OF_CLASS = 3  # rows, of which one trains at least
-FEWEST_ROWS = 20  # of a set that a recipe is made for
-STEP_S = 0.004  # of a step without its products, on one core
-MULTIPLICATIONS_A_SECOND = 3e9  # of convolutions
-PRODUCTS_A_SECOND = 1e10  # the same, of matrices
-LONGEST_S = 60.0  # of a fit's steps
-FEWEST_STEPS, MOST_STEPS, FEWEST_EPOCHS = 600, 20_000, 3
-# interquartile ranges from a target's median to its furthest value; of 10,000 Gaussian ones 3
+MIN_CLASS_ROWS = 3  # at least one of them trains
+MIN_ROWS = 20
+STEP_S = 0.004  # overhead of a step on one core
+CONVOLUTION_RATE = 3e9  # multiplications per second and core
+MATRIX_RATE = 1e10  # multiplications per second and core
+MAX_FIT_S = 60.0  # for all steps
+MIN_STEPS, MAX_STEPS, MIN_EPOCHS = 600, 20_000, 3
+# Interquartile ranges from a target's median to its furthest value; 10,000 Gaussian targets have 3.
 HEAVY_TARGET = 10.0
 SPLITS = ("validation", "reference", "ranking")
-RECIPE_WIDTH = 60  # of a line before its reason
-COUNTS = "counts: held-out rows choose between the target as it is, its logarithm and its ranks"
-UNITS, DROPOUT, BINS, MEMBERS = 128, 0.1, 16, 16  # of a network of layers
-FEWEST_BINS, MOST_BINS = 2, 1024  # of a number, and of all columns
-REFIT_ROWS = 10_000  # of training, of which more would tell little that is new
-CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
+RECIPE_WIDTH = 60  # characters before a reason
+COUNTS = "counts: held-out rows select the unchanged target, its logarithm or its ranks"
+UNITS, DROPOUT, BINS, MEMBERS = 128, 0.1, 16, 16  # of a dense network
+MIN_BINS, MAX_BINS = 2, 1024  # per number, and of all columns
+MAX_REFIT_ROWS = 10_000  # larger fits gain little from validation rows
+MIN_CONVOLUTION_SIDE = 14  # pixels
 
 
 @dataclass(frozen=True)
@@ -47,126 +46,141 @@ class Plan:
     warnings: list[str]
 
 
-def plan_of(found: Findings, section: DataSection, name: str | None, seed: int | None) -> Plan:
-    if found.target is not None and found.task is None:
-        raise InvalidInput(f"column {found.target}", "numbers or classes as the target", found.why)
-    if found.task is None:
+def make_plan(findings: Findings, section: DataSection, name: str | None, seed: int | None) -> Plan:
+    if findings.target is not None and findings.task is None:
+        field, expected = f"column {findings.target}", "numbers or classes as the target"
+        raise InvalidInput(field, expected, findings.reason)
+    if findings.task is None:
         raise InvalidInput("--target", "the name of a column", "none")
-    if found.rows < FEWEST_ROWS:
-        raise InvalidInput("data.source", f"at least {FEWEST_ROWS} rows", f"{found.rows}")
-    reasons = {"task": found.why}
-    test = 0 if found.has_test else round(default_test_fraction(found.rows) * found.rows)
-    rows = found.rows - test
+    if findings.rows < MIN_ROWS:
+        raise InvalidInput("data.source", f"at least {MIN_ROWS} rows", f"{findings.rows}")
+    reasons = {"task": findings.reason}
+    test = 0 if findings.has_test else round(default_test_fraction(findings.rows) * findings.rows)
+    rows = findings.rows - test
     sizes = {split: default_rows(split, rows) for split in SPLITS}
     train = rows - sum(sizes.values())
     content: dict[str, Any] = {
-        "name": name or name_of(found.source),
-        "task": found.task,
+        "name": name or model_name_for(findings.source),
+        "task": findings.task,
         "seed": seed or 0,
-        "data": _data(found, section, rows, sizes, reasons),
+        "data": _data(findings, section, rows, sizes, reasons),
     }
-    batch = 32 if train < 2_000 else 128 if train < 50_000 else 256
-    is_image = found.source.startswith("images:")
-    if is_image and min(found.shape[-2:]) >= CONVOLVED_SIDE:
-        row_s = _plan_convolutions(found, content, reasons) / MULTIPLICATIONS_A_SECOND
+    is_image = findings.source.startswith("images:")
+    if is_image and min(findings.shape[-2:]) >= MIN_CONVOLUTION_SIDE:
+        row_s = _plan_convolutions(findings, content, reasons) / CONVOLUTION_RATE
     else:
-        row_s = _plan_layers(found, train, content, reasons) / PRODUCTS_A_SECOND
-    if found.task == "regression":
+        row_s = _plan_layers(findings, train, content, reasons) / MATRIX_RATE
+    if findings.task == "regression":
         content["likelihood"] = {"noise": "heteroscedastic"}
-        reasons["likelihood.noise"] = "a row's noise is learned with its mean"
-        why = _why_transform(found.targets)
-        if why is not None:
+        reasons["likelihood.noise"] = "the model learns the noise of each row"
+        reason = _transform_reason(findings.targets)
+        if reason is not None:
             content["data"]["target_transform"] = "auto"
-            reasons["data.target_transform"] = why
-    steps = max(1, train // min(batch, max(1, train)))
-    step_s = STEP_S + 3 * row_s * batch
-    most = min(max(FEWEST_STEPS, round(LONGEST_S / step_s)), MOST_STEPS)
-    epochs = max(FEWEST_EPOCHS, most // steps)
-    most = epochs * steps
-    content["training"] |= {"batch_rows": batch, "max_epochs": epochs}
-    reasons["training.batch_rows"] = f"of {train} training rows"
-    seconds = f"about {most * step_s:.0f} s on one core"
-    reasons["training.max_epochs"] = f"{most} steps, {seconds}; fewer if it stops before"
-    warnings = []
-    if rare := _rare(found, section):
-        reasons["data.leave_out"] = f"fewer than {FEWEST_OF_CLASS} rows"
-        content["data"]["leave_out"] = [*section.leave_out, *rare]
-        named = ", ".join(f"{label!r} ({found.classes[label]})" for label in rare[:10])
-        more = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
-        few = f"classes of {reasons['data.leave_out']} are left out"
-        warnings = [f"{few}: {named}{more} (data.leave_out)"]
+            reasons["data.target_transform"] = reason
+    _plan_training(train, row_s, content, reasons)
+    warnings = _leave_out_rare_classes(findings, section, content, reasons)
     warnings += _too_few(sizes["ranking"])
     return Plan(validate(content, "plan"), reasons, warnings)
 
 
-def _rare(found: Findings, section: DataSection) -> list[str]:
-    """Return the classes that have too few rows to be in every split, if two others are left."""
-    kept = {label: n for label, n in found.classes.items() if label not in section.leave_out}
-    rare = [label for label, n in kept.items() if n < FEWEST_OF_CLASS]
-    return rare if len(kept) - len(rare) >= 2 else []
+def _plan_training(
+    train: int, row_s: float, content: dict[str, Any], reasons: dict[str, str]
+) -> None:
+    batch = 32 if train < 2_000 else 128 if train < 50_000 else 256
+    steps = max(1, train // min(batch, max(1, train)))
+    step_s = STEP_S + 3 * row_s * batch
+    max_steps = min(max(MIN_STEPS, round(MAX_FIT_S / step_s)), MAX_STEPS)
+    epochs = max(MIN_EPOCHS, max_steps // steps)
+    max_steps = epochs * steps
+    content["training"] |= {"batch_rows": batch, "max_epochs": epochs}
+    reasons["training.batch_rows"] = f"of {train} training rows"
+    seconds = f"about {max_steps * step_s:.0f} s on one core"
+    reasons["training.max_epochs"] = f"{max_steps} steps, {seconds}; fewer with early stopping"
+
+
+def _leave_out_rare_classes(
+    findings: Findings, section: DataSection, content: dict[str, Any], reasons: dict[str, str]
+) -> list[str]:
+    """Leave out classes with too few rows for all splits, if two classes remain."""
+    sizes = {label: n for label, n in findings.classes.items() if label not in section.leave_out}
+    rare = [label for label, n in sizes.items() if n < MIN_CLASS_ROWS]
+    if not rare or len(sizes) - len(rare) < 2:
+        return []
+    reasons["data.leave_out"] = f"fewer than {MIN_CLASS_ROWS} rows"
+    content["data"]["leave_out"] = [*section.leave_out, *rare]
+    class_list = ", ".join(f"{label!r} ({findings.classes[label]})" for label in rare[:10])
+    rest = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
+    message = f"leaving out classes with {reasons['data.leave_out']}"
+    return [f"{message}: {class_list}{rest} (data.leave_out)"]
 
 
 def _data(
-    found: Findings, section: DataSection, rows: int, sizes: dict[str, int], reasons: dict[str, str]
+    findings: Findings,
+    section: DataSection,
+    rows: int,
+    sizes: dict[str, int],
+    reasons: dict[str, str],
 ) -> dict[str, Any]:
     data = section.model_dump(exclude_defaults=True)
-    if not found.has_test:
-        data["test_fraction"] = default_test_fraction(found.rows)
-        reasons["data.test_fraction"] = "a fifth of the rows, at most 10,000"
+    if not findings.has_test:
+        data["test_fraction"] = default_test_fraction(findings.rows)
+        reasons["data.test_fraction"] = "a fifth of the rows, up to 10,000"
     for split, size in sizes.items():
-        data[split] = share_of(size, rows)
+        data[split] = round_share(size, rows)
         reasons[f"data.{split}"] = f"{size} of {rows} rows"
-    ignored = [column for column in found.columns if column.kind == "ignored"]
+    ignored = [column for column in findings.columns if column.kind == "ignored"]
     data["columns"] = section.columns | dict.fromkeys((c.name for c in ignored), "ignored")
-    reasons["data.columns"] = "; ".join(f"{column.name}: {column.why}" for column in ignored)
-    ids = [column.name for column in found.columns if column.is_id]
+    reasons["data.columns"] = "; ".join(f"{column.name}: {column.reason}" for column in ignored)
+    ids = [column.name for column in findings.columns if column.is_id]
     if ids and section.id is None:
         data["id"] = ids[0]
-        reasons["data.id"] = "explanations name training rows by it"
-    if found.image_size is not None:
-        data["image_size"] = list(found.image_size)
-        reasons["data.image_size"] = "images are of several sizes, or large"
+        reasons["data.id"] = "names training rows in explanations"
+    if findings.image_size is not None:
+        data["image_size"] = list(findings.image_size)
+        reasons["data.image_size"] = "images have several sizes, or are large"
     return {key: value for key, value in data.items() if value or value == 0}
 
 
-def _plan_convolutions(found: Findings, content: dict[str, Any], reasons: dict[str, str]) -> float:
+def _plan_convolutions(
+    findings: Findings, content: dict[str, Any], reasons: dict[str, str]
+) -> float:
     content |= {
         "method": "dropout",
         "network": {"kind": "gal-cnn"},
         "posterior": {"prior_std": 1.0},
         "training": {"learning_rate": 1e-3},
     }
-    reasons["network"] = "convolutions, since rows are images"
-    reasons["method"] = "masks of units: the cheapest posterior of a network of convolutions"
-    pixels = min(found.shape[-2:]) ** 2
-    return float(pixels * 16 * 32 * (17 if len(found.shape) == 2 else 20) + 32 * 128 * pixels / 4)
+    reasons["network"] = "convolutions for images"
+    reasons["method"] = "dropout, the cheapest posterior for convolutions"
+    pixels, kernels = min(findings.shape[-2:]) ** 2, 17 if len(findings.shape) == 2 else 20
+    return float(pixels * 16 * 32 * kernels + 32 * 128 * pixels / 4)
 
 
 def _plan_layers(
-    found: Findings, train: int, content: dict[str, Any], reasons: dict[str, str]
+    findings: Findings, train: int, content: dict[str, Any], reasons: dict[str, str]
 ) -> float:
     network: dict[str, Any] = {"hidden": [UNITS, UNITS], "dropout": DROPOUT}
     reasons["network"] = "two hidden layers"
-    width = math.prod(found.shape)
-    bins = min(BINS, MOST_BINS // max(1, len(found.used)))
-    if not found.shape and bins >= FEWEST_BINS:
+    width = math.prod(findings.shape)
+    bins = min(BINS, MAX_BINS // max(1, len(findings.used)))
+    if not findings.shape and bins >= MIN_BINS:
         network["bins"] = bins
-        reasons["network.bins"] = "quantiles of each number, between which it is encoded"
-        width = (1 + bins) * len(found.used)
+        reasons["network.bins"] = "quantiles by which each number is encoded"
+        width = (1 + bins) * len(findings.used)
     content |= {
         "method": "batch-ensemble",
         "network": network,
         "posterior": {"members": MEMBERS, "prior_std": 1.0},
         "training": {"learning_rate": 2e-3, "early_stopping": True},
     }
-    if train < REFIT_ROWS:
+    if train < MAX_REFIT_ROWS:
         content["training"]["refit"] = True
-        reasons["training.refit"] = "then fitted again, with validation rows among the others"
+        reasons["training.refit"] = "a second fit also uses the validation rows"
     reasons["method"] = (
-        "tried on a panel of public sets (docs/results/panel.md); "
-        "between clusters of rows anchored-ensemble doubts more"
+        "tested on a panel of public data sets (docs/results/panel.md); "
+        "anchored-ensemble is more uncertain between clusters of rows"
     )
-    outputs = max(2, len(found.classes))
+    outputs = max(2, len(findings.classes))
     return float(MEMBERS * (width * UNITS + UNITS * UNITS + UNITS * outputs))
 
 
@@ -180,12 +194,12 @@ def plan_lines(plan: Plan) -> list[str]:
     training = recipe.training
     splits = [plan.reasons[f"data.{name}"].split(" of ")[0] + f" {name}" for name in SPLITS]
     if recipe.data.test_fraction:
-        splits.append(f"{recipe.data.test_fraction:g} of all rows test")
+        splits.append(f"{recipe.data.test_fraction:g} of all rows for test")
     by = "by group" if recipe.data.group else "by time" if recipe.data.time else None
-    until = "validation rows get no likelier" if training.early_stopping else "it levels off"
+    stopping = "early stopping" if training.early_stopping else "until convergence"
     steps = (
-        f"batches of {training.batch_rows}, rate {training.learning_rate:g}, until {until}, "
-        f"at most {training.max_epochs} epochs"
+        f"batches of {training.batch_rows}, learning rate {training.learning_rate:g}, {stopping}, "
+        f"up to {training.max_epochs} epochs"
     )
     parts = {
         "network": (f"{network}", plan.reasons.get("network")),
@@ -194,20 +208,21 @@ def plan_lines(plan: Plan) -> list[str]:
         "training": (steps, plan.reasons.get("training.max_epochs")),
     }
     if recipe.data.target_transform == "auto":
-        parts["target"] = ("as it is or transformed", plan.reasons.get("data.target_transform"))
+        parts["target"] = ("transformed if better", plan.reasons.get("data.target_transform"))
     lines = [
-        f"  {name:<9} {text}" + (f" ({why})" if why else "") for name, (text, why) in parts.items()
+        f"  {name:<9} {text}" + (f" ({reason})" if reason else "")
+        for name, (text, reason) in parts.items()
     ]
     return [*lines, *(f"! {warning}" for warning in plan.warnings)]
 
 
-def name_of(source: str) -> str:
+def model_name_for(source: str) -> str:
     stem = re.split(r"[/\\]", source.partition(":")[2].rstrip("/\\"))[-1].split(".")[0]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64]
     return name if re.match(NAME_PATTERN, name) else "model"
 
 
-def share_of(size: int, rows: int) -> float:
+def round_share(size: int, rows: int) -> float:
     for digits in range(1, 9):
         share = round(size / rows, digits)
         if 0 < share < 0.5 and round(share * rows) == size:
@@ -215,17 +230,17 @@ def share_of(size: int, rows: int) -> float:
     return size / rows
 
 
-def _why_transform(targets: np.ndarray | None) -> str | None:
+def _transform_reason(targets: np.ndarray | None) -> str | None:
     if targets is None or not len(targets):
         return None
     y = targets[np.isfinite(targets)].astype(np.float64)
     if is_count(y) and y.min() <= y.std():
         return COUNTS
-    tail = tail_of(y)
+    tail = tail_length(y)
     if tail <= HEAVY_TARGET:
         return None
     ranges = f"{np.round(tail):.6g} interquartile ranges"
-    return f"a heavy tail ({ranges}): held-out rows choose the target's scale"
+    return f"a heavy tail ({ranges}): held-out rows select the target's scale"
 
 
 def _too_few(ranking: int) -> list[str]:
@@ -233,8 +248,8 @@ def _too_few(ranking: int) -> list[str]:
     if smallest <= DEFAULT_FPR:
         return []
     return [
-        f"{ranking} ranking rows: no flag can be kept at a rate below {smallest:.3g}, so requests "
-        f"must name an `fpr` of that or more (the default is {DEFAULT_FPR:g}, which takes 19 rows)"
+        f"{ranking} ranking rows are too few for the default `fpr` of {DEFAULT_FPR:g}, which needs "
+        f"19; requests must set an `fpr` of at least {smallest:.3g}"
     ]
 
 
@@ -246,28 +261,30 @@ def recipe_text(plan: Plan) -> str:
     content.setdefault("seed", plan.recipe.seed)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     reasons = plan.reasons
-    lines = ["# Made of the data by the rules of docs/your-data.md. Change what you know better."]
+    lines = ["# Generated from the data by the rules of docs/your-data.md. Edit it as needed."]
     lines.append("")
-    lines += [_line(key, of, reasons.get(key)) for key, of in content.items() if key not in tables]
+    lines += [
+        _line(key, value, reasons.get(key)) for key, value in content.items() if key not in tables
+    ]
     for table, values in tables.items():
         reason = reasons.get(table)
         lines += ["", f"[{table}]" + (f"  # {reason}" if reason else "")]
-        lines += [_line(key, of, reasons.get(f"{table}.{key}")) for key, of in values.items()]
+        lines += [_line(key, value, reasons.get(f"{table}.{key}")) for key, value in values.items()]
     return "\n".join(lines) + "\n"
 
 
-def keep_recipe(plan: Plan, path: Path) -> Recipe:
+def write_recipe(plan: Plan, path: Path) -> Recipe:
     text = recipe_text(plan)
     if path.exists():
         if load(path) != plan.recipe:
-            expected = "a path where no other recipe is (`fit RECIPE` fits the one that is there)"
+            expected = "a path without another recipe (`fit RECIPE` fits an existing recipe)"
             raise InvalidInput("--recipe-out", expected, str(path))
         return load(path)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         got = f"{path}: {error.strerror}"
-        raise InvalidInput("--recipe-out", "a path that can be written", got) from None
+        raise InvalidInput("--recipe-out", "a writable path", got) from None
     return load(path)
 
 
@@ -275,8 +292,8 @@ def _line(key: str, value: Any, reason: str | None) -> str:
     line = f"{_key(key)} = {_value(value)}"
     if not reason:
         return line
-    said = "".join(c if c.isprintable() else "?" for c in " ".join(reason.split()))
-    return f"{line:<{RECIPE_WIDTH}}  # {said}"
+    reason_text = "".join(c if c.isprintable() else "?" for c in " ".join(reason.split()))
+    return f"{line:<{RECIPE_WIDTH}}  # {reason_text}"
 
 
 def _key(key: str) -> str:

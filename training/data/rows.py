@@ -1,4 +1,4 @@
-"""Rows, data sets, and their splits."""
+"""Define rows, data sets, and their splits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,28 +22,28 @@ DIGEST_BYTES = 16
 class Rows:
     """Inputs in the units of the source, and their class numbers or targets.
 
-    Pixels stay bytes and become float32 batch by batch. `ids` are values of a column, file names,
-    or numbers from 0.
+    Pixels stay bytes until a batch needs float32. `ids` are values of a column, file names, or
+    numbers from 0.
     """
 
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
     groups: Int64[np.ndarray, "N"] | None = None  # group numbers
-    seen: Bool[np.ndarray, "N"] | None = None  # by a network that was trained elsewhere
+    is_seen: Bool[np.ndarray, "N"] | None = None  # by a pretrained network
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
-        ids, groups, seen = (
-            None if of is None else of[index] for of in (self.ids, self.groups, self.seen)
+        ids, groups, is_seen = (
+            None if key is None else key[index] for key in (self.ids, self.groups, self.is_seen)
         )
-        return Rows(self.x[index], self.y[index], ids, groups, seen)
+        return Rows(self.x[index], self.y[index], ids, groups, is_seen)
 
     @property
     def unseen(self) -> "Rows":
-        return self if self.seen is None else self.take(np.flatnonzero(~self.seen))
+        return self if self.is_seen is None else self.take(np.flatnonzero(~self.is_seen))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ class Dataset:
     """Training and test rows, flat; `shape` is the shape of an input.
 
     Regression has no `classes`. Rows are encoded `columns`, an `image`, ids (`takes_ids`) or tokens
-    of `text`. Training rows are split by `groups` or `times`. `left_out` are test rows of classes
-    that were left out.
+    of `text`. Training rows are split by `groups` or `times`. `left_out` contains the test rows of
+    excluded classes.
     """
 
     train: Rows
@@ -69,10 +69,10 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     takes_ids: bool = False
     text: TextSpec | None = None
-    tokenizer: bytes | None = None  # the file, of text
+    tokenizer: bytes | None = None  # content of the tokenizer's file
     missing_values: tuple[str, ...] = ()  # texts of missing cells
     id_column: str | None = None
-    is_held_out: bool = False  # test rows are a share of a source without test rows
+    is_held_out: bool = False  # test rows were split off the source
 
     @property
     def rows(self) -> Rows:
@@ -99,7 +99,7 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """Return a SHA-256 over all rows."""
+        """Compute SHA-256 over all rows."""
         described: dict[str, Any] = {
             "columns": {"__all__": DESCRIBING},
             **dict.fromkeys(OF_FILES, True),
@@ -115,20 +115,19 @@ class Dataset:
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
             digest.update(np.ascontiguousarray(rows.y).data)
-        if self.train.seen is not None:
-            digest.update(self.train.seen.data)
+        if self.train.is_seen is not None:
+            digest.update(self.train.is_seen.data)
         return digest.hexdigest()
 
 
 def row_digest(row: Shaped[np.ndarray, "I"]) -> bytes:
-    """Return a digest of a row's numbers, the same for bytes and floats."""
+    """Hash a row's numbers; bytes and floats of equal value have equal digests."""
     content = np.ascontiguousarray(row, dtype=np.float32).data
     return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Return whether rows of a shape can be images: (height, width), or (channels, height,
-    width)."""
+    """Check for the shape of an image: (height, width) or (channels, height, width)."""
     return len(shape) in (2, 3)
 
 
@@ -147,27 +146,27 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
     *held_out, train = map(data.train.take, parts)
     validation, reference, ranking = (rows.unseen for rows in held_out)
     if not min(len(validation), len(reference), len(ranking)):
-        expected = "some validation, reference and ranking rows that the network was not trained on"
+        expected = "validation, reference and ranking rows that the network was not trained on"
         got = f"{len(validation)}, {len(reference)} and {len(ranking)}"
         raise InvalidInput("data.trained_on", expected, got)
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))[:MAX_SHOWN]
     if absent:
         names = [data.classes[c] for c in absent]
-        every = np.concatenate([data.train.y, data.test.y])
-        got = f"none of {names}, which have {[int((every == c).sum()) for c in absent]} rows"
-        ways_out = "--leave-out CLASS or data.leave_out fits without it; or merge it with another"
-        raise InvalidInput("data.source", f"training rows of every class ({ways_out})", got)
+        labels = np.concatenate([data.train.y, data.test.y])
+        got = f"none of {names}, which have {[int((labels == c).sum()) for c in absent]} rows"
+        remedy = "leave a class out by --leave-out or data.leave_out, or merge it with another"
+        raise InvalidInput("data.source", f"training rows of every class ({remedy})", got)
     if not data.classes and np.ptp(train.y) == 0:
-        got = f"{float(train.y[0])} alone"
-        raise InvalidInput("data.target", "training targets that differ", got)
+        got = f"only {float(train.y[0])}"
+        raise InvalidInput("data.target", "different training targets", got)
     return Splits(train, validation, reference, ranking, data.test)
 
 
 def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
     """Remove classes from a data set; their test rows become `left_out`.
 
-    Columns stay encoded as they are: a fit of a table leaves classes out before it encodes columns
-    (`training.data.tables`).
+    The encoding of columns does not change. For tables, `training.data.tables` removes classes
+    before it fits the encoding.
     """
     if not names:
         return data
@@ -191,25 +190,25 @@ def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
         raise InvalidInput("data.leave_out", expected, f"{unknown[:MAX_SHOWN]}")
     remaining = [name for name in classes if name not in names]
     if len(remaining) < 2:
-        raise InvalidInput("data.leave_out", "two remaining classes or more", f"{remaining}")
+        raise InvalidInput("data.leave_out", "at least two remaining classes", f"{remaining}")
     return remaining
 
 
-def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
-    vanished = [name for name in classes if name not in data.classes]
-    if vanished:
-        expected = f"rows of every class of {list(classes)[:MAX_SHOWN]}"
-        raise InvalidInput("data.source", expected, f"none of {vanished}")
-    others = [name for name in data.classes if name not in classes]
-    return _number_classes(data, [*classes, *others])
+def match_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
+    missing = [name for name in classes if name not in data.classes]
+    if missing:
+        expected = f"rows of all classes {list(classes)[:MAX_SHOWN]}"
+        raise InvalidInput("data.source", expected, f"none of {missing}")
+    new_classes = [name for name in data.classes if name not in classes]
+    return _number_classes(data, [*classes, *new_classes])
 
 
 def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Number the classes of a data set as `classes` does; some may have no rows."""
+    """Number the classes of a data set by `classes`, some of which may have no rows."""
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
         expected = f"rows of the classes {list(classes)[:MAX_SHOWN]}"
-        raise InvalidInput("data.source", expected, f"some of {unknown[:MAX_SHOWN]}"[:300])
+        raise InvalidInput("data.source", expected, f"rows of {unknown[:MAX_SHOWN]}"[:300])
     return _number_classes(data, classes)
 
 
@@ -224,16 +223,16 @@ def _number_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
 def class_numbers(
     train: Sequence[str], test: Sequence[str], field: str
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"], tuple[str, ...]]:
-    """Number labels, and return the sorted classes; numeric labels sort by value."""
+    """Number labels by the sorted classes; numeric labels sort by value."""
     classes = sorted({*train, *test}, key=_by_value)
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise InvalidInput(field, f"labels of 2 to {MAX_CLASSES} classes", f"{len(classes)}")
     try:
         "".join(classes).encode()
     except UnicodeEncodeError:
-        raise InvalidInput(field, "labels that are text", "a lone surrogate in one") from None
-    place = {label: i for i, label in enumerate(classes)}
-    y, y_test = (np.array([place[one] for one in part], dtype=np.int64) for part in (train, test))
+        raise InvalidInput(field, "labels that can be encoded as UTF-8", "others") from None
+    index = {label: i for i, label in enumerate(classes)}
+    y, y_test = (np.array([index[name] for name in part], dtype=np.int64) for part in (train, test))
     return y, y_test, tuple(classes)
 
 
@@ -254,9 +253,9 @@ def class_weights(
     classes: Sequence[str],
     y: Int64[np.ndarray, "N"],
 ) -> Float64[np.ndarray, "C"]:
-    """Return the weight of each class in a fit, 1 on average over the rows.
+    """Compute the weight of each class in a fit, with a mean of 1 over the rows.
 
-    `balanced` is 1 over the class's share; classes that a table does not name have weight 1.
+    `balanced` weights are inverse to the class shares. In a table, the default weight is 1.
     """
     shares = class_shares(y, len(classes))
     if isinstance(config, str):

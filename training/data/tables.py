@@ -1,4 +1,4 @@
-"""Tables as data sets: `csv:FILE`, `parquet:FILE` and `uci:DIR`."""
+"""Make data sets from tables: `csv:FILE`, `parquet:FILE` and `uci:DIR`."""
 
 import warnings
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from model_store.sources.columns import (
 )
 from model_store.sources.parquet import is_list
 from training import log
-from training.data.cells import index_column, stored_writing, values_of, with_times
+from training.data.cells import convert_times, find_index_column, read_values, stored_writing
 from training.data.columns import Table, fit_columns, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
@@ -44,43 +44,43 @@ def id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np
     used = [name for name in names if section.columns.get(name) != "ignored"]
     lists = [name for name in used if is_list(table.schema.field(name).type)]
     if len(lists) != 1 or not types.is_integer(table.schema.field(lists[0]).type.value_type):
-        expected = "one column of lists of integers (`ignored` in data.columns leaves one out)"
+        expected = "one column of lists of integers (set others to `ignored` in data.columns)"
         raise InvalidInput("data.source", expected, f"{lists or used}"[:200])
-    others = [name for name in used if name not in (lists[0], target)]
-    if others:
-        log.info("left out: %s, since rows are the ids of %r", ", ".join(others)[:300], lists[0])
-    y = values_of(table.column(target), target, _target_kind(task))
-    kept = _with_target(y, target)
-    rows = table.column(lists[0]).combine_chunks().take(kept)
-    lengths = rows.value_lengths().to_numpy(zero_copy_only=False)  # NaN of none
+    unused = [name for name in used if name not in (lists[0], target)]
+    if unused:
+        log.info("ignoring %s, because rows are the ids of %r", ", ".join(unused)[:300], lists[0])
+    y = read_values(table.column(target), target, _target_kind(task))
+    index = _rows_with_target(y, target)
+    rows = table.column(lists[0]).combine_chunks().take(index)
+    lengths = rows.value_lengths().to_numpy(zero_copy_only=False)  # NaN for missing lists
     for row, length in enumerate(lengths.tolist()):
         if length != lengths[0] or rows[row].values.null_count:
-            expected = f"as many ids in every row, {lengths[0]:.0f} as in the first"
-            got = f"{length:.0f} in row {kept[row]}, or missing ones"
+            expected = f"{lengths[0]:.0f} ids in every row, as in the first"
+            got = f"{length:.0f} ids, or missing ids, in row {index[row]}"
             raise InvalidInput(f"column {lists[0]}", expected, got)
-    x = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(kept), int(lengths[0]))
-    return {"x": x, "y": np.array(take(y, kept))}
+    x = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(index), int(lengths[0]))
+    return {"x": x, "y": np.array(take(y, index))}
 
 
 def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:
     """Read one of the standard splits of a UCI regression set (Hernandez-Lobato and Adams 2015).
 
-    `data.txt` holds all rows; `index_features.txt` and `index_target.txt` say which columns are
-    what, `index_train_I.txt` and `index_test_I.txt` the rows of split I. Columns are named x0, x1,
+    `data.txt` contains all rows. `index_features.txt` and `index_target.txt` list columns, and
+    `index_train_I.txt` and `index_test_I.txt` list the rows of split I. Columns are named x0, x1,
     ...
     """
-    data = _numbers(folder / "data.txt", 2)
+    data = _read_numbers(folder / "data.txt", 2)
 
     def index(name: str, length: int) -> Index:
-        return _index(folder / f"index_{name}.txt", length)
+        return _read_index(folder / f"index_{name}.txt", length)
 
     features, target = (index(part, data.shape[1]) for part in ("features", "target"))
     if len(target) != 1:
         raise InvalidInput("index_target.txt", "one column", f"{len(target)}")
     train, test = (index(f"{part}_{split}", len(data)) for part in ("train", "test"))
     if set(train.tolist()) & set(test.tolist()):
-        expected = "rows that are not in the training index"
-        raise InvalidInput(f"index_test_{split}.txt", expected, "some that are")
+        expected = "rows that are not training rows"
+        raise InvalidInput(f"index_test_{split}.txt", expected, "training rows")
     table = Table({f"x{i}": data[:, column] for i, column in enumerate(features.tolist())})
     y = data[:, target[0]].astype(np.float32)
     return _encode(table, _Targets(y[train], y[test], (), train, test), sizes, columns)
@@ -96,53 +96,54 @@ class _Targets:
     left_out: Int64[np.ndarray, "L"] | None = None
 
 
-def dataset_of(
+def make_table_dataset(
     table: pa.Table,
     task: str,
     section: "DataSection",
     sizes: SplitSizes,
-    known: Columns = (),
+    version_columns: Columns = (),
     texts: TextRows | None = None,
 ) -> Dataset:
-    features = _features(table, section, known)
+    features = _features(table, section, version_columns)
     assert section.target is not None
-    kinds = {c.name: c.kind for c in known if isinstance(c, CategoricalColumn)} | section.columns
+    categorical = [c for c in version_columns if isinstance(c, CategoricalColumn)]
+    kinds = {c.name: c.kind for c in categorical} | section.columns
     if texts is not None:
-        others = [name for name in features if name != section.text]
-        if others:
-            names = ", ".join(others)[:300]
-            log.info("left out: %s, since the model reads only %r", names, section.text)
+        unused = [name for name in features if name != section.text]
+        if unused:
+            names = ", ".join(unused)[:300]
+            log.info("ignoring %s, because the model reads only %r", names, section.text)
         features = [texts.spec.column]
-        kinds |= {texts.spec.column: "categorical"}  # unchanged text
-    timed, times = with_times(table, set(features), kinds, section.date_format)
+        kinds |= {texts.spec.column: "categorical"}  # Text must not be converted.
+    timed, times = convert_times(table, set(features), kinds, section.date_format)
     columns = {
-        name: values_of(timed.column(name), name, "numeric" if name in times else kinds.get(name))
+        name: read_values(timed.column(name), name, "numeric" if name in times else kinds.get(name))
         for name in features
     }
-    given = values_of(table.column(section.target), section.target, _target_kind(task))
-    kept = _with_target(given, section.target)
-    ties = _keys(table, section, take(given, kept), kept)
-    targets = _targets(take(given, kept), section, ties)
+    values = read_values(table.column(section.target), section.target, _target_kind(task))
+    index = _rows_with_target(values, section.target)
+    split_keys = _keys(table, section, take(values, index), index)
+    targets = _targets(take(values, index), section, split_keys)
     writings = {name: stored_writing(timed, name) for name in features}
-    written = {name: writing for name, writing in writings.items() if writing is not None}
-    rows = Table(columns, times, written).take(kept)
+    number_formats = {name: writing for name, writing in writings.items() if writing is not None}
+    rows = Table(columns, times, number_formats).take(index)
     if texts is None:
-        data = _encode(rows, targets, sizes, known, ties)
+        data = _encode(rows, targets, sizes, version_columns, split_keys)
     else:
         data = _tokenise(rows, targets, texts)
     if targets.left_out is not None:
         out = rows.take(targets.left_out).columns
-        x = encode(data.columns, out) if texts is None else texts.of_table(out)
+        x = encode(data.columns, out) if texts is None else texts.encode_table(out)
         data = replace(data, left_out=x)
-    ids: np.ndarray = kept[targets.train]
+    ids: np.ndarray = index[targets.train]
     if section.id is not None:
         ids = _ids(table.column(section.id), ids)
-    group_names, groups = _groups(table, section, kept)
+    group_names, groups = _groups(table, section, index)
     train, test = replace(data.train, ids=ids), data.test
     if groups is not None:
         train = replace(train, groups=groups[targets.train])
         test = replace(test, groups=groups[targets.test])
-    split_by = ties.take(targets.train)
+    split_by = split_keys.take(targets.train)
     return replace(
         data,
         train=train,
@@ -156,30 +157,33 @@ def dataset_of(
     )
 
 
-def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[str]:
+def _features(table: pa.Table, section: "DataSection", version_columns: Columns) -> list[str]:
     names, target = list(table.column_names), section.target
     keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
     group = ("data.calibration_group", section.calibration_group)
-    others = [*keys, group, ("data.text", section.text)]
-    named = {target, *(name for _, name in others[:-1]), *section.columns}
-    wanted = {name for name in (*named, *(column.name for column in known)) if name}
-    index = index_column(names, wanted)
+    special = [*keys, group, ("data.text", section.text)]
+    recipe_names = {target, *(name for _, name in special[:-1]), *section.columns}
+    used_names = {*recipe_names, *(column.name for column in version_columns)}
+    index = find_index_column(names, {name for name in used_names if name})
     if index is not None:
-        log.info("left out: the column %r, which is pandas' unnamed index", index)
+        log.info("ignoring the column %r, which is pandas' unnamed index", index)
         names.remove(index)
     if target is None:
         raise InvalidInput("data.target", "the name of a column (or --target COLUMN)", "none")
     check_names(names)
-    kinds = section.columns.items()
-    of_columns = [("data.columns", name) for name, of in kinds if not known or of != "ignored"]
-    for field, name in [("data.target", target), *of_columns, *others]:
+    configured = [
+        ("data.columns", name)
+        for name, kind in section.columns.items()
+        if not version_columns or kind != "ignored"
+    ]
+    for field, name in [("data.target", target), *configured, *special]:
         if name is not None and name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])
-    for field, name in others:
+    for field, name in special:
         if name == target:
-            raise InvalidInput(field, "another column than the target", repr(name)[:100])
+            raise InvalidInput(field, "a column other than the target", repr(name)[:100])
     if section.columns.get(target) is not None:
-        raise InvalidInput("data.columns", "no kind for the target", repr(target)[:100])
+        raise InvalidInput("data.columns", "kinds without the target's", repr(target)[:100])
     if table.num_rows < 2:
         raise InvalidInput("data.source", "at least two rows", f"{table.num_rows}")
     keyed = {name for _, name in keys if name not in section.columns}
@@ -189,106 +193,114 @@ def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[s
         if name != target and name not in keyed and section.columns.get(name) != "ignored"
     ]
     if not features:
-        raise InvalidInput("data.source", "a column besides the target", "none")
+        raise InvalidInput("data.source", "a column in addition to the target", "none")
     return features
 
 
 def check_names(names: Sequence[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1 or not name})
     if repeated:
-        got = f"{repeated[0]!r} twice or without a name"
-        raise InvalidInput("data.source", "columns with different names", got[:100])
+        got = f"{repeated[0]!r} more than once" if repeated[0] else "a column without a name"
+        raise InvalidInput("data.source", "columns with unique names", got[:100])
 
 
-def _targets(given: Numbers | Categories, section: "DataSection", ties: Keys) -> _Targets:
-    train, test = hold_out(len(given), section.test_fraction, ties)
-    if isinstance(given, np.ndarray):
+def _targets(values: Numbers | Categories, section: "DataSection", split_keys: Keys) -> _Targets:
+    train, test = hold_out(len(values), section.test_fraction, split_keys)
+    if isinstance(values, np.ndarray):
         if section.leave_out:
-            expected = "none, since a regression has no classes"
+            expected = "an empty list for regression, which has no classes"
             raise InvalidInput("data.leave_out", expected, str(section.leave_out)[:80])
         with np.errstate(over="ignore"):
-            y = given.astype(np.float32)
+            y = values.astype(np.float32)
         if not np.isfinite(y).all():
-            raise InvalidInput("data.target", "numbers in float32's range", "some out of it")
+            raise InvalidInput("data.target", "numbers in float32's range", "larger numbers")
         return _Targets(y[train], y[test], (), train, test)
     left_out = None
     if section.leave_out:
-        classes_without(sorted(set(map(str, given))), section.leave_out)
-        is_out = np.array([label in section.leave_out for label in given])
+        classes_without(sorted(set(map(str, values))), section.leave_out)
+        is_out = np.array([label in section.leave_out for label in values])
         left_out, train, test = test[is_out[test]], train[~is_out[train]], test[~is_out[test]]
-    numbers = class_numbers(take(given, train), take(given, test), "data.target")
+    numbers = class_numbers(take(values, train), take(values, test), "data.target")
     return _Targets(*numbers, train, test, left_out)
 
 
 def _groups(
-    table: pa.Table, section: "DataSection", kept: Index
+    table: pa.Table, section: "DataSection", index: Index
 ) -> tuple[tuple[str, ...], Index | None]:
-    """Return the groups and each row's group number; nothing if `data.group` has more groups than
-    calibration takes."""
+    """Return the groups and each row's group number.
+
+    Without a calibration group, more than `MAX_GROUPS` groups are no error but are not returned.
+    """
     column = section.group_column
     if column is None:
         return (), None
     field = "data.group" if section.calibration_group is None else "data.calibration_group"
-    names, numbers = _number(table, column, field, kept)
+    names, numbers = _number_groups(table, column, field, index)
     if len(names) <= MAX_GROUPS:
         return tuple(names.tolist()), numbers
     if section.calibration_group is None:
         return (), None
-    expected = f"a column of at most {MAX_GROUPS} groups"
-    raise InvalidInput(field, expected, f"{column!r} of {len(names)}"[:200])
+    expected = f"a column of up to {MAX_GROUPS} groups"
+    raise InvalidInput(field, expected, f"{len(names)} groups in {column!r}"[:200])
 
 
-def _number(
-    table: pa.Table, column: str, field: str, kept: Index
+def _number_groups(
+    table: pa.Table, column: str, field: str, index: Index
 ) -> tuple[Shaped[np.ndarray, "G"], Index]:
-    values = take(values_of(table.column(column), column, "categorical"), kept)
-    _refuse_missing(values, field, column)
+    values = take(read_values(table.column(column), column, "categorical"), index)
+    _check_complete(values, field, column)
     names, numbers = np.unique(values, return_inverse=True)
     return names, numbers.astype(np.int64)
 
 
 def _keys(
-    table: pa.Table, section: "DataSection", given: Numbers | Categories, kept: Index
+    table: pa.Table, section: "DataSection", values: Numbers | Categories, index: Index
 ) -> Keys:
     if section.group is not None:
-        return Keys(groups=_number(table, section.group, "data.group", kept)[1])
+        return Keys(groups=_number_groups(table, section.group, "data.group", index)[1])
     if section.time is not None:
-        table, _ = with_times(table, {section.time}, {}, section.date_format)
-        times = take(values_of(table.column(section.time), section.time, "numeric"), kept)
-        _refuse_missing([None if t != t else t for t in times.tolist()], "data.time", section.time)
+        table, _ = convert_times(table, {section.time}, {}, section.date_format)
+        times = take(read_values(table.column(section.time), section.time, "numeric"), index)
+        _check_complete([None if t != t else t for t in times.tolist()], "data.time", section.time)
         return Keys(times=times)
-    if section.is_stratified and isinstance(given, list):
-        return Keys(labels=np.unique(np.array(given), return_inverse=True)[1])
+    if section.is_stratified and isinstance(values, list):
+        return Keys(labels=np.unique(np.array(values), return_inverse=True)[1])
     return Keys()
 
 
-def _refuse_missing(values: Sequence[Any], field: str, name: str) -> None:
+def _check_complete(values: Sequence[Any], field: str, name: str) -> None:
     absent = next((row for row, value in enumerate(values) if value is None), None)
     if absent is not None:
         expected = f"a value of {name} in every row with a target"
-        raise InvalidInput(field, expected, f"none in the {absent}th of these")
+        raise InvalidInput(field, expected, f"none in row {absent} of these")
 
 
 def _encode(
-    table: Table, targets: _Targets, sizes: SplitSizes, known: Columns, ties: Keys | None = None
+    table: Table,
+    targets: _Targets,
+    sizes: SplitSizes,
+    version_columns: Columns,
+    split_keys: Keys | None = None,
 ) -> Dataset:
-    names, train = {column.name for column in known}, targets.train
-    if known and names != set(table.columns):
+    names, train = {column.name for column in version_columns}, targets.train
+    if version_columns and names != set(table.columns):
         differing = sorted(names ^ set(table.columns))
-        known_names = f"the columns {sorted(names)[:20]} and no others"
-        expected = f"{known_names} (`ignored` in data.columns leaves one out)"
+        expected = f"only the columns {sorted(names)[:20]} (`ignored` in data.columns removes one)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
-    for column in known:
+    for column in version_columns:
         absent = int((~presence(table.columns[column.name])).sum())
         if absent and column.missing is False:
-            message = "%d rows miss %s, which no training row misses: the service refuses them"
+            message = "the service would refuse %d rows without %s, which all training rows have"
             log.info(message, absent, column.name)
-    of_train = (ties or Keys()).take(train)
-    columns = known or fit_columns(table.take(train[sizes.split(len(train), of_train)[-1]]))
+    train_keys = (split_keys or Keys()).take(train)
+    columns = version_columns
+    if not columns:
+        fit_rows = train[sizes.split(len(train), train_keys)[-1]]
+        columns = fit_columns(table.take(fit_rows))
     x, x_test = (encode(columns, table.take(part).columns) for part in (train, targets.test))
     if not (np.isfinite(x).all() and np.isfinite(x_test).all()):
-        expected = "numbers in float32's range once standardised"
-        raise InvalidInput("data.source", expected, "some out of it")
+        expected = "numbers in float32's range after standardisation"
+        raise InvalidInput("data.source", expected, "larger numbers")
     return Dataset(
         Rows(x, targets.y),
         Rows(x_test, targets.y_test),
@@ -301,7 +313,9 @@ def _encode(
 
 
 def _tokenise(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
-    x, x_test = (texts.of_table(table.take(part).columns) for part in (targets.train, targets.test))
+    x, x_test = (
+        texts.encode_table(table.take(part).columns) for part in (targets.train, targets.test)
+    )
     return Dataset(
         Rows(x, targets.y),
         Rows(x_test, targets.y_test),
@@ -316,8 +330,9 @@ def _tokenise(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
 
 
 def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:
-    given = column.to_pylist()
-    return np.array([str(row) if given[row] is None else _id(given[row]) for row in index.tolist()])
+    values = column.to_pylist()
+    ids = [str(row) if values[row] is None else _id(values[row]) for row in index.tolist()]
+    return np.array(ids)
 
 
 def _id(value: Any) -> str:
@@ -328,35 +343,36 @@ def _target_kind(task: str) -> str:
     return "numeric" if task == "regression" else "categorical"
 
 
-def _with_target(values: Numbers | Categories, name: str) -> Index:
-    kept, rows = np.flatnonzero(presence(values)), len(values)
-    if len(kept) < 2:
+def _rows_with_target(values: Numbers | Categories, name: str) -> Index:
+    index, rows = np.flatnonzero(presence(values)), len(values)
+    if len(index) < 2:
         expected = f"a value of {name} in at least two rows"
-        raise InvalidInput("data.target", expected, f"{len(kept)} of {rows}")
-    if len(kept) < rows:
-        missing = rows - len(kept)
-        log.info("dropped %d of %d rows, which have no value of %s", missing, rows, name)
-    return kept
+        raise InvalidInput("data.target", expected, f"{len(index)} of {rows}")
+    if len(index) < rows:
+        missing = rows - len(index)
+        log.info("dropping %d of %d rows without a value of %s", missing, rows, name)
+    return index
 
 
-def _numbers(path: Path, ndmin: int) -> Float64[np.ndarray, "..."]:
+def _read_numbers(path: Path, ndmin: int) -> Float64[np.ndarray, "..."]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an empty file, which is refused below
+            warnings.simplefilter("ignore")  # An empty file is an error below.
             array = np.loadtxt(path, dtype=np.float64, ndmin=ndmin)  # type: ignore[call-overload]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         expected = f"a readable file of numbers, {str(path)!r}"
         raise InvalidInput("data.source", expected, reason.splitlines()[0][:200]) from None
     if array.size == 0 or not np.isfinite(array).all():
-        raise InvalidInput("data.source", f"finite numbers in {str(path)!r}", "none or others")
+        got = "other numbers" if array.size else "an empty file"
+        raise InvalidInput("data.source", f"finite numbers in {str(path)!r}", got)
     return array
 
 
-def _index(path: Path, length: int) -> Index:
-    values = _numbers(path, 1)
+def _read_index(path: Path, length: int) -> Index:
+    values = _read_numbers(path, 1)
     index = values.astype(np.int64)
     if values.ndim != 1 or (index != values).any() or index.min() < 0 or index.max() >= length:
         expected = f"whole numbers from 0 to {length - 1} in {str(path)!r}"
-        raise InvalidInput("data.source", expected, "others")
+        raise InvalidInput("data.source", expected, "other numbers")
     return index

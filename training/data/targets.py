@@ -1,7 +1,7 @@
-"""Targets with heavy tails, transformed for the fit: `data.target_transform`.
+"""Transform targets with heavy tails for the fit: `data.target_transform`.
 
-A transform is made of the training rows' targets alone; that none is negative, that some are 0 and
-that all are whole follow from all rows, as properties of what a target can be.
+Transforms are fitted on the training targets. All targets determine whether they can be negative,
+zero or fractional.
 """
 
 from dataclasses import replace
@@ -20,8 +20,8 @@ from model_store.scores.transforms import (
 )
 from training.data.rows import Dataset, Splits
 
-KNOTS = 41  # of a rank transform: one for each tenth or so of a standard deviation
-ROWS_A_KNOT = 5
+KNOTS = 41  # about ten per standard deviation
+MIN_KNOT_ROWS = 5
 FIELD = "data.target_transform"
 KINDS = ("none", "log", "rank")
 
@@ -29,10 +29,10 @@ KINDS = ("none", "log", "rank")
 def fit_transform(kind: str, splits: Splits, data: Dataset) -> Transform | None:
     if kind == "none":
         return None
-    every = np.concatenate([data.train.y, data.test.y]).astype(np.float64)
+    targets = np.concatenate([data.train.y, data.test.y]).astype(np.float64)
     train = splits.train.y.astype(np.float64)
-    least = 0.0 if is_count(every) else None
-    return _log(train, every, least is not None) if kind == "log" else _rank(train, least)
+    minimum = 0.0 if is_count(targets) else None
+    return _log(train, targets, minimum is not None) if kind == "log" else _rank(train, minimum)
 
 
 def kinds_for(data: Dataset) -> tuple[str, ...]:
@@ -45,11 +45,9 @@ def is_count(y: Float64[np.ndarray, "N"]) -> bool:
 
 
 def transform_splits(splits: Splits, transform: Transform | None) -> Splits:
-    """Return splits as a fit sees them: targets of the training and validation rows are
-    transformed.
+    """Transform the targets of training and validation rows.
 
-    Those of the other splits stay as they are: they calibrate and measure what is answered, in the
-    target's units.
+    The other splits keep the target's units, in which the service answers.
     """
     if transform is None:
         return splits
@@ -60,7 +58,7 @@ def transform_splits(splits: Splits, transform: Transform | None) -> Splits:
     return replace(splits, train=train, validation=validation)
 
 
-def log_slope_of(transform: Transform | None, y: np.ndarray) -> float:
+def mean_log_slope(transform: Transform | None, y: np.ndarray) -> float:
     return 0.0 if transform is None else float(log_slope(transform, y).mean())
 
 
@@ -68,50 +66,50 @@ def apply_transform(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, 
     z = to_fitted(transform, y)
     if not np.isfinite(z).all():
         n = int(np.argmin(np.isfinite(z)))
-        least = 0.0 if not isinstance(transform, LogTransform) else -transform.offset
-        expected = f"targets above {least:g}, since their logarithm was fitted"
+        minimum = 0.0 if not isinstance(transform, LogTransform) else -transform.offset
+        expected = f"targets above {minimum:g}, because their logarithm was fitted"
         raise InvalidInput("data.target", expected, f"{y[n]:g}")
     return z
 
 
 def _log(
-    train: Float64[np.ndarray, "N"], every: Float64[np.ndarray, "M"], is_counted: bool
+    train: Float64[np.ndarray, "N"], targets: Float64[np.ndarray, "M"], is_counts: bool
 ) -> LogTransform:
-    """Return log(y) of positive targets, log(1 + y) of counts, and of others log(c + y), with c the
-    lower quartile of the positive ones: a multiple of the target has the same multiple of c.
+    """Choose log(y) for positive targets, log(1 + y) for counts, and otherwise log(c + y).
+
+    c is the lower quartile of the positive targets, so the transform does not depend on their unit.
     """
-    if (every < 0).any():
-        expected = "`none` or `rank`, since a logarithm takes no negative target"
+    if (targets < 0).any():
+        expected = "`none` or `rank`, because some targets are negative"
         raise InvalidInput(FIELD, expected, "'log'")
-    if not (every == 0).any():
+    if not (targets == 0).any():
         return LogTransform(offset=0.0)
-    if is_counted:
+    if is_counts:
         return LogTransform(offset=1.0)
-    positive = train[train > 0] if (train > 0).any() else every[every > 0]
+    positive = train[train > 0] if (train > 0).any() else targets[targets > 0]
     return LogTransform(offset=float(np.quantile(positive, 0.25)))
 
 
-def _rank(train: Float64[np.ndarray, "N"], least: float | None) -> RankTransform:
-    """Return normal scores, as a line through quantiles of the training targets whose scores are
-    equally far apart.
+def _rank(train: Float64[np.ndarray, "N"], minimum: float | None) -> RankTransform:
+    """Interpolate normal scores linearly between quantiles of the training targets.
 
-    The least and the largest target have the scores of the ranks 1/2 and N - 1/2 of N. Between two
-    quantiles are at least that many rows: the pieces at the ends, which go on beyond, would else
-    have the slope of two rows' distance. Of many equal targets the scores of all their ranks are
-    averaged.
+    The scores of the quantiles are equally spaced. The smallest and the largest target have the
+    scores of the ranks 1/2 and N - 1/2 of N. At least `MIN_KNOT_ROWS` rows lie between two
+    quantiles, because the outer segments extrapolate. Equal targets get the mean of their scores.
     """
     rows = len(train)
-    furthest = -NormalDist().inv_cdf(0.5 / rows)
-    grid = np.linspace(-furthest, furthest, KNOTS)
-    # Of the rows in order, from 0.
-    ranks = np.array([rows * NormalDist().cdf(score) - 0.5 for score in grid.tolist()])
-    kept = [0]
+    max_score = -NormalDist().inv_cdf(0.5 / rows)
+    grid = np.linspace(-max_score, max_score, KNOTS)
+    ranks = np.array([rows * NormalDist().cdf(score) - 0.5 for score in grid.tolist()])  # from 0
+    knots = [0]
     for knot in range(1, KNOTS - 1):
-        if min(ranks[knot] - ranks[kept[-1]], ranks[-1] - ranks[knot]) >= ROWS_A_KNOT:
-            kept.append(knot)
-    kept.append(KNOTS - 1)
-    shares = np.clip(ranks[kept] / (rows - 1), 0.0, 1.0)
-    scores = grid[kept]
-    distinct, of = np.unique(np.quantile(train, shares), return_inverse=True)
-    means = np.bincount(of, weights=scores) / np.bincount(of)
-    return RankTransform(values=tuple(distinct.tolist()), scores=tuple(means.tolist()), least=least)
+        if min(ranks[knot] - ranks[knots[-1]], ranks[-1] - ranks[knot]) >= MIN_KNOT_ROWS:
+            knots.append(knot)
+    knots.append(KNOTS - 1)
+    shares = np.clip(ranks[knots] / (rows - 1), 0.0, 1.0)
+    scores = grid[knots]
+    distinct, group_index = np.unique(np.quantile(train, shares), return_inverse=True)
+    means = np.bincount(group_index, weights=scores) / np.bincount(group_index)
+    return RankTransform(
+        values=tuple(distinct.tolist()), scores=tuple(means.tolist()), least=minimum
+    )

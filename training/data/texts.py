@@ -1,5 +1,4 @@
-"""Text of a table's column as rows of the ids of its tokens, by a tokenizer that the recipe
-names."""
+"""Tokenise a text column into rows of token ids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import LARGEST_ID, TextSpec
 from model_store.errors import InvalidInput, one_line
 from training import log
-from training.data.arrays import path_below
+from training.data.arrays import resolve_path
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -27,8 +26,8 @@ class TextRows:
     tokenizer: bytes
 
     @classmethod
-    def of(cls, section: "DataSection", root: Path, tokenizer: bytes | None) -> "TextRows":
-        from model_store.sources.text import TextEncoder, text_spec  # slow, and for text alone
+    def load(cls, section: "DataSection", root: Path, tokenizer: bytes | None) -> "TextRows":
+        from model_store.sources.text import TextEncoder, text_spec  # This import is slow.
 
         assert section.text is not None
         content = _content(section, root) if tokenizer is None else tokenizer
@@ -40,37 +39,39 @@ class TextRows:
             raise InvalidInput("data.tokenizer", expected, got) from None
         if encoder.vocabulary > LARGEST_ID + 1:
             largest = f"{encoder.vocabulary - 1}"
-            raise InvalidInput("data.tokenizer", f"ids up to {LARGEST_ID}", largest)
+            raise InvalidInput("data.tokenizer", f"token ids up to {LARGEST_ID}", largest)
         return cls(encoder, content)
 
     @property
     def spec(self) -> TextSpec:
         return self.encoder.spec
 
-    def of_table(self, columns: Mapping[str, Any]) -> Float32[np.ndarray, "N I"]:
+    def encode_table(self, columns: Mapping[str, Any]) -> Float32[np.ndarray, "N I"]:
         return self.encode(columns[self.spec.column])
 
     def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
-        """Return texts as rows, and say how many are cut; a missing one is empty."""
+        """Encode texts as rows of token ids; missing texts are empty, and long texts are cut."""
         x = np.empty((len(texts), self.spec.max_tokens), dtype=np.float32)
-        cut = 0
+        truncated_texts = 0
         for n, text in enumerate(texts):
             field = f"column {self.spec.column}, row {n}"
             self.encoder.bytes_for(text or "", field)
             try:
-                x[n], is_cut = self.encoder.encoded(text or "")
+                x[n], is_truncated = self.encoder.encoded(text or "")
             except ValueError:
-                raise InvalidInput(field, "text that the tokenizer takes", "other text") from None
-            cut += is_cut
-        if cut:
-            most = self.spec.max_tokens
-            log.info("%d of %d texts are longer than %d tokens, and cut", cut, len(texts), most)
+                expected = "text that the tokenizer can encode"
+                raise InvalidInput(field, expected, "other text") from None
+            truncated_texts += is_truncated
+        if truncated_texts:
+            max_tokens = self.spec.max_tokens
+            message = "truncating %d of %d texts to %d tokens"
+            log.info(message, truncated_texts, len(texts), max_tokens)
         return x
 
 
 def _content(section: "DataSection", root: Path) -> bytes:
     assert section.tokenizer is not None
-    path = path_below(root, section.tokenizer, "data.tokenizer")
+    path = resolve_path(root, section.tokenizer, "data.tokenizer")
     try:
         with path.open("rb") as file:
             return file.read(MAX_TOKENIZER_BYTES + 1)

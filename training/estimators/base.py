@@ -35,12 +35,12 @@ from model_store.inference.model import NEEDED, Model
 from model_store.inference.prediction import Prediction
 from model_store.types import Task
 from training.data import load
-from training.estimators.recipes import keep_arrays, keep_table, recipe_of
+from training.estimators.recipes import make_recipe, write_arrays, write_table
 from training.evaluation.page import render
 from training.fit import fit, publish
 from training.fitting.plots import draw_run, render_png
 from training.fitting.run import Callback
-from training.publishing.baselines import lines, with_baselines
+from training.publishing.baselines import add_baselines, lines
 from training.publishing.draft import Draft
 from training.publishing.publish import assemble_without_baselines
 from training.recipe import DataSection
@@ -111,7 +111,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         y = self._targets(y)
         with _value_errors(), _folder(self.runs) as folder:
             section = self._keep(X, y, name, folder)
-            recipe = recipe_of(self._task, self.get_params(deep=False), section, folder)
+            recipe = make_recipe(self._task, self.get_params(deep=False), section, folder)
             if recipe.network.encoder is not None and self.runs is None:
                 raise InvalidInput("runs", "a folder, where the encoder is kept", "none")
             fitted = fit(
@@ -278,10 +278,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             if key in told:
                 raise InvalidInput(f"data.{key}", "none, since X and y say it", repr(told[key]))
         if not is_frame(X) and (X.ndim > 2 or self.start is not None):
-            return keep_arrays(X, y, told, folder)
+            return write_arrays(X, y, told, folder)
         table = table_of(X, self._names)
         kinds = {} if is_frame(X) else dict.fromkeys(table.column_names, "numeric")
-        return keep_table(table, y, name, kinds, told, folder)
+        return write_table(table, y, name, kinds, told, folder)
 
     @property
     def _names(self) -> list[str] | None:
@@ -314,7 +314,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _with_baselines(self) -> Draft:
         if not self._draft.description.baselines:
-            self._draft = with_baselines(self._draft, self._fitted)
+            self._draft = add_baselines(self._draft, self._fitted)
         return self._draft
 
 

@@ -14,8 +14,8 @@ from jaxtyping import Shaped
 from model_store.inference.frames import parquet_of
 from model_store.types import Task
 from training import log
-from training.data.findings import findings_of
-from training.data.plan import SPLITS, plan_of
+from training.data.findings import inspect_source
+from training.data.plan import SPLITS, make_plan
 from training.networks import given
 from training.recipe import DataSection, Recipe, validate
 
@@ -29,14 +29,14 @@ OF_ENDING = ("early_stopping", "refit", "max_epochs", "patience")  # not of told
 AFTER_TRAINING = "laplace"  # of a network that was trained already
 
 
-def recipe_of(
+def make_recipe(
     task: Task, parameters: Mapping[str, Any], section: DataSection, folder: Path
 ) -> Recipe:
     """Return the recipe that follows from rows in a folder, but for what parameters say."""
     seed = operator.index(parameters["random_state"])
     without_text = {key: DataSection.model_fields[key].default for key in OF_TEXT}
     plain = section.model_copy(update={**dict.fromkeys(HELD_OUT), **without_text})
-    plan = plan_of(findings_of(section, folder, task), plain, NAMES[task], seed)
+    plan = make_plan(inspect_source(section, folder, task), plain, NAMES[task], seed)
     for warning in plan.warnings:
         log.warning("%s", warning)
     content = plan.recipe.model_dump(exclude_unset=True)
@@ -67,7 +67,7 @@ def recipe_of(
     return validate(content, NAMES[task].capitalize())
 
 
-def keep_table(
+def write_table(
     table: pa.Table,
     y: Shaped[np.ndarray, "N"],
     target: object,
@@ -88,7 +88,7 @@ def keep_table(
     return _keep(content, section, folder / file)
 
 
-def keep_arrays(
+def write_arrays(
     x: Shaped[np.ndarray, "N ..."],
     y: Shaped[np.ndarray, "N"],
     given: Mapping[str, Any],

@@ -10,7 +10,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from training import log
-from training.calibration.calibrate import groups_known
+from training.calibration.calibrate import match_groups
 from training.data import Rows
 from training.evaluation.evaluate import (
     EvaluationOptions,
@@ -124,7 +124,7 @@ def _figures(
     predictor: ServedPredictor, test: Rows, group_names: tuple[str, ...]
 ) -> dict[str, Figure]:
     calibration = predictor.model.calibration
-    groups = groups_known(calibration, test, group_names)
+    groups = match_groups(calibration, test, group_names)
     predicted = predictor("test", test.x.astype(np.float32), groups)
     prediction, scores = predicted.prediction, predicted.prediction.scores
     if isinstance(scores, Scores):

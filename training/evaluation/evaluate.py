@@ -15,7 +15,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
 from training import log, silence
-from training.calibration.calibrate import groups_known
+from training.calibration.calibrate import match_groups
 from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
 from training.evaluation import attacks, plots
@@ -79,7 +79,7 @@ def evaluate_version(
             bar.update()
             bar.report(f"measured {name}")
 
-        groups = groups_known(model.calibration, test, data.group_names)
+        groups = match_groups(model.calibration, test, data.group_names)
         predicted = predictor("test", test.x.astype(np.float32), groups)
         advance("test")
         measures = measure_test(predictor, predicted, test, data.classes)

@@ -48,9 +48,9 @@ from model_store.sources.columns import encode, from_cells
 from model_store.sources.files import open_rows
 from model_store.sources.images import as_row
 from model_store.sources.npy import read_npz
-from training.data.arrays import check_ids, find_idx, numbers, path_below, read_idx
+from training.data.arrays import check_ids, find_idx, numbers, read_idx, resolve_path
 from training.data.cells import csv_source
-from training.data.images import some_images
+from training.data.images import sample_images
 from training.data.texts import TextRows
 from training.seeds import EvaluationStream, generator
 
@@ -89,7 +89,7 @@ class OutlierSource:
         match = re.fullmatch(r"([^=]+)=(images|npz|idx|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
-        path = path_below(root, match[3], OPTION)
+        path = resolve_path(root, match[3], OPTION)
         return cls(match[1], match[2], path)  # type: ignore[arg-type]
 
     def rows(
@@ -104,7 +104,7 @@ class OutlierSource:
             raise InvalidInput(OPTION, f"{model} for `{self.kind}:`", got)
         if self.kind == "npz":
             return self._arrays(spec, max_rows, seed)
-        read = some_images if self.kind == "images" else _idx_images
+        read = sample_images if self.kind == "images" else _idx_images
         pixels = read(self.path, spec.shape, _image_spec(spec), max_rows, seed).astype(np.float32)
         return np.float32(spec.minimum) + pixels * np.float32(_span(spec) / 255.0)
 

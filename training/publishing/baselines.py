@@ -1,4 +1,4 @@
-"""Fit plain models to a table, and warn of a model that is worse on the test rows.
+"""Fit baselines to a table, and warn if the model is worse on the test rows.
 
 | name | classification | regression |
 |---|---|---|
@@ -40,14 +40,14 @@ from training.publishing.gate import GateError
 if TYPE_CHECKING:
     from training.fit import Fitted
 
-MIN_PROBABILITY = 1e-3  # of a class, by `linear` and `boosting`
+MIN_PROBABILITY = 1e-3  # of a class, for `linear` and `boosting`
 MIN_STD = 1e-6  # of residuals, relative to the targets
-# About ten seconds of one core: multiplications of a linear fit and of ridge's decomposition, and
-# numbers that boosting reads.
+# These limits take about ten seconds on one core: multiplications of a linear fit and of ridge's
+# decomposition, and numbers that boosting reads.
 LOGISTIC, RIDGE, TREES = 4e8, 4e9, 5e8
-NUMBERS = 2e7  # in the rows of a fit
+MAX_NUMBERS = 2e7  # in the rows of a fit
 ITERATIONS, MIN_ITERATIONS, MIN_ROWS = 100, 10, 5000
-CLEARLY = 2.0  # standard errors
+CLEAR_ERRORS = 2.0  # standard errors of a clear difference
 LOG_LIKELIHOOD, ACCURACY, ERROR = "test_log_likelihood", "test_accuracy", "test_rmse"
 TITLES = {ACCURACY: "accuracy", ERROR: "error (RMSE)", LOG_LIKELIHOOD: "log-likelihood"}
 
@@ -55,10 +55,12 @@ Figures = dict[str, Figure]
 
 
 def baselines(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[str, Figures]:
-    """Return the finite figures of each baseline by their names in `quality`; a regression has 0
-    classes."""
+    """Fit baselines and return their finite figures by their names in `quality`.
+
+    Regression has 0 classes.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # iterations that end early, huge values
+        warnings.simplefilter("ignore")  # Unconverged fits and huge values are acceptable.
         by_name = (
             _classify(train, validation, test, classes)
             if classes
@@ -75,29 +77,31 @@ def _classify(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[s
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
-    def probs_of(known: np.ndarray, given: np.ndarray) -> Float64[np.ndarray, "N C"]:
-        probs = np.full((len(given), classes), MIN_PROBABILITY)
-        probs[:, known] = np.maximum(given, MIN_PROBABILITY)
+    def to_probs(
+        class_index: np.ndarray, predicted_probs: np.ndarray
+    ) -> Float64[np.ndarray, "N C"]:
+        probs = np.full((len(predicted_probs), classes), MIN_PROBABILITY)
+        probs[:, class_index] = np.maximum(predicted_probs, MIN_PROBABILITY)
         return probs / probs.sum(axis=1, keepdims=True)
 
     shares = (np.bincount(train.y, minlength=classes) + 1.0) / (len(train) + classes)
-    found = {"constant": np.tile(shares, (len(test), 1))}
+    by_name = {"constant": np.tile(shares, (len(test), 1))}
     rows = spread(train, int(LOGISTIC / (train.x.shape[1] * classes)))
     linear = LogisticRegression().fit(rows.x, rows.y)
-    found["linear"] = probs_of(linear.classes_, linear.predict_proba(test.x))
+    by_name["linear"] = to_probs(linear.classes_, linear.predict_proba(test.x))
     rows, settings = _boosted(train, classes if classes > 2 else 1)
     boosting = HistGradientBoostingClassifier(**settings).fit(rows.x, rows.y)
-    known, at = boosting.classes_, np.arange(len(validation))
+    class_index, row_index = boosting.classes_, np.arange(len(validation))
     held_out = [
-        np.log(probs_of(known, given)[at, validation.y]).mean()
-        for given in boosting.staged_predict_proba(validation.x)
+        np.log(to_probs(class_index, predicted_probs)[row_index, validation.y]).mean()
+        for predicted_probs in boosting.staged_predict_proba(validation.x)
     ]
-    given = _stage(boosting.staged_predict_proba(test.x), int(np.argmax(held_out)))
-    found["boosting"] = probs_of(known, given)
-    return {name: figures_of_classes(probs, test.y) for name, probs in found.items()}
+    predicted_probs = _stage(boosting.staged_predict_proba(test.x), int(np.argmax(held_out)))
+    by_name["boosting"] = to_probs(class_index, predicted_probs)
+    return {name: classification_figures(probs, test.y) for name, probs in by_name.items()}
 
 
-def figures_of_classes(probs: Float64[np.ndarray, "N C"], y: np.ndarray) -> Figures:
+def classification_figures(probs: Float64[np.ndarray, "N C"], y: np.ndarray) -> Figures:
     figures = class_figures(probs, y)
     return {ACCURACY: figures["accuracy"], LOG_LIKELIHOOD: figures["log_likelihood"]}
 
@@ -109,36 +113,36 @@ def _regress(train: Rows, validation: Rows, test: Rows) -> dict[str, Figures]:
     targets, columns = train.y.astype(np.float64), train.x.shape[1]
     mean, std = targets.mean(), targets.std()
 
-    def error_of(predicted: Float[np.ndarray, "N"]) -> float:
+    def validation_error(predicted: Float[np.ndarray, "N"]) -> float:
         error = math.sqrt(np.square(predicted - validation.y.astype(np.float64)).mean())
         return max(error, MIN_STD * std)
 
-    found = {"constant": figures_of_targets(np.full(len(test), mean), std, test.y)}
+    by_name = {"constant": gaussian_figures(np.full(len(test), mean), std, test.y)}
     rows = spread(train, int(max(RIDGE / columns**2, math.sqrt(RIDGE / columns))))
     linear = RidgeCV(np.logspace(-3, 3, 13)).fit(rows.x, rows.y.astype(np.float64))
-    error = error_of(linear.predict(validation.x))
-    found["linear"] = figures_of_targets(linear.predict(test.x), error, test.y)
+    error = validation_error(linear.predict(validation.x))
+    by_name["linear"] = gaussian_figures(linear.predict(test.x), error, test.y)
     rows, settings = _boosted(train, 1)
     boosting = HistGradientBoostingRegressor(**settings).fit(rows.x, rows.y.astype(np.float64))
-    errors = [error_of(predicted) for predicted in boosting.staged_predict(validation.x)]
+    errors = [validation_error(predicted) for predicted in boosting.staged_predict(validation.x)]
     predicted = _stage(boosting.staged_predict(test.x), int(np.argmin(errors)))
-    found["boosting"] = figures_of_targets(predicted, min(errors), test.y)
-    return found
+    by_name["boosting"] = gaussian_figures(predicted, min(errors), test.y)
+    return by_name
 
 
-def _stage(stages: Iterator[np.ndarray], wanted: int) -> np.ndarray:
-    return next(islice(stages, wanted, None))
+def _stage(stages: Iterator[np.ndarray], index: int) -> np.ndarray:
+    return next(islice(stages, index, None))
 
 
-def figures_of_targets(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) -> Figures:
-    """Return the figures of Gaussians around `mean` with one standard deviation."""
+def gaussian_figures(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) -> Figures:
+    """Compute the figures of Gaussians around `mean` with a common standard deviation."""
     squares = np.square(mean - y.astype(np.float64))
     log_density = -0.5 * (np.log(2 * np.pi * std**2) + squares / std**2)
     return {ERROR: RootMean(squares), LOG_LIKELIHOOD: Mean(log_density)}
 
 
 def _boosted(train: Rows, trees: int) -> tuple[Rows, dict[str, Any]]:
-    """Return the rows and settings of boosting with `trees` per iteration."""
+    """Choose rows and settings for boosting with `trees` per iteration."""
     columns = train.x.shape[1]
     rows = spread(train, max(MIN_ROWS, int(TREES / (ITERATIONS * trees * columns))))
     iterations = int(TREES / (len(rows) * columns * trees))
@@ -147,15 +151,15 @@ def _boosted(train: Rows, trees: int) -> tuple[Rows, dict[str, Any]]:
 
 
 def spread(rows: Rows, max_rows: int) -> Rows:
-    """Return up to `max_rows` rows, evenly spread over the classes or targets."""
-    max_rows = min(max_rows, int(NUMBERS / rows.x.shape[1]))
+    """Select up to `max_rows` rows, evenly spread over the classes or targets."""
+    max_rows = min(max_rows, int(MAX_NUMBERS / rows.x.shape[1]))
     if len(rows) <= max_rows:
         return rows
     order = np.argsort(rows.y, kind="stable")
     return rows.take(order[np.linspace(0, len(rows) - 1, max(max_rows, 2)).astype(np.int64)])
 
 
-def with_baselines(draft: Draft, fitted: "Fitted") -> Draft:
+def add_baselines(draft: Draft, fitted: "Fitted") -> Draft:
     """Add the baselines of a table to a draft, and warnings if the model is worse.
 
     Models with class weights get no warnings, because they expect other class shares than the test
@@ -176,10 +180,11 @@ def with_baselines(draft: Draft, fitted: "Fitted") -> Draft:
     description = draft.description.model_copy(update={"baselines": numbers})
     if fitted.recipe.data.class_weights is not None:
         return replace(draft, description=description)
-    warned = tuple(sentences(draft.figures, by_name, constant_of(description)))
-    for sentence in warned:
-        log.warning("%s", sentence)
-    update = {"warnings": (*description.warnings, *warned)}
+    constant = describe_constant(description)
+    worse = tuple(warn_if_worse(draft.figures, by_name, constant))
+    for warning in worse:
+        log.warning("%s", warning)
+    update = {"warnings": (*description.warnings, *worse)}
     description = description.model_copy(update=update)
     return replace(draft, description=description, baselines=by_name)
 
@@ -192,19 +197,21 @@ def check_constant(name: str, draft: Draft) -> None:
     gain, error = lead(model, constant)
     if gain < -error:
         raise GateError(
-            f"{name} is not published, since it is worse than a guess: log-likelihood "
-            f"{model.value:.4g} nats a row, {constant_of(draft.description)} has "
-            f"{constant.value:.4g} on the same {model.rows} test rows (difference {gain:.3g}, "
-            f"standard error {error:.2g}); publish it with --anyway (anyway=True)"
+            f"{name} is not published because it is worse than a guess: its log-likelihood is "
+            f"{model.value:.4g} nats per row, and {constant.value:.4g} for "
+            f"{describe_constant(draft.description)}, on {model.rows} test rows (difference "
+            f"{gain:.3g}, standard error {error:.2g}); to publish it, set --anyway (anyway=True)"
         )
 
 
-def sentences(model_figures: Figures, by_name: dict[str, Figures], constant: str) -> Iterator[str]:
+def warn_if_worse(
+    model_figures: Figures, by_name: dict[str, Figures], constant: str
+) -> Iterator[str]:
     """Yield a warning for each baseline and figure that is better than the model's."""
     for name, figures in by_name.items():
         model, baseline = model_figures[LOG_LIKELIHOOD], figures[LOG_LIKELIHOOD]
         gain, error = lead(model, baseline)
-        if gain < -(1.0 if name == "constant" else CLEARLY) * error:
+        if gain < -(1.0 if name == "constant" else CLEAR_ERRORS) * error:
             title = constant if name == "constant" else name
             yield (
                 f"worse than {title}: log-likelihood {model.value:.4g} against "
@@ -224,23 +231,27 @@ def sentences(model_figures: Figures, by_name: dict[str, Figures], constant: str
 
 
 def lead(first: Figure, second: Figure) -> tuple[float, float]:
-    """Return the mean difference of two figures' rows, and its standard error."""
+    """Compute the mean difference of two figures' rows, and its standard error."""
     gains = first.row_values.astype(np.float64) - second.row_values
     error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
     return float(gains.mean()), float(error)
 
 
-def constant_of(description: Description) -> str:
+def describe_constant(description: Description) -> str:
     if description.classes is None or description.priors is None:
         return "always the mean"
     return f"always {description.classes[int(np.argmax(description.priors))]!r}"
 
 
 def lines(description: Description) -> list[str]:
-    """Return a line for each figure of the model and its baselines."""
+    """Format each figure of the model and its baselines as a line."""
     by_name = description.baselines
-    titles = {"boosting": "boosting", "linear": "linear", "constant": constant_of(description)}
-    shown = []
+    titles = {
+        "boosting": "boosting",
+        "linear": "linear",
+        "constant": describe_constant(description),
+    }
+    shown_lines = []
     for key, figure in TITLES.items():
         numbers = {"this model": description.quality.get(key)}
         numbers |= {
@@ -248,5 +259,5 @@ def lines(description: Description) -> list[str]:
         }
         parts = [f"{name} {number:.4g}" for name, number in numbers.items() if number is not None]
         if len(parts) > 1:
-            shown.append(f"{figure}: {', '.join(parts)}")
-    return shown
+            shown_lines.append(f"{figure}: {', '.join(parts)}")
+    return shown_lines

@@ -1,4 +1,4 @@
-"""Versions made of published ones: pruned, or calibrated on other rows."""
+"""Derive versions from published versions: prune them, or calibrate them on other rows."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import Runtime
 from training import log
 from training.calibration.calibrate import CategoryChoice
-from training.calibration.temperature import choose_temperature, most_rows
+from training.calibration.temperature import choose_temperature, max_rows_for
 from training.data import Dataset, Rows, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import apply_transform, transform_splits
@@ -30,9 +30,9 @@ from training.fit import Fitted, temper
 from training.fitting.steps import VALIDATION_DRAWS
 from training.model import get_likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
-from training.publishing.baselines import CLEARLY, LOG_LIKELIHOOD, check_constant
+from training.publishing.baselines import CLEAR_ERRORS, LOG_LIKELIHOOD, check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
-from training.publishing.pruning import is_weight, prune, strongest
+from training.publishing.pruning import is_weight, prune, select_strongest
 from training.publishing.publish import assemble
 from training.publishing.quality import MeasuredRows
 from training.recipe import override
@@ -60,17 +60,17 @@ def prune_version(
 ) -> tuple[Manifest, Pruning]:
     """Publish a version without its weights of lowest |mu| / sigma, as the next version of `name`.
 
-    `data` are those of the parent's fit: calibration and quality use its splits.
+    `data` must be the data of the parent's fit, whose splits calibrate and test the new version.
     """
     refuse_derived(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
         expected = "a version without an encoder"
         raise InvalidInput("model", expected, f"{parent.label}, which has one")
     model = parent.model().eval()
-    weights, kept = is_weight(model), strongest(model, fraction)
-    smaller = prune(model, kept)
-    left = int(weights[smaller.state_dict()["network.kept"].long()].sum())
-    log.info("%s of %s weights are left", f"{left:,}", f"{int(weights.sum()):,}")
+    weights, mask = is_weight(model), select_strongest(model, fraction)
+    smaller = prune(model, mask)
+    kept_weights = int(weights[smaller.state_dict()["network.kept"].long()].sum())
+    log.info("%s of %s weights are left", f"{kept_weights:,}", f"{int(weights.sum()):,}")
 
     recipe, transform = parent.recipe, parent.manifest.transform
     splits = transform_splits(split(data, split_sizes(recipe)), transform)
@@ -83,7 +83,7 @@ def prune_version(
         check_constant(name, draft)
     graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
     files = {file: content for file, content in draft.files.items() if isinstance(content, bytes)}
-    before_ms, after_ms = request_times_ms(
+    parent_ms, request_ms = request_times_ms(
         [load_runtime(model, graphs), load_runtime(smaller, files)],
         splits.test.x[:1].astype(np.float32),
         draft.description.noise.default_draws,
@@ -92,72 +92,70 @@ def prune_version(
         **parent.provenance.content(),
         fraction=fraction,
         weights=int(weights.sum()),
-        kept_weights=left,
+        kept_weights=kept_weights,
         parent_bytes=sum(parent.manifest.files[file].size for file in (*GRAPHS, WEIGHTS)),
         bytes=sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
-        parent_request_ms=before_ms,
-        request_ms=after_ms,
+        parent_request_ms=parent_ms,
+        request_ms=request_ms,
     )
     provenance = Provenance.of(draft.description).derived(pruned=pruned)
-    said = loss_told(parent, draft.figures[LOG_LIKELIHOOD])
-    update = {"training": provenance.content(), "warnings": (*draft.description.warnings, *said)}
+    loss_warnings = warn_of_loss(parent, draft.figures[LOG_LIKELIHOOD])
+    warnings = (*draft.description.warnings, *loss_warnings)
+    update = {"training": provenance.content(), "warnings": warnings}
     description = draft.description.model_copy(update=update)
     return publish_draft(store, name, Draft(description, draft.files)), pruned
 
 
-def loss_told(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str]:
-    """Say it if test rows are clearly less likely than by the version that was pruned."""
-    before, now = parent.manifest.quality[LOG_LIKELIHOOD], log_likelihood.value
+def warn_of_loss(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str]:
+    """Warn if the log-likelihood of test rows is clearly below the parent's."""
+    before, current = parent.manifest.quality[LOG_LIKELIHOOD], log_likelihood.value
     error = float(log_likelihood.row_values.std()) / math.sqrt(log_likelihood.rows)
-    if before - now > CLEARLY * error:
+    if before - current > CLEAR_ERRORS * error:
         was = f"{before:.4g} before weights were removed"
-        said = f"a log-likelihood of {now:.4g} nats a test row, {was}"
-        log.warning("%s", said)
-        yield said
+        warning = f"a log-likelihood of {current:.4g} nats per test row, {was}"
+        log.warning("%s", warning)
+        yield warning
 
 
 def request_times_ms(
     runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], draws: int
 ) -> list[float]:
-    """Return the median time of one row under fresh draws for each runtime, in milliseconds, taken
-    in turns."""
+    """Measure the median time of one row under fresh draws for each runtime, in milliseconds."""
     times: list[list[float]] = [[] for _ in runtimes]
     for seed in range(TIMED_REQUESTS + 1):
-        for runtime, taken in zip(runtimes, times, strict=True):
-            begun = time.perf_counter()
+        for runtime, times_ms in zip(runtimes, times, strict=True):
+            start_s = time.perf_counter()
             runtime.run_set(row, runtime.draw_set(seed, draws))
-            taken.append(1000 * (time.perf_counter() - begun))
-    return [round(statistics.median(taken[1:]), 3) for taken in times]
+            times_ms.append(1000 * (time.perf_counter() - start_s))
+    return [round(statistics.median(times_ms[1:]), 3) for times_ms in times]
 
 
-def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
-    """Read a source as rows of a published model: its columns or its tokens, its classes in its
-    order, its shape."""
+def load_for_version(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
+    """Read a source with the columns, tokenizer, classes and shape of a published model."""
     manifest = parent.manifest
     recipe = override(read_recipe(manifest, "model"), source=source, target=target, leave_out=[])
     loaded = load_unfitted(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
     data = match_version(loaded, manifest, "data.source")
     if data.digest() == Provenance.of(manifest).data_digest:
         expected = f"rows that {manifest.label} was not fitted on"
-        raise InvalidInput("data.source", expected, "the very rows of its fit")
+        raise InvalidInput("data.source", expected, "the data of its fit")
     return data
 
 
 def split_rows(
     data: Dataset, reference_rows: int, ranking_rows: int, seed: int, validation_rows: int = 0
 ) -> HeldOut:
-    """Split all rows of a data set at random into the calibration splits, rows for a temperature,
-    and test rows."""
+    """Split all rows at random into calibration splits, rows for a temperature, and test rows."""
     rows = data.rows
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
             raise InvalidInput(field, "at least 1", f"{number}")
-    taken = reference_rows + ranking_rows + validation_rows
-    if taken >= len(rows):
-        expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
+    held_out = reference_rows + ranking_rows + validation_rows
+    if held_out >= len(rows):
+        expected = f"fewer than the {len(rows)} rows of the source, because some must test"
         field = "--reference-rows + --ranking-rows"
-        field += " + as many for the temperature" if validation_rows else ""
-        raise InvalidInput(field, expected, f"{taken}")
+        field += " + rows for the temperature" if validation_rows else ""
+        raise InvalidInput(field, expected, f"{held_out}")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
     parts = np.split(order, np.cumsum([reference_rows, ranking_rows, validation_rows]))
     shares = class_shares(rows.y, len(data.classes)) if data.classes else None
@@ -165,30 +163,35 @@ def split_rows(
     return HeldOut(reference, ranking, test, shares, validation if validation_rows else None)
 
 
-def temper_again(parent: Artifact, rows: Rows, seed: int) -> tuple[Artifact, TemperatureChoice]:
-    """Return a version at the temperature that rows ask for, or as it is where another would not
-    pay (`training.calibration.temperature`)."""
+def refit_temperature(
+    parent: Artifact, rows: Rows, seed: int
+) -> tuple[Artifact, TemperatureChoice]:
+    """Fit a version's temperature again on rows (`training.calibration.temperature`).
+
+    The version stays unchanged if no other temperature is clearly better.
+    """
     manifest, runtime = parent.manifest, Model.load(parent).runtime
     recipe = read_recipe(manifest, "model")
-    of = get_likelihood(recipe, len(manifest.classes or ()))
+    likelihood = get_likelihood(recipe, len(manifest.classes or ()))
     draws = min(VALIDATION_DRAWS, manifest.noise.max_draws or VALIDATION_DRAWS)
-    rows = rows.take(np.arange(min(len(rows), most_rows(of, draws))))
+    rows = rows.take(np.arange(min(len(rows), max_rows_for(likelihood, draws))))
     y = rows.y if manifest.transform is None else apply_transform(manifest.transform, rows.y)
     draw_set = runtime.draw_set(hash_key(seed, Stream.TEMPERATURE), draws)
-    served, _ = runtime.run_set(rows.x.astype(np.float32), draw_set)
-    found = choose_temperature(of, torch.from_numpy(served).double(), torch.from_numpy(y))
+    outputs, _ = runtime.run_set(rows.x.astype(np.float32), draw_set)
+    tensors = torch.from_numpy(outputs).double(), torch.from_numpy(y)
+    temperature = choose_temperature(likelihood, *tensors)
     weights = load_arrays(parent.files[WEIGHTS])
     before = float(weights[TEMPERATURE])
-    log.info("temperature %.4g, before %.4g", before * found.value, before)
-    choice = found.model_copy(
-        update={"value": before * found.value, "fitted": before * found.fitted}
+    log.info("temperature %.4g, before %.4g", before * temperature.value, before)
+    choice = temperature.model_copy(
+        update={"value": before * temperature.value, "fitted": before * temperature.fitted}
     )
-    if found.value == 1.0:
+    if temperature.value == 1.0:
         return parent, choice
     _, network = GRAPHS
     weights[TEMPERATURE] = np.array(choice.value, dtype=np.float32)
     changed = {
-        network: temper_graph(parent.files[network], found.value),
+        network: temper_graph(parent.files[network], temperature.value),
         WEIGHTS: save_arrays(weights),
     }
     return replace(parent, files={**parent.files, **changed}), choice
@@ -203,20 +206,19 @@ def recalibrate(
     name: str,
     origin: dict[str, str],
 ) -> Manifest:
-    """Publish a version with its graphs and weights byte for byte, calibrated and measured on
-    other rows, as the next of `name`. Where there are validation rows, the temperature is fitted
-    again on them first.
+    """Calibrate and test a version on other rows, and publish it as the next version of `name`.
 
-    `origin` says where the rows are from: `source`, and `target` if one is named.
+    Graphs and weights stay byte for byte the same, but validation rows, if any, first fit the
+    temperature again. `origin` contains the `source` of the rows, and the `target` if it is set.
     """
     manifest, categories = parent.manifest, parent.manifest.categories
     kind, column = (
         ("marginal", None) if categories is None else (categories.kind, categories.column)
     )
-    more: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     if rows.validation is not None:
-        parent, more["temperature"] = temper_again(parent, rows.validation, seed)
-    more["recalibrated"] = Recalibration(
+        parent, records["temperature"] = refit_temperature(parent, rows.validation, seed)
+    records["recalibrated"] = Recalibration(
         name=manifest.name,
         version=manifest.version,
         **origin,
@@ -227,15 +229,15 @@ def recalibrate(
     )
     extent, classes = (data.minimum, data.maximum), manifest.classes or ()
     draft = draft_version(
-        Exported.of_version(parent),
+        Exported.from_artifact(parent),
         rows,
         MeasuredRows(rows.test, extent, classes, seed, data.group_names, data.input),
         seed,
         None if manifest.abstention is None else manifest.abstention.risk,
-        CategoryChoice.by(kind, data, column),
+        CategoryChoice.from_config(kind, data, column),
         manifest.method,
         manifest.input,
         manifest.output,
-        Provenance.of(manifest).derived(**more),
+        Provenance.of(manifest).derived(**records),
     )
     return publish_draft(store, name, draft)

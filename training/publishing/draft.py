@@ -86,7 +86,7 @@ class Exported:
     encoder: EncoderSpec | None = None
 
     @classmethod
-    def of_version(cls, artifact: Artifact) -> "Exported":
+    def from_artifact(cls, artifact: Artifact) -> "Exported":
         manifest, detectors = artifact.manifest, artifact.manifest.detectors
         encoder = {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
         return cls(

@@ -67,7 +67,7 @@ def check_no_worse(
         log.info(
             "gate: %s was fitted on other data, which may have had some of these test rows", label
         )
-    test = rows_as_taken_by(manifest, recipe, draft, rows.test, root)
+    test = encode_rows_for(manifest, recipe, draft, rows.test, root)
     if test is None:
         log.info(
             "gate: %s takes other rows, so the figures of either are compared as they are", label
@@ -75,16 +75,16 @@ def check_no_worse(
         failed = _worse_as_recorded(gate, manifest, draft, label)
     else:
         model = Model.load(store.open(name, version, wanted=NEEDED))
-        others = Measurable.of(model).figures(
+        others = Measurable.from_model(model).figures(
             MeasuredRows(test, rows.extent, rows.classes, rows.seed, rows.groups, manifest.input)
         )
-        failed = worse_beyond_chance(gate, draft.figures, others, label, rows.seed)
+        failed = list_worse_metrics(gate, draft.figures, others, label, rows.seed)
     if failed:
         raise GateError("\n".join([f"gate: {name} is worse than {label} in", *failed]))
     log.info("gate: no worse than %s in %s", label, ", ".join(gate.metrics))
 
 
-def worse_beyond_chance(
+def list_worse_metrics(
     gate: GateSection,
     figures: dict[str, Figure],
     others: dict[str, Figure],
@@ -130,7 +130,7 @@ def _worse_as_recorded(
     return failed
 
 
-def rows_as_taken_by(
+def encode_rows_for(
     manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path
 ) -> Rows | None:
     """Return the test rows as another version takes them, or None where it takes none such."""

@@ -1,11 +1,10 @@
 """Pruning by signal-to-noise ratio |mu| / sigma (Blundell et al. 2015, "Weight uncertainty",
 sections 3.2 and 5.1).
 
-A removed weight is 0 in every draw. Noise and theta then hold only what is left, and the network
-puts it into its place in matrices of zeros: ONNX has no product with sparse matrices. Of a chain of
-Linear layers, units that no weight leads out of any more are left out altogether, with what leads
-into them: no output depends on them. Units that no weight leads into stay, since their drawn biases
-matter.
+A removed weight is 0 in every draw. Noise and theta then contain only the remaining weights, which
+the network inserts into matrices of zeros, because ONNX has no sparse product. In a chain of Linear
+layers, units without outgoing weights are removed together with their incoming weights, because no
+output depends on them. Units without incoming weights remain, because their biases matter.
 """
 
 import copy
@@ -22,7 +21,7 @@ from training.networks.networks import DrawnNetwork
 
 
 class InputUnits(nn.Module):
-    """Passes some of a row's numbers on, those that a weight leads out of."""
+    """Select the numbers of a row that have outgoing weights."""
 
     def __init__(self, index: Tensor) -> None:
         super().__init__()
@@ -33,11 +32,11 @@ class InputUnits(nn.Module):
 
 
 def signal_to_noise(model: BayesianModel) -> Float[Tensor, "D"]:
-    """Return |mu| / sigma of every weight and bias, in theta's order."""
+    """Compute |mu| / sigma of every weight and bias, in theta's order."""
     posterior = model.posterior
     if not isinstance(posterior, GaussianPosterior):
         expected = "bbb-gaussian or bbb-mixture, whose weights have a mu and a sigma"
-        raise InvalidInput("method", expected, "another")
+        raise InvalidInput("method", expected, "another method")
     return (posterior.mu.abs() / posterior.sigma).detach()
 
 
@@ -50,34 +49,36 @@ def is_weight(model: BayesianModel) -> Bool[Tensor, "D"]:
     return torch.cat(parts)
 
 
-def strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
-    """Return which numbers of theta are left when `fraction` of the weights are removed: biases,
-    and the strongest."""
+def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
+    """Mark the numbers of theta that remain without a fraction of the weakest weights.
+
+    All biases remain.
+    """
     if not 0 <= fraction < 1:
         raise InvalidInput("--fraction", "at least 0 and less than 1", f"{fraction}")
     ratio, weights = signal_to_noise(model), is_weight(model)
     removed = round(fraction * int(weights.sum()))
     order = ratio.masked_fill(~weights, torch.inf).argsort(stable=True)
-    kept = torch.ones_like(weights)
-    kept[order[:removed]] = False
-    for layer, part in zip(_layers(model), _matrices(model, kept), strict=True):
+    mask = torch.ones_like(weights)
+    mask[order[:removed]] = False
+    for layer, part in zip(_layers(model), _matrices(model, mask), strict=True):
         if not part.any():
-            expected = "one that leaves weights in every layer"
-            got = f"{fraction}: none in {layer.context.slot.name}"
+            expected = "a fraction that leaves weights in every layer"
+            got = f"{fraction}, which leaves none in {layer.context.slot.name}"
             raise InvalidInput("--fraction", expected, got)
-    return kept
+    return mask
 
 
-def prune(model: BayesianModel, kept: Bool[Tensor, "D"]) -> BayesianModel:
-    """Return a model whose theta is the numbers in `kept`, less those that no output depends on.
+def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
+    """Return a model whose theta contains the numbers in `mask` that affect an output.
 
-    `network.kept` of its state holds their places in the old theta.
+    The buffer `network.kept` contains their indices in the old theta.
     """
     pruned = copy.deepcopy(model)
     network, posterior = pruned.network, model.posterior
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, GaussianPosterior)
-    layers, matrices = _layers(pruned), _matrices(model, kept)
+    layers, matrices = _layers(pruned), _matrices(model, mask)
     inputs = [torch.ones(len(matrix), dtype=torch.bool) for matrix in matrices]
     outputs = [torch.ones(matrix.shape[1], dtype=torch.bool) for matrix in matrices]
     if not network.folded:  # a chain
@@ -109,9 +110,9 @@ def _layers(model: BayesianModel) -> list[WeightLayer]:
     return model.network.get_layers(WeightLayer)
 
 
-def _matrices(model: BayesianModel, kept: Bool[Tensor, "D"]) -> list[Tensor]:
-    """Return which weights of each layer are left, (inputs, outputs)."""
-    parts = kept.split([layer.context.slot.size for layer in _layers(model)])
+def _matrices(model: BayesianModel, mask: Bool[Tensor, "D"]) -> list[Tensor]:
+    """Split a mask of theta into the weights of each layer, (inputs, outputs)."""
+    parts = mask.split([layer.context.slot.size for layer in _layers(model)])
     return [
         part.unflatten(0, layer.context.slot.shape)[: layer.shape[0]]
         for part, layer in zip(parts, _layers(model), strict=True)

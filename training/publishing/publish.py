@@ -32,7 +32,7 @@ from training.export.quantise import quantisation_error, quantise_network, quant
 from training.export.served import fit_detectors, fold
 from training.folders import data_root, hold
 from training.provenance import Provenance
-from training.publishing.baselines import check_constant, with_baselines
+from training.publishing.baselines import add_baselines, check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.gate import check_gate
 from training.publishing.quality import MeasuredRows
@@ -101,7 +101,7 @@ def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
 
 def assemble(fitted: "Fitted") -> Draft:
     """Export, check, calibrate and measure a fitted model, and a table's baselines."""
-    return with_baselines(assemble_without_baselines(fitted), fitted)
+    return add_baselines(assemble_without_baselines(fitted), fitted)
 
 
 def assemble_without_baselines(fitted: "Fitted") -> Draft:
@@ -124,7 +124,7 @@ def assemble_without_baselines(fitted: "Fitted") -> Draft:
         quality_rows(recipe, data, splits),
         recipe.seed,
         recipe.serving.risk,
-        CategoryChoice.by(recipe.serving.calibration, data, recipe.data.group_column),
+        CategoryChoice.from_config(recipe.serving.calibration, data, recipe.data.group_column),
         recipe.method,
         data.input,
         output,

@@ -12,7 +12,7 @@ from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform, to_target
-from training.calibration.calibrate import groups_known
+from training.calibration.calibrate import match_groups
 from training.data import Rows
 from training.evaluation.figures import Figure, Share
 from training.evaluation.metrics import class_figures, regression_figures
@@ -97,7 +97,7 @@ class Measurable:
     transform: Transform | None = None
 
     @classmethod
-    def of(cls, model: Model) -> "Measurable":
+    def from_model(cls, model: Model) -> "Measurable":
         manifest = model.manifest
         density, classes = manifest.detectors.density, manifest.classes or ()
         return cls(model.runtime, model.calibration, density, classes, manifest.transform)
@@ -124,7 +124,7 @@ class Measurable:
             self.runtime, rows.noise, [draws], noise_seed, share, self.transform
         )
         flagged: dict[str, Figure] = {}
-        groups = groups_known(self.calibration, rows.test, rows.groups)
+        groups = match_groups(self.calibration, rows.test, rows.groups)
         for key, scored, density, of_rows in (
             ("flag_rate_at_05", scores, densities, groups),
             ("uniform_noise_flagged_at_05", noise_scores, noise_densities, None),

@@ -34,7 +34,11 @@ def test_a_detector_of_images_is_refused_for_rows_that_are_none(tmp_path):
     recipe = recipe_of("npz:a.npz")
     serving = recipe.serving.model_copy(update={"combined": ["entropy", "roughness"]})
     wanted = recipe.model_copy(update={"serving": serving})
-    refused(lambda: load(wanted, tmp_path), "serving.combined", "no roughness: rows are no images")
+    refused(
+        lambda: load(wanted, tmp_path),
+        "serving.combined",
+        "detectors without roughness, which needs images",
+    )
 
 
 def test_arrays_that_are_split_stay_so(tmp_path):
@@ -85,9 +89,9 @@ def test_targets_of_regression_are_float32(tmp_path):
         ({"x": X * 1e39, "y": Y}, "finite numbers in float32's range"),
         ({"x": X.astype(complex), "y": Y}, "float or integer numbers, got dtype <c16"),
         ({"x": X.astype("S3"), "y": Y}, "float or integer numbers"),
-        ({"x": X, "y": Y + 0.5}, "strings, booleans or whole numbers, got others, of dtype <f8"),
+        ({"x": X, "y": Y + 0.5}, "strings, booleans or whole numbers, got fractions of dtype <f8"),
         ({"x": X, "y": Y * 0}, "labels of 2 to 1000 classes, got 1"),
-        ({"x": X, "y": np.where(Y, "a", "\ud800")}, "labels that are text"),
+        ({"x": X, "y": np.where(Y, "a", "\ud800")}, "labels that can be encoded as UTF-8"),
         (
             {"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y},
             "x_test: expected rows of shape (3, 4)",

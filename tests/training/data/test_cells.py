@@ -43,7 +43,7 @@ TABLE = {"age": MOSTLY_AGES, "height": HEIGHTS, "label": LABELS}
 def test_a_column_that_is_numeric_but_for_a_few_cells_is_refused_with_the_cells_and_the_key(
     tmp_path, kind
 ):
-    said = "column age: expected numbers, as 37 of its 40 values are (data.missing_values = ["
+    said = "column age: expected numbers, like 37 of its 40 values (set data.missing_values = ["
     refused(lambda: read(tmp_path, kind, TABLE), said)
     blank = "" if kind == "csv" else " "  # which is no part of a cell of a CSV file
     refused(
@@ -109,7 +109,7 @@ def test_pandas_unnamed_index_is_left_out_and_said(tmp_path, capsys, kind, name,
         data = read(tmp_path, kind, {**index, **table} if first else {**table, **index})
     assert [column.name for column in data.columns] == ["age", "height"]
     assert (
-        f"left out: the column {name!r}, which is pandas' unnamed index" in capsys.readouterr().err
+        f"ignoring the column {name!r}, which is pandas' unnamed index" in capsys.readouterr().err
     )
 
 
@@ -128,7 +128,7 @@ def test_rows_without_a_target_are_dropped_and_counted(tmp_path, capsys, kind, t
     with print_messages():
         data = read(tmp_path, kind, table, task)
     assert len(data.train) + len(data.test) == ROWS - 2
-    assert "dropped 2 of 40 rows, which have no value of label" in capsys.readouterr().err
+    assert "dropping 2 of 40 rows without a value of label" in capsys.readouterr().err
     kept = {
         name: [v for i, v in enumerate(values) if i not in (0, 7)] for name, values in table.items()
     }

@@ -14,8 +14,8 @@ from PIL import Image
 from model_store.errors import InvalidInput
 from tests.support.files import npy_header, npz_bytes, parquet_bytes, zip_bytes
 from training.data import load, split, split_sizes
-from training.data.findings import findings_of
-from training.data.plan import plan_of
+from training.data.findings import inspect_source
+from training.data.plan import make_plan
 from training.recipe import DataSection
 
 ROWS = 60
@@ -123,24 +123,24 @@ READ = {
 }
 # What is refused: the file, options, and the sentence.
 REFUSED = {
-    "empty.csv": ("", {}, "a first line of empty.csv that names the columns, got none"),
+    "empty.csv": ("", {}, "a first line of empty.csv that names the columns, got an empty file"),
     "header.csv": ("x,y\n", {}, "data.source: expected at least 20 rows, got 0"),
     "few.csv": ("x,y\n1,a\n2,b\n", {}, "data.source: expected at least 20 rows, got 2"),
     "no header.csv": ("1,2\n" * 60, {}, "a first line of no header.csv that names the columns"),
     "cut.csv": (table().rpartition(",")[0], {}, "2 cells, as the first line, got 1"),
     "ragged.csv": (table().replace("\n", ",,x\n", 3).replace(",,x\n", "\n", 1), {}, "2 cells, as the first line, got 4"),
     "open quote.csv": (table().replace("yes", '"yes', 1), {}, "quotes that are closed, got one that is open at the end"),
-    "names twice.csv": (table().replace("x,y", "y,y"), {}, "columns with different names, got 'y' twice"),
+    "names twice.csv": (table().replace("x,y", "y,y"), {}, "columns with unique names, got 'y' more than once"),
     "one class.csv": (table(y=["no"] * ROWS), {}, "labels of 2 to 1000 classes, got 1"),
     "no target.csv": (table(y=[None] * ROWS), {}, "data.source: expected at least 20 rows, got 0"),
-    "same target.csv": (table(y=[2.5] * ROWS), {"task": "regression"}, "targets that differ"),
+    "same target.csv": (table(y=[2.5] * ROWS), {"task": "regression"}, "different training targets"),
     "bad cells.csv": (table(x=changed(X, r3="?", r9="n/k")), {}, r"column x: expected numbers, .*'\?' in row 3"),
     "infinite.csv": (table(x=changed(X, r3="inf")), {}, "column x: expected finite numbers, got infinity in row 3"),
     "huge.csv": (table(y=[f"{x}e300" for x in X]), {}, "data.target: expected numbers in float32's range"),
     "either way.csv": (table(day=[f"0{1 + i % 9}/0{1 + i % 5}/2024" for i in range(ROWS)]), {}, "column day: exp"),
     "parquet.csv": (parquet_bytes({"x": X, "y": Y}), {}, "data.source: expected"),
     "text.parquet": (table(), {}, "data.source: expected a readable Parquet file"),
-    "lists.parquet": (parquet_bytes({"x": [[1, 2]] * ROWS, "y": Y}), {}, "a column besides the target, got none"),
+    "lists.parquet": (parquet_bytes({"x": [[1, 2]] * ROWS, "y": Y}), {}, "a column in addition to the target, got none"),
     "cut.parquet": (parquet_bytes({"x": X, "y": Y})[:-50], {}, "data.source: expected a readable Parquet file"),
     "cut.npz": (npz_bytes(x=np.zeros((60, 4)), y=Y)[:-30], {}, "cut.npz: expected an npz file"),
     "objects.npz": (npz_bytes(x=npy_header((60,), "|O"), y=Y), {}, "objects.npz: expected an npz file of arrays"),
@@ -161,7 +161,7 @@ def seen(folder, name, content, task=None, target="y", **data):
     kind = {"zip": "images"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
     named = {"target": target} if kind in ("csv", "parquet") else {}
     section = DataSection(source=f"{kind}:{name}", **named, **data)
-    recipe = plan_of(findings_of(section, folder, task), section, None, None).recipe
+    recipe = make_plan(inspect_source(section, folder, task), section, None, None).recipe
     read = load(recipe, folder)
     return read, split(read, split_sizes(recipe))
 

@@ -133,8 +133,8 @@ GOOD = idx_bytes(np.arange(60).reshape(3, 4, 5))
             "an IDX header of unsigned bytes and 3 axes, got bytes 00000d03",
         ),
         (b"\x89PNG" + GOOD[4:], "got bytes 89504e47"),
-        (GOOD[:-1], "60 bytes of data, as shape (3, 4, 5) in its header says, got 59"),
-        (GOOD + b"\x00", "60 bytes of data, as shape (3, 4, 5) in its header says, got more"),
+        (GOOD[:-1], "60 bytes of data (shape (3, 4, 5) in its header), got 59"),
+        (GOOD + b"\x00", "60 bytes of data (shape (3, 4, 5) in its header), got more"),
         (idx_bytes(np.zeros(0), (0, 4, 5)), "a header of shape (0, 4, 5)"),
         (
             idx_bytes(np.zeros(9), (2**32 - 1,) * 3),
@@ -247,7 +247,7 @@ def test_holding_out_more_than_half_of_the_rows_is_refused():
     refused(
         lambda: split(numbered(101), SplitSizes(10, 20, 21, seed=0)),
         field,
-        "at most half of the 101 training rows, got 51",
+        "up to half of the 101 training rows, got 51",
     )
 
 
@@ -282,7 +282,7 @@ def test_a_class_that_is_left_out_is_in_no_row_and_its_test_rows_are_kept_aside(
     ("names", "says"),
     [
         (["3", "x"], "some of ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'], got ['x']"),
-        (list("012345678"), "two remaining classes or more, got ['9']"),
+        (list("012345678"), "at least two remaining classes, got ['9']"),
     ],
 )
 def test_classes_that_cannot_be_left_out_are_refused(names, says):

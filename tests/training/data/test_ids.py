@@ -20,7 +20,7 @@ from tests.support.refusals import refused
 from tests.support.texts import VOCABULARY, tokenizer, write_reviews
 from training.__main__ import main
 from training.data import load, split, split_sizes
-from training.data.findings import near_duplicates
+from training.data.findings import count_near_duplicates
 from training.data.texts import TextRows
 from training.evaluation.outliers import OutlierSource, cross, random_ids, shuffle_ids
 from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES
@@ -49,7 +49,7 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     write_reviews(tmp_path, 40)
     with caplog.at_level(logging.INFO):
         data = read(tmp_path, test_fraction=0.25, id="stars")
-    assert "left out: stars" not in caplog.text
+    assert "ignoring stars" not in caplog.text
     table = [line.split(",") for line in (tmp_path / "reviews.csv").read_text().splitlines()[1:]]
     rows = {tuple(ids_of([text])[0]): label for text, label, _ in table}
     found = {tuple(x): data.classes[y] for x, y in zip(data.train.x, data.train.y, strict=True)}
@@ -64,8 +64,8 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     assert data.tokenizer == (tmp_path / "tokenizer.json").read_bytes()
     with caplog.at_level(logging.INFO):
         assert read(tmp_path).digest() != read(tmp_path, max_tokens=5).digest()
-    assert "of 32 texts are longer than 5 tokens, and cut" in caplog.text
-    assert "left out: stars, since the model reads only 'text'" in caplog.text
+    assert "of 32 texts to 5 tokens" in caplog.text
+    assert "ignoring stars, because the model reads only 'text'" in caplog.text
 
 
 def test_text_is_read_as_it_is_written_and_none_is_empty(tmp_path):
@@ -105,7 +105,7 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
             {"text": "words"},
             "data.text: expected one of the columns ['text', 'label', 'stars'], got 'words'",
         ),
-        ({"text": "label"}, "data.text: expected another column than the target"),
+        ({"text": "label"}, "data.text: expected a column other than the target"),
         ({"tokenizer": "none.json"}, "data.tokenizer: expected a tokenizer.json at "),
         (
             {"tokenizer": "reviews.csv"},
@@ -121,7 +121,7 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
         ),
         (
             {"source": "npz:a.npz", "target": None},
-            "data.text: expected none, since `npz` has no columns",
+            "data.text: expected no value, because `npz` has no named columns",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_numbers_that_are_no_ids_are_refused_by_their_row(tmp_path, value, vocab
 def test_other_sources_have_no_ids(tmp_path):
     refused(
         lambda: load(recipe_of("digits", integers=True), tmp_path),
-        "data.integers: expected none, since rows of",
+        "data.integers: expected an `npz:` or `parquet:` source",
     )
 
 
@@ -219,7 +219,9 @@ def test_ids_are_near_to_none_but_themselves(tmp_path):
     seen = {tuple(row) for row in splits.train.x.tolist()}
     expected = sum(tuple(row) in seen for row in splits.test.x.tolist())
     assert (
-        near_duplicates(splits.train, {"test": splits.test}, takes_ids=True)["test"] == expected > 0
+        count_near_duplicates(splits.train, {"test": splits.test}, takes_ids=True)["test"]
+        == expected
+        > 0
     )
 
 
@@ -277,7 +279,7 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
     table = pa.table({"text": texts, "more": ["1", "2", "3"]})
     (write_csv if kind == "csv" else parquet.write_table)(table, tmp_path / f"other.{kind}")
     source = OutlierSource.parse(f"other={kind}:other.{kind}", tmp_path)
-    encoder = TextRows.of(recipe_of("csv:reviews.csv", **TEXT).data, tmp_path, None).encoder
+    encoder = TextRows.load(recipe_of("csv:reviews.csv", **TEXT).data, tmp_path, None).encoder
     rows = source.rows(data.input, 5, 0, encoder)
     assert sorted(rows.tolist()) == sorted(ids_of(texts).tolist())
     assert len(source.rows(data.input, 2, 0, encoder)) == 2
@@ -477,7 +479,7 @@ def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
     )
     with caplog.at_level(logging.INFO):
         data = load(settings, tmp_path)
-    assert "left out: note, since rows are the ids of 'input_ids'" in caplog.text
+    assert "ignoring note, because rows are the ids of 'input_ids'" in caplog.text
     together = np.concatenate([data.train.x, data.test.x]).tolist()
     assert sorted(together) == sorted(x[:39].tolist())
     assert (data.input.dtype, data.shape, data.maximum) == ("int32", (5,), 19)
@@ -495,7 +497,7 @@ def test_a_row_whose_list_is_another_is_refused(tmp_path, odd):
     settings = recipe_of("parquet:ids.parquet", integers=True, target="y")
     refused(
         lambda: load(settings, tmp_path),
-        "column ids: expected as many ids in every row, 5 as in the",
+        "column ids: expected 5 ids in every row, as in the",
         "in row 9",
     )
     refused(

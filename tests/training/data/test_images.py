@@ -69,8 +69,8 @@ def test_files_of_other_kinds_are_counted_by_their_endings(tmp_path, caplog):
     with caplog.at_level("INFO", "dubito.training"):
         assert len(made(tmp_path, content)().train) == 12
     assert caplog.messages == [
-        "left out: 4 files that are no images (.png|.jpg|.jpeg|.webp|.bmp|.tif|.tiff): "
-        "2 of .gif, 1 of no ending, 1 of .txt"
+        "skipping 4 files other than images (.png|.jpg|.jpeg|.webp|.bmp|.tif|.tiff): "
+        "2 of .gif, 1 of no suffix, 1 of .txt"
     ]
 
 
@@ -102,7 +102,7 @@ def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
     refused(
         read,
         "'train/cat/90.png'",
-        "an image of 5 x 4 pixels as train/cat/0.png",
+        "an image of 5 x 4 pixels like train/cat/0.png",
         "`image_size`",
         "got 7 x 9",
     )

@@ -8,7 +8,7 @@ from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Rows, Splits, load
-from training.data.findings import duplicate_lines, near_duplicates
+from training.data.findings import count_near_duplicates, duplicate_warnings
 
 RNG = np.random.default_rng(0)
 CLASSES = ["a", "b", "c", "d"]
@@ -30,15 +30,15 @@ def splits(dtype=np.float32):
 def test_copies_of_training_rows_are_counted_by_split(dtype):
     made = splits(dtype)
     others = {name: rows for name, rows in vars(made).items() if name != "train"}
-    assert near_duplicates(made.train, others) == {
+    assert count_near_duplicates(made.train, others) == {
         "validation": 5,
         "reference": 0,
         "ranking": 1,
         "test": 20,
     }
-    (line,) = duplicate_lines(made)
+    (line,) = duplicate_warnings(made)
     assert "5 of 20 validation, 20 of 20 test" in line
-    assert duplicate_lines(Splits(made.train, *[made.reference] * 4)) == []
+    assert duplicate_warnings(Splits(made.train, *[made.reference] * 4)) == []
 
 
 def write(folder, copies):
@@ -54,7 +54,7 @@ def test_inspect_tells_copies_across_splits(tmp_path, capsys, copies):
     write(tmp_path, copies)
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:a.csv", "--target", "kind"]) == 0
-    assert ("rows nearly the same as a training row" in capsys.readouterr().out) == (copies == 2)
+    assert ("rows that nearly equal a training row" in capsys.readouterr().out) == (copies == 2)
 
 
 def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
@@ -73,11 +73,11 @@ def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
     )
     refused(
         lambda: load(recipe_of("csv:a.csv", target="kind", leave_out=["a", "b", "c"]), tmp_path),
-        "data.leave_out: expected two remaining classes or more",
+        "data.leave_out: expected at least two remaining classes",
     )
     refused(
         lambda: load(
             recipe_of("csv:a.csv", "regression", target="size", leave_out=["a"]), tmp_path
         ),
-        "data.leave_out: expected none, since a regression has no classes",
+        "data.leave_out: expected an empty list for regression",
     )

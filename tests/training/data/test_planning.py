@@ -17,8 +17,15 @@ from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import load as load_data
 from training.data import split, split_sizes
-from training.data.findings import findings_of, task_of
-from training.data.plan import BINS, keep_recipe, name_of, plan_of, recipe_text, share_of
+from training.data.findings import infer_task, inspect_source
+from training.data.plan import (
+    BINS,
+    make_plan,
+    model_name_for,
+    recipe_text,
+    round_share,
+    write_recipe,
+)
 from training.recipe import DataSection, load
 
 ROWS = 300
@@ -46,17 +53,17 @@ def write(folder, **changed):
 
 
 def found(folder, target="kind", task=None, source="csv:things.csv", **data):
-    return findings_of(DataSection(source=source, target=target, **data), folder, task)
+    return inspect_source(DataSection(source=source, target=target, **data), folder, task)
 
 
 def planned(folder, target="kind", **data):
     section = DataSection(source="csv:things.csv", target=target, **data)
-    return plan_of(findings_of(section, folder), section, None, None)
+    return make_plan(inspect_source(section, folder), section, None, None)
 
 
 def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
     write(tmp_path)
-    kinds = {column.name: (column.kind, column.why) for column in found(tmp_path).columns}
+    kinds = {column.name: (column.kind, column.reason) for column in found(tmp_path).columns}
     assert kinds == {
         "id": ("ignored", "it numbers the rows"),
         "name": ("ignored", "an id or free text: 300 different values in 300 rows"),
@@ -71,18 +78,18 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
     text = "\n".join(found(tmp_path).report(is_full=True))
     assert re.search(r"  size +numeric +numbers, \S+ to \S+; 10 % missing", text)
     assert (
-        "! column code may hold the target in other words: alone it gives the right class in "
-        "100.0 %" in text
+        "! column code may leak the target: it alone predicts the class of 100.0 % of the rows"
+        in text
     )
     assert "column price may" not in text
     assert "! a heavy tail: its furthest value is" in text
-    assert "some categories differ in spaces or capitals alone" in text
+    assert "some categories differ only in spaces or capitals" in text
     assert (
         "heaviest tails (interquartile ranges from the median to the furthest value): wealth"
         in text
     )
     short = "\n".join(found(tmp_path).report(is_full=False))
-    assert "left out: id (it numbers the rows); name" in short
+    assert "ignored: id (it numbers the rows); name" in short
     assert "columns: 3 numeric, 2 categorical, 1 time" in short
 
 
@@ -99,17 +106,17 @@ def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
     write(tmp_path, price=cells)
     for is_full in (True, False):
         text = "\n".join(found(tmp_path).report(is_full))
-        assert ("They can be read in several ways" in text) == is_said
+        assert ("Their format is ambiguous" in text) == is_said
 
 
 def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(tmp_path):
     write(tmp_path, price=["?" if i in (5, 9) else cell for i, cell in enumerate(COLUMNS["price"])])
     (column,) = (c for c in found(tmp_path).columns if c.name == "price")
     assert column.kind == "refused"
-    assert column.why.startswith(
-        'expected numbers, as 298 of its 300 values are (data.missing_values = ["?"]'
+    assert column.reason.startswith(
+        'expected numbers, like 298 of its 300 values (set data.missing_values = ["?"]'
     )
-    assert column.why.endswith("got '?' in row 5, '?' in row 9")
+    assert column.reason.endswith("got '?' in row 5, '?' in row 9")
     (column,) = (c for c in found(tmp_path, missing_values=["?"]).columns if c.name == "price")
     assert (column.kind, column.missing) == ("numeric", pytest.approx(2 / ROWS))
 
@@ -127,7 +134,7 @@ def test_transforms_of_a_target_are_tried_where_its_tail_is_heavy_or_it_counts(t
     )
     for target, transform in (("visits", "auto"), ("year", "none")):
         section = DataSection(source="csv:things.csv", target=target)
-        plan = plan_of(findings_of(section, tmp_path, "regression"), section, None, None)
+        plan = make_plan(inspect_source(section, tmp_path, "regression"), section, None, None)
         assert plan.recipe.data.target_transform == transform
 
 
@@ -135,15 +142,14 @@ def test_targets_too_close_for_float32_are_told(tmp_path):
     for spread, is_told in ((1.0, True), (1e6, False)):
         write(tmp_path, time=[1.7e9 + spread * float(s) for s in SIZE])
         warnings = found(tmp_path, "time", "regression").warnings
-        assert any("subtract what all have in common" in text for text in warnings) == is_told
+        assert any("subtract their mean" in text for text in warnings) == is_told
 
 
 def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
     write(tmp_path, size=[float(s) for s in SIZE], born=["2024-01-01"] * ROWS)
     said = found(tmp_path, "price").warnings
     assert any(
-        text.startswith("column size may hold the target in other words: alone it explains")
-        for text in said
+        text.startswith("column size may leak the target: it alone explains") for text in said
     )
 
 
@@ -157,7 +163,7 @@ def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
     ],
 )
 def test_the_task_follows_from_the_target(values, task):
-    assert task_of(values if isinstance(values[0], str) else np.array(values), "y")[0] == task
+    assert infer_task(values if isinstance(values[0], str) else np.array(values), "y")[0] == task
 
 
 @pytest.mark.parametrize("scale", [1e300, 1.7e308])
@@ -173,8 +179,8 @@ def test_columns_that_may_be_numbers_are_warned_of_where_they_are_left_out(tmp_p
     table = pa.table({"name": names, "size": np.arange(300.0), "kind": ["a", "b"] * 150})
     parquet.write_table(table, tmp_path / "things.parquet")
     warnings = found(tmp_path, source="parquet:things.parquet").warnings
-    (said,) = (text for text in warnings if text.startswith("column name is left out"))
-    assert "They can be read in several ways" in said
+    (said,) = (text for text in warnings if text.startswith("column name is ignored"))
+    assert "Their format is ambiguous" in said
 
 
 @pytest.mark.parametrize(
@@ -185,7 +191,7 @@ def test_dates_that_no_rule_reads_are_asked_about(tmp_path, written, form):
     days = [datetime(2020, 1, 1) + timedelta(days=i) for i in range(300)]
     write(tmp_path, born=[written.format(day) for day in days])
     (column,) = (c for c in found(tmp_path).columns if c.name == "born")
-    assert any("--date-format reads them" in note for note in column.notes)
+    assert any("or --date-format" in note for note in column.notes)
     (column,) = (c for c in found(tmp_path, date_format=form).columns if c.name == "born")
     assert (column.kind, column.notes) == ("time", [])
 
@@ -193,14 +199,14 @@ def test_dates_that_no_rule_reads_are_asked_about(tmp_path, written, form):
 def test_a_target_of_numbers_and_words_is_asked_about(tmp_path):
     price = ["?" if i % 3 == 0 else i + 0.5 for i in range(300)]
     write(tmp_path, price=price)
-    (said,) = (text for text in found(tmp_path, "price").warnings if "regression?" in text)
-    assert said.startswith("column price has 200 different numbers, and '?': is it a regression?")
+    (said,) = (text for text in found(tmp_path, "price").warnings if "for a regression" in text)
+    assert said.startswith("column price has 200 different numbers, and '?'; for a regression")
 
 
 def test_a_recipe_says_any_name_of_a_column(tmp_path, monkeypatch):
     monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     write(tmp_path, **{"😀 id": [f"a{i}" for i in range(300)]})
-    recipe = keep_recipe(planned(tmp_path), tmp_path / "things.toml")
+    recipe = write_recipe(planned(tmp_path), tmp_path / "things.toml")
     assert recipe.data.columns["😀 id"] == "ignored"
 
 
@@ -216,16 +222,18 @@ def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path, monkeypatch
         None,
     )
     assert (
-        keep_recipe(plan, tmp_path / "things.toml") == plan.recipe == load(tmp_path / "things.toml")
+        write_recipe(plan, tmp_path / "things.toml")
+        == plan.recipe
+        == load(tmp_path / "things.toml")
     )
-    assert keep_recipe(plan, tmp_path / "things.toml") == plan.recipe  # the same again
+    assert write_recipe(plan, tmp_path / "things.toml") == plan.recipe  # the same again
     other = planned(tmp_path, "price")
     assert other.recipe.likelihood.noise == "heteroscedastic"
     refused(
-        lambda: keep_recipe(other, tmp_path / "things.toml"),
-        "--recipe-out: expected a path where no other",
+        lambda: write_recipe(other, tmp_path / "things.toml"),
+        "--recipe-out: expected a path without another",
     )
-    for text in ("# kind is not of numbers", "# 19 of 240 rows", "id: it numbers the rows"):
+    for text in ("# kind is not numeric", "# 19 of 240 rows", "id: it numbers the rows"):
         assert text in recipe_text(plan)
 
 
@@ -237,12 +245,12 @@ def test_a_table_is_encoded_stopped_early_and_of_few_rows_fitted_again(tmp_path)
     assert "training.refit" in reasons
     section = DataSection(source="csv:things.csv", target="kind")
     rows = found(tmp_path)
-    many = plan_of(replace(rows, rows=20_000), section, None, None).recipe
+    many = make_plan(replace(rows, rows=20_000), section, None, None).recipe
     assert many.training.early_stopping and not many.training.refit
     assert len(rows.used) == 6
     for times, bins in ((10, BINS), (20, 8), (100, None)):
         wide = replace(rows, columns=rows.columns * times)
-        assert plan_of(wide, section, None, None).recipe.network.bins == bins
+        assert make_plan(wide, section, None, None).recipe.network.bins == bins
 
 
 def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):
@@ -251,7 +259,7 @@ def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):
     write(tmp_path, id=None, **{odd: COLUMNS["unit"]})
     plan = planned(tmp_path, missing_values=['"', "\\"])
     assert odd in plan.recipe.data.columns
-    assert keep_recipe(plan, tmp_path / "odd.toml") == plan.recipe
+    assert write_recipe(plan, tmp_path / "odd.toml") == plan.recipe
 
 
 def test_a_column_that_a_person_leaves_out_is_no_id(tmp_path):
@@ -265,8 +273,8 @@ def test_too_few_rows_for_a_rate_are_told_in_words(tmp_path):
     write(tmp_path, **{name: cells[:80] for name, cells in COLUMNS.items()})
     (said,) = planned(tmp_path).warnings
     assert said.startswith(
-        "15 ranking rows: no flag can be kept at a rate below 0.0625, so requests must name an "
-        "`fpr`"
+        "15 ranking rows are too few for the default `fpr` of 0.05, which needs 19; requests must "
+        "set an `fpr` of at least 0.0625"
     )
     write(tmp_path)
     assert planned(tmp_path).warnings == []
@@ -276,20 +284,20 @@ def test_too_few_rows_for_a_rate_are_told_in_words(tmp_path):
     ("source", "name"), [("csv:a b.csv", "a-b"), ("images:x/Cats/", "Cats"), ("npz:ü.npz", "model")]
 )
 def test_a_model_has_the_name_of_its_file(source, name):
-    assert name_of(source) == name
+    assert model_name_for(source) == name
 
 
 def test_shares_come_to_the_rows_they_stand_for():
     for rows in (8, 77, 1000, 123_457):
         for size in {1, rows // 7, rows // 3}:
-            assert round(share_of(size, rows) * rows) == size
+            assert round(round_share(size, rows) * rows) == size
 
 
 def test_arrays_and_images_are_planned_for(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "a.npz", x=rng.normal(size=(60, 3)), y=rng.normal(size=60))
     section = DataSection(source="npz:a.npz")
-    plan = plan_of(findings_of(section, tmp_path), section, None, None)
+    plan = make_plan(inspect_source(section, tmp_path), section, None, None)
     assert (plan.recipe.task, plan.recipe.network.bins) == ("regression", None)
     for i in range(40):
         folder = tmp_path / "pets" / ["cat", "dog"][i % 2]
@@ -298,7 +306,7 @@ def test_arrays_and_images_are_planned_for(tmp_path):
             folder / f"{i}.webp"
         )
     section = DataSection(source="images:pets")
-    plan = plan_of(findings_of(section, tmp_path), section, None, None)
+    plan = make_plan(inspect_source(section, tmp_path), section, None, None)
     assert (plan.recipe.network.kind, plan.recipe.data.image_size) == ("gal-cnn", [21, 30])
     assert plan.recipe.name == "pets"
 
@@ -313,7 +321,7 @@ def test_inspect_prints_what_columns_are(tmp_path, capsys):
         assert (told["task"], told["rows"], len(told["classes"])) == ("classification", 300, 3)
         assert told["columns"][0].keys() == {"name", "kind", "why", "missing", "notes"}
         assert main(["inspect", "--data", "csv:things.csv"]) == 0
-        assert "no target is named (--target COLUMN)" in capsys.readouterr().out
+        assert "no target (set --target COLUMN)" in capsys.readouterr().out
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kin"]) == 2
         assert capsys.readouterr().err.startswith(
             "error: --target: expected one of the columns ['id', 'name'"
@@ -325,7 +333,7 @@ def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys):
     (tmp_path / "shares.csv").write_text("share,left\n" + rows)
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:shares.csv", "--target", "left"]) == 0
-    assert "".join(capsys.readouterr()).count("column share: '0%' is read as 0") == 1
+    assert "".join(capsys.readouterr()).count("column share: reading '0%' as 0") == 1
 
 
 def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
@@ -333,7 +341,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
 ):
     from model_store.artifacts.store import ModelStore
 
-    monkeypatch.setattr("training.data.plan.MOST_STEPS", 60)
+    monkeypatch.setattr("training.data.plan.MAX_STEPS", 60)
     write(tmp_path, code=None)
     recipe = tmp_path / "things.toml"
     first = [
@@ -357,7 +365,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
         assert "test_accuracy" in told["quality"]
     for text in (
         "csv:things.csv: 300 rows; classification",
-        "left out: id",
+        "ignored: id",
         "network",
         "19 reference",
         "stopped after",
@@ -374,7 +382,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ([], "recipe: expected a recipe, or --data SRC to make one of, got neither"),
+        ([], "recipe: expected a recipe, or --data SRC to make one, got neither"),
         (
             ["--data", "digits"],
             "--data: expected csv:FILE, parquet:FILE, npz:FILE or images:FOLDER",
@@ -389,7 +397,10 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
             ["--data", "csv:things.csv", "--date-format", "%d"],
             "--date-format: expected a format of whole dates",
         ),
-        (["things.toml", "--task", "regression"], "--task: expected none with a recipe"),
+        (
+            ["things.toml", "--task", "regression"],
+            "--task: expected no value, because the recipe sets it",
+        ),
     ],
 )
 def test_a_fit_that_cannot_be_planned_is_refused(tmp_path, capsys, options, says):
@@ -406,7 +417,9 @@ def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["name"].kind == "ignored"
     section = DataSection(source="csv:things.csv", target="kind")
-    data = load_data(plan_of(findings_of(section, tmp_path), section, None, None).recipe, tmp_path)
+    data = load_data(
+        make_plan(inspect_source(section, tmp_path), section, None, None).recipe, tmp_path
+    )
     assert "name" not in {column.name for column in data.columns}
 
 
@@ -414,7 +427,7 @@ def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys):
     write(tmp_path, price=["?" if i == 5 else cell for i, cell in enumerate(COLUMNS["price"])])
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
-    assert "! fit would stop: column price: expected numbers" in capsys.readouterr().out
+    assert "! a fit would fail: column price: expected numbers" in capsys.readouterr().out
 
 
 def test_a_fit_that_fails_before_training_keeps_no_recipe(tmp_path, capsys):
@@ -432,14 +445,14 @@ def test_classes_of_one_or_two_rows_are_left_out_and_said(tmp_path):
     write(tmp_path, kind=kinds)
     plan = planned(tmp_path)
     assert plan.recipe.data.leave_out == ["twice", *(f"once{i}" for i in range(6))]
-    said = "classes of fewer than 3 rows are left out: 'twice' (2), 'once0' (1), 'once1' (1)"
+    said = "leaving out classes with fewer than 3 rows: 'twice' (2), 'once0' (1), 'once1' (1)"
     assert plan.warnings[0].startswith(said)
     data = load_data(plan.recipe, tmp_path)
     assert data.classes == ("a", "b", "c")
     split(data, split_sizes(plan.recipe))
     whole = plan.recipe.data.model_copy(update={"leave_out": []})
     recipe = plan.recipe.model_copy(update={"data": whole})
-    says = ("training rows of every class (--leave-out CLASS", "once", "which have [", "merge")
+    says = ("training rows of every class (leave a class out", "once", "which have [", "merge")
     refused(lambda: split(load_data(recipe, tmp_path), split_sizes(recipe)), *says)
 
 
@@ -454,7 +467,7 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
     for text in (said, error):
         assert "'unknown' in row 0" in text
         assert (
-            'data.missing_values = ["unknown"] or --missing-value reads such cells as missing'
+            'data.missing_values = ["unknown"] or --missing-value to read these cells as missing'
             in text
         )
     assert "size" in said
@@ -465,7 +478,7 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
 
 def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys):
     write(tmp_path, kind=[["Yes", "no", "YES", "yes", "No"][i % 5] for i in range(ROWS)])
-    says = "! classes that differ in spaces or capitals alone: 'No', 'no'; 'YES', 'Yes', 'yes'"
+    says = "! classes that differ only in spaces or capitals: 'No', 'no'; 'YES', 'Yes', 'yes'"
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
         assert says in capsys.readouterr().out
@@ -478,11 +491,11 @@ def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, ca
     write(tmp_path, born=[f"0{1 + i % 9}/0{1 + i % 7}/2020" for i in range(ROWS)])
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["born"].kind == "refused"
-    assert 'data.date_format = "%d/%m/%Y"' in columns["born"].why
+    assert '--date-format to "%d/%m/%Y"' in columns["born"].reason
     assert columns["size"].kind == "numeric"
     with working_in(tmp_path):
         assert main(["fit", "--data", "csv:things.csv", "--target", "kind"]) == 2
-    assert "column born: expected dates that can be read in one way" in capsys.readouterr().err
+    assert "column born: expected unambiguous dates" in capsys.readouterr().err
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--date-format", "%d/%m/%Y"]) == 0
     assert re.search("born +time", capsys.readouterr().out)
@@ -496,10 +509,10 @@ def test_kinds_are_those_of_the_rows_with_a_target(tmp_path):
     assert columns["price"].kind == "numeric"
     assert columns["price"].missing == 0.0
     assert columns["size"].missing == 19 / 199
-    assert (columns["id"].why, columns["id"].is_id) == ("it numbers the rows", True)
+    assert (columns["id"].reason, columns["id"].is_id) == ("it numbers the rows", True)
     data = load_data(planned(tmp_path).recipe, tmp_path)
     assert {column.name: column.kind for column in data.columns}["price"] == "numeric"
     price[150] = "sold"
     write(tmp_path, price=price, kind=kind)
     columns = {column.name: column for column in found(tmp_path).columns}
-    assert "'sold' in row 150" in columns["price"].why
+    assert "'sold' in row 150" in columns["price"].reason

@@ -34,7 +34,7 @@ def test_shares_are_rounded_and_defaults_suit_a_hundred_rows_and_ten_million():
 def test_too_small_a_share_is_refused():
     refused(
         lambda: SplitSizes(0.001, 1, 1, 0).rows(100),
-        "data.validation: expected a share of 100 training rows",
+        "data.validation: expected at least one of 100 training rows",
     )
 
 
@@ -95,9 +95,8 @@ def test_groups_that_are_too_large_are_refused():
     groups = np.repeat([0, 1, 2], 30)
     refused(
         lambda: SplitSizes(5, 5, 5, 0).split(90, Keys(groups=groups)),
-        "data.group: expected groups of at most 5 rows, some of which the validation split can "
-        "have to itself, "
-        "got 3 groups of 30 rows or more",
+        "data.group: expected more groups, of up to 5 rows, for the validation split, "
+        "got 3 groups of at least 30 rows",
     )
 
 
@@ -161,11 +160,11 @@ def test_a_group_in_no_row_and_a_column_that_is_not_there_are_refused(tmp_path):
     )
     refused(lambda: visits(tmp_path, time="day"), "data.time: expected one of the columns")
     refused(
-        lambda: visits(tmp_path, time="ill"), "data.time: expected another column than the target"
+        lambda: visits(tmp_path, time="ill"), "data.time: expected a column other than the target"
     )
     refused(
         lambda: load(recipe_with(data={"group": "a"}), tmp_path),
-        "data.group: expected none, since `digits`",
+        "data.group: expected no value, because `digits`",
     )
 
 

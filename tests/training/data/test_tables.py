@@ -175,12 +175,12 @@ def test_labels_of_numbers_are_sorted_by_value_and_targets_of_regression_are_flo
         (
             {},
             {"columns": {"label": "categorical"}},
-            "data.columns: expected no kind for the target",
+            "data.columns: expected kinds without the target's",
         ),
         (
             {},
             {"columns": dict.fromkeys(["age", "city", "vip", "income"], "ignored")},
-            "a column besides the target",
+            "a column in addition to the target",
         ),
         ({"label": ["a"] * ROWS}, {}, "data.target: expected labels of 2 to 1000 classes, got 1"),
         (
@@ -193,7 +193,7 @@ def test_labels_of_numbers_are_sorted_by_value_and_targets_of_regression_are_flo
             {},
             "column age: expected finite numbers, got infinity in row 0",
         ),
-        ({"age": [None] * ROWS}, {}, "column age: expected a value in some training row"),
+        ({"age": [None] * ROWS}, {}, "column age: expected a value in at least one training row"),
         (
             {"city": [f"c{i}" for i in range(ROWS)] * 1},
             {"columns": {"city": "numeric"}},
@@ -202,7 +202,7 @@ def test_labels_of_numbers_are_sorted_by_value_and_targets_of_regression_are_flo
         (
             {"age": ["1e200"] * 20 + ["-1e200"] * 20},
             {},
-            "column age: expected numbers whose variance",
+            "column age: expected numbers with a variance",
         ),
     ],
     ids=lambda value: str(value)[:30],
@@ -243,13 +243,13 @@ def test_a_column_of_too_many_categories_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "that names the columns, got none"),
+        (b"", "that names the columns, got an empty file"),
         (b"a,label\n", "at least two rows, got 0"),
         (b"a,label\n1,x\n2,y,3\n", "2 cells, as the first line, got 3"),
         (b"a,label\n1,x\n2\n", "2 cells, as the first line, got 1"),
         (b"# of May\na,label\n1,x\n", "1 cell, as the first line, '# of May', got 2"),
-        (b"a,a,label\n1,2,x\n3,4,y\n", "columns with different names"),
-        (b"a,,label\n1,2,x\n3,4,y\n", "columns with different names"),
+        (b"a,a,label\n1,2,x\n3,4,y\n", "columns with unique names"),
+        (b"a,,label\n1,2,x\n3,4,y\n", "columns with unique names"),
         (b"PAR1" + bytes(40), "data"),
     ],
     ids=["empty", "header", "long row", "short row", "comment", "names twice", "no name", "binary"],
@@ -278,7 +278,7 @@ def test_what_is_not_there_or_of_another_type_is_refused(tmp_path):
     assert len(read(tmp_path, source="parquet:a.parquet", columns={"when": "ignored"}).columns) == 4
     refused(
         lambda: load(recipe_of("digits", target="a"), tmp_path),
-        "data.target: expected none, since `digits`",
+        "data.target: expected no value, because `digits`",
     )
     refused(
         lambda: load(recipe_of("digits", "regression"), tmp_path), "task: expected classification"
@@ -318,7 +318,7 @@ def test_a_uci_split_is_the_one_that_the_recipe_names(tmp_path):
     [
         (
             {"index_test_4": np.arange(11)},
-            "index_test_4.txt: expected rows that are not in the training index",
+            "index_test_4.txt: expected rows that are not training rows",
         ),
         ({"index_test_4": np.arange(28, 31)}, "whole numbers from 0 to 29"),
         ({"index_test_4": [0.5]}, "whole numbers from 0 to 29"),
@@ -343,7 +343,7 @@ def test_a_uci_split_that_is_not_there_and_classification_are_refused(tmp_path):
     )
     refused(
         lambda: load(recipe_of("uci:."), tmp_path),
-        "task: expected regression, since `uci` has real targets",
+        "task: expected regression, because `uci` has targets",
     )
 
 
@@ -360,7 +360,7 @@ def test_rows_are_called_by_a_column_as_it_is_written_or_by_their_numbers(tmp_pa
     assert len(kept.ids) == len(kept)
     assert {*kept.ids.tolist()} < {*by_id.train.ids.tolist()}
     refused(lambda: read(tmp_path, id="nothing"), "data.id", "one of the columns")
-    refused(lambda: read(tmp_path, id="label"), "data.id", "another column than the target")
+    refused(lambda: read(tmp_path, id="label"), "data.id", "a column other than the target")
 
 
 def test_columns_have_usual_values_of_which_the_data_s_digest_knows_nothing(tmp_path):
@@ -420,7 +420,7 @@ def test_rows_that_miss_what_no_training_row_misses_are_told(tmp_path, capsys):
     with print_messages():
         load(recipe_of("csv:a.csv", target="label"), tmp_path, known)
     said = capsys.readouterr().err
-    assert "1 rows miss age, which no training row misses: the service refuses them" in said
+    assert "the service would refuse 1 rows without age, which all training rows have" in said
     assert "income" not in said
 
 
@@ -429,7 +429,7 @@ def test_other_data_may_be_of_one_group_alone(tmp_path):
     write_csv(tmp_path, {**COLUMNS, "site": [f"s{i // 2:02}" for i in range(ROWS)]})
     fitted = read(tmp_path, group="site", **sizes)
     write_csv(tmp_path, {**COLUMNS, "site": ["new"] * ROWS})
-    refused(lambda: read(tmp_path, group="site", **sizes), "data.group: expected groups of at most")
+    refused(lambda: read(tmp_path, group="site", **sizes), "data.group: expected more groups")
     recipe = recipe_of("csv:a.csv", target="label", group="site", **sizes)
     other = load_unfitted(recipe, tmp_path, fitted.columns, None)
     assert (len(other.rows), other.group_names) == (ROWS, ("new",))
@@ -467,7 +467,7 @@ def test_the_target_is_no_group(tmp_path):
     write_csv(tmp_path)
     refused(
         lambda: read(tmp_path, calibration_group="label"),
-        "data.calibration_group: expected another column",
+        "data.calibration_group: expected a column other",
     )
 
 

@@ -12,7 +12,7 @@ from model_store.sources.columns import from_objects
 from tests.support.recipes import content_with, recipe_of
 from tests.support.refusals import refused
 from training.data import load
-from training.data.findings import findings_of
+from training.data.findings import inspect_source
 from training.recipe import DataSection, validate
 
 ROWS = 60
@@ -108,8 +108,8 @@ def test_points_that_may_be_between_thousands_are_refused_until_a_person_says(tm
 def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, caplog):
     caplog.set_level("INFO", "dubito.training")
     read(tmp_path, lines_of(";", comma=True).encode("cp1252"))
-    assert "a.csv is read as cp1252" in caplog.text
-    assert "cells are separated by ';'" in caplog.text
+    assert "reading a.csv as cp1252" in caplog.text
+    assert "cells separated by ';'" in caplog.text
     assert "decimal commas" in caplog.text
     data = read(tmp_path, lines_of().encode("cp1250", "replace"), encoding="cp1250", delimiter=",")
     assert "Köln" in data.columns[0].categories
@@ -125,7 +125,7 @@ def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, capl
 def test_a_file_without_a_header_is_refused(tmp_path):
     refused(
         lambda: read(tmp_path, "1,2,3\n4,5,6\n"),
-        "a first line of a.csv that names the columns, got numbers alone",
+        "a first line of a.csv that names the columns, got only numbers",
     )
 
 
@@ -185,7 +185,7 @@ def test_dates_that_could_be_read_in_two_ways_are_refused_unless_the_recipe_says
     days = [f"0{1 + i % 9}/0{1 + i % 7}/2024" for i in range(ROWS)]
     refused(
         lambda: read(tmp_path, lines_of(day=days)),
-        "column day: expected dates that can be read in one way (data.date_format",
+        "column day: expected unambiguous dates (set data.date_format",
         "got '08/01/2024'",  # the first that is not the same either way
     )
     first = read(tmp_path, lines_of(day=days), date_format="%d/%m/%Y")
@@ -246,7 +246,7 @@ def test_of_many_categories_the_frequent_ones_are_told_apart(tmp_path, caplog):
     )
     (column,) = read(tmp_path, content).columns
     assert column.categories == tuple(sorted(f"often{i}" for i in range(0, 20, 2)))
-    assert "the 10 most frequent are told apart, the others are one" in caplog.text
+    assert "merging all but the 10 most frequent" in caplog.text
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -283,7 +283,7 @@ def test_a_table_may_be_gzipped_and_is_none_of_excel_s(tmp_path):
         refused(lambda: load(recipe, tmp_path), "data.source: expected a readable CSV file")
     for source in ("csv:b.xlsx", "parquet:b.XLSX"):
         (tmp_path / source.partition(":")[2]).write_bytes(b"PK\x03\x04")
-        says = "a CSV or Parquet file (save the sheet as `CSV UTF-8`), got a workbook of Excel"
+        says = "a CSV or Parquet file (save the sheet as `CSV UTF-8`), got an Excel workbook"
         refused(lambda source=source: load(recipe_of(source, target="label"), tmp_path), says)
 
 
@@ -291,5 +291,5 @@ def test_text_in_parquet_that_is_all_numbers_may_be_a_target_or_a_number(tmp_pat
     table = pa.table({"x": ["1.5", "2", None] * 20, "y": [str(i) for i in range(ROWS)]})
     parquet.write_table(table, tmp_path / "a.parquet")
     section = DataSection(source="parquet:a.parquet", target="y", columns={"x": "numeric"})
-    found = findings_of(section, tmp_path, "regression")
+    found = inspect_source(section, tmp_path, "regression")
     assert found.targets.tolist() == [*range(ROWS)]

@@ -46,8 +46,8 @@ def test_they_are_left_out_of_all_that_judges_and_counted(folder, caplog, kind):
         data = load(wanted, folder)
     before, splits = (split(of, split_sizes(wanted)) for of in (load(whole, folder), data))
     assert (
-        f"{SEEN} of {ROWS} rows are rows of {kind}:seen.{kind}: they neither validate, calibrate "
-        "nor test" in caplog.messages
+        f"{SEEN} of {ROWS} rows are also in {kind}:seen.{kind} and are used only for training"
+        in caplog.messages
     )
     assert np.array_equal(splits.train.x, before.train.x)  # columns are encoded as ever
     of_seen = recipe(kind, None)
@@ -68,8 +68,8 @@ def test_they_are_left_out_of_all_that_judges_and_counted(folder, caplog, kind):
     ("trained_on", "says"),
     [
         ("absent", "data.trained_on: expected"),
-        ("wide", "data.trained_on: expected rows of shape (3,), as the data have, got (4,)"),
-        ("all", "data.trained_on: expected some test rows that the network was not trained on"),
+        ("wide", "data.trained_on: expected rows of shape (3,) as in data.source, got (4,)"),
+        ("all", "data.trained_on: expected test rows that the network was not trained on"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_by_its_key(folder, trained_on, says):

@@ -13,7 +13,7 @@ from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import load
 from training.data.cells import infer_writing
-from training.data.findings import findings_of
+from training.data.findings import inspect_source
 from training.recipe import DataSection
 
 DOLLARS = NumberWriting(sign="$", thousands=",")
@@ -118,11 +118,11 @@ def test_a_target_may_be_so_written_too_and_text_that_can_be_read_in_several_way
         recipe_of("csv:a.csv", "regression", target="price", columns={"odd": "ignored"}), tmp_path
     )
     assert sorted(np.concatenate([data.train.y, data.test.y]).tolist())[0] == 1000.5
-    found = findings_of(DataSection(source="csv:a.csv", target="label"), tmp_path)
+    found = inspect_source(DataSection(source="csv:a.csv", target="label"), tmp_path)
     notes = {column.name: (column.kind, column.notes) for column in found.columns}
     assert notes["price"][0] == "numeric"
-    assert any("can be read in several ways" in note for note in notes["odd"][1])
-    told = findings_of(DataSection(source="csv:a.csv", target="label", decimal=","), tmp_path)
+    assert any("format is ambiguous" in note for note in notes["odd"][1])
+    told = inspect_source(DataSection(source="csv:a.csv", target="label", decimal=","), tmp_path)
     assert next(column for column in told.columns if column.name == "odd").kind == "numeric"
     kept = load(recipe_of("csv:a.csv", target="label", columns={"price": "categorical"}), tmp_path)
     assert kept.columns[0].kind == "categorical"

@@ -16,7 +16,7 @@ from tests.support.recipes import QUICK, recipe_of, recipe_with, write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.bayes.posterior import noise
-from training.data import Dataset, Rows, Splits, load, with_classes_of
+from training.data import Dataset, Rows, Splits, load, match_classes
 from training.fitting.run import Run
 from training.fitting.warm_start import check_compatible, copy_weights
 from training.methods import METHODS, DrawnMethod
@@ -227,12 +227,12 @@ def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_pa
 def test_old_classes_come_first_matched_by_name():
     data, _ = data_of(300, classes=("a", "b", "c"))
     more, _ = data_of(300, classes=("B", "a", "b", "bb", "c"))
-    joined = with_classes_of(more, data.classes)
+    joined = match_classes(more, data.classes)
     assert joined.classes == ("a", "b", "c", "B", "bb")
     for rows, before in ((joined.train, more.train), (joined.test, more.test)):
         assert [joined.classes[i] for i in rows.y] == [more.classes[i] for i in before.y]
     refused(
-        lambda: with_classes_of(data, ("a", "d")),
+        lambda: match_classes(data, ("a", "d")),
         "data.source: expected rows of every class",
         "none of ['d']",
     )

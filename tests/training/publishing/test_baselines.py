@@ -23,8 +23,8 @@ from training.publishing.baselines import (
     MIN_PROBABILITY,
     baselines,
     lead,
-    sentences,
     spread,
+    warn_if_worse,
 )
 from training.publishing.draft import _agreement, fit_warnings
 from training.publishing.quality import Measured, disagreement
@@ -89,12 +89,12 @@ def test_a_sentence_says_what_is_clearly_better_and_nothing_what_may_be_chance()
     mine = figures_of(even, [True, False] * 50)
     better = figures_of(np.array(even) + [0.1, 0.2] * 50, [True] * 100)
     alike = figures_of(np.array(even) + [2.0, -1.9] * 50, [True, False] * 50)
-    assert list(sentences(mine, {"constant": alike, "linear": alike}, "always 'ok'")) == []
-    assert list(sentences(mine, {"linear": better, "boosting": alike}, "always 'ok'")) == [
+    assert list(warn_if_worse(mine, {"constant": alike, "linear": alike}, "always 'ok'")) == []
+    assert list(warn_if_worse(mine, {"linear": better, "boosting": alike}, "always 'ok'")) == [
         "worse than linear: log-likelihood -0.55 against -0.4 on 100 test rows (difference -0.15, "
         "standard error 0.005)"
     ]
-    likelihood, accuracy = sentences(mine, {"constant": better}, "always 'ok'")
+    likelihood, accuracy = warn_if_worse(mine, {"constant": better}, "always 'ok'")
     assert likelihood.startswith("worse than always 'ok': log-likelihood -0.55 against -0.4")
     assert accuracy == "accuracy 0.5 is below the 1 of always 'ok'"
 
@@ -198,7 +198,7 @@ def test_what_is_worse_than_the_constant_is_published_anyway_or_not_at_all(fit, 
     badly = {"epochs": 3, "learning_rate": 0.5, "final_learning_rate": 0.5}
     code, _, errors = fit(**badly)
     assert code == 1
-    assert "is not published, since it is worse than a guess: log-likelihood" in errors
+    assert "is not published because it is worse than a guess: its log-likelihood" in errors
     assert "--anyway" in errors
     store = ModelStore(tmp_path / "models")
     assert store.versions("flights") == []

@@ -17,7 +17,7 @@ from training.data import Rows, digits
 from training.data import load as data_of
 from training.evaluation.pairs import worse_by
 from training.publishing.draft import Draft
-from training.publishing.gate import GateError, check_gate, rows_as_taken_by
+from training.publishing.gate import GateError, check_gate, encode_rows_for
 from training.publishing.quality import Measurable, MeasuredRows
 from training.recipe import load
 
@@ -90,7 +90,7 @@ def test_metrics_know_their_direction():
 def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_store, digits_rows):
     model = Model.load(own_store.open("digits", "1", wanted=NEEDED))
     rows = digits().test.take(np.arange(40))
-    own = Measurable.of(model)
+    own = Measurable.from_model(model)
     classes = model.manifest.classes
     expected = own.figures(MeasuredRows(rows, (0.0, 16.0), classes, 3))
     order = np.random.default_rng(0).permutation(10)
@@ -122,7 +122,7 @@ def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(ow
     ):
         other = data.input.model_copy(update={"columns": columns})
         manifest = own_store.manifest("digits", "1").model_copy(update={"input": other})
-        found = rows_as_taken_by(manifest, recipe, draft, data.test, tmp_path)
+        found = encode_rows_for(manifest, recipe, draft, data.test, tmp_path)
         if expected == "encoded":
             raw = data.test.x * data.columns[0].std + data.columns[0].mean
             np.testing.assert_allclose(found.x, (raw - 1.0) / 0.5, rtol=1e-5)
@@ -133,7 +133,7 @@ def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(ow
         update={"columns": (column.model_copy(update={"name": "another"}),)}
     )
     manifest = own_store.manifest("digits", "1").model_copy(update={"input": unknown})
-    assert rows_as_taken_by(manifest, recipe, draft, data.test, tmp_path) is None
+    assert encode_rows_for(manifest, recipe, draft, data.test, tmp_path) is None
 
 
 def test_rows_of_text_are_those_of_another_version_with_the_same_tokens_alone(published, tmp_path):
@@ -151,7 +151,7 @@ def test_rows_of_text_are_those_of_another_version_with_the_same_tokens_alone(pu
     ):
         files = {"tokenizer.json": FileSpec(sha256=sha256(content).hexdigest(), size=len(content))}
         manifest = published.model_copy(update={"input": other, "files": files})
-        assert rows_as_taken_by(manifest, recipe_of("digits"), draft, test, tmp_path) is expected
+        assert encode_rows_for(manifest, recipe_of("digits"), draft, test, tmp_path) is expected
 
 
 def test_what_cannot_be_scored_on_the_same_rows_is_compared_as_it_was_recorded(own_store, caplog):

@@ -21,7 +21,7 @@ from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export, load_runtime, parity
 from training.export.served import served_network
 from training.model import build, initialise
-from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
+from training.publishing.pruning import is_weight, prune, select_strongest, signal_to_noise
 from training.versions import open_parent
 
 SHAPE, CLASSES, ROWS = (5, 6), 4, 12
@@ -69,7 +69,7 @@ def network(request):
 @pytest.mark.parametrize("fraction", [0.0, 0.4, 0.8])
 def test_the_weights_of_lowest_ratio_go_and_no_bias_does(method, fraction, network):
     model, _ = fitted_like(method, network)
-    weights, kept = is_weight(model), strongest(model, fraction)
+    weights, kept = is_weight(model), select_strongest(model, fraction)
     layers = [layer for layer in model.network.slots if layer.size]
     biases = sum(slot.shape[1] for slot in layers if "inner" not in slot.name)
     assert int((~weights).sum()) == biases
@@ -87,7 +87,7 @@ def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights
     fraction, network
 ):
     model, x = fitted_like(network=network)
-    kept = strongest(model, fraction)
+    kept = select_strongest(model, fraction)
     smaller = prune(model, kept)
     eps = noise(smaller.posterior, 5, 1)
     dense_eps = noise(model.posterior, 5, 2)  # of units that were dropped, any
@@ -139,7 +139,7 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
 )
 def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small(network):
     model, x = fitted_like(network=network)
-    smaller = prune(model, strongest(model, 0.95 if "hidden" in network else 0.6))
+    smaller = prune(model, select_strongest(model, 0.95 if "hidden" in network else 0.6))
     served = served_network(smaller, x, 0, names=CHECKED_DETECTORS)
     files = export(smaller, served)
     graph = onnx.load_model_from_string(files["network.onnx"])
@@ -170,14 +170,14 @@ def test_what_cannot_be_pruned_is_refused():
     model, _ = fitted_like()
     for fraction in (-0.1, 1.0, float("nan")):
         refused(
-            lambda fraction=fraction: strongest(model, fraction),
+            lambda fraction=fraction: select_strongest(model, fraction),
             "--fraction: expected at least 0 and less than 1",
         )
     with torch.no_grad():
         model.posterior.mu[-(7 + 1) * CLASSES :] = 0
-    refused(lambda: strongest(model, 0.9), "weights in every layer", "none in 4")
+    refused(lambda: select_strongest(model, 0.9), "weights in every layer", "none in 4")
     other, _ = fitted_like("mvn")
-    refused(lambda: strongest(other, 0.5), "method: expected bbb-gaussian or bbb-mixture")
+    refused(lambda: select_strongest(other, 0.5), "method: expected bbb-gaussian or bbb-mixture")
 
 
 # The command

@@ -16,7 +16,7 @@ from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Dataset, Rows, digits, load, renumber
-from training.publishing.derive import prune_version, split_rows, temper_again
+from training.publishing.derive import prune_version, refit_temperature, split_rows
 from training.scoring import served_scores
 from training.versions import open_parent
 
@@ -167,7 +167,7 @@ def test_the_temperature_is_fitted_again_before_the_rest(folder):
 
 def test_a_temperature_that_does_not_pay_leaves_the_version_as_it_is(folder):
     artifact = ModelStore(folder / "models").open("digits", "1")
-    same, found = temper_again(artifact, digits().test.take(np.arange(4)), 0)
+    same, found = refit_temperature(artifact, digits().test.take(np.arange(4)), 0)
     assert same is artifact
     assert found.value == artifact.manifest.training["temperature"]["value"]
 
@@ -178,7 +178,7 @@ def test_rows_take_the_model_s_class_numbers_whichever_classes_they_have():
     known = renumber(data, ("a", "c", "b"))
     assert known.classes == ("a", "c", "b")
     assert (known.train.y.tolist(), known.test.y.tolist()) == ([2, 1, 1, 2], [1])
-    refused(lambda: renumber(data, ("a", "b")), "rows of the classes ['a', 'b'], got some of ['c']")
+    refused(lambda: renumber(data, ("a", "b")), "rows of the classes ['a', 'b'], got rows of ['c']")
 
 
 def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
@@ -200,11 +200,11 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
         (["digits:1", "--data", "npz:absent.npz"], "data.source: expected a readable npz file"),
         (
             ["digits:1", "--data", "digits"],
-            "rows that digits version 1 was not fitted on, got the very rows",
+            "rows that digits version 1 was not fitted on, got the data",
         ),
         (
             ["digits:2", "--data", "digits"],
-            "rows that digits version 2 was not fitted on, got the very rows",
+            "rows that digits version 2 was not fitted on, got the data",
         ),
         (
             ["digits:1", "--data", "npz:wide.npz"],
@@ -214,20 +214,26 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
             ["digits:1", "--data", "npz:eleven.npz"],
             "data.source: expected rows of the classes ['0', '1'",
         ),
-        (["digits:1", "--data", "npz:bright.npz", "--target", "y"], "data.target: expected none"),
+        (
+            ["digits:1", "--data", "npz:bright.npz", "--target", "y"],
+            "data.target: expected no value",
+        ),
         (
             ["digits:1", "--data", "npz:bright.npz", "--ranking-rows", "0"],
             "--ranking-rows: expected at least 1, got 0",
         ),
         (
             ["digits:1", "--data", "npz:bright.npz", "--reference-rows", "300"],
-            "less than the 359 rows of the source",
+            "fewer than the 359 rows of the source",
         ),
         (
             ["digits:1", "--data", "npz:bright.npz", "--seed", "-1"],
             "--seed: expected 0 or more, got -1",
         ),
-        (["digits:1", "--data", "npz:few.npz"], "data.test_fraction: expected a share of 2 rows"),
+        (
+            ["digits:1", "--data", "npz:few.npz"],
+            "data.test_fraction: expected both training and test rows among 2",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
