@@ -87,8 +87,7 @@ def test_what_a_version_was_fitted_from_is_not_fitted_again_unless_told(
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     assert fit_here(folder, monkeypatch) == 0
     assert capsys.readouterr().out.startswith(
-        "small version 1 was fitted by this recipe on these data, so there is nothing to do; "
-        "--again"
+        "small version 1 already has this recipe and data; use --again"
     )
     assert published_weights(folder) == published_weights(uninterrupted)
 
