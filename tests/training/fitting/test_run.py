@@ -244,7 +244,9 @@ def test_a_wrong_recipe_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsy
 def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys):
     recipe = recipe_in(tmp_path)
     line = refusal(tmp_path, monkeypatch, capsys, recipe, "--target", "a")
-    assert line.startswith("error: data.target: expected no value, because `digits` has no columns")
+    assert line.startswith(
+        "error: data.target: expected no value, because `digits` has no named columns"
+    )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,4\n" * 300)
     line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "c")
@@ -253,7 +255,7 @@ def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, m
     (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,2\n" * 400)
     line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "b")
     assert line.startswith(
-        "error: data.target: expected training different training targets, got 2.0 alone"
+        "error: data.target: expected different training targets, got only 2.0"
     )
 
 

@@ -233,7 +233,7 @@ def test_old_classes_come_first_matched_by_name():
         assert [joined.classes[i] for i in rows.y] == [more.classes[i] for i in before.y]
     refused(
         lambda: match_classes(data, ("a", "d")),
-        "data.source: expected rows of every class",
+        "data.source: expected rows of all classes",
         "none of ['d']",
     )
 
