@@ -254,9 +254,7 @@ def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, m
     recipe.write_text('task = "regression"\n' + recipe.read_text())
     (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,2\n" * 400)
     line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "b")
-    assert line.startswith(
-        "error: data.target: expected different training targets, got only 2.0"
-    )
+    assert line.startswith("error: data.target: expected different training targets, got only 2.0")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
