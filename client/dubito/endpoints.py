@@ -370,7 +370,7 @@ def _post(
 
 
 def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
-    """Convert the row numbers in an error from a part to all rows."""
+    """Convert an error's row number within a part to the number in the file."""
 
     def shift(text: str) -> str:
         return re.sub(r"^inputs\.(\d+)", lambda row: f"inputs.{first + int(row[1])}", text)

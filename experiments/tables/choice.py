@@ -92,7 +92,7 @@ def measure(data: str, method: str, seed: int, _: Path) -> Measured:
 
 
 def request_ms(model: Model, row: np.ndarray, draws: int) -> float:
-    """Return the median processor time of one row under fresh draws."""
+    """Return the median processor time of a one-row prediction, in ms."""
     taken = []
     for seed in range(TIMED_REQUESTS + 1):
         begun = time.process_time()

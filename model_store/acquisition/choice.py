@@ -1,4 +1,4 @@
-"""Choose rows of a pool by their scores. Seed and id decide ties and randomness.
+"""Choose rows of a pool by their scores. Ties depend on seed and id.
 
 | acquisition | input per row | ranks by |
 |---|---|---|

@@ -277,7 +277,7 @@ class Cache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock that makes and deletes copies; delete unfinished ones afterwards."""
+        """Hold the cache lock, and delete unfinished copies afterwards."""
         make_folder(self.root)
         with (self.root / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

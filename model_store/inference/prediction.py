@@ -128,8 +128,7 @@ class Prediction:
     def intervals(
         self, coverage: float, confidence: float | None = None
     ) -> Float64[np.ndarray, "N 2"] | None:
-        """Return the lower and upper end of each row's interval, in the target's units, None in a
-        classification."""
+        """Return each row's interval in the target's units; None for classification."""
         scores = self.calibrated_scores
         if not isinstance(scores, MixtureScores) or isinstance(self.rank_tables, WeightedRows):
             return None
@@ -200,8 +199,7 @@ class Decision:
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
-    """Return what is decided of the rows of one request, each by itself but for flags at a false
-    discovery rate."""
+    """Decide flags, sets, intervals and abstentions for the rows of a request."""
     p_values, fpr = prediction.judged_p_values, options.fpr
     interval = prediction.intervals(options.coverage, options.confidence)
     return Decision(

@@ -164,7 +164,7 @@ def in_proportion(size: tuple[int, int], shorter: int) -> tuple[int, int]:
 def pixels(
     image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, field: str
 ) -> UInt8[np.ndarray, "I"]:
-    """Decode an image into a flat row of a model's mode and shape, (H, W) or (3, H, W)."""
+    """Decode an image to the model's colour mode and shape, and flatten it."""
     size = (shape[-1], shape[-2])
     if image.size != size and not spec.resize:
         expected = f"an image of {size[0]} x {size[1]} pixels (width x height)"

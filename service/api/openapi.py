@@ -77,8 +77,7 @@ def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> dict[str,
 
 
 def request_body(kind: type[Envelope]) -> dict[str, Any]:
-    """Describe a request: JSON with examples, a form, or a file of rows with the rest in the
-    query."""
+    """Describe a request body: JSON, a form, or a file with the options in the query."""
     body = json_body(kind)
     content = body["requestBody"]["content"]
     content |= {media: {"schema": BINARY} for media in (NPY, *FILE_ENDINGS)}

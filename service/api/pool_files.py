@@ -99,7 +99,7 @@ async def open_file(
     encoded: bool,
     ending: str | None = None,
 ) -> RowFile:
-    """Open a file of rows. Reading it counts in the request's memory and ends with the request."""
+    """Open a file of rows. Its memory counts towards the request."""
     bounds = Bounds(call.reservation.reserve, call.pause)
     spec = served.model.manifest.input
     spec = spec.encoded if encoded else spec

@@ -58,7 +58,7 @@ class ByteBudget:
 
 
 class Reservation:
-    """The budget bytes of one request, released when the request ends."""
+    """The bytes that one request has reserved; released when it ends."""
 
     def __init__(self, budget: ByteBudget, client: Hashable = None) -> None:
         self.budget = budget

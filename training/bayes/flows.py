@@ -59,8 +59,7 @@ class WeightNormLinear(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Make V the weight itself: the same function and the same parameters' meaning, with less
-        to compute."""
+        """Store the effective weight in V, which saves computation."""
         direction = self._masked()
         norm = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
         self.direction.copy_(direction * (self.scale / norm)[:, None])

@@ -55,7 +55,7 @@ class ServedNetwork(nn.Module):
 
     @property
     def attributed(self) -> tuple[str, ...]:
-        """Names of the detectors whose scores `terms` attributes to the numbers of a row.
+        """Return the names of the detectors whose scores can be attributed to inputs.
 
         Long rows are folded, so their numbers are not distinguishable and the list is empty, unless
         the fold only adds up the channels of each pixel.
