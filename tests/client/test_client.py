@@ -270,7 +270,7 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
     assert again.excluded == 4
     with pytest.raises(InvalidInput, match="inputs: expected rows of ids that have a label"):
         client.add_labels({"a": "3"}, inputs={"b": digits_rows[0]})
-    with pytest.raises(InvalidInput, match=r"^labels\.0\.target: expected none"):
+    with pytest.raises(InvalidInput, match=r"^labels\.0\.target: expected no target"):
         client.add_labels({"a": 3.0})
     with pytest.raises(InvalidInput, match="a new class needs a new fit"):
         client.add_labels({"a": "ten"})

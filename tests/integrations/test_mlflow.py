@@ -213,7 +213,7 @@ def test_errors_of_every_kind_have_mlflow_s_form(client, kinds):
     )
     with client_of(kinds, DUBITO_API_KEYS="the-key-of-the-team") as own:
         assert refusal(post(own, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(
-            "key: expected one"
+            "key: expected a valid key"
         )
         own.headers["X-API-Key"] = "the-key-of-the-team"
         assert "since there are several" in refusal(post(own, {"inputs": [[0]]}))

@@ -32,7 +32,7 @@ def candidate(options: argparse.Namespace) -> None:
             log.error("%s", error)
         try:
             if look == 1:
-                log.info("looking again every %g s", options.interval_s)
+                log.info("repeating every %g s", options.interval_s)
             time.sleep(options.interval_s)
         except KeyboardInterrupt:  # with no fit to stop: a good end
             return

@@ -83,7 +83,7 @@ def test_rows_of_numbers_are_refused_unless_they_are_said_to_be_encoded(client, 
     refused, taken = (DOORS[door](client, flag) for flag in ({}, {"encoded": True}))
     assert 400 <= refused.status_code < 500, refused.text
     assert "by column" in refused.text or "for each of the 2 columns" in refused.text
-    assert "`encoded` true" in refused.text
+    assert "`encoded`" in refused.text
     assert taken.status_code in (200, 202), taken.text
 
 

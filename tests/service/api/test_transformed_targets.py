@@ -233,7 +233,7 @@ def test_a_warm_start_keeps_the_transform(folder, capsys):
         )
         assert main(["fit", str(log), "--warm-start", "tiny", "--quiet"]) == 2
     assert (
-        "data.target_transform: expected log, as of tiny version 1, got rank"
+        "data.target_transform: expected log, as in tiny version 1, got rank"
         in capsys.readouterr().err
     )
 

@@ -395,7 +395,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
         ),
         (
             ["--data", "csv:things.csv", "--date-format", "%d"],
-            "--date-format: expected a format of whole dates",
+            "--date-format: expected a strptime format",
         ),
         (
             ["things.toml", "--task", "regression"],

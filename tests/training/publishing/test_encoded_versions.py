@@ -129,7 +129,7 @@ def test_it_is_served_like_any_other(published, serve, digits_rows):
         ]
         why = explained["explanation"]
         assert why["map"] is None
-        assert "the model has an encoder" in why["null_because"]["map"]
+        assert "an encoder comes before it" in why["null_because"]["map"]
         assert len(why["nearest"]) == 5
         ranked = client.post("/acquire", json={"pool": rows, "k": 2, "seed": 3}).json()["ranking"]
         assert len(ranked) == 2
@@ -147,7 +147,7 @@ def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeyp
     monkeypatch.setenv("DUBITO_RUNS", str(published / "runs"))
     assert main(["evaluate", "small:1", "--rows", "20", "--quiet"]) == 0
     assert main(["evaluate", "small:1", "--rows", "20", "--quiet", "--attacks"]) == 2
-    assert "--attacks: expected a version without an encoder" in capsys.readouterr().err
+    assert "--attacks: expected a version without encoder" in capsys.readouterr().err
     recipe = write_recipe(
         published, network=NETWORK, training={"epochs": 1}, serving={"temperature": False}
     )
