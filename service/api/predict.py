@@ -177,7 +177,7 @@ async def predict(
 
 def _answer_numbers(work: EngineWork) -> int:
     """Estimate the numbers in the answer, without samples and explanations."""
-    return len(work.x) * (20 + 2 * work.model.manifest.output_size)
+    return len(work.x) * (20 + 2 * work.served_model.model.manifest.output_size)
 
 
 def count_extra_rows(spec: InputSpec) -> int:
@@ -186,7 +186,7 @@ def count_extra_rows(spec: InputSpec) -> int:
 
 
 async def _predict_usual_rows(context: Context, work: EngineWork) -> Prediction:
-    columns = work.model.manifest.input.columns
+    columns = work.served_model.model.manifest.input.columns
     make = partial(rows_as_usual, columns, work.x, work.context.pause)
     x = await context.threads.requests.run(work.context, work.x.nbytes, make)
     again = EngineWork(
@@ -241,7 +241,7 @@ def _decide(
     Without `fdr`, decisions are independent. So small requests of a micro-batch share the results
     of the batch if they have the same options.
     """
-    model = work.model
+    model = work.served_model.model
 
     def results(prediction: Prediction, explained: ExplainedRows | None = None) -> Results:
         decision, samples = decide(prediction, options), predicted.samples

@@ -7,7 +7,7 @@ import sys
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 
-MAX_MODULES, MAX_MOVES = 30, 96
+MAX_MODULES, MAX_MOVES = 29, 90
 TRIES = 3  # on a busy machine a request may make one move more
 
 
