@@ -175,6 +175,13 @@ class Settings(BaseSettings):
     def _parse_state(cls, value: object) -> object:
         return None if value == "" else value
 
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _check_otlp_endpoint(cls, value: HttpUrl | None) -> HttpUrl | None:
+        if value is not None and (value.username is not None or value.password is not None):
+            raise ValueError("a URL without a user; set OTEL_EXPORTER_OTLP_HEADERS instead")
+        return value
+
     def parse_allowed_hosts(self) -> frozenset[str] | None:
         """Return the allowed host names; None if all are allowed."""
         if self.allowed_hosts is None:
@@ -231,5 +238,7 @@ def build_settings(values: Mapping[str, Any], place: str = "") -> Settings:
         if first["type"] == "extra_forbidden":
             expected = f"one of {sorted(Settings.model_fields)}"
             raise InvalidInput(field, expected, "an unknown name") from None
-        expected = str(first["msg"]).removeprefix("Input should be ")
-        raise InvalidInput(field, expected, repr(first["input"])) from None
+        expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+        # A URL may contain a password, which must not reach a log
+        received = "a URL with a user" if "@" in str(first["input"]) else repr(first["input"])
+        raise InvalidInput(field, expected, received) from None

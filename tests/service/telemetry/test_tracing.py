@@ -10,6 +10,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from model_store.errors import InvalidInput
 from service.settings import read_settings
 from tests.support.environment import ROOT, environment_with
 from tests.support.refusals import refused
@@ -209,10 +210,23 @@ def test_without_the_packages_the_service_says_so_in_one_line(missing):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("url", ["", "collector:4318", "ftp://collector", "http://", "http://a:b"])
+@pytest.mark.parametrize(
+    "url", ["", "collector:4318", "ftp://collector", "http://", "http://[", "http://a:b"]
+)
 def test_an_endpoint_that_is_no_url_is_refused(monkeypatch, url):
     monkeypatch.setenv("DUBITO_OTLP_ENDPOINT", url)
     refused(read_settings, "DUBITO_OTLP_ENDPOINT: expected ")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:hunter2@collector:4318", "ftp://user:hunter2@collector"]
+)
+def test_an_endpoint_with_a_password_is_refused_without_showing_it(monkeypatch, url):
+    monkeypatch.setenv("DUBITO_OTLP_ENDPOINT", url)
+    with pytest.raises(InvalidInput) as raised:
+        read_settings()
+    assert str(raised.value).startswith("DUBITO_OTLP_ENDPOINT: expected ")
+    assert "hunter2" not in str(raised.value)
 
 
 def test_fastapi_s_own_telemetry_stays_off_whatever_the_environment_says(
