@@ -80,10 +80,6 @@ class CandidateData:
         return self._rows(self.usable & ~self.labels.is_control)
 
     @property
-    def chosen(self) -> Rows:
-        return self._rows(self.usable & self.labels.is_chosen)
-
-    @property
     def control(self) -> Rows:
         return self._rows(self.usable & self.labels.is_control)
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from model_store.acquisition.choice import RANDOM
 from model_store.artifacts.manifest import DESCRIBING, OF_FILES, TOKENIZER, Manifest
 from model_store.errors import Conflict, InvalidInput
 from model_store.state.database import FILE, Database, may_be_damaged
@@ -74,7 +73,6 @@ class LabelledRows:
     x: Float32[np.ndarray, "N I"]
     values: list[str | float]
     is_control: Bool[np.ndarray, "N"]
-    is_chosen: Bool[np.ndarray, "N"]  # by a score, not at random
     are_known: bool  # whether every label has a key
     left_out: int = 0  # rows in other formats
 
@@ -315,12 +313,11 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
         labelled = connection.execute(
             """
             SELECT l.id, l.label, l.target, coalesce(a.row, l.row) row,
-                coalesce(a.format, l.format) format, coalesce(a.control, 0) control,
-                coalesce(a.acquisition, :random) acquisition, l.key
+                coalesce(a.format, l.format) format, coalesce(a.control, 0) control, l.key
             FROM labels l LEFT JOIN acquired a USING (model, id)
             WHERE model = :model ORDER BY l.time, l.rowid
             """,
-            {"model": model, "random": RANDOM},
+            {"model": model},
         ).fetchall()
     rows = [row for row in labelled if row["format"] == row_format]
     with may_be_damaged(f"a labelled row of {model}"):
@@ -331,7 +328,6 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
         x=x,
         values=[_value(row) for row in rows],
         is_control=np.array([bool(row["control"]) for row in rows], dtype=bool),
-        is_chosen=np.array([r["acquisition"] != RANDOM and not r["control"] for r in rows], bool),
         are_known=all(row["key"] is not None for row in rows),
         left_out=len(labelled) - len(rows),
     )
