@@ -42,11 +42,11 @@ class FieldError(DubitoError):
 
     field: str
 
-    def __init__(self, field: str, expected: str, got: str) -> None:
-        super().__init__(f"{field}: expected {expected}, got {got}")
+    def __init__(self, field: str, expected: str, received: str) -> None:
+        super().__init__(f"{field}: expected {expected}, got {received}")
         self.field = field
         self.expected = expected
-        self.got = got
+        self.received = received
 
 
 class InvalidInput(FieldError):
@@ -58,7 +58,7 @@ class InvalidInput(FieldError):
     def renamed(self, rename: Callable[[str], str]) -> "InvalidInput":
         """Return the same errors with other field names."""
         errors = (self, *self.others)
-        return all_of([InvalidInput(rename(e.field), e.expected, e.got) for e in errors])
+        return all_of([InvalidInput(rename(e.field), e.expected, e.received) for e in errors])
 
 
 class Conflict(FieldError):

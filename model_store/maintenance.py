@@ -42,8 +42,8 @@ def verify(options: argparse.Namespace) -> int:
 def alias(options: argparse.Namespace) -> None:
     store = store_of_environment(options.store)
     if options.remove != (options.version is None):
-        got = "both" if options.remove else "neither"
-        raise InvalidInput("alias", "a version or --remove", got)
+        received = "both" if options.remove else "neither"
+        raise InvalidInput("alias", "a version or --remove", received)
     if options.remove:
         store.remove_alias(options.name, options.alias)
         return

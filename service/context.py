@@ -141,8 +141,8 @@ class Context:
         deadline_s = envelope.deadline_s or self.settings.deadline_s
         call.deadline = call.started + deadline_s
         key = envelope.model, envelope.version
-        served = self.models.peek(*key)
-        if served is None:
+        loaded = self.models.peek(*key)
+        if loaded is None:
             preflight = await self.threads.files(partial(self.models.find_preflight, *key))
             if preflight is not None:
                 over = asyncio.wrap_future(preflight)
@@ -150,8 +150,8 @@ class Context:
                 if not over.done():
                     raise PastDeadline
                 _ = over.cancelled() or over.exception()  # `get` raises the error
-            served = await self.threads.loads(partial(self.models.get, *key))
-        return served
+            loaded = await self.threads.loads(partial(self.models.get, *key))
+        return loaded
 
 
 def context_of(request: Request) -> Context:

@@ -375,7 +375,7 @@ def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
     def shift(text: str) -> str:
         return re.sub(r"^inputs\.(\d+)", lambda row: f"inputs.{first + int(row[1])}", text)
 
-    shifted = InvalidInput(shift(error.field), error.expected, error.got, shift(error.message))
+    shifted = InvalidInput(shift(error.field), error.expected, error.received, shift(error.message))
     shifted.code = error.code
     shifted.errors = [{key: shift(text) for key, text in e.items()} for e in error.errors]
     return shifted

@@ -15,7 +15,9 @@ from typing import Any
 
 import httpx
 
-DETAIL = re.compile(r"(?P<field>.{1,200}?): expected (?P<expected>.*), got (?P<got>.*)", re.DOTALL)
+DETAIL = re.compile(
+    r"(?P<field>.{1,200}?): expected (?P<expected>.*), got (?P<received>.*)", re.DOTALL
+)
 
 
 class DubitoError(Exception):
@@ -36,16 +38,18 @@ class InvalidInput(DubitoError, ValueError):
     Attributes:
         field: its dotted name, such as `inputs.3.age`; "" if the service named none.
         expected: what it should be.
-        got: what it is.
+        received: the value that was received.
     """
 
-    def __init__(self, field: str, expected: str, got: str, message: str | None = None) -> None:
+    def __init__(
+        self, field: str, expected: str, received: str, message: str | None = None
+    ) -> None:
         # as they are here, so that errors can be copied
-        super().__init__(field, expected, got, message)
+        super().__init__(field, expected, received, message)
         self.field = field
         self.expected = expected
-        self.got = got
-        self.message = message or f"{field}: expected {expected}, got {got}"
+        self.received = received
+        self.message = message or f"{field}: expected {expected}, got {received}"
 
     def __str__(self) -> str:
         return self.message
@@ -168,7 +172,11 @@ def _make_error(response: httpx.Response, detail: str, retry_after_s: float | No
         return DeadlineExceeded(detail)
     if status == 422:
         named = DETAIL.fullmatch(detail)
-        parts = ("", "", "") if named is None else (named["field"], named["expected"], named["got"])
+        parts = (
+            ("", "", "")
+            if named is None
+            else (named["field"], named["expected"], named["received"])
+        )
         return InvalidInput(*parts, message=detail)
     kind = ERROR_BY_STATUS.get(status, ServerError if status >= 500 else AnswerError)
     return kind(status, detail, response.headers.get("X-Request-ID", ""), retry_after_s)

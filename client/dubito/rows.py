@@ -232,8 +232,8 @@ def _as_array(value: Any, field: str) -> Any:
         try:
             value = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # of a GPU, or of bfloat16
-            got = f"{type(value).__name__}: {error}"
-            raise InvalidInput(field, "what numpy can make an array of", got) from None
+            received = f"{type(value).__name__}: {error}"
+            raise InvalidInput(field, "what numpy can make an array of", received) from None
     if isinstance(value, np.ma.MaskedArray):
         if value.mask.any():
             raise InvalidInput(field, "an array without masked values", "one with some")

@@ -89,8 +89,8 @@ def read_infer(
     """Parse a request. JSON is its first `length` bytes, or all if None."""
     text = body if length is None else bytes(memoryview(body)[:length])
     if len(text) > max_json:
-        got = "more; send tensors in binary format"
-        raise TooLarge("body", f"at most {max_json} bytes of JSON", got)
+        received = "more; send tensors in binary format"
+        raise TooLarge("body", f"at most {max_json} bytes of JSON", received)
     content = _parse_blocks(text, call) if len(text) > SMALL_JSON_BYTES else parse_json(text)
     if not content.keys() <= FIELDS:
         raise InvalidInput("body", f"only the fields {', '.join(sorted(FIELDS))}", "another")
@@ -168,8 +168,8 @@ def _tensor(
         raise InvalidInput(place, expected, "another")
     name, datatype = _name(item.get("name"), place), item.get("datatype")
     if type(datatype) is not str or datatype not in DATATYPES:
-        got = "another" if isinstance(datatype, str) else kind_of(datatype)
-        raise InvalidInput(f"{place}.datatype", f"one of {', '.join(DATATYPES)}", got)
+        received = "another" if isinstance(datatype, str) else kind_of(datatype)
+        raise InvalidInput(f"{place}.datatype", f"one of {', '.join(DATATYPES)}", received)
     shape = check_shape(item.get("shape"), place)
     parameters = _object(item.get("parameters"), f"{place}.parameters")
     if parameters.keys() - {"binary_data_size", "content_type"}:
@@ -178,8 +178,8 @@ def _tensor(
     size, data = parameters.get("binary_data_size"), item.get("data")
     is_base64 = parameters.get("content_type") == "base64"
     if (size is None) == (data is None):
-        got = "both" if data is not None else "neither"
-        raise InvalidInput(place, "either data or parameters.binary_data_size", got)
+        received = "both" if data is not None else "neither"
+        raise InvalidInput(place, "either data or parameters.binary_data_size", received)
     if size is None:
         if datatype == BYTES:
             elements = parse_strings(data, shape, place)

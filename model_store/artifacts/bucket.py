@@ -199,14 +199,14 @@ class Bucket(Storage):
         finally:
             self.objects.delete([path])
         if not created or again or replaced or not moved:
-            got = "one that does not replace an object by its ETag"
+            received = "one that does not replace an object by its ETag"
             if again:
                 lost = "two writers could publish the same number"
-                got = f"one that ignores If-None-Match: {lost}"
+                received = f"one that ignores If-None-Match: {lost}"
             elif replaced:
-                got = "one that ignores If-Match: one of two alias changes could be lost"
+                received = "one that ignores If-Match: one of two alias changes could be lost"
             expected = "a bucket that honours conditional writes"
-            raise InvalidInput("DUBITO_STORE", expected, f"{got} (it can be read)")
+            raise InvalidInput("DUBITO_STORE", expected, f"{received} (it can be read)")
         self._is_writable = True
 
     @contextmanager

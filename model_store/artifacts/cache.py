@@ -111,8 +111,8 @@ class Cache:
             os.utime(folder)
         except OSError as error:
             expected = f"a folder with room for {manifest.label}"
-            got = error.strerror or "an error"
-            raise StoreError(f"DUBITO_CACHE: expected {expected}, got: {got}") from None
+            received = error.strerror or "an error"
+            raise StoreError(f"DUBITO_CACHE: expected {expected}, got: {received}") from None
         return lease
 
     def read(self, path: str, limit: int) -> bytes | None:

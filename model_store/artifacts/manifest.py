@@ -290,8 +290,10 @@ class DetectorSpec(Record):
     @model_validator(mode="after")
     def _two_sided_and_attributed_are_densities(self) -> "DetectorSpec":
         for field in ("two_sided", "attributed"):
-            if not set(got := getattr(self, field)) <= set(self.density):
-                raise ValueError(f"{field}: expected some of {list(self.density)}, got {list(got)}")
+            if not set(received := getattr(self, field)) <= set(self.density):
+                raise ValueError(
+                    f"{field}: expected some of {list(self.density)}, got {list(received)}"
+                )
         return self
 
 
@@ -370,8 +372,8 @@ class Description(Record):
         categories = self.categories
         is_by_class = categories is not None and categories.kind == "class"
         if categories is not None and is_by_class and categories.names != self.classes:
-            got = list(categories.names)[:20]
-            raise ValueError(f"categories.names: expected the classes, got {got}")
+            received = list(categories.names)[:20]
+            raise ValueError(f"categories.names: expected the classes, got {received}")
         return self
 
     @cached_property

@@ -98,8 +98,8 @@ class Objects:
             return cls(url, open_store(REQUEST_S), open_store(TRANSFER_S))
         except BaseError as error:
             message = str(error).splitlines()[0]
-            got = message if "specified" in message else "one that obstore refuses"
-            raise InvalidInput(field, "a bucket with all that its kind needs", got) from None
+            received = message if "specified" in message else "one that obstore refuses"
+            raise InvalidInput(field, "a bucket with all that its kind needs", received) from None
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
         with self._plain_errors("list"):

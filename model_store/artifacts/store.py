@@ -131,8 +131,8 @@ class ModelStore:
         """
         check_is_known_name(name)
         if not is_version(version):
-            got = repr(version[:80])
-            raise NotFound("version", f"a version number of model {name}", got)
+            received = repr(version[:80])
+            raise NotFound("version", f"a version number of model {name}", received)
 
         def broken(reason: str) -> BrokenArtifact:
             return BrokenArtifact(name, version, MANIFEST, reason)
@@ -314,8 +314,8 @@ class ModelStore:
                 model = "" if version else f"all of {name}: "
                 verb = "name" if len(named) > 1 else "names"
                 expected = "one that no alias names (--force deletes others too)"
-                got = f"{model}version {', '.join(deleted)}; {', '.join(named)} {verb} it"
-                raise InvalidInput("version", expected, got)
+                received = f"{model}version {', '.join(deleted)}; {', '.join(named)} {verb} it"
+                raise InvalidInput("version", expected, received)
             if deleted == versions[-len(deleted) :]:
                 highest = int(deleted[-1])
                 self._move(name, LAST_DELETED, lambda last: str(max(_number(last), highest)))

@@ -78,13 +78,13 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
     return encoded
 
 
-def not_by_column(field: str, got: str) -> InvalidInput:
+def not_by_column(field: str, received: str) -> InvalidInput:
     """Return the error for rows of numbers that may be encoded or may be values in some order."""
     expected = (
         "rows as objects keyed by column (or with `encoded` true numbers, as the model encodes "
         "its columns)"
     )
-    return InvalidInput(field, expected, got)
+    return InvalidInput(field, expected, received)
 
 
 def from_objects(
@@ -140,7 +140,7 @@ def _values(
         if column.missing is not False:
             raise
         expected = error.expected.removesuffix(OR_NULL)
-        raise InvalidInput(error.field, expected, error.got) from None
+        raise InvalidInput(error.field, expected, error.received) from None
     if column.missing is False:
         _refuse_missing(values, name, field, first_row)
     return values

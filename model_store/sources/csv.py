@@ -98,8 +98,8 @@ class CsvTable:
                     self.pause()
         except UnicodeDecodeError as error:
             if self._has_encoding:
-                got = f"bytes that are not {self.encoding}"
-                raise InvalidInput(self.field, "a readable CSV file", got) from error
+                received = f"bytes that are not {self.encoding}"
+                raise InvalidInput(self.field, "a readable CSV file", received) from error
             expected = "a CSV file in UTF-8, UTF-16 or cp1252"
             raise InvalidInput(self.field, expected, "something else") from error
         except csv.Error as error:

@@ -135,5 +135,5 @@ def check_ids(ids: list[str], rows: int) -> None:
     _, firsts, counts = np.unique(digests, return_index=True, return_counts=True)
     if len(firsts) < rows:
         repeated = ids[int(firsts[np.argmax(counts)])]
-        got = f"some that are the same, {repeated[:80]!r} among them"
-        raise InvalidInput(IDS, "different names", got)
+        received = f"some that are the same, {repeated[:80]!r} among them"
+        raise InvalidInput(IDS, "different names", received)

@@ -198,8 +198,8 @@ class ParquetFile(RowFile):
         if column.null_count:
             raise self._refuse_row(first + column.is_null().to_pylist().index(True), expected)
 
-    def _refuse_row(self, row: int, expected: str, got: str = "none") -> InvalidInput:
-        return InvalidInput(f"{self.field}.{row}", expected, got)
+    def _refuse_row(self, row: int, expected: str, received: str = "none") -> InvalidInput:
+        return InvalidInput(f"{self.field}.{row}", expected, received)
 
     @property
     def _holds_files(self) -> bool:

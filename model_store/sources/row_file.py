@@ -151,8 +151,8 @@ class RowFile(ABC):
         self.bounds.pause()
         return ids
 
-    def _refuse(self, expected: str, got: str) -> InvalidInput:
-        return InvalidInput(self.field, expected, got)
+    def _refuse(self, expected: str, received: str) -> InvalidInput:
+        return InvalidInput(self.field, expected, received)
 
     def _check_array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if self.spec.columns:

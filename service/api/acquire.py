@@ -55,18 +55,18 @@ async def post_acquire(request: Request) -> Response:
     call = context.begin(request, has_rows=True)
     answer_type(request, JSON)
     work = await read_work(context, call, AcquireRequest, "pool", settings.max_pool_rows)
-    envelope, served, pool_size = work.envelope, work.served, len(work.rows)
-    model, manifest = served.model, served.model.manifest
-    fields = ranking_fields(envelope, served)
+    envelope, loaded, pool_size = work.envelope, work.loaded, len(work.rows)
+    model, manifest = loaded.model, loaded.model.manifest
+    fields = ranking_fields(envelope, loaded)
     acquisition, priors, beta = (fields[name] for name in ("acquisition", "priors", "beta"))
-    num_samples = resolve_num_samples(envelope, served, settings)
+    num_samples = resolve_num_samples(envelope, loaded, settings)
     with context.admission.admit(
         pool_size, num_samples, BATCH_ROW_DRAWS, call.client, model.encoding_draws, call.length
     ):
         reservation, pool, work.rows = call.reservation, work.rows, []
         names = await find_names(context, call, envelope, pool)
         try:
-            x = await to_numbers(context, call, pool, served, "pool", envelope.encoded)
+            x = await to_numbers(context, call, pool, loaded, "pool", envelope.encoded)
         except InvalidInput as error:
             raise (add_row_id(error, names) if isinstance(pool, RowFile) else error) from None
         del pool
@@ -75,7 +75,7 @@ async def post_acquire(request: Request) -> Response:
         pool_x, has_ids = x, names is not None
         ids = [str(i) for i in range(len(x))] if names is None else names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
-        find = partial(select_rows, context, envelope, served.name, ids, has_ids, seed or 0)
+        find = partial(select_rows, context, envelope, loaded.name, ids, has_ids, seed or 0)
         selection = await context.threads.state(find)
         if len(selection.ranked) < len(x):
             reservation.reserve(x.nbytes, "pool")
@@ -84,7 +84,7 @@ async def post_acquire(request: Request) -> Response:
         places = selection.ranked.tolist()
         ranked_ids = ids if len(x) == len(pool_x) else [ids[i] for i in places]
         scored = EngineWork(
-            served, x, num_samples, seed, call, acquisition=acquisition, priors=priors
+            loaded, x, num_samples, seed, call, acquisition=acquisition, priors=priors
         )
         k = envelope.k - len(selection.control)
         choice = Choice(manifest.task, acquisition, k, num_samples, envelope.race, beta)
@@ -98,26 +98,26 @@ async def post_acquire(request: Request) -> Response:
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
         if len(selection.control):
-            control = EngineWork(served, pool_x[selection.control], num_samples, to_rank.seed, call)
+            control = EngineWork(loaded, pool_x[selection.control], num_samples, to_rank.seed, call)
             reservation.reserve(work_bytes(control), "pool")
             await context.engine.compute(control)
             said = control_predictions(manifest, control.predicted.prediction)
             answered += control_rows(selection.control.tolist(), ids, len(answered))
         if envelope.keep:
             numbers, seed = row_format(manifest), to_rank.seed
-            how = Acquisition(*served.key, numbers, acquisition, seed, num_samples)
+            how = Acquisition(*loaded.key, numbers, acquisition, seed, num_samples)
             kept = acquired_rows(pool_x, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
-            context.metrics.count_acquired(served.key, len(kept), len(selection.control))
+            context.metrics.count_acquired(loaded.key, len(kept), len(selection.control))
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
-    context.metrics.count_ranking(served.key, pool_size, draws)
-    call.record.set_usage(served.name, served.version, pool_size, draws)
+    context.metrics.count_ranking(loaded.key, pool_size, draws)
+    call.record.set_usage(loaded.name, loaded.version, pool_size, draws)
     has_labels = not has_ids or not envelope.exclude_labelled or settings.state is not None
     excluded = selection.excluded if has_labels else None
     asked = ComputationRequest(
-        model=served.name,
-        version=served.version,
+        model=loaded.name,
+        version=loaded.version,
         num_samples=num_samples,
         seed=to_rank.seed,
         **fields,

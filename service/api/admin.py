@@ -59,17 +59,17 @@ async def post_promote(
 ) -> dict[str, Any]:
     """Load a version, and then let `latest` name it: a promotion, or a roll-back."""
     models = context.models
-    served = await context.find_model(call, Envelope(model=name, version=version))
+    loaded = await context.find_model(call, Envelope(model=name, version=version))
     before = models.latest(name)
     try:
-        move = partial(models.store.set_alias, served.name, LATEST, served.version)
+        move = partial(models.store.set_alias, loaded.name, LATEST, loaded.version)
         await context.threads.files(move)
     except OSError as error:
         expected = "a store that the service may write to"
         raise NotDone(LATEST, expected, f"one it may not: {error.strerror}") from None
     await _refresh(context)
     previous = None if before is None else before.version
-    return {"model": served.name, "version": served.version, "before": previous}
+    return {"model": loaded.name, "version": loaded.version, "before": previous}
 
 
 @router.get(

@@ -39,15 +39,15 @@ async def get_examples(
     context: CurrentContext, call: CurrentRequest, query: Annotated[ModelQuery, Query()]
 ) -> Response:
     """Return some rows that were published with a version, as `/predict` takes them."""
-    served = await context.find_model(call, query)
-    rows = await context.threads.files(lambda: example_rows(served, query.encoded))
-    return json_response({"model": served.name, "version": served.version, "inputs": rows})
+    loaded = await context.find_model(call, query)
+    rows = await context.threads.files(lambda: example_rows(loaded, query.encoded))
+    return json_response({"model": loaded.name, "version": loaded.version, "inputs": rows})
 
 
-def example_rows(served: ServedModel, encoded: bool) -> list[Any]:
+def example_rows(loaded: ServedModel, encoded: bool) -> list[Any]:
     """Return rows in their order; none of a version without training rows, or whose encoder they
     have passed."""
-    model = served.model
+    model = loaded.model
     if model.training_rows is None or model.manifest.encoder is not None:
         return []
     kept, spec = model.training_rows.x, model.manifest.input

@@ -85,10 +85,10 @@ async def _keep(
     count, max_labels = len(envelope.labels), context.settings.max_rows
     if count > max_labels:
         raise TooLarge("labels", f"at most {max_labels}", str(count))
-    served = await context.find_model(call, Envelope(model=envelope.model))
+    loaded = await context.find_model(call, Envelope(model=envelope.model))
     key, replace, encoded = key_name(call.request.scope), envelope.replace, envelope.encoded
     work = partial(
-        keep_labels, context, served, envelope.labels, call, replace, key, encoded, repeat
+        keep_labels, context, loaded, envelope.labels, call, replace, key, encoded, repeat
     )
     return await context.threads.state(work)
 
@@ -150,7 +150,7 @@ async def post_labels_delete(context: CurrentContext, call: CurrentRequest) -> d
 
 def keep_labels(
     context: Context,
-    served: ServedModel,
+    loaded: ServedModel,
     entries: list[LabelEntry],
     call: RequestContext,
     replace: bool,
@@ -168,7 +168,7 @@ def keep_labels(
         Conflict: if a label contradicts an earlier one.
         NoSpace, StateUnusable: if the labels cannot be written.
     """
-    manifest, seen = served.model.manifest, set[str]()
+    manifest, seen = loaded.model.manifest, set[str]()
     labels, invalid = list[Label](), list[InvalidInput]()
     for n, entry in enumerate(entries):
         try:
@@ -176,7 +176,7 @@ def keep_labels(
             if entry.id in seen:
                 raise InvalidInput(f"labels.{n}.id", "a unique id", "a repeated one")
             seen.add(entry.id)
-            row = _row(served, entry, n, call, encoded)
+            row = _row(loaded, entry, n, call, encoded)
             labels.append(Label(entry.id, label_value(manifest, entry, n), row))
         except InvalidInput as error:
             invalid.append(error)
@@ -184,15 +184,15 @@ def keep_labels(
                 break
     if invalid:
         raise all_of(invalid)
-    answer: dict[str, Any] = {"model": served.name}
+    answer: dict[str, Any] = {"model": loaded.name}
 
     def note(connection: sqlite3.Connection, accepted: Accepted) -> None:
-        answer.update(asdict(accepted), labels=count_labels(connection, served.name))
+        answer.update(asdict(accepted), labels=count_labels(connection, loaded.name))
         if repeat is not None:
             repeat.keep(connection, orjson.dumps(answer))
 
-    accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key, note)
-    context.metrics.count_labels(served.name, accepted)
+    accepted = accept(context.state, loaded.name, row_format(manifest), labels, replace, key, note)
+    context.metrics.count_labels(loaded.name, accepted)
     return answer
 
 
@@ -216,11 +216,11 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
 
 
 def _row(
-    served: ServedModel, entry: LabelEntry, n: int, call: RequestContext, encoded: bool
+    loaded: ServedModel, entry: LabelEntry, n: int, call: RequestContext, encoded: bool
 ) -> Any:
     if entry.input is None:
         return None
-    model, max_pixels = served.model, limits.MAX_IMAGE_PIXELS
+    model, max_pixels = loaded.model, limits.MAX_IMAGE_PIXELS
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
     spec = spec.encoded if encoded else spec

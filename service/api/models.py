@@ -116,7 +116,7 @@ def _description(models: Models, name: str, prefix: str) -> dict[str, Any]:
 
 def _overview(models: Models, name: str) -> dict[str, Any]:
     latest = models.latest(name)
-    loaded = [served for served in models.loaded() if served.name == name]
+    loaded = [version for version in models.loaded() if version.name == name]
     overview = {
         "name": name,
         "serving": None if latest is None else latest.version,

@@ -114,19 +114,19 @@ async def _check(
     for name in ("deadline_s", "return_samples", "explain"):
         if getattr(envelope, name, None):
             raise InvalidInput(name, "none of a job", "one")
-    served = await context.find_model(call, envelope)
+    loaded = await context.find_model(call, envelope)
     rows: RowFile | np.ndarray
     if inline is None:
-        rows = await open_rows_file(context, call, body, envelope, served, field)
+        rows = await open_rows_file(context, call, body, envelope, loaded, field)
     else:
-        rows = await to_numbers(context, call, inline, served, field, envelope.encoded)
+        rows = await to_numbers(context, call, inline, loaded, field, envelope.encoded)
     del inline  # it may be much larger than the numbers
-    num_samples = resolve_num_samples(envelope, served, context.settings)
+    num_samples = resolve_num_samples(envelope, loaded, context.settings)
     if len(rows) * num_samples > limits.MAX_JOB_ROW_DRAWS:
         expected = f"at most {limits.MAX_JOB_ROW_DRAWS} of a job"
         raise TooLarge("rows x num_samples", expected, str(len(rows) * num_samples))
     names = await find_names(context, call, envelope, rows)
-    return NewJob(context, call, kind, envelope, served, field, rows, names, num_samples)
+    return NewJob(context, call, kind, envelope, loaded, field, rows, names, num_samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ class NewJob:
     call: RequestContext
     kind: Kind
     envelope: Any
-    served: ServedModel
+    loaded: ServedModel
     field: str  # that has the rows
     rows: RowFile | np.ndarray
     names: list[str] | None
@@ -175,11 +175,11 @@ class NewJob:
 
     def write_files(self, folder: Path) -> JobRequest:
         """Write what came with the request to the job's folder; return the work to do."""
-        envelope, served, stamp = self.envelope, self.served, None
+        envelope, loaded, stamp = self.envelope, self.loaded, None
         if isinstance(self.rows, np.ndarray):
             path = f"{self.field}.npy"
             _write(folder / path, self.rows)
-            pool = open_rows(folder / path, served.model.manifest.input.encoded, self.field)
+            pool = open_rows(folder / path, loaded.model.manifest.input.encoded, self.field)
         elif isinstance(self.rows.source, Path):  # in the operator's folder
             pool, path, stamp = self.rows, str(self.rows.source), stamp_of(self.rows.source)
         else:
@@ -188,17 +188,17 @@ class NewJob:
         if envelope.ids is not None:
             _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
         if getattr(envelope, "groups", None) is not None:
-            resolve_groups(envelope, pool.rows, served)
+            resolve_groups(envelope, pool.rows, loaded)
             _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
         seed = fresh_seed() if envelope.seed is None else envelope.seed
-        fields = request_fields(envelope, served, self.num_samples)
+        fields = request_fields(envelope, loaded, self.num_samples)
         if isinstance(envelope, AcquireRequest):
             fields |= self._select(envelope, pool, seed, fields["acquisition"], folder)
         else:
             fields["format"] = envelope.format
         return JobRequest(
-            model=served.name,
-            version=served.version,
+            model=loaded.name,
+            version=loaded.version,
             num_samples=self.num_samples,
             seed=seed,
             field=pool.field,
@@ -220,14 +220,14 @@ class NewJob:
             check_keep(envelope.keep, envelope.control, [], has_ids=False)
         else:
             selection = select_rows(
-                self.context, envelope, self.served.name, self.names, True, seed
+                self.context, envelope, self.loaded.name, self.names, True, seed
             )
             is_part, excluded = len(selection.ranked) < pool.rows, selection.excluded
             if is_part:
                 file = io.BytesIO()
                 np.savez(file, ranked=selection.ranked, control=selection.control)
                 _write(folder / SELECTED_FILE, file.getvalue())
-        model, num_samples = self.served.model, self.num_samples
+        model, num_samples = self.loaded.model, self.num_samples
         race_stages(envelope.race, acquisition, model.manifest.task, num_samples)
         max_joint_candidates(acquisition, model, pool.rows, envelope.k, num_samples)
         options = {"race": envelope.race, "keep": envelope.keep}

@@ -32,21 +32,21 @@ class ModelVersion(Protocol):
     def version(self) -> str: ...
 
 
-def resolve_num_samples(envelope: Envelope, served: ModelVersion, settings: Settings) -> int:
-    noise = served.model.manifest.noise
+def resolve_num_samples(envelope: Envelope, loaded: ModelVersion, settings: Settings) -> int:
+    noise = loaded.model.manifest.noise
     num_samples = envelope.num_samples or noise.default_draws
     if num_samples > settings.max_samples:
         raise InvalidInput("num_samples", f"at most {settings.max_samples}", str(num_samples))
     if noise.max_draws is not None and num_samples > noise.max_draws:
-        expected = f"at most {noise.max_draws}, the number of different draws of {served.name}"
+        expected = f"at most {noise.max_draws}, the number of different draws of {loaded.name}"
         raise InvalidInput("num_samples", expected, str(num_samples))
     return num_samples
 
 
 def check_answer_size(
-    envelope: PredictRequest, rows: int, num_samples: int, served: ModelVersion
+    envelope: PredictRequest, rows: int, num_samples: int, loaded: ModelVersion
 ) -> None:
-    model, max_numbers = served.model, limits.MAX_ANSWER_NUMBERS
+    model, max_numbers = loaded.model, limits.MAX_ANSWER_NUMBERS
     numbers = rows * num_samples * model.manifest.output_size
     if envelope.return_samples and numbers > max_numbers:
         raise TooLarge("return_samples", f"at most {max_numbers} numbers to return", str(numbers))
@@ -59,20 +59,20 @@ def check_answer_size(
 
 
 def decision_options(
-    envelope: PredictRequest, served: ModelVersion, num_samples: int
+    envelope: PredictRequest, loaded: ModelVersion, num_samples: int
 ) -> DecisionOptions:
-    smallest = served.model.calibration.smallest_fpr
+    smallest = loaded.model.calibration.smallest_fpr
     fpr = DEFAULT_FPR if envelope.fpr is None else envelope.fpr
     if envelope.fpr is not None and envelope.fdr is not None:
         raise InvalidInput("fdr", "either fdr or fpr to decide the flag", "both")
     field, rate = ("fpr", fpr) if envelope.fdr is None else ("fdr", envelope.fdr)
     if rate < smallest:
         expected = (
-            f"at least {format_rate(smallest)}, the smallest rate that {served.name} supports"
+            f"at least {format_rate(smallest)}, the smallest rate that {loaded.name} supports"
         )
         raise InvalidInput(field, expected, f"{rate}")
-    _check_coverage(envelope, served)
-    priors = resolve_priors(envelope, served)
+    _check_coverage(envelope, loaded)
+    priors = resolve_priors(envelope, loaded)
     if priors is not None:
         for name in INCOMPATIBLE_WITH_PRIORS:
             if getattr(envelope, name) is not None:
@@ -80,30 +80,30 @@ def decision_options(
                     name, "no such field with priors, which void its guarantee", "both"
                 )
         return DecisionOptions(fpr, None, envelope.coverage, None, None, priors)
-    risk = _resolve_risk(envelope.risk, served, num_samples, fpr)
+    risk = _resolve_risk(envelope.risk, loaded, num_samples, fpr)
     return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, envelope.confidence)
 
 
-def resolve_priors(envelope: Envelope, served: ModelVersion) -> tuple[float, ...] | None:
+def resolve_priors(envelope: Envelope, loaded: ModelVersion) -> tuple[float, ...] | None:
     """Return the class shares that a request states, if any, in the model's order."""
-    priors, manifest = envelope.priors, served.model.manifest
+    priors, manifest = envelope.priors, loaded.model.manifest
     if priors is None:
         return None
     if manifest.categories is not None:
         kind = manifest.categories.kind
-        raise InvalidInput("priors", f"none, because {served.name} is calibrated by {kind}", "some")
-    label_shift = served.model.label_shift
+        raise InvalidInput("priors", f"none, because {loaded.name} is calibrated by {kind}", "some")
+    label_shift = loaded.model.label_shift
     if manifest.classes is None:
-        raise InvalidInput("priors", f"none, because {served.name} is a regression", "some")
+        raise InvalidInput("priors", f"none, because {loaded.name} is a regression", "some")
     if manifest.priors is None or label_shift is None:
-        version = f"{served.name} version {served.version}"
+        version = f"{loaded.name} version {loaded.version}"
         expected = f"none, because {version} has no record of its class shares (fit it again)"
         raise InvalidInput("priors", expected, "some")
     missing = [name for name in manifest.classes if name not in priors]
     if missing or len(priors) > len(manifest.classes):
-        got = f"no share of {missing[0]!r}"[:100] if missing else "unknown classes too"
+        received = f"no share of {missing[0]!r}"[:100] if missing else "unknown classes too"
         expected = f"a share of each of the {len(manifest.classes)} classes"
-        raise InvalidInput("priors", expected, got)
+        raise InvalidInput("priors", expected, received)
     shares = tuple(priors[name] for name in manifest.classes)
     for name, share in zip(manifest.classes, shares, strict=True):
         if not 0.0 <= share <= 1.0:
@@ -123,16 +123,16 @@ def resolve_priors(envelope: Envelope, served: ModelVersion) -> tuple[float, ...
 
 
 def resolve_groups(
-    envelope: PredictRequest, rows: int, served: ModelVersion
+    envelope: PredictRequest, rows: int, loaded: ModelVersion
 ) -> Int64[np.ndarray, "N"] | None:
     """Return each row's group index, `UNKNOWN` if the group was not calibrated.
 
     None unless the model is calibrated by group.
     """
-    spec = served.model.manifest.categories
+    spec = loaded.model.manifest.categories
     is_by_group = spec is not None and spec.kind == "group"
     if envelope.groups is not None and not is_by_group:
-        expected = f"none, because {served.name} is not calibrated by group"
+        expected = f"none, because {loaded.name} is not calibrated by group"
         raise InvalidInput("groups", expected, "some")
     if spec is None or not is_by_group:
         return None
@@ -150,32 +150,32 @@ def group_numbers(groups: Sequence[str], spec: CategorySpec) -> Int64[np.ndarray
     return np.array([numbers.get(group, UNKNOWN) for group in groups], dtype=np.int64)
 
 
-def _check_coverage(envelope: PredictRequest, served: ModelVersion) -> None:
+def _check_coverage(envelope: PredictRequest, loaded: ModelVersion) -> None:
     if envelope.confidence is None:
         return
-    rows = served.model.calibration.max_true_rows
+    rows = loaded.model.calibration.max_true_rows
     if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
         largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
         bound = f"at most {largest:g}" if largest > 0 else "none"
         confidence = f"confidence {envelope.confidence:g} ({rows} rows)"
-        expected = f"{bound}, which {served.name} can guarantee with {confidence}"
+        expected = f"{bound}, which {loaded.name} can guarantee with {confidence}"
         raise InvalidInput("coverage", expected, f"{envelope.coverage}")
 
 
 def _resolve_risk(
-    risk: float | None, served: ModelVersion, num_samples: int, fpr: float
+    risk: float | None, loaded: ModelVersion, num_samples: int, fpr: float
 ) -> float | None:
-    spec, calibration = served.model.manifest.abstention, served.model.calibration
+    spec, calibration = loaded.model.manifest.abstention, loaded.model.calibration
     if risk is None:
         return None if spec is None else spec.risk
     if spec is None:
-        expected = f"none, because {served.name} is a regression"
+        expected = f"none, because {loaded.name} is a regression"
         raise InvalidInput("risk", expected, f"{risk}")
     draws = calibration.calibrated_draws(num_samples)
     rank_tables = calibration.rank_tables(draws)
     if not rank_tables.certifies(fpr, risk):
         smallest = rank_tables.smallest_risk(fpr)
         bound = f"at least {smallest:g}" if smallest < 1.0 else "none"
-        expected = f"{bound}, which {served.name} can certify with {draws} draws"
+        expected = f"{bound}, which {loaded.name} can certify with {draws} draws"
         raise InvalidInput("risk", expected, f"{risk}")
     return risk

@@ -55,13 +55,13 @@ async def post_preview(request: Request, context: CurrentContext, call: CurrentR
             "Content-Type", f"one of {', '.join(ENDINGS)}", describe_media_type(request)
         )
     query = query_fields(request, PreviewRequest)
-    served = await context.find_model(call, query)
-    pool = await open_file(context, call, body, served, "pool", query.encoded, ending)
+    loaded = await context.find_model(call, query)
+    pool = await open_file(context, call, body, loaded, "pool", query.encoded, ending)
     work = partial(preview_rows, pool, query.rows)
     shown = await context.threads.requests.run(call, len(body), work)
     answer = {
-        "model": served.name,
-        "version": served.version,
+        "model": loaded.name,
+        "version": loaded.version,
         "rows": pool.rows,
         "read_as": pool.read_as,
         "ignored_columns": pool.ignored,
@@ -75,7 +75,7 @@ async def open_rows_file(
     call: RequestContext,
     body: bytes | bytearray,
     envelope: Envelope,
-    served: ServedModel,
+    loaded: ServedModel,
     field: str,
 ) -> RowFile:
     """Open a request's file of rows: its body, or a file named in its envelope."""
@@ -85,23 +85,23 @@ async def open_rows_file(
         path = await context.threads.state(
             partial(resolve_path, context.settings.pools, name, file_field)
         )
-        return await open_file(context, call, path, served, file_field, envelope.encoded)
+        return await open_file(context, call, path, loaded, file_field, envelope.encoded)
     ending = ENDINGS[request_media_type(call.request)]
-    return await open_file(context, call, body, served, field, envelope.encoded, ending)
+    return await open_file(context, call, body, loaded, field, envelope.encoded, ending)
 
 
 async def open_file(
     context: Context,
     call: RequestContext,
     source: Source,
-    served: ServedModel,
+    loaded: ServedModel,
     field: str,
     encoded: bool,
     ending: str | None = None,
 ) -> RowFile:
     """Open a file of rows. Its memory counts towards the request."""
     bounds = Bounds(call.reservation.reserve, call.pause)
-    spec = served.model.manifest.input
+    spec = loaded.model.manifest.input
     spec = spec.encoded if encoded else spec
     if ending == PARQUET_ENDING and not isinstance(source, Path):
         check = partial(context.file_preflights.reserve, source, spec, field, call)

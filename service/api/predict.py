@@ -74,7 +74,7 @@ class RowWork(Generic[AnyEnvelope]):
 
     call: RequestContext
     envelope: AnyEnvelope
-    served: ServedModel
+    loaded: ServedModel
     rows: Rows | RowFile
     field: str = INPUTS  # name of the rows in errors
     is_live: bool = True  # whether rows count for drift and metrics
@@ -111,13 +111,13 @@ async def read_work(
     """Parse a request's envelope and rows, and find its model."""
     body = await read_body(call, context.settings.max_body_bytes)
     envelope, inline = await read_rows(context, call, body, kind, field, max_rows)
-    served = await context.find_model(call, envelope)
+    loaded = await context.find_model(call, envelope)
     if inline is not None:
-        return RowWork(call, envelope, served, inline, field)
-    file = await open_rows_file(context, call, body, envelope, served, field)
+        return RowWork(call, envelope, loaded, inline, field)
+    file = await open_rows_file(context, call, body, envelope, loaded, field)
     jobs = f"{call.request.scope['path']}/jobs"
     check_row_count(file.field, len(file), max_rows, f" ({jobs} takes more)")
-    return RowWork(call, envelope, served, file, field)
+    return RowWork(call, envelope, loaded, file, field)
 
 
 async def predict(
@@ -128,13 +128,13 @@ async def predict(
     Raises:
         ClientDisconnect: if the client disconnects.
     """
-    settings, call, envelope, served = context.settings, work.call, work.envelope, work.served
-    model, reservation, num_rows = served.model, call.reservation, len(work.rows)
+    settings, call, envelope, loaded = context.settings, work.call, work.envelope, work.loaded
+    model, reservation, num_rows = loaded.model, call.reservation, len(work.rows)
     manifest = model.manifest
-    num_samples = resolve_num_samples(envelope, served, settings)
-    options = decision_options(envelope, served, num_samples)
-    groups = resolve_groups(envelope, num_rows, served)
-    check_answer_size(envelope, num_rows, num_samples, served)
+    num_samples = resolve_num_samples(envelope, loaded, settings)
+    options = decision_options(envelope, loaded, num_samples)
+    groups = resolve_groups(envelope, num_rows, loaded)
+    check_answer_size(envelope, num_rows, num_samples, loaded)
     extra = count_extra_rows(manifest.input) if envelope.explain else 0
     all_rows, encoding = num_rows * (1 + extra), model.encoding_draws
     with context.admission.admit(
@@ -142,12 +142,12 @@ async def predict(
     ):
         counts = work.is_live and not is_test(call.request)
         rows, work.rows, cells = work.rows, [], None
-        x = await to_numbers(context, call, rows, served, work.field, envelope.encoded)
+        x = await to_numbers(context, call, rows, loaded, work.field, envelope.encoded)
         if envelope.explain and manifest.input.columns and not isinstance(rows, RowFile):
-            cells = await find_odd_cells(context, call, rows, served)
+            cells = await find_odd_cells(context, call, rows, loaded)
         del rows
         keep, priors = envelope.return_samples, options.priors
-        computed = EngineWork(served, x, num_samples, envelope.seed, call, keep, priors=priors)
+        computed = EngineWork(loaded, x, num_samples, envelope.seed, call, keep, priors=priors)
         size = answer_bytes(manifest, num_rows, num_samples if keep else 0, as_arrays)
         size += work_bytes(computed)
         reservation.shrink(x.nbytes)
@@ -169,7 +169,7 @@ async def predict(
         else:
             parts, flags = await context.threads.answers.run(call, reservation.held, write)
     call.record.add_phases(computed.phases)
-    call.record.set_usage(served.name, served.version, num_rows, num_samples, flags)
+    call.record.set_usage(loaded.name, loaded.version, num_rows, num_samples, flags)
     del x, computed, write  # the client may read the answer slowly
     reservation.shrink(sum(map(len, parts)))
     return parts
@@ -210,21 +210,21 @@ def _write(
 
     If the request `counts`, update the metrics and, unless it has a seed, the drift test.
     """
-    served, predicted, seed = work.served_model, work.predicted, work.draw_seed
+    loaded, predicted, seed = work.served_model, work.predicted, work.draw_seed
     scores = predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
     check_computed(overall, field)
     results, rows = _decide(work, predicted, options, groups, to_explain)
-    columns = served.model.manifest.input.columns
+    columns = loaded.model.manifest.input.columns
     unknown = unknown_categories(work.x, columns) if columns else {}
     answer = Answer(results, rows, seed, options, unknown)
     num_flags = int(np.count_nonzero(answer.flags))
     parts = encode(answer, work.context.pause)
     if counts and work.seed is None:
-        served.watch(predicted.batch.prediction, predicted.rows, work.x)
+        loaded.watch(predicted.batch.prediction, predicted.rows, work.x)
     if counts:
         context.metrics.count_prediction(
-            served.key, scores.overall, overall, work.num_samples, num_flags
+            loaded.key, scores.overall, overall, work.num_samples, num_flags
         )
     return parts, num_flags
 

@@ -277,12 +277,12 @@ async def to_numbers(
     context: Context,
     call: RequestContext,
     rows: Rows | RowFile,
-    served: ServedModel,
+    loaded: ServedModel,
     rows_field: str,
     encoded: bool,
 ) -> Float32[np.ndarray, "N I"]:
     """Convert a request's rows to numbers, in a thread if they are files, objects or many."""
-    model, max_pixels = served.model, limits.MAX_IMAGE_PIXELS
+    model, max_pixels = loaded.model, limits.MAX_IMAGE_PIXELS
     size, encoder = 4 * len(rows) * model.row_size, model.text_encoder
     if isinstance(rows, RowFile):
         call.reservation.reserve(size, rows.field)
@@ -300,10 +300,10 @@ async def to_numbers(
 
 
 async def find_odd_cells(
-    context: Context, call: RequestContext, rows: Rows, served: ServedModel
+    context: Context, call: RequestContext, rows: Rows, loaded: ServedModel
 ) -> list[OddCells] | None:
     """Find unknown categories and missing values; None unless all rows are objects."""
-    columns = served.model.manifest.input.columns
+    columns = loaded.model.manifest.input.columns
 
     def work() -> list[OddCells] | None:
         results = []
@@ -330,7 +330,7 @@ def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
 
 def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
     path = error["loc"][:1] if "priors" in error["loc"] else error["loc"]
-    name, got = ".".join(map(str, path)), kind_of(error["input"])
+    name, received = ".".join(map(str, path)), kind_of(error["input"])
     match error["type"]:
         case "extra_forbidden":
             name = name if len(name) <= 80 else name[:77] + "..."
@@ -338,8 +338,8 @@ def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
         case "missing":
             return InvalidInput(name, "a value", "none")
         case "too_short":
-            return InvalidInput(name, f"at least {error['ctx']['min_length']}", got)
-    return InvalidInput(name, str(error["msg"]).removeprefix("Input should be "), got)
+            return InvalidInput(name, f"at least {error['ctx']['min_length']}", received)
+    return InvalidInput(name, str(error["msg"]).removeprefix("Input should be "), received)
 
 
 def query_fields(request: Request, kind: type[AnyQuery], rows_field: str = "") -> AnyQuery:

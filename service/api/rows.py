@@ -294,6 +294,6 @@ def add_row_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
         if row is None:
             return error
         row_id = ids[int(row)][:200]
-        return InvalidInput(error.field, error.expected, f"{error.got} (id {row_id!r})")
+        return InvalidInput(error.field, error.expected, f"{error.received} (id {row_id!r})")
 
     return all_of([add_id(each) for each in (error, *error.others)])

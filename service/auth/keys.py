@@ -159,8 +159,8 @@ def parse_keys(text: str) -> Keys:
     except (ValueError, RecursionError) as error:
         # The error's text may contain keys, so only the position is shown.
         place = re.search(r"\((at [a-z0-9, ]+)\)$", str(error))
-        got = f"invalid TOML, {place[1]}" if place else "invalid TOML"
-        raise InvalidInput(FILE_VARIABLE, "a TOML file", got) from None
+        received = f"invalid TOML, {place[1]}" if place else "invalid TOML"
+        raise InvalidInput(FILE_VARIABLE, "a TOML file", received) from None
     try:
         keys = [entry.as_key() for entry in KeyFile.model_validate(content).keys]
     except ValidationError as error:

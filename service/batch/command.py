@@ -122,8 +122,8 @@ def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
     if name is None:
         names = store.names()
         if len(names) != 1:
-            got = f"none, and there are {len(names)}"
-            raise InvalidInput("model", "one of the published models", got)
+            received = f"none, and there are {len(names)}"
+            raise InvalidInput("model", "one of the published models", received)
         (name,) = names
     version = store.resolve(name, options.version)
     model = Model.load(store.open(name, version, wanted=NEEDED))
@@ -226,8 +226,8 @@ def _work(
     def check_rejects() -> None:
         if progress.rejected > options.max_rejects * plan.rows:
             expected = f"at most {options.max_rejects:g} of {plan.rows} rows that cannot be read"
-            got = f"{progress.rejected} so far ({'; '.join(reasons[:3])})"
-            raise Stopped(f"source: expected {expected}, got {got}")
+            received = f"{progress.rejected} so far ({'; '.join(reasons[:3])})"
+            raise Stopped(f"source: expected {expected}, got {received}")
 
     check_rejects()
     if not todo:

@@ -56,7 +56,7 @@ class ComputationRequest:
 
 
 def request_fields(
-    envelope: AcquireRequest | PredictRequest, served: Any, num_samples: int
+    envelope: AcquireRequest | PredictRequest, loaded: Any, num_samples: int
 ) -> dict[str, Any]:
     """Check the options of /acquire or /predict, and return fields of a `ComputationRequest`.
 
@@ -64,20 +64,20 @@ def request_fields(
         InvalidInput: for an option that the model does not support.
     """
     if isinstance(envelope, AcquireRequest):
-        return ranking_fields(envelope, served)
-    options = decision_options(envelope, served, num_samples)
+        return ranking_fields(envelope, loaded)
+    options = decision_options(envelope, loaded, num_samples)
     return {"options": options, "priors": options.priors}
 
 
-def ranking_fields(envelope: AcquireRequest, served: Any) -> dict[str, Any]:
-    task = served.model.manifest.task
+def ranking_fields(envelope: AcquireRequest, loaded: Any) -> dict[str, Any]:
+    task = loaded.model.manifest.task
     named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = check_acquisition(named, task)
     return {
         "acquisition": acquisition,
         "k": envelope.k,
         "beta": check_beta(envelope.beta, acquisition, task),
-        "priors": resolve_priors(envelope, served),
+        "priors": resolve_priors(envelope, loaded),
     }
 
 

@@ -92,8 +92,8 @@ class Plan:
         try:
             read = json.loads(content)
             if read["format"] != FORMAT:
-                got = f"one of format {read['format']!r}"[:80]
-                raise InvalidInput(OUT, f"an output of format {FORMAT}", got)
+                received = f"one of format {read['format']!r}"[:80]
+                raise InvalidInput(OUT, f"an output of format {FORMAT}", received)
             files = tuple(DataFile(*file) for file in read["files"])
             request = DataSetRequest.from_json(read["asked"])
             return cls(request, files, tuple(_number_shards(read["shards"])))

@@ -105,8 +105,8 @@ class LocalFiles:
         try:
             make_folder(self.root)
         except OSError as error:
-            got = f"{self.root}: {error.strerror}"
-            raise InvalidInput(self.field, "a folder that can be written to", got) from None
+            received = f"{self.root}: {error.strerror}"
+            raise InvalidInput(self.field, "a folder that can be written to", received) from None
 
     def names(self) -> set[str]:
         below = (path for path in self.root.rglob("*") if path.is_file())
@@ -185,8 +185,8 @@ class BucketFiles:
         finally:
             self.objects.delete([path])
         if again or not created:
-            got = "one that ignores If-None-Match: of two workers both would write a part"
-            raise InvalidInput(self.field, "a bucket that honours conditional writes", got)
+            received = "one that ignores If-None-Match: of two workers both would write a part"
+            raise InvalidInput(self.field, "a bucket that honours conditional writes", received)
 
     def names(self) -> set[str]:
         return {name for name in self.objects.entries() if not name.startswith(PROBE)}

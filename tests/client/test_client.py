@@ -364,7 +364,7 @@ def test_errors_are_exceptions_with_the_field(ask, digits_rows):
     with pytest.raises(InvalidInput) as raised:
         ask("predict", digits_rows[:2, :63])
     assert raised.value.field == "inputs"
-    assert raised.value.got == "shape (2, 63)"
+    assert raised.value.received == "shape (2, 63)"
     with pytest.raises(InvalidInput) as raised:
         ask("predict", digits_rows[:1], rubbish=3)
     assert raised.value.field == "rubbish"

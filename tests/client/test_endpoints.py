@@ -213,7 +213,7 @@ def test_errors_can_be_copied_and_so_sent_between_processes(error):
 def test_a_wrong_field_is_taken_apart():
     detail = "inputs.0: expected an array of 64 (rows have shape (8, 8), or 64 numbers flat), got an array of 63"
     error = make_error(problem(422, detail))
-    assert (error.field, error.got) == ("inputs.0", "an array of 63")
+    assert (error.field, error.received) == ("inputs.0", "an array of 63")
     assert error.expected == "an array of 64 (rows have shape (8, 8), or 64 numbers flat)"
     assert isinstance(error, ValueError)
 

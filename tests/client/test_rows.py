@@ -151,7 +151,7 @@ def test_what_is_no_rows_is_refused_by_the_field(rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "got"),
+    ("rows", "received"),
     [
         (np.ma.masked_array(NUMBERS, mask=[[0, 0], [1, 0]]), "one with some"),
         (np.zeros((1, 2), dtype="datetime64[ns]"), "an array of datetime64"),
@@ -162,16 +162,16 @@ def test_what_is_no_rows_is_refused_by_the_field(rows):
     ],
     ids=["masked", "dates", "pandas", "pyarrow", "gradient", "bfloat16"],
 )
-def test_what_would_be_sent_as_something_else_is_refused(rows, got):
-    with pytest.raises(InvalidInput, match=rf"^inputs: expected .*, got {got}"):
+def test_what_would_be_sent_as_something_else_is_refused(rows, received):
+    with pytest.raises(InvalidInput, match=rf"^inputs: expected .*, got {received}"):
         encode_rows(rows, "inputs")
 
 
 @pytest.mark.parametrize(
-    ("value", "got"), [(float("inf"), "inf"), (object(), "object"), (3j, "complex")]
+    ("value", "received"), [(float("inf"), "inf"), (object(), "object"), (3j, "complex")]
 )
-def test_a_cell_that_json_has_not_is_named(value, got):
-    with pytest.raises(InvalidInput, match=rf"^inputs\.1\.age: expected .*, got {got}$"):
+def test_a_cell_that_json_has_not_is_named(value, received):
+    with pytest.raises(InvalidInput, match=rf"^inputs\.1\.age: expected .*, got {received}$"):
         encode_rows([{"age": 1}, {"age": value}], "inputs")
 
 

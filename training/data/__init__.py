@@ -103,7 +103,7 @@ def _remove_seen_rows(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
     except InvalidInput as error:
         field, is_of_source = error.field, error.field.startswith("data.source")
         rest = field.removeprefix("data.source") if is_of_source else f": {field}"
-        raise InvalidInput(f"data.trained_on{rest}", error.expected, error.got) from None
+        raise InvalidInput(f"data.trained_on{rest}", error.expected, error.received) from None
     if known_data.shape != data.shape:
         expected = f"rows of shape {data.shape} as in data.source"
         raise InvalidInput("data.trained_on", expected, f"{known_data.shape}")

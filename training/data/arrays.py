@@ -121,8 +121,8 @@ def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.n
         flat = np.ascontiguousarray(flat, dtype=np.float32)
     finite = np.isfinite(flat).all(axis=1)
     if not finite.all():
-        got = f"another number in row {np.argmin(finite)}"
-        raise InvalidInput(name, "finite numbers in float32's range", got)
+        received = f"another number in row {np.argmin(finite)}"
+        raise InvalidInput(name, "finite numbers in float32's range", received)
     return flat
 
 
@@ -132,8 +132,8 @@ def check_ids(x: np.ndarray, name: str, largest: int | None) -> None:
     is_id = (flat >= 0) & (flat <= largest) & (flat == np.floor(flat))
     if not is_id.all():
         n, i = np.argwhere(~is_id)[0]
-        got = f"{flat[n, i]} in row {n}"
-        raise InvalidInput(name, f"ids: whole numbers from 0 to {largest}", got)
+        received = f"{flat[n, i]} in row {n}"
+        raise InvalidInput(name, f"ids: whole numbers from 0 to {largest}", received)
 
 
 def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:
@@ -144,15 +144,15 @@ def _labels(y: np.ndarray, name: str) -> list[str]:
     is_integer = y.dtype.kind != "f" or bool((y == np.floor(y)).all())
     if y.dtype.kind not in "biufU" or not is_integer:
         expected = "labels: strings, booleans or whole numbers"
-        got = "fractions" if y.dtype.kind == "f" else "other values"
-        raise InvalidInput(name, expected, f"{got} of dtype {y.dtype.str[:20]}")
+        received = "fractions" if y.dtype.kind == "f" else "other values"
+        raise InvalidInput(name, expected, f"{received} of dtype {y.dtype.str[:20]}")
     return [category_text(label) for label in y.tolist()]
 
 
 def idx(folder: Path) -> Dataset:
     if not folder.is_dir():
-        got = f"{str(folder)!r}, which is not a folder"
-        raise InvalidInput("data.source", "a folder of IDX files", got)
+        received = f"{str(folder)!r}, which is not a folder"
+        raise InvalidInput("data.source", "a folder of IDX files", received)
     (images, labels), (test_images, test_labels) = (
         [read_idx(find_idx(folder, f"{split}-{kind}"), n) for kind, n in IDX_FILES.items()]
         for split in ("train", "t10k")
@@ -170,8 +170,8 @@ def idx(folder: Path) -> Dataset:
         expected = "labels of two classes or more, numbered from 0 without gaps"
         raise InvalidInput("data.source", expected, f"labels {distinct[:20]}")
     if test_labels.max() >= classes:
-        got = str(int(test_labels.max()))
-        raise InvalidInput("data.source", f"t10k labels below {classes}", got)
+        received = str(int(test_labels.max()))
+        raise InvalidInput("data.source", f"t10k labels below {classes}", received)
     rows, test_rows = (
         Rows(x.reshape(len(x), -1).astype(np.float32), y.astype(np.int64))
         for x, y in ((images, labels), (test_images, test_labels))
@@ -211,6 +211,6 @@ def _read_idx(file: BufferedIOBase, ndim: int, name: str) -> UInt8[np.ndarray, "
     while len(content) <= size and (piece := file.read(min(READ_BYTES, size + 1 - len(content)))):
         content += piece
     if len(content) != size:
-        got = "more" if len(content) > size else f"{len(content)}"
-        raise InvalidInput(name, f"{size} bytes of data (shape {shape} in its header)", got)
+        received = "more" if len(content) > size else f"{len(content)}"
+        raise InvalidInput(name, f"{size} bytes of data (shape {shape} in its header)", received)
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

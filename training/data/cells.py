@@ -249,8 +249,8 @@ def _read_text(path: Path, section: "DataSection") -> pa.Table:
         names, parts = file.names, list(_chunks(file))
     except (OSError, EOFError, zlib.error) as error:
         expected = f"a readable CSV file, {str(path)!r}"
-        got = getattr(error, "strerror", None) or str(error) or "an error"
-        raise InvalidInput("data.source", expected, got) from None
+        received = getattr(error, "strerror", None) or str(error) or "an error"
+        raise InvalidInput("data.source", expected, received) from None
     if not names or (section.target not in names and all(map(is_number, names))):
         expected = f"a first line of {path.name} that names the columns"
         raise InvalidInput("data.source", expected, "only numbers" if names else "an empty file")
@@ -505,9 +505,9 @@ def check_mixed_numbers(
     if not 0 < len(cells) <= (1.0 - MIN_NUMBER_SHARE) * present + 1e-9:
         return
     shown = cells[:MAX_SHOWN_CELLS]
-    got = ", ".join(f"{text[:MAX_SHOWN]!r} in row {row}" for row, text in shown)
+    received = ", ".join(f"{text[:MAX_SHOWN]!r} in row {row}" for row, text in shown)
     if len(cells) > MAX_SHOWN_CELLS:
-        got += f" and {len(cells) - MAX_SHOWN_CELLS} more"
+        received += f" and {len(cells) - MAX_SHOWN_CELLS} more"
     texts_to_clear = list(dict.fromkeys(text.strip()[:MAX_SHOWN] for _, text in shown))
     missing = json.dumps(texts_to_clear, ensure_ascii=False)
     expected = (
@@ -515,7 +515,7 @@ def check_mixed_numbers(
         f"{missing} or --missing-value to read these cells as missing, or `categorical` in "
         "data.columns to make every value a category)"
     )
-    raise InvalidInput(f"column {name}", expected, got)
+    raise InvalidInput(f"column {name}", expected, received)
 
 
 def _is_finite(value: object) -> bool:

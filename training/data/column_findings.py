@@ -118,7 +118,7 @@ def _inspect_numbers(name: str, numbers: Numbers, rows: Index, config: Any) -> C
 def _refused(
     error: InvalidInput, name: str, missing: float, values: list[str | None]
 ) -> ColumnFinding:
-    reason = f"expected {error.expected}, got {error.got}"
+    reason = f"expected {error.expected}, got {error.received}"
     return ColumnFinding(name, "refused", reason, missing, values)
 
 

@@ -283,8 +283,8 @@ def write_recipe(plan: Plan, path: Path) -> Recipe:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        got = f"{path}: {error.strerror}"
-        raise InvalidInput("--recipe-out", "a writable path", got) from None
+        received = f"{path}: {error.strerror}"
+        raise InvalidInput("--recipe-out", "a writable path", received) from None
     return load(path)
 
 

@@ -147,18 +147,18 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
     validation, reference, ranking = (rows.unseen for rows in held_out)
     if not min(len(validation), len(reference), len(ranking)):
         expected = "validation, reference and ranking rows that the network was not trained on"
-        got = f"{len(validation)}, {len(reference)} and {len(ranking)}"
-        raise InvalidInput("data.trained_on", expected, got)
+        received = f"{len(validation)}, {len(reference)} and {len(ranking)}"
+        raise InvalidInput("data.trained_on", expected, received)
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))[:MAX_SHOWN]
     if absent:
         names = [data.classes[c] for c in absent]
         labels = np.concatenate([data.train.y, data.test.y])
-        got = f"none of {names}, which have {[int((labels == c).sum()) for c in absent]} rows"
+        received = f"none of {names}, which have {[int((labels == c).sum()) for c in absent]} rows"
         remedy = "leave a class out by --leave-out or data.leave_out, or merge it with another"
-        raise InvalidInput("data.source", f"training rows of every class ({remedy})", got)
+        raise InvalidInput("data.source", f"training rows of every class ({remedy})", received)
     if not data.classes and np.ptp(train.y) == 0:
-        got = f"only {float(train.y[0])}"
-        raise InvalidInput("data.target", "different training targets", got)
+        received = f"only {float(train.y[0])}"
+        raise InvalidInput("data.target", "different training targets", received)
     return Splits(train, validation, reference, ranking, data.test)
 
 

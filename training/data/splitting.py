@@ -175,6 +175,6 @@ def _select_groups(groups: Labels, size: int, rng: Rng, split: str) -> np.ndarra
             rows += int(counts[i])
     if not selected or len(selected) == len(numbers):
         expected = f"more groups, of up to {size} rows, for the {split} split"
-        got = f"{len(numbers)} groups of at least {counts.min()} rows"
-        raise InvalidInput("data.group", expected, got)
+        received = f"{len(numbers)} groups of at least {counts.min()} rows"
+        raise InvalidInput("data.group", expected, received)
     return np.isin(groups, selected)

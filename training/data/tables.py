@@ -56,8 +56,8 @@ def id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np
     for row, length in enumerate(lengths.tolist()):
         if length != lengths[0] or rows[row].values.null_count:
             expected = f"{lengths[0]:.0f} ids in every row, as in the first"
-            got = f"{length:.0f} ids, or missing ids, in row {index[row]}"
-            raise InvalidInput(f"column {lists[0]}", expected, got)
+            received = f"{length:.0f} ids, or missing ids, in row {index[row]}"
+            raise InvalidInput(f"column {lists[0]}", expected, received)
     x = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(index), int(lengths[0]))
     return {"x": x, "y": np.array(take(y, index))}
 
@@ -200,8 +200,8 @@ def _features(table: pa.Table, section: "DataSection", version_columns: Columns)
 def check_names(names: Sequence[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1 or not name})
     if repeated:
-        got = f"{repeated[0]!r} more than once" if repeated[0] else "a column without a name"
-        raise InvalidInput("data.source", "columns with unique names", got[:100])
+        received = f"{repeated[0]!r} more than once" if repeated[0] else "a column without a name"
+        raise InvalidInput("data.source", "columns with unique names", received[:100])
 
 
 def _targets(values: Numbers | Categories, section: "DataSection", split_keys: Keys) -> _Targets:
@@ -364,8 +364,8 @@ def _read_numbers(path: Path, ndmin: int) -> Float64[np.ndarray, "..."]:
         expected = f"a readable file of numbers, {str(path)!r}"
         raise InvalidInput("data.source", expected, reason.splitlines()[0][:200]) from None
     if array.size == 0 or not np.isfinite(array).all():
-        got = "other numbers" if array.size else "an empty file"
-        raise InvalidInput("data.source", f"finite numbers in {str(path)!r}", got)
+        received = "other numbers" if array.size else "an empty file"
+        raise InvalidInput("data.source", f"finite numbers in {str(path)!r}", received)
     return array
 
 

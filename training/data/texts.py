@@ -35,8 +35,8 @@ class TextRows:
             spec = text_spec(content, section.text, section.max_tokens, section.pad_token)
             encoder = TextEncoder(content, spec)
         except ValueError as error:
-            expected, _, got = one_line(error).removeprefix("expected ").partition(", got ")
-            raise InvalidInput("data.tokenizer", expected, got) from None
+            expected, _, received = one_line(error).removeprefix("expected ").partition(", got ")
+            raise InvalidInput("data.tokenizer", expected, received) from None
         if encoder.vocabulary > LARGEST_ID + 1:
             largest = f"{encoder.vocabulary - 1}"
             raise InvalidInput("data.tokenizer", f"token ids up to {LARGEST_ID}", largest)

@@ -100,8 +100,8 @@ class OutlierSource:
             return self._table(spec, max_rows, seed, encoder)
         if is_table or (spec.takes_ids and self.kind != "npz"):
             model = "a model of columns or text" if is_table else "a model of numbers"
-            got = f"a model with rows of shape {spec.shape}"
-            raise InvalidInput(OPTION, f"{model} for `{self.kind}:`", got)
+            received = f"a model with rows of shape {spec.shape}"
+            raise InvalidInput(OPTION, f"{model} for `{self.kind}:`", received)
         if self.kind == "npz":
             return self._arrays(spec, max_rows, seed)
         read = sample_images if self.kind == "images" else _idx_images
@@ -112,8 +112,8 @@ class OutlierSource:
         arrays = read_npz(self.path)
         name = next((name for name in ARRAYS if name in arrays), None)
         if name is None:
-            got = f"{sorted(arrays)}"[:200]
-            raise InvalidInput(self.path.name, f"an array {', '.join(ARRAYS)}", got)
+            received = f"{sorted(arrays)}"[:200]
+            raise InvalidInput(self.path.name, f"an array {', '.join(ARRAYS)}", received)
         x = arrays[name]
         if x.ndim < 2 or len(x) == 0 or x[0].size != _size(spec):
             raise InvalidInput(name, f"rows of shape {spec.shape}", f"shape {x.shape}")

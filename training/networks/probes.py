@@ -96,7 +96,7 @@ def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
         run_on_rows(module, torch.tensor([0, largest]).view(2, *[1] * len(shape)).expand(2, *shape))
     except InvalidInput as error:
         expected = f"a module that accepts ids from 0 to {largest} in rows of shape {tuple(shape)}"
-        raise InvalidInput("network", expected, error.got) from error
+        raise InvalidInput("network", expected, error.received) from error
 
 
 def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:

@@ -64,8 +64,8 @@ def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]
     for layer, part in zip(_layers(model), _matrices(model, mask), strict=True):
         if not part.any():
             expected = "a fraction that leaves weights in every layer"
-            got = f"{fraction}, which leaves none in {layer.context.slot.name}"
-            raise InvalidInput("--fraction", expected, got)
+            received = f"{fraction}, which leaves none in {layer.context.slot.name}"
+            raise InvalidInput("--fraction", expected, received)
     return mask
 
 

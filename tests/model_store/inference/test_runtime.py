@@ -323,20 +323,20 @@ def test_a_row_gives_the_same_bits_in_a_batch_of_any_size(model, wide, draws):
     x, theta, log_probs, density = wide
     for rows in range(1, 41):
         for shared in (theta[:draws, None], np.repeat(theta[:draws, None], rows, axis=1)):
-            got, got_density = model.runtime.run(x[:rows], shared)
-            assert np.array_equal(got, log_probs[:draws, :rows]), rows
+            received, got_density = model.runtime.run(x[:rows], shared)
+            assert np.array_equal(received, log_probs[:draws, :rows]), rows
             assert np.array_equal(got_density, density[:rows]), rows
 
 
 def test_a_row_gives_the_same_bits_wherever_it_stands(model, wide):
     x, theta, log_probs, density = wide
     for n in range(40):
-        got, got_density = model.runtime.run(x[n : n + 1], theta[:9, None])
-        assert np.array_equal(got, log_probs[:9, n : n + 1])
+        received, got_density = model.runtime.run(x[n : n + 1], theta[:9, None])
+        assert np.array_equal(received, log_probs[:9, n : n + 1])
         assert np.array_equal(got_density, density[n : n + 1])
     order = np.random.default_rng(0).permutation(40)
-    got, _ = model.runtime.run(x[order], theta[:, None])
-    assert np.array_equal(got, log_probs[:, order])
+    received, _ = model.runtime.run(x[order], theta[:, None])
+    assert np.array_equal(received, log_probs[:, order])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 17, 40])
@@ -361,8 +361,8 @@ def test_the_number_of_threads_does_not_show(digits_store, wide):
     x, theta, log_probs, density = wide
     single = Model.load(ModelStore(digits_store).open("digits", "1"), threads=1).runtime
     assert np.array_equal(single.draw(3, 0, 130), theta)
-    got, got_density = single.run(x, theta[:, None])
-    assert np.array_equal(got, log_probs)
+    received, got_density = single.run(x, theta[:, None])
+    assert np.array_equal(received, log_probs)
     assert np.array_equal(got_density, density)
 
 

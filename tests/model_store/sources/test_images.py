@@ -221,8 +221,8 @@ def cut(shorter, interpolation="bilinear"):
 )
 def test_the_centre_is_cut_out_and_halves_are_rounded_to_even_numbers(size, top, left):
     array = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
-    got = decoded(file_of(array), (5, 5), cut(5)).reshape(5, 5)
-    assert np.array_equal(got, array[top : top + 5, left : left + 5])
+    received = decoded(file_of(array), (5, 5), cut(5)).reshape(5, 5)
+    assert np.array_equal(received, array[top : top + 5, left : left + 5])
 
 
 def bilinear(x):
@@ -239,7 +239,7 @@ def bicubic(x):
 @pytest.mark.parametrize("filter_", [bilinear, bicubic])
 def test_a_smaller_image_is_a_mean_by_the_filter_stretched_by_the_scale(filter_):
     array = np.random.default_rng(0).integers(0, 256, (24, 40)).astype(np.uint8)
-    got = decoded(file_of(array), (12, 12), cut(12, filter_.__name__)).reshape(12, 12)
+    received = decoded(file_of(array), (12, 12), cut(12, filter_.__name__)).reshape(12, 12)
 
     def weights(inputs):
         centres, places = 2.0 * (np.arange(inputs // 2) + 0.5), np.arange(inputs) + 0.5
@@ -247,7 +247,7 @@ def test_a_smaller_image_is_a_mean_by_the_filter_stretched_by_the_scale(filter_)
         return found / found.sum(axis=1, keepdims=True)
 
     expected = np.clip(weights(24) @ array @ weights(40).T, 0, 255)[:, 4:16]
-    assert np.abs(got - expected).max() <= 1.01  # both passes round
+    assert np.abs(received - expected).max() <= 1.01  # both passes round
 
 
 def test_an_image_that_is_too_long_and_narrow_to_be_resized_is_refused():

@@ -370,7 +370,7 @@ def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query
 
 
 @pytest.mark.parametrize(
-    ("content_type", "got"),
+    ("content_type", "received"),
     [
         (None, "none"),
         ("", "none"),
@@ -381,10 +381,10 @@ def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query
         ("a" * 5000, "an unknown media type"),
     ],
 )
-def test_another_media_type_is_refused_by_its_name(client, content_type, got):
+def test_another_media_type_is_refused_by_its_name(client, content_type, received):
     headers = {} if content_type is None else {"Content-Type": content_type}
     answer = client.post("/predict", content=b"{}", headers=headers)
-    assert_problem(answer, 415, "Content-Type: expected application/json", f"got {got}")
+    assert_problem(answer, 415, "Content-Type: expected application/json", f"got {received}")
 
 
 @pytest.mark.parametrize(

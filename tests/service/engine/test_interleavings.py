@@ -111,11 +111,11 @@ class Requests:
                     == getattr(scores, job.acquisition).tobytes()
                 )
                 continue
-            got, alone = answer.predicted.prediction, self._alone(job, answer)
-            assert got.scores.num_draws.tolist() == alone.scores.num_draws.tolist()
-            assert got.scores.probabilities.tobytes() == alone.scores.probabilities.tobytes()
-            assert got.scores.bald.tobytes() == alone.scores.bald.tobytes()
-            assert got.p_values.p_value.tobytes() == alone.p_values.p_value.tobytes()
+            received, alone = answer.predicted.prediction, self._alone(job, answer)
+            assert received.scores.num_draws.tolist() == alone.scores.num_draws.tolist()
+            assert received.scores.probabilities.tobytes() == alone.scores.probabilities.tobytes()
+            assert received.scores.bald.tobytes() == alone.scores.bald.tobytes()
+            assert received.p_values.p_value.tobytes() == alone.p_values.p_value.tobytes()
         fresh = [job.draw_seed for job, task in self.asked if job.seed is None]
         self.asked.clear()
         return fresh

@@ -153,5 +153,7 @@ def test_onnx_ir_counts_the_names_that_it_gives():
     names._value_counter, names._node_counter = 7, 8
     node = onnx_ir.Node("", "Identity", [])
     model.graph.append(node)
-    got = (node.outputs[0].name, node.name, (names._value_counter, names._node_counter))
-    assert got == ("val_7", "node_Identity_8", (8, 9)), f"onnx_ir {onnx_ir.__version__}: {got}"
+    received = (node.outputs[0].name, node.name, (names._value_counter, names._node_counter))
+    assert received == ("val_7", "node_Identity_8", (8, 9)), (
+        f"onnx_ir {onnx_ir.__version__}: {received}"
+    )

@@ -353,7 +353,7 @@ def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, 
 
 @pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "ensemble"])
 @pytest.mark.parametrize(
-    ("name", "noise", "expected", "got"),
+    ("name", "noise", "expected", "received"),
     [
         ("wide", None, "3 outputs per row (one for each class)", "5 after layer 2: Linear"),
         ("wide", "homoscedastic", "1 outputs per row (the mean)", "5 after layer 2: Linear"),
@@ -372,7 +372,7 @@ def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, 
     ],
 )
 def test_outputs_of_another_width_are_refused_by_factory_and_layer(
-    tmp_path, monkeypatch, method, name, noise, expected, got
+    tmp_path, monkeypatch, method, name, noise, expected, received
 ):
     lines = [
         "from torch import nn",
@@ -391,7 +391,7 @@ def test_outputs_of_another_width_are_refused_by_factory_and_layer(
         build(recipe, (4,), 0 if noise else 3)
     assert (
         str(refused.value)
-        == f"network.factory: expected {factory} to return a module with {expected}, got {got}"
+        == f"network.factory: expected {factory} to return a module with {expected}, got {received}"
     )
     sys.modules.pop("users_of_widths", None)
 

@@ -88,9 +88,9 @@ def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_se
         for j, count in enumerate(counts):
             expected = predictive_scores(predictive_sums(log_probs[:count]), standard_errors=False)
             for name, values in detector_scores(expected, density, names).items():
-                got = detector_scores(scores[j], densities, names)[name]
+                received = detector_scores(scores[j], densities, names)[name]
                 np.testing.assert_allclose(
-                    got[start : start + share], values, rtol=1e-9, atol=1e-12
+                    received[start : start + share], values, rtol=1e-9, atol=1e-12
                 )
 
 

@@ -96,8 +96,8 @@ def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights
     dense_eps[:, places] = eps
     theta = torch.where(kept, model.posterior(dense_eps), 0.0)
     expected, _ = model.network(x, theta[:, None])
-    got, _ = smaller.network(x, smaller.posterior(eps)[:, None])
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    received, _ = smaller.network(x, smaller.posterior(eps)[:, None])
+    torch.testing.assert_close(received, expected, atol=1e-5, rtol=1e-5)
     if fraction == 0:
         assert len(places) == model.posterior.theta_dimension
 
@@ -127,8 +127,8 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
     dense_eps = noise(model.posterior, 3, 2)
     dense_eps[:, smaller.network.kept.long()] = eps
     expected, _ = model.network(x, torch.where(kept, model.posterior(dense_eps), 0.0)[:, None])
-    got, _ = smaller.network(x, smaller.posterior(eps)[:, None])
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    received, _ = smaller.network(x, smaller.posterior(eps)[:, None])
+    torch.testing.assert_close(received, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("fits")
