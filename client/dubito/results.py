@@ -177,7 +177,7 @@ class KeptLabel:
     Attributes:
         id: id of the row.
         label, target: a class, or a number for regression; None if it does not apply.
-        annotator: name of the API key that sent it; None without keys.
+        annotator: name of the API key that sent it, or None without keys.
         time: in UTC (RFC 3339).
         control: whether the row was selected at random to measure the model.
     """

@@ -122,7 +122,7 @@ def measure(
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot each method's median and interquartile range over draws, of the first seed."""
+    """Plot each method's median and interquartile range over draws, for the first seed."""
     measured = first_seeds(results)
     across = min(4, len(measured))
     figure, axes = panels(len(measured), across, max(8, 3.2 * across), 2.8, margin=0.5)

@@ -175,7 +175,7 @@ class Objects:
 
     @contextmanager
     def _plain_errors(self, action: str) -> Iterator[None]:
-        """Replace obstore's errors, except those of conditions that do not hold."""
+        """Replace obstore's errors, except those about failed write conditions."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         try:

@@ -27,7 +27,7 @@ from model_store.sources.row_file import (
     ids_as_text,
 )
 
-# Names of unnamed pandas indices, which are no features
+# Names of pandas indices without a name; they are not features
 INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 # Read ahead from a row group, which may be larger than memory: for all columns, and for each
 BUFFERED_BYTES = 32 << 20

@@ -149,7 +149,7 @@ def test_everything_of_a_cluster_here_listens_on_loopback(digits_store, tmp_path
 def test_what_a_replica_cannot_take_is_refused_with_429_and_when_to_come_again(
     digits_store, tmp_path, options
 ):
-    settings = {"DUBITO_MEMORY_BUDGET_BYTES": str(2 << 20)}
+    settings = {"DUBITO_MEMORY_BUDGET_BYTES": str(6 << 20)}
     with cluster(digits_store, tmp_path, options, **settings) as (url, _):
         with Load(url, {"1": [({"inputs": [[0.0] * 64] * 500}, b"")]}, threads=12) as load:
             wait_until(lambda: load.said["429"] > 20 and load.said["200"] > 5)
@@ -298,7 +298,7 @@ def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
     [
         (["--replicas", "0"], {}, "error: --replicas: expected at least 1, got 0"),
         (["--most", "1"], {}, "error: --most: expected at least --replicas, 2, got 1"),
-        (["--ray", "127.0.0.1:1", "--port", "1"], KEYS, "error: DUBITO_API_KEYS: expected a file"),
+        (["--ray", "127.0.0.1:1", "--port", "1"], KEYS, "error: DUBITO_API_KEYS: expected DUBITO_KEYS_FILE"),
         ([], {"DUBITO_KEYS_FILE": "/nowhere"}, "error: DUBITO_KEYS_FILE: expected"),
         ([], {"DUBITO_WORKERS": "2"}, "error: args.workers: expected 1"),
     ],

@@ -9,7 +9,7 @@ from model_store.artifacts.store import ModelStore
 def open_store(writes: bool = True) -> ModelStore:
     store = store_of_environment()
     if writes:
-        store.storage.check_writable()  # now, rather than when hours have gone by
+        store.storage.check_writable()  # Fail now, not after hours of training.
     return store
 
 
