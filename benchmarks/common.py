@@ -160,7 +160,7 @@ def data_root() -> Path:
 
 def open_model(options: argparse.Namespace) -> Model:
     store = ModelStore(options.store)
-    return Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
+    return Model.load(store.open(options.name, store.resolve(options.name), files=NEEDED))
 
 
 def unseen_rows(model: Model) -> Rows:
@@ -205,7 +205,7 @@ def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
 
 
 def torch_model(store: ModelStore, name: str) -> BayesianModel:
-    artifact = store.open(name, store.resolve(name), wanted=("weights.safetensors",))
+    artifact = store.open(name, store.resolve(name), files=("weights.safetensors",))
     manifest = artifact.manifest
     recipe = recipes.Recipe.model_validate(manifest.training["recipe"])
     model = build(recipe, manifest.input.shape, len(manifest.output.classes))

@@ -72,7 +72,7 @@ def table_line(precision: str, options: argparse.Namespace) -> str:
         pools.mkdir()
         write_pool(pools / "pool.npy", options.rows)
         write_pool(pools / "few.npy", FEW_ROWS)
-        model = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED), processors())
+        model = Model.load(store.open(NAME, store.resolve(NAME), files=NEEDED), processors())
         state = {"DUBITO_STATE": str(folder / "state"), "DUBITO_POOLS": str(pools)}
         with serve(folder / "models", **state) as service:
             _, few_mib = rank(service, "few.npy", options.draws, poll_s=0.05)

@@ -122,7 +122,7 @@ def without_detectors(network: bytes) -> bytes:
 
 def measure(store: ModelStore, name: str, rounds: int) -> Figures:
     threads = processors()
-    published = Model.load(store.open(name, store.resolve(name), wanted=NEEDED), threads)
+    published = Model.load(store.open(name, store.resolve(name), files=NEEDED), threads)
     reference = torch_model(store, name)
     graphs = export(reference, served_network(reference, torch.rand(64, published.row_size), 0))
     graphs["network.onnx"] = without_detectors(graphs["network.onnx"])

@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
-    served = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED))
+    served = Model.load(store.open(NAME, store.resolve(NAME), files=NEEDED))
     reference = torch_model(store, NAME)
     row = np.random.default_rng(0).integers(0, 256, (1, 784)).astype(np.float32)
     x, theta = torch.from_numpy(row), served.runtime.draw(0, 0, DRAWS)

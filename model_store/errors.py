@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-MOST_ERRORS = 10  # reported at once
+MAX_ERRORS = 10  # reported at once
 
 
 class DubitoError(Exception):
@@ -55,10 +55,10 @@ class InvalidInput(FieldError):
     status, code, remedy = 422, "invalid_input", "correct the fields in `errors`"
     others: Sequence["InvalidInput"] = ()  # more wrong fields of the same request
 
-    def renamed(self, rename: Callable[[str], str]) -> "InvalidInput":
+    def rename_fields(self, rename: Callable[[str], str]) -> "InvalidInput":
         """Return the same errors with other field names."""
         errors = (self, *self.others)
-        return all_of([InvalidInput(rename(e.field), e.expected, e.received) for e in errors])
+        return merge_errors([InvalidInput(rename(e.field), e.expected, e.received) for e in errors])
 
 
 class Conflict(FieldError):
@@ -152,13 +152,13 @@ def plain(error: Exception) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def all_of(errors: Sequence[InvalidInput]) -> InvalidInput:
+def merge_errors(errors: Sequence[InvalidInput]) -> InvalidInput:
     """Return the first error, with the next ones as its `others`."""
-    errors[0].others = errors[1:MOST_ERRORS]
+    errors[0].others = errors[1:MAX_ERRORS]
     return errors[0]
 
 
-def kind_of(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Describe a value in JSON terms; only numbers are echoed."""
     match value:
         case None:

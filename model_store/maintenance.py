@@ -2,7 +2,7 @@
 
 import argparse
 
-from model_store.artifacts.place import store_of_environment
+from model_store.artifacts.place import store_from_environment
 from model_store.artifacts.signature import read_private_key, read_public_key, write_key_pair
 from model_store.artifacts.storage import is_version
 from model_store.artifacts.store import LATEST, ModelStore
@@ -12,7 +12,7 @@ from model_store.inference.preflight_process import check_version
 
 
 def list_versions(options: argparse.Namespace) -> None:
-    store = store_of_environment(options.store)
+    store = store_from_environment(options.store)
     for name in store.names():
         aliases = ", ".join(f"{a} -> {v}" for a, v in sorted(store.aliases(name).items()))
         print(f"{name}: versions {', '.join(store.versions(name))} ({aliases})")
@@ -29,7 +29,7 @@ def verify(options: argparse.Namespace) -> int:
     for name in store.names():
         for version in store.versions(name):
             try:
-                store.open(name, version, wanted=())
+                store.open(name, version, files=())
             except StoreError as error:
                 print(f"error: {error}")
                 broken += 1
@@ -40,7 +40,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def alias(options: argparse.Namespace) -> None:
-    store = store_of_environment(options.store)
+    store = store_from_environment(options.store)
     if options.remove != (options.version is None):
         received = "both" if options.remove else "neither"
         raise InvalidInput("alias", "a version or --remove", received)
@@ -53,12 +53,12 @@ def alias(options: argparse.Namespace) -> None:
 
 
 def keep(options: argparse.Namespace) -> None:
-    store = store_of_environment(options.store)
+    store = store_from_environment(options.store)
     print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
 
 
 def delete(options: argparse.Namespace) -> None:
-    store = store_of_environment(options.store)
+    store = store_from_environment(options.store)
     name, colon, version = options.version.partition(":")
     if colon and not is_version(version):
         raise InvalidInput(
@@ -78,14 +78,14 @@ def keygen(options: argparse.Namespace) -> None:
 
 
 def sign(options: argparse.Namespace) -> None:
-    store = store_of_environment(options.store)
+    store = store_from_environment(options.store)
     name, number = _version(store, options.version)
     store.sign(name, number, read_private_key(options.key, "--key"))
     print(f"signed: {name} version {number}")
 
 
 def _store_with_key(options: argparse.Namespace) -> ModelStore:
-    store = store_of_environment(options.store)
+    store = store_from_environment(options.store)
     if options.key is not None:
         store.trusted = read_public_key(options.key, "--key")
     return store

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
-LEAST_NICE = 19
+MAX_NICE = 19
 SECRET = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # prefixes: keys and access to buckets
 READY = "ready"  # the first line of a child that runs untrusted files
 START_S = 120.0  # until it is ready; on an idle machine imports take a second
@@ -67,7 +67,7 @@ def write_line(process: subprocess.Popen[bytes], content: Any) -> None:
         process.stdin.flush()
 
 
-class GivenUp(Exception):
+class StopRequested(Exception):
     """The parent is about to end and does not wait for an answer."""
 
 
@@ -116,7 +116,7 @@ class ChildProcess:
 
         Raises:
             NoAnswer: if none comes within `seconds`.
-            GivenUp: if `stopping` is set meanwhile.
+            StopRequested: if `stopping` is set meanwhile.
         """
         if not self._is_ready:
             try:
@@ -140,7 +140,7 @@ class ChildProcess:
         end = time.monotonic() + seconds
         while b"\n" not in self._received:
             if stopping.is_set():
-                raise GivenUp
+                raise StopRequested
             left = end - time.monotonic()
             if left <= 0:
                 raise NoAnswer("not in time", is_late=True)
@@ -175,7 +175,7 @@ def become_child() -> Callable[[Any], None]:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     end_with_parent()
-    be_killed_first()
+    prefer_oom_kill()
 
     def send(answer: Any) -> None:
         print(json.dumps(answer), file=answers, flush=True)
@@ -210,7 +210,7 @@ def limit_memory(extra: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def is_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an error or one of its causes means that memory ran out."""
     while error is not None:
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():
@@ -230,14 +230,14 @@ def end_with_parent() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def be_killed_first() -> None:
+def prefer_oom_kill() -> None:
     """Let the system kill this process before others when memory runs out."""
     with suppress(OSError):  # /proc may be read-only
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def be_idle() -> None:
+def run_when_idle() -> None:
     """Run only while the processors are idle, or at low priority without SCHED_IDLE."""
-    os.nice(LEAST_NICE)
+    os.nice(MAX_NICE)
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

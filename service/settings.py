@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url, whole_path
+from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url, resolve_location
 from model_store.errors import InvalidInput
 from model_store.processes import processors
 from service.integrations import integration_variables
@@ -197,7 +197,7 @@ class Settings(BaseSettings):
         """Return the arguments with which another process can call `open_store`."""
         key = self.verify_key_file
         return {
-            "place": whole_path(str(self.store)),
+            "place": resolve_location(str(self.store)),
             "cache": str(self.cache.resolve()),
             "cache_bytes": self.cache_bytes,
             "verify_key_file": None if key is None else str(key.resolve()),

@@ -30,11 +30,11 @@ from model_store.state.database import Database
 from model_store.state.labels import (
     LabelledRows,
     candidates,
-    keep_candidate,
     labelled_rows,
     row_format,
+    save_candidate,
 )
-from model_store.state.live import FEWEST
+from model_store.state.live import MIN_CONTROL_ROWS
 from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.evaluation.figures import Figure, Resamples
@@ -253,14 +253,14 @@ def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: P
             except GateError as error:
                 reasons.append(str(error))
     control = None
-    if len(sources.control) < FEWEST:
+    if len(sources.control) < MIN_CONTROL_ROWS:
         message = "%d labelled control rows are too few for a comparison (it needs %d)"
-        log.info(message, len(sources.control), FEWEST)
+        log.info(message, len(sources.control), MIN_CONTROL_ROWS)
     else:
         control, worse = _compare_on_control(store, sources, candidate, gate, rows)
         if worse:
             reasons += ["on control rows it is worse in", *worse]
-    if not reasons and not sources.labels.are_known:
+    if not reasons and not sources.labels.have_keys:
         reasons.append(UNKNOWN_KEYS.format(name=name, version=manifest.version))
     return Verdict(not reasons, "\n".join(reasons) or NO_WORSE, control, losses)
 
@@ -326,10 +326,10 @@ def make_candidate(
     verdict = judge(store, sources, manifest, root)
     content = verdict.content()
     counts = sources.provenance.rows, len(sources.control)
-    keep_candidate(database, name, manifest.version, parent.version, *counts, False, content)
+    save_candidate(database, name, manifest.version, parent.version, *counts, False, content)
     if verdict.is_promoted:
         store.set_alias(name, LATEST, manifest.version)
-        keep_candidate(database, name, manifest.version, parent.version, *counts, True, content)
+        save_candidate(database, name, manifest.version, parent.version, *counts, True, content)
     outcome = "promoted" if verdict.is_promoted else verdict.reason
     log.info("%s version %s: %s", name, manifest.version, outcome)
     return verdict

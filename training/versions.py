@@ -189,5 +189,5 @@ def find_fitted(
             continue
         with suppress(StoreError, InvalidInput):
             if read_recipe(manifest, "recipe").digest() == recipe.digest():
-                return store.open(recipe.name, manifest.version, wanted=()).manifest
+                return store.open(recipe.name, manifest.version, files=()).manifest
     return None

@@ -108,7 +108,7 @@ def compare(
     store: ModelStore, name: str, wanted: set[str], seconds: float, rounds: int
 ) -> tuple[str, dict[str, list[Measured]]]:
     """Measure Dubito and the wanted peers; return the table and what it is made of."""
-    artifact = store.open(name, store.resolve(name), wanted=(*NEEDED, "weights.safetensors"))
+    artifact = store.open(name, store.resolve(name), files=(*NEEDED, "weights.safetensors"))
     model = Model.load(artifact)
     rows = np.random.default_rng(0).integers(0, 256, (300, 784))
     reference = reference_of(artifact.files["weights.safetensors"], rows)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_store.artifacts.manifest import ClassSpec, Manifest
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import InvalidInput, describe_value
 
 MAX_CONFIG_CHARACTERS = 100_000
 INPUT = "dubito_input"  # the row in a task's data, as in `inputs` of /predict
@@ -76,7 +76,7 @@ def read_row(manifest: Manifest, config: LabelConfig, data: Any, field: str, fet
     `fetch` reads images that are not data URIs, and raises InvalidInput for URLs that it refuses.
     """
     if not isinstance(data, dict):
-        raise InvalidInput(field, "an object", kind_of(data))
+        raise InvalidInput(field, "an object", describe_value(data))
     if INPUT in data:
         return data[INPUT]
     spec, value = manifest.input, data.get(config.field)

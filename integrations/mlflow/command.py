@@ -3,12 +3,12 @@
 import argparse
 
 from integrations.mlflow.pyfunc import export
-from model_store.artifacts.place import store_of_environment
+from model_store.artifacts.place import store_from_environment
 from model_store.artifacts.store import LATEST
 
 
 def run(options: argparse.Namespace) -> None:
-    store = store_of_environment(options.store)
+    store = store_from_environment(options.store)
     name, _, version = options.version.partition(":")
     export(store, name, store.resolve(name, version or LATEST), options.folder)
     print(f"exported to {options.folder}; serve it: mlflow models serve -m {options.folder}")

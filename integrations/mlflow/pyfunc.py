@@ -53,7 +53,7 @@ def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
     """Write a version as an MLflow model. The folder appears complete or not at all."""
     if folder.exists():
         raise InvalidInput("folder", "a folder that does not exist yet", str(folder))
-    artifact = store.open(name, version, wanted=())
+    artifact = store.open(name, version, files=())
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=".draft-") as scratch:
         draft = Path(scratch, "model")

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import InvalidInput, describe_value
 from service import VERSION, limits
 from service.api.health import check_ready
 from service.api.json_blocks import JsonRows, split_json
@@ -149,7 +149,7 @@ def read_invocation(
         raise InvalidInput("body", f"one of {', '.join(FORMS)}", f"{len(forms)} of them")
     params = content.get(PARAMS)
     if params is not None and not isinstance(params, dict):
-        raise InvalidInput(PARAMS, "an object", kind_of(params))
+        raise InvalidInput(PARAMS, "an object", describe_value(params))
     return read_params(params or {}), forms[0], content[forms[0]]
 
 
@@ -177,7 +177,7 @@ def read_rows(form: str, content: Any, spec: InputSpec, max_rows: int) -> Rows:
     elif isinstance(content, list | JsonRows):
         rows = content
     else:
-        raise InvalidInput(form, "an array of rows", kind_of(content))
+        raise InvalidInput(form, "an array of rows", describe_value(content))
     check_row_count(form, len(rows), max_rows)
     return rows
 
@@ -186,16 +186,16 @@ def _split(content: Any, spec: InputSpec) -> Rows:
     known = {"columns", "data", "index"}
     if not isinstance(content, dict) or not {"columns", "data"} <= content.keys() <= known:
         expected = "an object with columns, data and optionally index"
-        raise InvalidInput(SPLIT, expected, kind_of(content))
+        raise InvalidInput(SPLIT, expected, describe_value(content))
     names, data = content["columns"], content["data"]
     if not isinstance(names, list) or len({str(name) for name in names}) < len(names):
-        raise InvalidInput(f"{SPLIT}.columns", "an array of distinct names", kind_of(names))
+        raise InvalidInput(f"{SPLIT}.columns", "an array of distinct names", describe_value(names))
     if not isinstance(data, list):
-        raise InvalidInput(f"{SPLIT}.data", "an array of rows", kind_of(data))
+        raise InvalidInput(f"{SPLIT}.data", "an array of rows", describe_value(data))
     for n, row in enumerate(data):
         if not isinstance(row, list) or len(row) != len(names):
             expected = f"an array of {len(names)} cells, one per column"
-            raise InvalidInput(f"{SPLIT}.data.{n}", expected, kind_of(row))
+            raise InvalidInput(f"{SPLIT}.data.{n}", expected, describe_value(row))
 
     def column(name: str) -> list[Any]:
         index = names.index(name)
@@ -207,7 +207,7 @@ def _split(content: Any, spec: InputSpec) -> Rows:
 
 def _records(content: Any, spec: InputSpec, form: str) -> Rows:
     if not isinstance(content, list) or not all(isinstance(record, dict) for record in content):
-        raise InvalidInput(form, "an array of objects", kind_of(content))
+        raise InvalidInput(form, "an array of objects", describe_value(content))
     if not content:
         return []
     for n, record in enumerate(content):

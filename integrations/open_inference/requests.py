@@ -29,7 +29,7 @@ from model_store.artifacts.manifest import (
     Manifest,
     NumericColumn,
 )
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import InvalidInput, describe_value
 from model_store.sources.cells import cell_reader
 from service.api.json_blocks import split_json
 from service.api.requests import (
@@ -125,20 +125,20 @@ def _object(value: Any, field: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidInput(field, "an object", kind_of(value))
+        raise InvalidInput(field, "an object", describe_value(value))
     return value
 
 
 def _id(value: Any) -> str | None:
     if value is not None and (type(value) is not str or len(value) > MAX_ID):
-        raise InvalidInput("id", f"a string of up to {MAX_ID} characters", kind_of(value))
+        raise InvalidInput("id", f"a string of up to {MAX_ID} characters", describe_value(value))
     return value or None
 
 
 def _tensors(items: Any, field: str, binary: memoryview, call: RequestContext) -> list[Tensor]:
     if not isinstance(items, list) or not items:
         expected = "an array of at least one tensor"
-        raise InvalidInput(field, expected, "none" if not items else kind_of(items))
+        raise InvalidInput(field, expected, "none" if not items else describe_value(items))
     if len(items) > MAX_TENSORS:
         raise TooLarge(field, f"at most {MAX_TENSORS} tensors", str(len(items)))
     call.reservation.acquire(TENSOR_BYTES * len(items))
@@ -162,13 +162,13 @@ def _tensor(
 ) -> tuple[Tensor, memoryview]:
     """Parse a tensor. Return it and the binary data of later tensors."""
     if not isinstance(item, dict):
-        raise InvalidInput(place, "an object", kind_of(item))
+        raise InvalidInput(place, "an object", describe_value(item))
     if not item.keys() <= TENSOR_FIELDS:
         expected = f"only the fields {', '.join(sorted(TENSOR_FIELDS))}"
         raise InvalidInput(place, expected, "another")
     name, datatype = _name(item.get("name"), place), item.get("datatype")
     if type(datatype) is not str or datatype not in DATATYPES:
-        received = "another" if isinstance(datatype, str) else kind_of(datatype)
+        received = "another" if isinstance(datatype, str) else describe_value(datatype)
         raise InvalidInput(f"{place}.datatype", f"one of {', '.join(DATATYPES)}", received)
     shape = check_shape(item.get("shape"), place)
     parameters = _object(item.get("parameters"), f"{place}.parameters")
@@ -188,7 +188,9 @@ def _tensor(
     else:
         if type(size) is not int or not 0 <= size <= len(binary):
             expected = f"up to {len(binary)}, the remaining bytes of the body"
-            raise InvalidInput(f"{place}.parameters.binary_data_size", expected, kind_of(size))
+            raise InvalidInput(
+                f"{place}.parameters.binary_data_size", expected, describe_value(size)
+            )
         data, binary = binary[:size], binary[size:]
         if datatype == BYTES:
             return Tensor(place, name, datatype, shape, None, None, data, is_base64), binary
@@ -200,7 +202,7 @@ def _tensor(
 def _name(name: Any, place: str) -> str:
     if type(name) is not str or not 1 <= len(name) <= MAX_NAME:
         expected = f"a string of 1 to {MAX_NAME} characters"
-        raise InvalidInput(f"{place}.name", expected, kind_of(name))
+        raise InvalidInput(f"{place}.name", expected, describe_value(name))
     return name
 
 
@@ -209,12 +211,12 @@ def _outputs(items: Any) -> dict[str, bool | None] | None:
     if items is None or items == []:
         return None
     if not isinstance(items, list) or len(items) > MAX_OUTPUTS:
-        raise InvalidInput("outputs", f"an array of up to {MAX_OUTPUTS}", kind_of(items))
+        raise InvalidInput("outputs", f"an array of up to {MAX_OUTPUTS}", describe_value(items))
     outputs: dict[str, bool | None] = {}
     for n, item in enumerate(items):
         place = f"outputs.{n}"
         if not isinstance(item, dict) or not item.keys() <= {"name", "parameters"}:
-            raise InvalidInput(place, "an object with name and parameters", kind_of(item))
+            raise InvalidInput(place, "an object with name and parameters", describe_value(item))
         name = _name(item.get("name"), place)
         parameters = _object(item.get("parameters"), f"{place}.parameters")
         if parameters.keys() - {"binary_data", "content_type"}:
@@ -228,7 +230,7 @@ def _outputs(items: Any) -> dict[str, bool | None] | None:
 
 def _flag(value: Any, field: str) -> bool | None:
     if value is not None and type(value) is not bool:
-        raise InvalidInput(field, "true or false", kind_of(value))
+        raise InvalidInput(field, "true or false", describe_value(value))
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import InvalidInput, describe_value
 from model_store.sources.npy import MAX_DIMENSIONS
 from service.request_context import RequestContext
 
@@ -83,7 +83,9 @@ def check_shape(shape: Any, place: str) -> tuple[int, ...]:
     is_shape = isinstance(shape, list) and all(type(length) is int for length in shape)
     if not is_shape or not 1 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 1:
         expected = f"an array of 1 to {MAX_DIMENSIONS} whole numbers, each at least 1"
-        raise InvalidInput(f"{place}.shape", expected, "another" if is_shape else kind_of(shape))
+        raise InvalidInput(
+            f"{place}.shape", expected, "another" if is_shape else describe_value(shape)
+        )
     return tuple(shape)
 
 
@@ -102,7 +104,7 @@ def decode_array(
 def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
     """Flatten JSON data, which is flat or nested by shape."""
     if not isinstance(data, list):
-        raise InvalidInput(f"{place}.data", "an array", kind_of(data))
+        raise InvalidInput(f"{place}.data", "an array", describe_value(data))
     size, level = math.prod(shape), data
     if len(shape) > 1 and level and isinstance(level[0], list):
         for axis, length in enumerate(shape):
@@ -111,7 +113,7 @@ def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
                 raise InvalidInput(f"{place}.data", expected, "other nesting")
             if axis == 0 and len(level) != length:
                 expected = f"an array of {length}, the first length of the shape"
-                raise InvalidInput(f"{place}.data", expected, kind_of(level))
+                raise InvalidInput(f"{place}.data", expected, describe_value(level))
             level = level if axis == 0 else list(chain.from_iterable(level))
     if len(level) != size:
         raise InvalidInput(f"{place}.data", f"{size} elements, by its shape", f"{len(level)}")
@@ -133,7 +135,7 @@ def parse_array(data: Any, datatype: str, shape: tuple[int, ...], place: str) ->
         types, expected = {int}, "whole numbers"
     if not set(map(type, level)) <= types:
         invalid = next(value for value in level if type(value) not in types)
-        raise InvalidInput(f"{place}.data", f"{expected} for {datatype}", kind_of(invalid))
+        raise InvalidInput(f"{place}.data", f"{expected} for {datatype}", describe_value(invalid))
     try:
         if not datatype.startswith("FP"):
             return np.array(level, NUMPY[datatype]).reshape(shape)
@@ -149,7 +151,9 @@ def parse_strings(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
     level = flat_data(data, shape, place)
     invalid = next((v for v in level if v is not None and type(v) is not str), None)
     if invalid is not None:
-        raise InvalidInput(f"{place}.data", f"strings, or null, for {BYTES}", kind_of(invalid))
+        raise InvalidInput(
+            f"{place}.data", f"strings, or null, for {BYTES}", describe_value(invalid)
+        )
     return level
 
 

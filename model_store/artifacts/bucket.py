@@ -69,10 +69,10 @@ class Bucket(Storage):
     # Reading
 
     @property
-    def was_seen(self) -> bool:
+    def has_listing(self) -> bool:
         return self._listing is not None
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """List the bucket (one request per 1,000 objects) and read aliases that changed.
 
         If the bucket cannot be reached and never was, use the listing that the cache saved.
@@ -85,7 +85,7 @@ class Bucket(Storage):
                     break
                 before = listing
         except StoreUnreachable:
-            saved = None if self.was_seen else self.cache.saved_listing()
+            saved = None if self.has_listing else self.cache.saved_listing()
             if saved is not None:
                 listing = Listing()
                 listing.is_saved, listing.numbers, listing.texts = True, *saved

@@ -54,10 +54,10 @@ class Folder(Storage):
         return str(self.root / path)
 
     @property
-    def was_seen(self) -> bool:
+    def has_listing(self) -> bool:
         return not self._is_gone
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Raise StoreUnreachable if the folder had entries and is empty: its mount is gone."""
         has_entries = self.root.is_dir() and any(True for _ in self.root.iterdir())
         self._had_entries |= has_entries

@@ -79,7 +79,7 @@ class TextSpec(Record):
     padding: Literal["left", "right"] = "right"
 
 
-class NumberWriting(Record):
+class NumberStyle(Record):
     """The format of a column's numbers: currency or percent sign, decimal mark and separator."""
 
     sign: Literal["", "$", "€", "£", "¥", "%"] = ""
@@ -104,7 +104,7 @@ class NumericColumn(Record):
     mostly: tuple[FiniteFloat, FiniteFloat] | None = None
     indicator: bool
     missing: bool | None = None
-    written: NumberWriting | None = None
+    written: NumberStyle | None = None
 
 
 class CategoricalColumn(Record):
@@ -121,9 +121,9 @@ class CategoricalColumn(Record):
 
 
 # Fields of columns that describe the data and do not change how rows are read
-DESCRIBING: set[str] = {"usual", "mostly", "missing"}
+DESCRIPTIVE_FIELDS: set[str] = {"usual", "mostly", "missing"}
 # Fields of the input that concern files only
-OF_FILES: set[str] = {"missing_values", "id_column"}
+FILE_FIELDS: set[str] = {"missing_values", "id_column"}
 Cycle = Literal["year", "week", "day"]
 
 

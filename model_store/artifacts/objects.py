@@ -65,7 +65,7 @@ class Objects:
         self._is_closed = False
 
     @classmethod
-    def of(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
+    def from_url(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
         """Open a URL with obstore's credentials and endpoint from the environment.
 
         `field` names the setting or option in errors.

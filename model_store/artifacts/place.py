@@ -18,7 +18,7 @@ def is_url(place: str) -> bool:
     return "://" in place
 
 
-def whole_path(place: str) -> str:
+def resolve_location(place: str) -> str:
     """Return a bucket's URL, or the absolute path of a folder."""
     return place if is_url(place) else str(Path(place).resolve())
 
@@ -43,10 +43,10 @@ def _storage(place: str | Path, cache: Path, cache_bytes: int) -> Storage:
     from model_store.artifacts.cache import Cache
     from model_store.artifacts.objects import Objects
 
-    return Bucket(Objects.of(place), Cache(cache, place, cache_bytes))
+    return Bucket(Objects.from_url(place), Cache(cache, place, cache_bytes))
 
 
-def store_of_environment(place: str | None = None) -> ModelStore:
+def store_from_environment(place: str | None = None) -> ModelStore:
     """Open the store at `place` or DUBITO_STORE, with DUBITO_CACHE and DUBITO_CACHE_BYTES."""
     environment = os.environ
     cache_bytes = environment.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))

@@ -85,11 +85,11 @@ class Storage(ABC):
 
     @property
     @abstractmethod
-    def was_seen(self) -> bool:
+    def has_listing(self) -> bool:
         """Whether a listing is available without another request."""
 
     @abstractmethod
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Refresh the listing. A bucket answers from it until the next call."""
 
     @abstractmethod

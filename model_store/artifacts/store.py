@@ -176,8 +176,8 @@ class ModelStore:
             reason = "it is no signature of this version by the trusted key"
             raise manifest.broken(SIGNATURE, reason)
 
-    def open(self, name: str, version: str, wanted: tuple[str, ...] = IN_MEMORY) -> Artifact:
-        """Read a version (a number), verify every file, and keep the bytes of `wanted`.
+    def open(self, name: str, version: str, files: tuple[str, ...] = IN_MEMORY) -> Artifact:
+        """Read a version (a number), verify every file, and keep the bytes of `files`.
 
         Raises:
             BrokenArtifact: if a file is missing, truncated or changed.
@@ -186,11 +186,11 @@ class ModelStore:
         manifest = self.manifest(name, version)
         lease = self.storage.lease(manifest)
         try:
-            return _read(manifest, lease, wanted)
+            return _read(manifest, lease, files)
         except BrokenArtifact:
             if not lease.discard():
                 raise
-        return _read(manifest, self.storage.lease(manifest), wanted)  # of a new copy
+        return _read(manifest, self.storage.lease(manifest), files)  # of a new copy
 
     # Writing
 
@@ -273,7 +273,7 @@ class ModelStore:
         """Sign a valid version (a number), and replace an earlier signature."""
         self.resolve(name, version)
         with self.storage.writing(name):
-            manifest = ModelStore(self.storage).open(name, version, wanted=()).manifest
+            manifest = ModelStore(self.storage).open(name, version, files=()).manifest
             self.storage.overwrite(f"{name}/{version}/{SIGNATURE}", signature(manifest, key))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
@@ -352,11 +352,11 @@ def first_error(error: ValidationError) -> str:
     return f"{field}: {first['msg']}" if field else str(first["msg"])
 
 
-def _read(manifest: Manifest, lease: Lease, wanted: tuple[str, ...]) -> Artifact:
+def _read(manifest: Manifest, lease: Lease, files: tuple[str, ...]) -> Artifact:
     contents = {}
     for file, spec in manifest.files.items():
         try:
-            if file in wanted:
+            if file in files:
                 contents[file] = read_regular(lease.folder / file, spec.size)
                 size, sha256 = len(contents[file]), hashlib.sha256(contents[file]).hexdigest()
             else:

@@ -22,10 +22,10 @@ from model_store.inference.prediction import (
     check_computed,
     decide,
 )
-from model_store.sources.columns import from_cells
+from model_store.sources.columns import encode_cells
 from model_store.sources.images import image_content, open_image, pixels
 from model_store.sources.parquet import ParquetFile, write_tables
-from model_store.sources.row_file import Part, shapes_of
+from model_store.sources.row_file import Part, describe_shapes
 
 FIELD = "X"
 ROWS_AT_ONCE = 512
@@ -128,7 +128,7 @@ def _encoded(model: Model, X: Any, names: list[str] | None) -> Float32[np.ndarra
 def _rows(model: Model, part: Part, first: int) -> Float32[np.ndarray, "N I"]:
     spec = model.manifest.input
     if isinstance(part, dict):
-        return from_cells(part, spec.columns, FIELD, first)
+        return encode_cells(part, spec.columns, FIELD, first)
     if isinstance(part, np.ndarray):
         return _numbers(part, spec)
     read = _image if model.text_encoder is None else _text
@@ -154,7 +154,7 @@ def _image(model: Model, content: Any, field: str) -> Float32[np.ndarray, "I"]:
 def _numbers(x: np.ndarray, spec: InputSpec) -> Float32[np.ndarray, "N I"]:
     size = math.prod(spec.shape)
     if x.dtype.kind not in "fiub" or x.shape[1:] not in (spec.shape, (size,)):
-        expected = f"numbers of shape {shapes_of(spec.shape)}"
+        expected = f"numbers of shape {describe_shapes(spec.shape)}"
         raise InvalidInput(FIELD, expected, f"{x.dtype.str[:20]} of shape {x.shape}")
     with np.errstate(over="ignore"):
         flat = np.ascontiguousarray(x.reshape(len(x), size), dtype=np.float32)

@@ -20,7 +20,7 @@ from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
 from model_store.processes import (
     READY,
     become_child,
-    is_of_memory,
+    is_out_of_memory,
     limit_memory,
 )
 
@@ -51,14 +51,14 @@ def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, 
         copies = {**dict.fromkeys((*NEEDED, ENCODER), COPIES), TOKENIZER: TOKENIZER_COPIES}
         made = sum(times * files[file].size for file, times in copies.items() if file in files)
         limit_memory(working_bytes + made)
-        artifact = ModelStore(Path(store)).open(name, version, wanted=NEEDED)
+        artifact = ModelStore(Path(store)).open(name, version, files=NEEDED)
         is_read = True
         predict(Model.load(artifact, threads=1))
     except (StoreError, MemoryError) as error:
         file, reason = "", one_line(error)
         if isinstance(error, BrokenArtifact):
             file, reason = error.file, error.reason
-        if is_of_memory(error):
+        if is_out_of_memory(error):
             reason = (
                 f"expected to be loaded and to predict in {working_bytes} bytes besides its files, "
                 "got more"

@@ -48,7 +48,7 @@ class PreflightProcess(ChildProcess):
         """Return why a version cannot be served, None if it can.
 
         Raises:
-            GivenUp: if `stopping` is set meanwhile.
+            StopRequested: if `stopping` is set meanwhile.
         """
         request = {
             "store": str(store.resolve()),

@@ -31,7 +31,7 @@ from model_store.inference.graphs import (
 )
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 from model_store.inference.sessions import CUDA, is_on_gpu, providers, session_options
-from model_store.processes import is_of_memory, processors
+from model_store.processes import is_out_of_memory, processors
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
@@ -353,6 +353,6 @@ def run_graph(
     try:
         return list(session.run(outputs, values))
     except Exception as error:
-        if is_of_memory(error):
+        if is_out_of_memory(error):
             raise OutOfMemory from None
         raise

@@ -22,7 +22,7 @@ from jaxtyping import Float64
 from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
-    NumberWriting,
+    NumberStyle,
     NumericColumn,
 )
 
@@ -79,12 +79,12 @@ def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[
     def read(text: str) -> str | None:
         if text in categories:
             return text
-        return None if text.strip() in missing else as_trained(text, categories)
+        return None if text.strip() in missing else match_category(text, categories)
 
     return read
 
 
-def as_trained(text: str, categories: AbstractSet[str]) -> str:
+def match_category(text: str, categories: AbstractSet[str]) -> str:
     """Return the category of a text after trimming and lowering booleans; otherwise the text."""
     if text in categories:
         return text
@@ -98,7 +98,7 @@ def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:
     """Return a number, or the text if it is none; the caller rejects it with its row."""
     try:
         if column.written is not None:
-            return number_of(text, column.written)
+            return parse_number(text, column.written)
         return text if "_" in text else float(text.replace(",", ".") if has_commas else text)
     except ValueError:
         return text
@@ -112,7 +112,7 @@ def is_number(text: str) -> bool:
     return "_" not in text
 
 
-def number_of(text: str, writing: NumberWriting) -> float:
+def parse_number(text: str, writing: NumberStyle) -> float:
     """Parse a number; the sign is optional. Raises ValueError for another format."""
     trimmed = "" if len(text) > MAX_CHARACTERS else text.translate(_TO_SPACE).strip()
     match = _pattern(writing).fullmatch(trimmed)
@@ -122,12 +122,12 @@ def number_of(text: str, writing: NumberWriting) -> float:
     return float(f"{match['minus'] or ''}{whole}.{match['part'] or '0'}")
 
 
-def number_example(writing: NumberWriting) -> str:
+def number_example(writing: NumberStyle) -> str:
     digits = f"1{writing.thousands or ''}200{writing.decimal}5"
     return f"{digits} %" if writing.sign == "%" else f"{writing.sign}{digits}"
 
 
-def sign_of(text: str) -> str | None:
+def find_sign(text: str) -> str | None:
     """Return the sign in a text, "" without a sign, None for several signs."""
     signs = [character for character in text if character in SIGNS]
     return None if len(signs) > 1 else "".join(signs)
@@ -137,7 +137,7 @@ _TO_SPACE = str.maketrans(dict.fromkeys(SPACES, " "))
 
 
 @lru_cache(maxsize=256)
-def _pattern(writing: NumberWriting) -> re.Pattern[str]:
+def _pattern(writing: NumberStyle) -> re.Pattern[str]:
     grouped = rf"\d{{1,3}}(?:{re.escape(writing.thousands)}\d{{3}})+|" if writing.thousands else ""
     sign = re.escape(writing.sign)
     before = "" if writing.sign in ("", "%") else f"(?:{sign} ?)?"
@@ -146,14 +146,14 @@ def _pattern(writing: NumberWriting) -> re.Pattern[str]:
     return re.compile(rf"(?P<minus>[+-])?{before}{number}{after}", re.ASCII)
 
 
-def seconds_of(text: str) -> float:
+def parse_iso_time(text: str) -> float:
     """Return the number of a time in ISO 8601; raises ValueError for other text."""
     if not ISO.fullmatch(text):
         raise ValueError(text)
     return seconds_since(datetime.fromisoformat(text))
 
 
-def seconds_as_written(date_format: str, text: str) -> float:
+def parse_time(date_format: str, text: str) -> float:
     """Return the number of a time in a strptime format; a date may be followed by a time of day.
 
     Raises:
@@ -174,7 +174,7 @@ def seconds_as_written(date_format: str, text: str) -> float:
 def is_date_format(date_format: str) -> bool:
     """Return whether a strptime format reproduces a date."""
     try:
-        return seconds_as_written(date_format, date_example(date_format)) == seconds_since(EXAMPLE)
+        return parse_time(date_format, date_example(date_format)) == seconds_since(EXAMPLE)
     except ValueError:
         return False
 

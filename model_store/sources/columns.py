@@ -19,22 +19,22 @@ from jaxtyping import Bool, Float32, Float64
 from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
-    NumberWriting,
+    NumberStyle,
     NumericColumn,
     TimeColumn,
     column_width,
 )
-from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
+from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
 from model_store.sources.cells import (
     ISO,
     TIME_EXAMPLE,
-    as_trained,
     date_example,
+    match_category,
     number_example,
-    number_of,
+    parse_iso_time,
+    parse_number,
+    parse_time,
     phases,
-    seconds_as_written,
-    seconds_of,
 )
 
 Columns = Sequence[AnyColumn]
@@ -73,12 +73,14 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
     index = {category: i for i, category in enumerate(column.categories)}
     encoded = np.zeros((len(values), len(column.categories) + 1), dtype=np.float32)
     known = index.keys()
-    places = [-1 if value is None else index.get(as_trained(value, known), -1) for value in values]
+    places = [
+        -1 if value is None else index.get(match_category(value, known), -1) for value in values
+    ]
     encoded[np.arange(len(values)), places] = 1.0
     return encoded
 
 
-def not_by_column(field: str, received: str) -> InvalidInput:
+def columns_expected(field: str, received: str) -> InvalidInput:
     """Return the error for rows of numbers that may be encoded or may be values in some order."""
     expected = (
         "rows as objects keyed by column (or with `encoded` true numbers, as the model encodes "
@@ -87,7 +89,7 @@ def not_by_column(field: str, received: str) -> InvalidInput:
     return InvalidInput(field, expected, received)
 
 
-def from_objects(
+def encode_objects(
     rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
 ) -> Float32[np.ndarray, "N I"]:
     """Encode JSON objects keyed by column; null is a missing value. `first_row` is for errors."""
@@ -95,15 +97,15 @@ def from_objects(
     for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
             expected = "an object keyed by column, as the row before it"
-            raise InvalidInput(f"{field}.{n}", expected, kind_of(row))
+            raise InvalidInput(f"{field}.{n}", expected, describe_value(row))
         if row.keys() != names:
-            _refuse_keys(row, columns, f"{field}.{n}")
-    return from_cells(
+            _raise_for_keys(row, columns, f"{field}.{n}")
+    return encode_cells(
         {c.name: [row[c.name] for row in rows] for c in columns}, columns, field, first_row
     )
 
 
-def from_cells(
+def encode_cells(
     cells_of: Mapping[str, Sequence[Any] | Numbers],
     columns: Columns,
     field: str,
@@ -118,7 +120,7 @@ def from_cells(
         except InvalidInput as error:
             errors.append(error)
     if errors:
-        raise all_of(errors)
+        raise merge_errors(errors)
     encoded = encode(columns, values)
     finite = np.isfinite(encoded)
     if not finite.all():
@@ -142,7 +144,7 @@ def _values(
         expected = error.expected.removesuffix(OR_NULL)
         raise InvalidInput(error.field, expected, error.received) from None
     if column.missing is False:
-        _refuse_missing(values, name, field, first_row)
+        _check_no_missing(values, name, field, first_row)
     return values
 
 
@@ -173,15 +175,15 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
 
 
 @dataclass(frozen=True)
-class OddCells:
+class UnusualCells:
     """A row's unseen categories by column, and its columns with missing values."""
 
     unseen: dict[str, str]
     missing: list[str]
 
 
-def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
-    """Return the odd cells of an object for `from_objects`."""
+def unusual_cells(row: Mapping[str, Any], columns: Columns) -> UnusualCells:
+    """Return the odd cells of an object for `encode_objects`."""
     unseen, missing = {}, []
     for column in columns:
         cell = row[column.name]
@@ -189,9 +191,9 @@ def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
             missing.append(column.name)
         elif isinstance(column, CategoricalColumn):
             known = frozenset(column.categories)
-            if as_trained(category_text(cell), known) not in known:
+            if match_category(category_text(cell), known) not in known:
                 unseen[column.name] = category_text(cell)
-    return OddCells(unseen, missing)
+    return UnusualCells(unseen, missing)
 
 
 def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
@@ -218,7 +220,7 @@ def presence(values: Numbers | Categories) -> Bool[np.ndarray, "N"]:
     return np.array([value is not None for value in values], dtype=bool)
 
 
-def _refuse_missing(values: Numbers | Categories, name: str, field: str, first_row: int) -> None:
+def _check_no_missing(values: Numbers | Categories, name: str, field: str, first_row: int) -> None:
     is_present = presence(values)
     if not is_present.all():
         n = first_row + int(np.argmin(is_present))
@@ -226,7 +228,7 @@ def _refuse_missing(values: Numbers | Categories, name: str, field: str, first_r
         raise InvalidInput(f"{field}.{n}.{name[:80]}", expected, "none")
 
 
-def _refuse_keys(row: dict[str, Any], columns: Columns, field: str) -> None:
+def _raise_for_keys(row: dict[str, Any], columns: Columns, field: str) -> None:
     ordered = [column.name for column in columns]
     suffix = {True: OR_NULL + " where it is missing", False: ""}
     errors = [
@@ -241,25 +243,25 @@ def _refuse_keys(row: dict[str, Any], columns: Columns, field: str) -> None:
     known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
     errors += [
         InvalidInput(f"{field}.{name[:80]}", f"no columns but {known[:500]}", "an unknown one")
-        for name in nsmallest(MOST_ERRORS, map(str, row.keys() - set(ordered)))
+        for name in nsmallest(MAX_ERRORS, map(str, row.keys() - set(ordered)))
     ]
-    raise all_of(errors)
+    raise merge_errors(errors)
 
 
-def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
+def _number(written: NumberStyle | None, cell: Any, field: str) -> float:
     if cell is None:
         return float("nan")
     if written is not None and type(cell) is str:
         try:
-            return number_of(cell, written)
+            return parse_number(cell, written)
         except ValueError:
             example = number_example(written)
             expected = (
                 f"a number, or text as the training data had it, such as {example!r}{OR_NULL}"
             )
-            raise InvalidInput(field, expected, kind_of(cell)) from None
+            raise InvalidInput(field, expected, describe_value(cell)) from None
     if type(cell) not in (int, float):
-        raise InvalidInput(field, f"a number{OR_NULL}", kind_of(cell))
+        raise InvalidInput(field, f"a number{OR_NULL}", describe_value(cell))
     return float(cell)
 
 
@@ -271,20 +273,20 @@ def _time(written: str | None, cell: Any, field: str) -> float:
         as_text = f", or as the training data had it, such as {date_example(written)!r}"
     expected = f"a date or time in ISO 8601, such as {TIME_EXAMPLE}{as_text}{OR_NULL}"
     if type(cell) is not str:
-        raise InvalidInput(field, expected, kind_of(cell))
+        raise InvalidInput(field, expected, describe_value(cell))
     try:
         if written is None or ISO.fullmatch(cell):
-            return seconds_of(cell)
-        return seconds_as_written(written, cell)
+            return parse_iso_time(cell)
+        return parse_time(written, cell)
     except (ValueError, OverflowError):
-        raise InvalidInput(field, expected, kind_of(cell)) from None
+        raise InvalidInput(field, expected, describe_value(cell)) from None
 
 
 def _category(cell: Any, field: str) -> str | None:
     if cell is None:
         return None
     if type(cell) not in (str, int, float, bool):
-        raise InvalidInput(field, f"a string, number or boolean{OR_NULL}", kind_of(cell))
+        raise InvalidInput(field, f"a string, number or boolean{OR_NULL}", describe_value(cell))
     return category_text(cell)
 
 

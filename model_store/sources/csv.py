@@ -65,7 +65,7 @@ class CsvTable:
         self._cells = 0  # of the current row
         with binary(source) as file:
             sample = file.read(SAMPLE_BYTES)
-            self.encoding = _known(encoding, field) if encoding else _encoding_of(sample, file)
+            self.encoding = _known(encoding, field) if encoding else _detect_encoding(sample, file)
         mark = MARK.match(sample.decode(self.encoding, "ignore"))
         self._is_marked = mark is not None
         self.delimiter = delimiter or (mark[1] if mark else self._delimiter_of(sample))
@@ -120,12 +120,12 @@ class CsvTable:
         if len(sample) == SAMPLE_BYTES:
             text = text[: text.rfind("\n") + 1] or text
         try:
-            return delimiter_of(text)
+            return detect_delimiter(text)
         except csv.Error as error:
             raise InvalidInput(self.field, CLOSED, str(error)[:100]) from error
 
 
-def delimiter_of(sample: str) -> str:
+def detect_delimiter(sample: str) -> str:
     """Return the delimiter that splits all lines into the same, largest number of cells."""
     best, cells = ",", 1
     for delimiter in DELIMITERS:
@@ -155,7 +155,7 @@ def _known(encoding: str, field: str) -> str:
     return "utf-8-sig" if name == "utf-8" else encoding
 
 
-def _encoding_of(sample: bytes, file: io.BufferedIOBase) -> str:
+def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
     """Recognise a file's encoding by its first bytes, or by decoding all of it."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]

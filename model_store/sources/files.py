@@ -121,7 +121,7 @@ def open_rows(
     return rows
 
 
-def stamp_of(path: Path) -> str:
+def file_stamp(path: Path) -> str:
     """Return a file's size and modification time, which change with it."""
     stat = path.stat()
     return f"{stat.st_size}-{stat.st_mtime_ns}"

@@ -18,7 +18,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageFile, PngImagePlugin
 
 from model_store.artifacts.manifest import ImageSpec
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import InvalidInput, describe_value
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of requests; training reads others too
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # of 8 bits a channel
@@ -65,12 +65,14 @@ def image_content(row: Any, field: str) -> bytes:
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):
-        raise InvalidInput(field, "base64 of an image file, as the row before it", kind_of(row))
+        raise InvalidInput(
+            field, "base64 of an image file, as the row before it", describe_value(row)
+        )
     try:
         return base64.b64decode(row, validate=True)
     except ValueError:  # binascii.Error, or text beyond ASCII
         expected = "base64 of an image file"
-        raise InvalidInput(field, expected, f"{kind_of(row)} that is not base64") from None
+        raise InvalidInput(field, expected, f"{describe_value(row)} that is not base64") from None
 
 
 def open_image(

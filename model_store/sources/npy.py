@@ -23,7 +23,7 @@ from model_store.sources.row_file import (
     RowFile,
     Source,
     binary,
-    ids_as_text,
+    convert_ids,
     open_zip,
     whole,
 )
@@ -96,7 +96,7 @@ class NpyFile(RowFile):
 
     def _open(self) -> None:
         try:
-            self._array = _array_of(self.source)
+            self._array = _load_array(self.source)
         except Exception as error:
             raise self._refuse(self.WHOLE, "something else") from error
         self._check_array(self._array.shape, self._array.dtype)
@@ -123,7 +123,7 @@ class NpyFile(RowFile):
                 yield part.reshape(n, *array.shape[1:])
 
 
-def _array_of(source: Source) -> np.ndarray:
+def _load_array(source: Source) -> np.ndarray:
     """Map the array of an npy file, or view its content."""
     if isinstance(source, Path):
         return np.lib.format.open_memmap(source, mode="r")
@@ -185,7 +185,7 @@ class NpzFile(RowFile):
                         expected = "texts in Unicode as the names of rows"
                         raise InvalidInput(self._ids, expected, "others")
                 values = np.frombuffer(content, dtype).tolist()
-                ids += self._counted(ids_as_text(values, self._ids, len(ids)))
+                ids += self._counted(convert_ids(values, self._ids, len(ids)))
         return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:

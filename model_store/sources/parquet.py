@@ -24,7 +24,7 @@ from model_store.sources.row_file import (
     RowFile,
     Source,
     as_file,
-    ids_as_text,
+    convert_ids,
 )
 
 # Names of pandas indices without a name; they are not features
@@ -61,7 +61,7 @@ class ParquetFile(RowFile):
     Attributes:
         groups: the number of rows in each row group.
         columns: the columns of the rows.
-        of_all: constant columns that are not in the file, as text or None.
+        constants: constant columns that are not in the file, as text or None.
     """
 
     ENDING = ".parquet"
@@ -71,10 +71,10 @@ class ParquetFile(RowFile):
         source: Source,
         spec: InputSpec,
         field: str,
-        of_all: Mapping[str, str | None] | None = None,
+        constants: Mapping[str, str | None] | None = None,
         bounds: Bounds = UNBOUNDED,
     ) -> None:
-        self.of_all = of_all or {}
+        self.constants = constants or {}
         super().__init__(source, spec, field, bounds)
 
     def _open(self) -> None:
@@ -151,7 +151,7 @@ class ParquetFile(RowFile):
             values = column.to_pylist()
         if types.is_fixed_size_binary(column.type):
             values = [None if value is None else value.hex() for value in values]
-        return ids_as_text(values, self.id_column, first)
+        return convert_ids(values, self.id_column, first)
 
     def part(self, batch: pa.RecordBatch, first: int) -> Part:
         """Return a batch's rows; the first is row `first` of the file."""
@@ -209,7 +209,7 @@ class ParquetFile(RowFile):
         spec = self.spec
         if spec.columns:
             names = [column.name for column in spec.columns]
-            self._require(names, [*schema.names, *self.of_all])
+            self._require(names, [*schema.names, *self.constants])
             present = [name for name in names if name in schema.names]
             return present, f"the {len(names)} columns that the model was fitted with"
         if spec.text is not None:
@@ -241,7 +241,7 @@ class ParquetFile(RowFile):
             cells = batch.column(self.columns.index(column.name))
             with _python_values(f"{self.field}.{column.name[:80]}"):
                 return _cells(cells, column, self.spec.missing_values)
-        text = self.of_all[column.name]
+        text = self.constants[column.name]
         read = cell_reader(column, self.spec.missing_values)
         return [None if text is None else read(text)] * batch.num_rows
 

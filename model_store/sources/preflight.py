@@ -23,7 +23,7 @@ from model_store.processes import (
     READY,
     become_child,
     describe_exit,
-    is_of_memory,
+    is_out_of_memory,
     limit_memory,
 )
 from model_store.sources.parquet import ParquetFile, write_tables
@@ -75,7 +75,7 @@ def memory_to_read(content: bytes, spec: InputSpec) -> int:
         for _ in chain(file.id_parts(), file.parts()):
             pass
     except InvalidInput as error:
-        if is_of_memory(error):
+        if is_out_of_memory(error):
             raise
     return _peak_memory() - before
 

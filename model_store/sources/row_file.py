@@ -19,7 +19,7 @@ import numpy as np
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from model_store.sources.columns import not_by_column
+from model_store.sources.columns import columns_expected
 from model_store.types import Pause, no_pause
 
 T = TypeVar("T")
@@ -156,17 +156,17 @@ class RowFile(ABC):
 
     def _check_array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if self.spec.columns:
-            raise not_by_column(self.field, f"an array of shape {shape}")
+            raise columns_expected(self.field, f"an array of shape {shape}")
         if dtype.kind not in "fiub" or dtype.itemsize > 8:
             expected = "float or integer numbers of at most 64 bits"
             raise self._refuse(expected, f"dtype {dtype.str[:20]}")
         if shape[1:] not in (self.spec.shape, (self.row_size,)) or shape[0] < 0:
-            expected = f"an array of shape {shapes_of(self.spec.shape)}"
+            expected = f"an array of shape {describe_shapes(self.spec.shape)}"
             raise self._refuse(expected, f"shape {shape}")
         self.rows = shape[0]
 
 
-def shapes_of(shape: tuple[int, ...]) -> str:
+def describe_shapes(shape: tuple[int, ...]) -> str:
     flat = f" or (N, {math.prod(shape)})" if len(shape) > 1 else ""
     return f"(N, {', '.join(map(str, shape))}){flat}"
 
@@ -229,7 +229,7 @@ def text_bytes(texts: Sequence[str]) -> int:
     return sum(map(getsizeof, texts)) + 8 * len(texts)
 
 
-def ids_as_text(values: list[Any], column: str, first: int) -> list[str]:
+def convert_ids(values: list[Any], column: str, first: int) -> list[str]:
     ids = []
     for row, value in enumerate(values, start=first):
         if value is None or value != value:

@@ -194,10 +194,10 @@ def as_state_errors() -> Iterator[None]:
             raise NoSpace(NO_SPACE) from error
         raise StateUnusable(f"{UNUSABLE}: {error}") from error
     except OSError as error:
-        raise of_disk(error) from error
+        raise convert_disk_error(error) from error
 
 
-def of_disk(error: OSError) -> NoSpace | StateUnusable:
+def convert_disk_error(error: OSError) -> NoSpace | StateUnusable:
     """Convert an error of the disk to an error of the state, without paths: clients may see it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(NO_SPACE)

@@ -188,7 +188,7 @@ class Jobs:
             ).fetchone()
         return None if row is None else _job(row)
 
-    def is_due_to_give_way(self, name: str) -> bool:
+    def should_yield(self, name: str) -> bool:
         """Return whether a queued job of another client comes before a running one.
 
         Fits of candidates never give way: they would lose the work since their last checkpoint.
@@ -227,9 +227,7 @@ class Jobs:
                 (state, json.dumps(outcome), time.time(), name),
             )
 
-    def put_back(
-        self, name: str, reason: str | None = None, orphan_slot: int | None = None
-    ) -> None:
+    def requeue(self, name: str, reason: str | None = None, orphan_slot: int | None = None) -> None:
         """Queue a running job again, or cancel it if that was requested.
 
         Args:
@@ -310,7 +308,7 @@ class Jobs:
             with self._database.writing() as connection:
                 connection.execute("DELETE FROM jobs WHERE id = ?", (name,))
 
-    def forget_old(self, retention_s: float) -> None:
+    def delete_old(self, retention_s: float) -> None:
         """Delete jobs that ended longer ago, their files, and folders without a job."""
         now = time.time()
         with self._database.reading() as connection:
@@ -331,7 +329,7 @@ class Jobs:
         with self._database.writing() as connection:  # the clock may have been ahead
             connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
-    def put_back_orphans(self) -> None:
+    def requeue_orphans(self) -> None:
         """Queue running jobs whose process is gone."""
         with self._database.reading() as connection:
             rows = connection.execute(
@@ -340,7 +338,7 @@ class Jobs:
         for name, number in rows:
             with self.slot(number) as handle:
                 if handle is not None:
-                    self.put_back(name, "the service that ran it ended", number)
+                    self.requeue(name, "the service that ran it ended", number)
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from model_store.artifacts.manifest import DESCRIBING, OF_FILES, TOKENIZER, Manifest
+from model_store.artifacts.manifest import DESCRIPTIVE_FIELDS, FILE_FIELDS, TOKENIZER, Manifest
 from model_store.errors import Conflict, InvalidInput
 from model_store.state.database import FILE, Database, may_be_damaged
 
@@ -73,7 +73,7 @@ class LabelledRows:
     x: Float32[np.ndarray, "N I"]
     values: list[str | float]
     is_control: Bool[np.ndarray, "N"]
-    are_known: bool  # whether every label has a key
+    have_keys: bool  # whether every label has a key
     left_out: int = 0  # rows in other formats
 
     def digest(self) -> str:
@@ -90,10 +90,15 @@ class LabelledRows:
 
 def row_format(manifest: Manifest) -> str:
     """Return a digest of a version's input. Rows with different formats cannot be mixed."""
-    files = dict.fromkeys(OF_FILES, True)
+    files = dict.fromkeys(FILE_FIELDS, True)
     spec = manifest.input.model_dump(
         mode="json",
-        exclude={"minimum": True, "maximum": True, "columns": {"__all__": DESCRIBING}, **files},
+        exclude={
+            "minimum": True,
+            "maximum": True,
+            "columns": {"__all__": DESCRIPTIVE_FIELDS},
+            **files,
+        },
     )
     tokenizer = manifest.files[TOKENIZER].sha256 if TOKENIZER in manifest.files else None
     return sha256(json.dumps([spec, tokenizer], sort_keys=True).encode()).hexdigest()[:32]
@@ -111,7 +116,7 @@ def check_id(name: str, field: str) -> None:
         )
 
 
-def keep_acquired(
+def save_acquired(
     database: Database, acquisition: Acquisition, rows: Sequence[AcquiredRow]
 ) -> None:
     """Save acquired rows. Labelled rows and control rows stay unchanged."""
@@ -328,7 +333,7 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
         x=x,
         values=[_value(row) for row in rows],
         is_control=np.array([bool(row["control"]) for row in rows], dtype=bool),
-        are_known=all(row["key"] is not None for row in rows),
+        have_keys=all(row["key"] is not None for row in rows),
         left_out=len(labelled) - len(rows),
     )
 
@@ -355,7 +360,7 @@ def _value(row: Row) -> str | float:
     return value
 
 
-def keep_candidate(
+def save_candidate(
     database: Database,
     model: str,
     version: str,

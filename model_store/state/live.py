@@ -19,7 +19,7 @@ from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.state.database import may_be_damaged
 
-FEWEST = 50  # labelled control rows for a figure
+MIN_CONTROL_ROWS = 50  # labelled control rows for a figure
 LEVEL = 0.95
 COVERAGE = 0.95  # of the saved sets and intervals
 RESAMPLES = 1000

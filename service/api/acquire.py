@@ -13,7 +13,7 @@ from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import RowFile, text_bytes
-from model_store.state.labels import Acquisition, keep_acquired, row_format
+from model_store.state.labels import Acquisition, row_format, save_acquired
 from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers, request_body
 from service.api.options import resolve_num_samples
@@ -107,7 +107,7 @@ async def post_acquire(request: Request) -> Response:
             numbers, seed = row_format(manifest), to_rank.seed
             how = Acquisition(*loaded.key, numbers, acquisition, seed, num_samples)
             kept = acquired_rows(pool_x, answered, said)
-            await context.threads.state(lambda: keep_acquired(context.state, how, kept))
+            await context.threads.state(lambda: save_acquired(context.state, how, kept))
             context.metrics.count_acquired(loaded.key, len(kept), len(selection.control))
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
@@ -128,7 +128,7 @@ async def post_acquire(request: Request) -> Response:
 
 def _add_pool_index(error: InvalidInput, places: list[int]) -> InvalidInput:
     row = error.field.removeprefix("pool.")
-    return error.renamed(lambda _: f"pool.{places[int(row)]}") if row.isdigit() else error
+    return error.rename_fields(lambda _: f"pool.{places[int(row)]}") if row.isdigit() else error
 
 
 async def find_names(

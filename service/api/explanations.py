@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from model_store.artifacts.manifest import Manifest
 from model_store.inference.explanation import DividedFlag, Explanation
-from model_store.sources.columns import OddCells
+from model_store.sources.columns import UnusualCells
 from service.api.fields import Field, answer_model
 
 MAX_SHOWN = 100  # characters of a category in a request
@@ -38,7 +38,7 @@ class ExplainedRows:
 
     manifest: Manifest
     explanation: Explanation
-    cells: list[OddCells] | None
+    cells: list[UnusualCells] | None
 
     def __len__(self) -> int:
         return len(self.explanation.flag.statistic)

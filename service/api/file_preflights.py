@@ -9,7 +9,7 @@ import time
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from model_store.processes import ChildProcess, GivenUp, NoAnswer
+from model_store.processes import ChildProcess, NoAnswer, StopRequested
 from service.errors import NotReady, PastDeadline
 from service.request_context import RequestContext
 
@@ -39,7 +39,7 @@ class FilePreflights:
         """
         try:
             found = self._ask(content, spec, call)
-        except GivenUp:
+        except StopRequested:
             raise NotReady("the service is about to end") from None
         if isinstance(found, int):
             call.reservation.reserve(found, field)

@@ -4,7 +4,7 @@ import re
 from functools import partial
 from hashlib import sha256
 
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import InvalidInput, describe_value
 from model_store.state.answers import Repeatable, refuse_again
 from service.api.requests import header
 from service.auth.scopes import get_owner
@@ -29,7 +29,7 @@ async def repeatable(
         return None
     if _KEY.fullmatch(key) is None:
         expected = "1 to 255 printable ASCII characters without spaces"
-        raise InvalidInput("Idempotency-Key", expected, kind_of(key))
+        raise InvalidInput("Idempotency-Key", expected, describe_value(key))
     said = (request.scope["path"], str(request.query_params), header(request, b"content-type"))
     digest = sha256("\n".join(said).encode())
     await context.threads.requests.run(call, len(body), partial(digest.update, body))

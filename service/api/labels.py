@@ -10,7 +10,7 @@ import orjson
 from fastapi import APIRouter, Query, Response
 
 from model_store.artifacts.manifest import Manifest
-from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
+from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
 from model_store.state.answers import Repeatable, Repeated
 from model_store.state.labels import (
     Accepted,
@@ -25,7 +25,7 @@ from model_store.state.labels import (
     kept_labels,
     row_format,
 )
-from model_store.state.live import FEWEST, live_figures
+from model_store.state.live import MIN_CONTROL_ROWS, live_figures
 from service import limits
 from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.idempotency import repeatable
@@ -180,10 +180,10 @@ def keep_labels(
             labels.append(Label(entry.id, label_value(manifest, entry, n), row))
         except InvalidInput as error:
             invalid.append(error)
-            if len(invalid) == MOST_ERRORS:
+            if len(invalid) == MAX_ERRORS:
                 break
     if invalid:
-        raise all_of(invalid)
+        raise merge_errors(invalid)
     answer: dict[str, Any] = {"model": loaded.name}
 
     def note(connection: sqlite3.Connection, accepted: Accepted) -> None:
@@ -211,7 +211,7 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
         remaining = len(manifest.classes) - len(first)
         ending = f" and {remaining} more" if remaining else ""
         expected = f"one of the classes {first}{ending} (a new class needs a new fit)"
-        raise InvalidInput(f"labels.{n}.label", expected, kind_of(value))
+        raise InvalidInput(f"labels.{n}.label", expected, describe_value(value))
     return value
 
 
@@ -228,7 +228,9 @@ def _row(
         return rows_array([entry.input], spec, "input", max_pixels, call, encoder)[0]
     except InvalidInput as error:
         here = f"labels.{n}.input"
-        raise error.renamed(lambda f: here + f.removeprefix("input").removeprefix(".0")) from None
+        raise error.rename_fields(
+            lambda f: here + f.removeprefix("input").removeprefix(".0")
+        ) from None
 
 
 @router.get(
@@ -259,11 +261,11 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
     null_because, live = {}, []
     for version in sorted(by_version, key=int, reverse=True):
         pairs = by_version[version]
-        figures = live_figures(pairs) if len(pairs) >= FEWEST else None
+        figures = live_figures(pairs) if len(pairs) >= MIN_CONTROL_ROWS else None
         if figures is None:
             null_because[f"live.{version}.figures"] = (
                 f"too few labels of control rows that version {version} set aside: "
-                f"{len(pairs)}, needs {FEWEST}"
+                f"{len(pairs)}, needs {MIN_CONTROL_ROWS}"
             )
         live.append(
             {

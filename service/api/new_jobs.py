@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from model_store.acquisition.choice import max_joint_candidates
 from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput
-from model_store.sources.files import open_rows, stamp_of
+from model_store.sources.files import file_stamp, open_rows
 from model_store.sources.row_file import RowFile
 from model_store.state.answers import Repeatable, Repeated
 from model_store.state.database import as_state_errors
@@ -181,7 +181,7 @@ class NewJob:
             _write(folder / path, self.rows)
             pool = open_rows(folder / path, loaded.model.manifest.input.encoded, self.field)
         elif isinstance(self.rows.source, Path):  # in the operator's folder
-            pool, path, stamp = self.rows, str(self.rows.source), stamp_of(self.rows.source)
+            pool, path, stamp = self.rows, str(self.rows.source), file_stamp(self.rows.source)
         else:
             pool, path = self.rows, f"{self.field}{self.rows.ENDING}"
             _write(folder / path, self.rows.source)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import InvalidInput, describe_value
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
 from service.api.dependencies import CurrentContext, CurrentRequest
@@ -169,7 +169,7 @@ def resolve_path(folder: Path | None, name: str, field: str) -> Path:
     try:
         path = (root / name).resolve()
     except (OSError, RuntimeError):
-        raise InvalidInput(field, "the name of a file", kind_of(name)) from None
+        raise InvalidInput(field, "the name of a file", describe_value(name)) from None
     expected = "the name of a file in the folder of pools"
     if Path(name).is_absolute() or not path.is_relative_to(root) or path == root:
         raise InvalidInput(field, expected, "a path that leads out of it")

@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int64
 from model_store.artifacts.manifest import InputSpec
 from model_store.inference.explanation import explain, rows_as_usual
 from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
-from model_store.sources.columns import OddCells, unknown_categories, usual_row
+from model_store.sources.columns import UnusualCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service.api.explanations import ExplainedRows, explanation_bytes
@@ -85,7 +85,7 @@ PredictWork = RowWork[PredictRequest]
 
 @dataclass(frozen=True, eq=False)
 class ExplanationInputs:
-    cells: list[OddCells] | None
+    cells: list[UnusualCells] | None
     as_usual: Prediction | None
 
 

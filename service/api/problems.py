@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from model_store.errors import DubitoError, InvalidInput, NotFound, all_of, kind_of
+from model_store.errors import DubitoError, InvalidInput, NotFound, describe_value, merge_errors
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.auth.scopes import OPEN_TO_ALL, REALM, SCOPES_KEY
 from service.errors import MethodNotAllowed, RequestError, Unauthorized
@@ -96,7 +96,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 async def _answer_invalid_parameters(request: Request, error: Exception) -> Response:
     """Answer if a parameter of the path or the query is not as its route declares it."""
     assert isinstance(error, RequestValidationError)
-    return error_response(request.scope, all_of([_invalid(each) for each in error.errors()]))
+    return error_response(request.scope, merge_errors([_invalid(each) for each in error.errors()]))
 
 
 def _invalid(error: Mapping[str, Any]) -> InvalidInput:
@@ -105,7 +105,7 @@ def _invalid(error: Mapping[str, Any]) -> InvalidInput:
     if error["type"] == "extra_forbidden":
         return InvalidInput(f"{place}: {name}", "none", "an unknown parameter")
     expected = str(error["msg"]).removeprefix("Input should be ")
-    return InvalidInput(name, expected, kind_of(error["input"]))
+    return InvalidInput(name, expected, describe_value(error["input"]))
 
 
 async def _answer_routing_error(request: Request, error: Exception) -> Response:

@@ -19,8 +19,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
-from model_store.sources.columns import OddCells, odd_cells
+from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
+from model_store.sources.columns import UnusualCells, unusual_cells
 from model_store.sources.npy import parse_npy
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
@@ -301,17 +301,17 @@ async def to_numbers(
 
 async def find_odd_cells(
     context: Context, call: RequestContext, rows: Rows, loaded: ServedModel
-) -> list[OddCells] | None:
+) -> list[UnusualCells] | None:
     """Find unknown categories and missing values; None unless all rows are objects."""
     columns = loaded.model.manifest.input.columns
 
-    def work() -> list[OddCells] | None:
+    def work() -> list[UnusualCells] | None:
         results = []
         blocks: Iterable[Any] = rows.parse_blocks() if isinstance(rows, JsonRows) else [rows]
         for row in chain.from_iterable(blocks):
             if not isinstance(row, dict):
                 return None
-            results.append(odd_cells(row, columns))
+            results.append(unusual_cells(row, columns))
             call.pause()
         return results
 
@@ -324,13 +324,13 @@ def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
             content = drop_extra_unknown(kind, content)
         return kind.model_validate(content)
     except ValidationError as error:
-        errors = error.errors(include_url=False)[:MOST_ERRORS]
-    raise all_of([_invalid(kind, each) for each in errors])
+        errors = error.errors(include_url=False)[:MAX_ERRORS]
+    raise merge_errors([_invalid(kind, each) for each in errors])
 
 
 def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
     path = error["loc"][:1] if "priors" in error["loc"] else error["loc"]
-    name, received = ".".join(map(str, path)), kind_of(error["input"])
+    name, received = ".".join(map(str, path)), describe_value(error["input"])
     match error["type"]:
         case "extra_forbidden":
             name = name if len(name) <= 80 else name[:77] + "..."
@@ -375,7 +375,7 @@ def build_envelope(fields: dict[str, Any], where: str) -> PredictRequest:
     try:
         return validate(PredictRequest, {"inputs": [], **fields})
     except InvalidInput as error:
-        raise error.renamed(lambda field: f"{where}.{field}") from None
+        raise error.rename_fields(lambda field: f"{where}.{field}") from None
 
 
 def reserve_json(
@@ -424,7 +424,7 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise invalid_json(error.msg) from None
     if not isinstance(content, dict):
-        raise InvalidInput("body", "a JSON object", kind_of(content))
+        raise InvalidInput("body", "a JSON object", describe_value(content))
     return content
 
 

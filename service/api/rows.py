@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.errors import InvalidInput, all_of, kind_of
-from model_store.sources.columns import from_cells, from_objects, not_by_column
+from model_store.errors import InvalidInput, describe_value, merge_errors
+from model_store.sources.columns import columns_expected, encode_cells, encode_objects
 from model_store.sources.images import (
     decoded_pixels,
     decoding_bytes,
@@ -21,7 +21,7 @@ from model_store.sources.images import (
     pixels,
     resized_pixels,
 )
-from model_store.sources.row_file import Part, RowFile, shapes_of
+from model_store.sources.row_file import Part, RowFile, describe_shapes
 from service.api.json_blocks import JsonRows
 from service.errors import TooLarge
 from service.request_context import RequestContext
@@ -76,12 +76,12 @@ def rows_array(
     size = math.prod(shape)
     if isinstance(rows, dict):
         call.pause()
-        return from_cells(rows, spec.columns, field, first_row)
+        return encode_cells(rows, spec.columns, field, first_row)
     if isinstance(rows, np.ndarray):
         if spec.columns:
-            raise not_by_column(field, f"an array of shape {rows.shape}")
+            raise columns_expected(field, f"an array of shape {rows.shape}")
         if rows.shape[1:] not in (shape, (size,)):
-            expected = f"an array of shape {shapes_of(shape)}"
+            expected = f"an array of shape {describe_shapes(shape)}"
             raise InvalidInput(field, expected, f"shape {rows.shape}")
         flat = rows.reshape(len(rows), size)
         if spec.takes_ids:
@@ -95,7 +95,9 @@ def rows_array(
         x = np.empty((len(rows), size), dtype=np.float32)
         for first in range(0, len(rows), at_once):
             step_rows = slice(first, first + at_once)
-            x[step_rows] = from_cells(rows.take(step_rows), spec.columns, field, first_row + first)
+            x[step_rows] = encode_cells(
+                rows.take(step_rows), spec.columns, field, first_row + first
+            )
             call.pause()
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
@@ -155,7 +157,7 @@ class _Reader:
         self.pixels = 0  # sum over images
         self.is_objects = bool(spec.columns)
         if self.is_objects and not isinstance(first, dict):
-            raise not_by_column(field, _kind_of(first))
+            raise columns_expected(field, _kind_of(first))
         self.is_images = spec.image is not None and isinstance(first, str | bytes)
         self.is_texts = spec.text is not None and isinstance(first, str | bytes | dict)
         is_nested = isinstance(first, list) and first != [] and isinstance(first[0], list)
@@ -164,7 +166,7 @@ class _Reader:
 
     def block(self, rows: list[Any], first_row: int) -> Float32[np.ndarray, "n I"]:
         if self.is_objects:
-            return from_objects(rows, self.spec.columns, self.field, first_row)
+            return encode_objects(rows, self.spec.columns, self.field, first_row)
         if not (self.is_images or self.is_texts):
             return _block(rows, first_row, self.lengths, self.spec, self.field)
         read = self._image if self.is_images else self._text
@@ -184,7 +186,7 @@ class _Reader:
             except UnicodeDecodeError:
                 raise InvalidInput(field, "text in UTF-8", "other bytes") from None
         if type(row) is not str:
-            raise InvalidInput(field, "a string, like the first row", kind_of(row))
+            raise InvalidInput(field, "a string, like the first row", describe_value(row))
         with self.reservation.hold(self.encoder.bytes_for(row, field), field):
             try:
                 return self.encoder.row(row)
@@ -237,7 +239,7 @@ def _block(
         level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
-        raise InvalidInput(path(i, len(lengths)), "a number", kind_of(level[i]))
+        raise InvalidInput(path(i, len(lengths)), "a number", describe_value(level[i]))
     if spec.takes_ids:
         ids = np.array(level, dtype=np.float64).reshape(len(rows), size)
         _check_ids(ids, spec, field, first_row)
@@ -251,7 +253,7 @@ def _block(
 
 def _kind_of(row: Any) -> str:
     advice = "; send a file of many rows as the body" if isinstance(row, bytes) else ""
-    return kind_of(row) + advice
+    return describe_value(row) + advice
 
 
 def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int = 0) -> None:
@@ -296,4 +298,4 @@ def add_row_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
         row_id = ids[int(row)][:200]
         return InvalidInput(error.field, error.expected, f"{error.received} (id {row_id!r})")
 
-    return all_of([add_id(each) for each in (error, *error.others)])
+    return merge_errors([add_id(each) for each in (error, *error.others)])

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from model_store.acquisition.choice import ACQUISITIONS, MAX_BETA, MIN_BETA
-from model_store.errors import MOST_ERRORS
+from model_store.errors import MAX_ERRORS
 from model_store.inference.noise import MAX_SEED
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -42,7 +42,7 @@ def drop_extra_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[s
     """Keep only the first unknown fields: pydantic creates an error of a kilobyte for each."""
     known = {name: content[name] for name in kind.model_fields if name in content}
     unknown = (name for name in content if name not in kind.model_fields)
-    return known | {name: content[name] for name in islice(unknown, MOST_ERRORS)}
+    return known | {name: content[name] for name in islice(unknown, MAX_ERRORS)}
 
 
 class RequestModel(BaseModel):

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from model_store.acquisition.choice import max_joint_candidates
-from model_store.artifacts.place import is_url, open_store, whole_path
+from model_store.artifacts.place import is_url, open_store, resolve_location
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors
@@ -100,7 +100,10 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
         spec = loaded.model.manifest.input
         plan = begin(out, source, request, options.seed is not None, spec, check_rows)
         worker_options = WorkerOptions(
-            whole_path(options.source), whole_path(place), settings.store_options(), tuple(excluded)
+            resolve_location(options.source),
+            resolve_location(place),
+            settings.store_options(),
+            tuple(excluded),
         )
         progress = _work(plan, out, worker_options, options)
         if kind == "rank":
@@ -126,7 +129,7 @@ def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
             raise InvalidInput("model", "one of the published models", received)
         (name,) = names
     version = store.resolve(name, options.version)
-    model = Model.load(store.open(name, version, wanted=NEEDED))
+    model = Model.load(store.open(name, version, files=NEEDED))
     return Loaded(model, model.manifest.name, model.manifest.version)
 
 
@@ -187,7 +190,7 @@ def _read_excluded(file: Path | None) -> list[str]:
 def _refuse_overlap(source: str, out: str) -> None:
     if is_url(source) != is_url(out):
         return
-    inner, outer = (whole_path(place).rstrip("/") + "/" for place in (out, source))
+    inner, outer = (resolve_location(place).rstrip("/") + "/" for place in (out, source))
     if inner.startswith(outer):
         raise InvalidInput(OUT, "a place outside the data set", out)
 

@@ -17,7 +17,7 @@ from model_store.artifacts.disk import make_folder, sync_folder, write_synced
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.place import is_url
 from model_store.errors import DubitoError, InvalidInput
-from model_store.sources.files import stamp_of
+from model_store.sources.files import file_stamp
 
 ENDING = ".parquet"
 DRAFT = ".draft-"
@@ -91,7 +91,7 @@ class LocalFiles:
 
     @staticmethod
     def _entry(path: Path, name: str) -> DataFile:
-        return DataFile(name, path.stat().st_size, stamp_of(path))
+        return DataFile(name, path.stat().st_size, file_stamp(path))
 
     def open(self, entry: DataFile) -> Copy:
         """Open a file of the data set, or raise InvalidInput if it has changed."""
@@ -154,7 +154,7 @@ class BucketFiles:
     def __init__(self, url: str, field: str) -> None:
         self.url = url.rstrip("/")
         self.field = field
-        self.objects = Objects.of(self.url, field)
+        self.objects = Objects.from_url(self.url, field)
 
     @cached_property
     def _read(self) -> tuple[Objects, str | None]:
@@ -162,7 +162,7 @@ class BucketFiles:
         parent, _, name = self.url.rpartition("/")
         if not name.endswith(ENDING) or parent.endswith("/") or self.objects.entries():
             return self.objects, None
-        return Objects.of(parent, self.field), name
+        return Objects.from_url(parent, self.field), name
 
     def data(self) -> list[DataFile]:
         objects, single = self._read

@@ -39,14 +39,14 @@ from model_store.conformal.rank_tables import benjamini_hochberg
 from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.prediction import check_computed
-from model_store.processes import be_idle, be_killed_first, end_with_parent
+from model_store.processes import end_with_parent, prefer_oom_kill, run_when_idle
 from model_store.scores.joint import Candidates
 from model_store.sources.columns import count_unknown
-from model_store.sources.files import check_ids, open_rows, stamp_of
+from model_store.sources.files import check_ids, file_stamp, open_rows
 from model_store.sources.row_file import Part, RowFile
-from model_store.state.database import Database, of_disk
+from model_store.state.database import Database, convert_disk_error
 from model_store.state.jobs import Job, Jobs, State
-from model_store.state.labels import Acquisition, keep_acquired, row_format
+from model_store.state.labels import Acquisition, row_format, save_acquired
 from service.api.options import group_numbers
 from service.api.rows import add_row_id
 from service.batch.candidate import Cancelled, fit_candidate
@@ -126,7 +126,7 @@ class JobRows:
         request = self.request
         path = self.folder / request.path  # an absolute path replaces the folder
         is_present = path.exists()
-        if not is_present or (request.stamp is not None and stamp_of(path) != request.stamp):
+        if not is_present or (request.stamp is not None and file_stamp(path) != request.stamp):
             expected = "the file as it was when the job was asked for"
             raise InvalidInput(request.field, expected, "another, or none")
         return open_rows(path, self._spec, request.field)
@@ -320,7 +320,7 @@ def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Databa
         )
     of_model = request.model, request.version, row_format(model.manifest)
     how = Acquisition(*of_model, request.acquisition, request.seed, request.num_samples)
-    keep_acquired(database, how, acquired_rows(pool, ranked, predictions))
+    save_acquired(database, how, acquired_rows(pool, ranked, predictions))
 
 
 class JobPool(Pool):
@@ -418,8 +418,8 @@ def _compute_parallel(
 
 def main() -> int:
     end_with_parent()
-    be_killed_first()
-    be_idle()
+    prefer_oom_kill()
+    run_when_idle()
     options = json.loads(sys.stdin.readline())
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
@@ -457,7 +457,7 @@ def run(database: Database, options: dict[str, Any], ending: threading.Event) ->
     except DubitoError as error:
         outcome = str(error)
     except OSError as error:
-        outcome = str(of_disk(error))
+        outcome = str(convert_disk_error(error))
     jobs.finish(job.id, state, outcome)
     return OVER
 
@@ -467,7 +467,7 @@ def _compute(
 ) -> str:
     request = JobRequest.from_json(job.request)
     store = open_store(**options["store"])
-    version = store.open(request.model, request.version, wanted=NEEDED)
+    version = store.open(request.model, request.version, files=NEEDED)
     model = Model.load(version, options["threads"])
     rows = JobRows(Jobs(database).folder / job.id, request, model, report)
     try:

@@ -96,11 +96,11 @@ class JobRunner:
                 self._finish(jobs, running)
         if time.monotonic() - self._swept > CLEANUP_INTERVAL_S:
             self._swept = time.monotonic()
-            jobs.forget_old(self.settings.job_retention_s)
+            jobs.delete_old(self.settings.job_retention_s)
         jobs.clear_ended()
         queued, at_work = jobs.counts()
         if at_work > len(self._running):
-            jobs.put_back_orphans()
+            jobs.requeue_orphans()
             queued, _ = jobs.counts()
         for slot in range(self.settings.jobs_at_once if queued else 0):
             self._fill(jobs, slot)
@@ -123,7 +123,7 @@ class JobRunner:
         try:
             process = _start(self.settings, job, handle)
         except OSError as error:
-            jobs.put_back(job.id, f"no process could be started for it: {error.strerror}")
+            jobs.requeue(job.id, f"no process could be started for it: {error.strerror}")
             stack.close()
             return
         logger.info(
@@ -140,7 +140,7 @@ class JobRunner:
         latest_start = time.monotonic() - limits.JOB_TURN_S
         for running in self._running:
             is_due = not running.is_yielding and running.start < latest_start
-            if is_due and jobs.is_due_to_give_way(running.job.id):
+            if is_due and jobs.should_yield(running.job.id):
                 logger.info("job %s gives way to another client's", running.job.id)
                 running.is_yielding = True
                 running.process.terminate()
@@ -149,9 +149,9 @@ class JobRunner:
         code = running.process.returncode
         try:
             if code == PUT_BACK:
-                jobs.put_back(running.job.id)
+                jobs.requeue(running.job.id)
             elif code != 0:
-                jobs.put_back(
+                jobs.requeue(
                     running.job.id, f"the process that ran it ended ({describe_exit(code)})"
                 )
             try:
@@ -177,7 +177,7 @@ class JobRunner:
             running.process.kill()
             running.process.wait()
             with contextlib.suppress(DubitoError):  # the next service finds an orphaned job
-                Jobs(self._state()).put_back(running.job.id)
+                Jobs(self._state()).requeue(running.job.id)
             running.slot.close()
 
 

@@ -121,7 +121,7 @@ class Worker:
             raise InvalidInput(OUT, "a place that every worker sees", "one without the job")
         self.plan = Plan.from_bytes(content)
         request = self.plan.request
-        version = open_store(**options.store).open(request.model, request.version, wanted=NEEDED)
+        version = open_store(**options.store).open(request.model, request.version, files=NEEDED)
         self.model = Model.load(version, self._threads)
         if manifest_digest(self.model.manifest) != request.manifest:
             expected = f"the {request.model} version {request.version} of the job"

@@ -19,7 +19,7 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
 from model_store.artifacts.store import LATEST
 from model_store.conformal.rank_tables import RankTables
-from model_store.errors import InvalidInput, NotFound, StoreError, StoreUnreachable, kind_of
+from model_store.errors import InvalidInput, NotFound, StoreError, StoreUnreachable, describe_value
 from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
@@ -115,7 +115,7 @@ class Models:
         if name is None:
             raise InvalidInput("model", f"one of {names}, since there are several", "none")
         if name not in names:
-            raise NotFound("model", f"one of {names}", kind_of(name))
+            raise NotFound("model", f"one of {names}", describe_value(name))
         return name
 
     def peek(self, name: str | None, version: str = LATEST) -> ServedModel | None:
@@ -164,7 +164,7 @@ class Models:
         except NotFound:  # the store's message repeats the input, which an answer must not
             versions = [*self.store.versions(name), *sorted(self.store.aliases(name))]
             expected = f"one of {versions} of model {name}"
-            raise NotFound("version", expected, kind_of(version)) from None
+            raise NotFound("version", expected, describe_value(version)) from None
 
     def find_preflight(self, name: str | None, version: str) -> "Future[Failure | None] | None":
         """Return the preflight to wait for before `get`, if any. Reads files.
@@ -285,7 +285,7 @@ class Models:
     def _open(self, manifest: Manifest) -> ServedModel:
         key = name, version = manifest.name, manifest.version
         with self._record_errors(name, version):
-            artifact = self.store.open(name, version, wanted=NEEDED)
+            artifact = self.store.open(name, version, files=NEEDED)
             if artifact.manifest.digest != manifest.digest:
                 raise manifest.broken("manifest.json", "it is another than a moment ago")
             model = Model.load(artifact, self.settings.worker_threads)

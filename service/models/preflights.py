@@ -18,7 +18,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.place import open_store
 from model_store.errors import StoreUnreachable
 from model_store.inference.preflight_process import Failure, PreflightProcess
-from model_store.processes import LOOK_S, GivenUp
+from model_store.processes import LOOK_S, StopRequested
 from service import limits
 from service.errors import NotReady
 from service.settings import Settings
@@ -84,7 +84,7 @@ class Preflights:
         """
         try:
             failure = self.submit(manifest).result()
-        except GivenUp:
+        except StopRequested:
             raise NotReady("the service is about to end") from None
         # If the files do not match the manifest, loading the version raises the same error.
         if failure is not None and failure.is_read:
@@ -135,7 +135,7 @@ class Preflights:
         with record.with_suffix(".lock").open("w") as lock:
             while not _try_lock(lock.fileno()):
                 if self._ending.wait(LOOK_S):
-                    raise GivenUp
+                    raise StopRequested
             with suppress(OSError):
                 content = json.loads(record.read_bytes())
                 if content is None or abs(time.time() - record.stat().st_mtime) < RETRY_FAILED_S:

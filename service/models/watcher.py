@@ -92,7 +92,7 @@ class Watcher:
         self.has_pending_preflights = False
         self._read_storage()
         is_complete = self.is_reachable
-        if self.store.storage.was_seen:
+        if self.store.storage.has_listing:
             is_complete = self._follow_all() and is_complete
         if is_complete:
             self.last_read = time.time()
@@ -100,7 +100,7 @@ class Watcher:
     def _read_storage(self) -> None:
         """Read the storage, and log when it becomes unreachable or reachable."""
         try:
-            self.store.storage.look()
+            self.store.storage.refresh()
         except StoreUnreachable as error:
             if self.is_reachable:
                 is_bucket = isinstance(self.settings.store, str)

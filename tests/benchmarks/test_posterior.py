@@ -9,7 +9,7 @@ from model_store.inference.model import NEEDED, Model
 
 
 def test_both_ways_of_the_peers_give_the_published_models_probabilities(digits_store, digits_rows):
-    artifact = ModelStore(digits_store).open("digits", "1", wanted=(*NEEDED, "weights.safetensors"))
+    artifact = ModelStore(digits_store).open("digits", "1", files=(*NEEDED, "weights.safetensors"))
     runtime, posterior = (
         Model.load(artifact).runtime,
         Posterior(artifact.files["weights.safetensors"]),
@@ -27,7 +27,7 @@ def test_both_ways_of_the_peers_give_the_published_models_probabilities(digits_s
 
 
 def test_draws_of_the_peers_are_fresh(digits_store, digits_rows):
-    artifact = ModelStore(digits_store).open("digits", "1", wanted=("weights.safetensors",))
+    artifact = ModelStore(digits_store).open("digits", "1", files=("weights.safetensors",))
     posterior, row = (
         Posterior(artifact.files["weights.safetensors"]),
         torch.from_numpy(digits_rows[:1]),

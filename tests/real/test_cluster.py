@@ -298,7 +298,11 @@ def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
     [
         (["--replicas", "0"], {}, "error: --replicas: expected at least 1, got 0"),
         (["--most", "1"], {}, "error: --most: expected at least --replicas, 2, got 1"),
-        (["--ray", "127.0.0.1:1", "--port", "1"], KEYS, "error: DUBITO_API_KEYS: expected DUBITO_KEYS_FILE"),
+        (
+            ["--ray", "127.0.0.1:1", "--port", "1"],
+            KEYS,
+            "error: DUBITO_API_KEYS: expected DUBITO_KEYS_FILE",
+        ),
         ([], {"DUBITO_KEYS_FILE": "/nowhere"}, "error: DUBITO_KEYS_FILE: expected"),
         ([], {"DUBITO_WORKERS": "2"}, "error: args.workers: expected 1"),
     ],

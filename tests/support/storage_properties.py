@@ -39,7 +39,7 @@ def readers_get_what_was_published(make):
         assert manifest.files[file].size == len(content)
     described = {field: getattr(manifest, field) for field in Description.model_fields}
     assert Description.model_validate(described) == DESCRIPTION
-    assert make().open("m", "1", wanted=("network.onnx",)).files == {
+    assert make().open("m", "1", files=("network.onnx",)).files == {
         "network.onnx": tiny_files()["network.onnx"]
     }
     assert (make().names(), make().versions("m"), make().aliases("m")) == (

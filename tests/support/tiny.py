@@ -70,7 +70,7 @@ def publish(
 
 def loaded(folder: Path, paired: bool = True) -> Model:
     """A version as a service loads it."""
-    return Model.load(published(folder, paired).open("tiny", "1", wanted=NEEDED), threads=1)
+    return Model.load(published(folder, paired).open("tiny", "1", files=NEEDED), threads=1)
 
 
 @cache

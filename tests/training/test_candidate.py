@@ -16,9 +16,9 @@ from model_store.state.labels import (
     Label,
     accept,
     candidates,
-    keep_acquired,
-    keep_candidate,
     row_format,
+    save_acquired,
+    save_candidate,
 )
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
@@ -82,7 +82,7 @@ def work(fitted, tmp_path):
         for i, row in enumerate(fitted.pool)
     ]
     with closing(Database(folder / "state")) as database, working_in(folder):
-        keep_acquired(database, how, rows)
+        save_acquired(database, how, rows)
         yield SimpleNamespace(
             **vars(fitted) | {"folder": folder}, store=store, database=database, format=how.format
         )
@@ -150,7 +150,7 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     assert (
         count_tried_labels(work.store, work.database, "digits") == 140
     )  # so that --watch waits for others
-    keep_candidate(
+    save_candidate(
         work.database, "digits", "2", "1", 140, 60, False, {**said_of(kept), "why": "no worse"}
     )
     assert (

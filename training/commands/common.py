@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from model_store.artifacts.place import store_of_environment
+from model_store.artifacts.place import store_from_environment
 from model_store.artifacts.store import ModelStore
 
 
 def open_store(writes: bool = True) -> ModelStore:
-    store = store_of_environment()
+    store = store_from_environment()
     if writes:
         store.storage.check_writable()  # Fail now, not after hours of training.
     return store

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute, types
 
-from model_store.artifacts.manifest import CategoricalColumn, Decimal, NumberWriting, Thousands
+from model_store.artifacts.manifest import CategoricalColumn, Decimal, NumberStyle, Thousands
 from model_store.errors import InvalidInput
 from model_store.sources.cells import (
     BOOLEANS,
@@ -31,11 +31,11 @@ from model_store.sources.cells import (
     POINT_NUMBER,
     THOUSANDS,
     TIME_EXAMPLE,
+    find_sign,
     is_number,
-    number_of,
-    seconds_as_written,
-    seconds_of,
-    sign_of,
+    parse_iso_time,
+    parse_number,
+    parse_time,
 )
 from model_store.sources.columns import Categories, Columns, Numbers, category_text
 from model_store.sources.csv import CsvTable
@@ -144,9 +144,9 @@ def as_text(column: Column) -> Column | None:
     return column if types.is_string(column.type) or types.is_large_string(column.type) else None
 
 
-def stored_writing(table: pa.Table, name: str) -> NumberWriting | None:
+def stored_writing(table: pa.Table, name: str) -> NumberStyle | None:
     metadata = table.schema.field(name).metadata or {}
-    return NumberWriting.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
+    return NumberStyle.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
 
 
 def convert_times(
@@ -218,25 +218,25 @@ def to_floats(column: Column) -> Numbers:
 
 def infer_writing(
     texts: Collection[str], decimal: str | None, thousands: str | None
-) -> NumberWriting | None:
+) -> NumberStyle | None:
     """Infer the number format of texts; None if a text is not a number or formats disagree.
 
     All texts must have the same currency or percent sign, or none. All matching formats must yield
     the same numbers: 1,234 alone may be 1234 or 1.234. A configured `decimal` or `thousands`
     excludes other formats.
     """
-    signs = {sign_of(text) for text in texts}
+    signs = {find_sign(text) for text in texts}
     if len(signs) != 1 or (sign := signs.pop()) is None:
         return None
-    matches: dict[tuple[float, ...], NumberWriting] = {}
+    matches: dict[tuple[float, ...], NumberStyle] = {}
     for point in get_args(Decimal):
         for mark in (None, *get_args(Thousands)):
             fits_config = decimal in (None, point) and (thousands is None or thousands == mark)
             if mark == point or not fits_config:
                 continue
-            writing = NumberWriting(sign=sign, decimal=point, thousands=mark)  # type: ignore[arg-type]
+            writing = NumberStyle(sign=sign, decimal=point, thousands=mark)  # type: ignore[arg-type]
             try:
-                numbers = tuple(number_of(text, writing) for text in texts)
+                numbers = tuple(parse_number(text, writing) for text in texts)
             except ValueError:
                 continue
             matches.setdefault(numbers, writing)
@@ -378,7 +378,7 @@ def _infer_type(
     decimal = number_format.decimal if number_format.is_known else None
     writing = infer_writing(texts, decimal, thousands)
     if writing is not None:
-        numbers = {text: number_of(text, writing) for text in texts}
+        numbers = {text: parse_number(text, writing) for text in texts}
         first = next(text for text in column.to_pylist() if text is not None)
         message = "column %s: reading %r as %g (set `categorical` in data.columns to keep text)"
         log.info(message, name, first[:MAX_SHOWN], numbers[first])
@@ -463,7 +463,7 @@ def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]
 
 
 def _parse_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
-    parse = seconds_of if form is None else partial(seconds_as_written, form)
+    parse = parse_iso_time if form is None else partial(parse_time, form)
     try:
         return {text: parse(text) for text in texts}
     except (ValueError, OverflowError):

@@ -12,7 +12,7 @@ from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
     Cycle,
-    NumberWriting,
+    NumberStyle,
     NumericColumn,
     TimeColumn,
 )
@@ -38,7 +38,7 @@ class Table:
 
     columns: dict[str, Numbers | Categories]
     times: Mapping[str, str | None] = field(default_factory=dict)
-    number_formats: Mapping[str, NumberWriting] = field(default_factory=dict)
+    number_formats: Mapping[str, NumberStyle] = field(default_factory=dict)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
         columns = {name: take(values, index) for name, values in self.columns.items()}

@@ -8,7 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, Shaped, UInt8
 
-from model_store.artifacts.manifest import DESCRIBING, OF_FILES, ImageSpec, InputSpec, TextSpec
+from model_store.artifacts.manifest import (
+    DESCRIPTIVE_FIELDS,
+    FILE_FIELDS,
+    ImageSpec,
+    InputSpec,
+    TextSpec,
+)
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Columns
 from training.data.splitting import Keys, SplitSizes
@@ -101,8 +107,8 @@ class Dataset:
     def digest(self) -> str:
         """Compute SHA-256 over all rows."""
         described: dict[str, Any] = {
-            "columns": {"__all__": DESCRIBING},
-            **dict.fromkeys(OF_FILES, True),
+            "columns": {"__all__": DESCRIPTIVE_FIELDS},
+            **dict.fromkeys(FILE_FIELDS, True),
         }
         spec = self.input.model_dump(exclude=described)
         # Later manifest fields count only if they are set, so that old digests stay valid.

@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from model_store.artifacts.manifest import Description, Manifest
-from model_store.artifacts.place import store_of_environment
+from model_store.artifacts.place import store_from_environment
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR
 from model_store.errors import InvalidInput
@@ -187,7 +187,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         if not isinstance(store, ModelStore):
-            store = store_of_environment() if store is None else ModelStore(Path(store))
+            store = store_from_environment() if store is None else ModelStore(Path(store))
         store.storage.check_writable()
         draft = self._with_baselines()
         with _value_errors():

@@ -44,7 +44,7 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.sources.columns import encode, from_cells
+from model_store.sources.columns import encode, encode_cells
 from model_store.sources.files import open_rows
 from model_store.sources.images import as_row
 from model_store.sources.npy import read_npz
@@ -136,7 +136,7 @@ class OutlierSource:
         for part in file.parts():
             assert isinstance(part, dict)
             first = sum(map(len, rows))
-            rows.append(from_cells(part, spec.columns, self.path.name, first))
+            rows.append(encode_cells(part, spec.columns, self.path.name, first))
         return sample_rows(np.concatenate(rows), max_rows, seed)
 
 

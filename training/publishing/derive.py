@@ -81,7 +81,7 @@ def prune_version(
     draft = assemble(Fitted(smaller, recipe, data, splits, provenance, transform))
     if not anyway:
         check_constant(name, draft)
-    graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
+    graphs = store.open(parent.manifest.name, parent.manifest.version, files=GRAPHS).files
     files = {file: content for file, content in draft.files.items() if isinstance(content, bytes)}
     parent_ms, request_ms = request_times_ms(
         [load_runtime(model, graphs), load_runtime(smaller, files)],

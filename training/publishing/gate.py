@@ -74,7 +74,7 @@ def check_no_worse(
         )
         failed = _worse_as_recorded(gate, manifest, draft, label)
     else:
-        model = Model.load(store.open(name, version, wanted=NEEDED))
+        model = Model.load(store.open(name, version, files=NEEDED))
         others = Measurable.from_model(model).figures(
             MeasuredRows(test, rows.extent, rows.classes, rows.seed, rows.groups, manifest.input)
         )

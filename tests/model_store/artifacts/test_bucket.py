@@ -141,10 +141,10 @@ def test_a_look_is_one_request_whatever_there_is(server, store):
     for number in range(300):
         server.memory.put(f"c/aliases/a{number}", b"1")
     reader = store.storage
-    reader.look()
+    reader.refresh()
     server.requests.clear()
     for _ in range(5):
-        reader.look()
+        reader.refresh()
         assert store.names() == ["a", "b", "c"]
         assert all(store.versions(name) == ["1", "2", "3"] for name in store.names())
         assert store.aliases("a") == store.aliases("b") == {"latest": "3"}
@@ -165,7 +165,7 @@ def test_an_alias_that_moves_while_it_is_looked_at_names_what_it_named(server, s
         server.store(tmp_path / "writer").publish("m", DESCRIPTION, CONTENT)
 
     server.before_get = publish
-    reader.storage.look()
+    reader.storage.refresh()
     assert reader.aliases("m") == {"latest": "4"}
 
 
@@ -190,7 +190,7 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
     store.publish("m", DESCRIPTION, CONTENT)
     store.publish("m", DESCRIPTION, CONTENT)
     store.set_alias("m", "champion", "1")
-    store.storage.look()
+    store.storage.refresh()
     store.open("m", "2")
     server.is_reachable = False
     for reader in (
@@ -200,7 +200,7 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
         with pytest.raises(
             StoreUnreachable, match="cannot list in s3://bucket/prefix: it cannot be reached"
         ):
-            reader.storage.look()
+            reader.storage.refresh()
         assert reader.open("m", "2").files == CONTENT
         assert reader.resolve("m") == "2"
         with pytest.raises(StoreError):
@@ -208,10 +208,10 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
     assert reader.versions("m") == ["2"]  # what there is no copy of is not there
     other = server.store(tmp_path / "empty")
     with pytest.raises(StoreUnreachable):
-        other.storage.look()
-    assert not other.storage.was_seen
+        other.storage.refresh()
+    assert not other.storage.has_listing
     server.is_reachable = True
-    reader.storage.look()
+    reader.storage.refresh()
     assert (reader.versions("m"), reader.aliases("m")) == (
         ["1", "2"],
         {"latest": "2", "champion": "1"},
@@ -301,7 +301,7 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
         tmp_path / "cache", 3 * (SIZE + len(manifest.model_dump_json(indent=2)) + 100)
     )
     store.set_alias("m", "champion", "2")
-    store.storage.look()
+    store.storage.refresh()
     copies = tmp_path / "cache" / store.storage.scratch.name / "m"
 
     def there():
@@ -339,14 +339,14 @@ def test_what_a_killed_download_left_is_cleared(server, store, tmp_path):
 )
 def test_lists_that_are_damaged_are_as_if_there_were_none(server, store, tmp_path, text):
     store.publish("m", DESCRIPTION, CONTENT)
-    store.storage.look()
+    store.storage.refresh()
     store.open("m", "1")
     (store.storage.scratch / ".lists.json").write_bytes(text)
     server.is_reachable = False
     reader = server.store(tmp_path / "cache")
     with pytest.raises(StoreUnreachable):
-        reader.storage.look()
-    assert not reader.storage.was_seen or reader.names() == []
+        reader.storage.refresh()
+    assert not reader.storage.has_listing or reader.names() == []
 
 
 def test_a_disk_that_takes_no_copy_is_named_by_its_setting(server, store, tmp_path, monkeypatch):
@@ -412,7 +412,7 @@ def test_a_missing_extra_is_named(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InvalidInput, match="the package of the extra `bucket`"):
-        Objects.of("s3://bucket/prefix")
+        Objects.from_url("s3://bucket/prefix")
 
 
 def test_plain_http_is_refused_unless_it_is_allowed(monkeypatch, tmp_path):
@@ -433,7 +433,7 @@ def test_plain_http_is_refused_unless_it_is_allowed(monkeypatch, tmp_path):
 def test_reports_without_the_bucket_are_not_there(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
     publish_report(store, "m", "1", {"seed": 1}, {"roc.png": b"picture"})
-    store.storage.look()
+    store.storage.refresh()
     assert evaluation_report(store, "m", "1").report["seed"] == 1
     server.is_reachable = False
     found = evaluation_report(store, "m", "1")  # as it was remembered

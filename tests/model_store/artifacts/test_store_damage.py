@@ -115,12 +115,12 @@ def test_a_file_that_is_not_loaded_is_verified_in_little_memory(store):
     file, large = "weights.safetensors", bytes(32 << 20)
     store.publish("m", DESCRIPTION, {**CONTENT, file: large})
     tracemalloc.start()
-    assert file not in store.open("m", "1", wanted=()).files
+    assert file not in store.open("m", "1", files=()).files
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
     (store.root / "m" / "1" / file).write_bytes(b"x" + large[1:])
     with pytest.raises(BrokenArtifact, match=f"{file}: its SHA-256"):
-        store.open("m", "1", wanted=())
+        store.open("m", "1", files=())
 
 
 SMALL_FILES = ("1/manifest.json", "1/manifest.sig", "aliases/huge", "aliases/.last-deleted")

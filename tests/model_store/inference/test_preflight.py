@@ -39,7 +39,7 @@ def test_draws_that_cannot_be_made_are_the_version_s_fault(tmp_path, monkeypatch
     monkeypatch.setattr(Runtime, "draw", none_left)
     with pytest.raises(BrokenArtifact, match="it does not predict a row: MemoryError") as broken:
         preflight.predict(model)
-    assert preflight.is_of_memory(broken.value)
+    assert preflight.is_out_of_memory(broken.value)
 
 
 def test_a_network_that_has_no_answer_for_zeros_is_loaded_without_a_warning(tmp_path):

@@ -12,13 +12,13 @@ from model_store.artifacts.manifest import CategoricalColumn, InputSpec, Numeric
 from model_store.errors import InvalidInput
 from model_store.inference.explanation import rows_as_usual
 from model_store.sources.columns import (
-    OddCells,
+    UnusualCells,
     category_text,
     encode,
-    from_cells,
-    from_objects,
-    odd_cells,
+    encode_cells,
+    encode_objects,
     unknown_categories,
+    unusual_cells,
     usual_row,
 )
 
@@ -33,11 +33,11 @@ ENCODED = [-1.0, 2.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
 
 
 def test_a_row_is_standardised_and_one_hot():
-    assert from_objects([GOOD], COLUMNS, "inputs").tolist() == [ENCODED]
+    assert encode_objects([GOOD], COLUMNS, "inputs").tolist() == [ENCODED]
 
 
 def test_the_order_of_keys_does_not_matter():
-    assert from_objects([dict(reversed(GOOD.items()))], COLUMNS, "inputs").tolist() == [ENCODED]
+    assert encode_objects([dict(reversed(GOOD.items()))], COLUMNS, "inputs").tolist() == [ENCODED]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_missing_values_and_unseen_categories_have_their_numbers(changed, expect
     encoded = list(ENCODED)
     for i, value in expected.items():
         encoded[i] = value
-    assert from_objects([GOOD | changed], COLUMNS, "inputs").tolist() == [encoded]
+    assert encode_objects([GOOD | changed], COLUMNS, "inputs").tolist() == [encoded]
 
 
 def test_a_category_is_told_apart_as_training_reads_it():
@@ -71,12 +71,12 @@ def test_a_category_is_told_apart_as_training_reads_it():
         {"sold": sold, "city": city}
         for sold, city in [("TRUE", " Oslo"), (True, "Oslo"), (" True ", "Oslo "), ("yes", "oslo")]
     ]
-    encoded = from_objects(rows, columns, "inputs")
+    encoded = encode_objects(rows, columns, "inputs")
     assert (encoded[:3] == encoded[1]).all()
     assert unknown_categories(encoded, columns) == {"sold": 1, "city": 1}
-    assert odd_cells(rows[0], columns).unseen == {}
-    assert odd_cells(rows[3], columns).unseen == {"sold": "yes", "city": "oslo"}
-    assert from_objects([{"sold": True, "city": " Bergen "}], columns, "inputs")[0, 4] == 1.0
+    assert unusual_cells(rows[0], columns).unseen == {}
+    assert unusual_cells(rows[3], columns).unseen == {"sold": "yes", "city": "oslo"}
+    assert encode_objects([{"sold": True, "city": " Bergen "}], columns, "inputs")[0, 4] == 1.0
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -87,17 +87,17 @@ def test_a_missing_value_is_refused_where_no_training_row_misses_one(name):
     )
     rows = [GOOD, GOOD | {name: None}]
     with pytest.raises(InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, since no row"):
-        from_objects(rows, never, "inputs", 5)
+        encode_objects(rows, never, "inputs", 5)
     np.testing.assert_array_equal(
-        from_objects(rows, some, "inputs"), from_objects(rows, older, "inputs")
+        encode_objects(rows, some, "inputs"), encode_objects(rows, older, "inputs")
     )
-    assert from_objects([GOOD], never, "inputs").tolist() == [ENCODED]
+    assert encode_objects([GOOD], never, "inputs").tolist() == [ENCODED]
 
 
 def test_a_number_that_is_none_is_missing_in_an_array_too():
     column = NumericColumn(name="age", mean=40.0, std=10.0, indicator=False, missing=False)
     with pytest.raises(InvalidInput, match=r"^pool\.1\.age: expected a value"):
-        from_cells({"age": np.array([30.0, np.nan])}, (column,), "pool")
+        encode_cells({"age": np.array([30.0, np.nan])}, (column,), "pool")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_number_that_is_none_is_missing_in_an_array_too():
 )
 def test_a_wrong_value_is_refused_by_its_place(changed, says):
     with pytest.raises(InvalidInput) as refused:
-        from_objects([GOOD, GOOD | changed], COLUMNS, "inputs")
+        encode_objects([GOOD, GOOD | changed], COLUMNS, "inputs")
     assert str(refused.value).startswith(says)
 
 
@@ -130,16 +130,16 @@ def test_an_absent_column_is_refused_and_is_no_missing_value():
     with pytest.raises(
         InvalidInput, match=r"^inputs\.0\.city: expected a value, or null where it is missing"
     ):
-        from_objects([absent], COLUMNS, "inputs")
+        encode_objects([absent], COLUMNS, "inputs")
     with pytest.raises(InvalidInput, match=r"^inputs\.1: expected an object keyed by column"):
-        from_objects([GOOD, [0.0] * 9], COLUMNS, "inputs")
+        encode_objects([GOOD, [0.0] * 9], COLUMNS, "inputs")
 
 
 def test_a_column_that_no_training_row_misses_is_never_said_to_take_null():
     columns = [column.model_copy(update={"missing": False}) for column in COLUMNS]
     for row in (GOOD | {column.name: [1] for column in COLUMNS}, {}):
         with pytest.raises(InvalidInput) as refused:
-            from_objects([row], columns, "inputs")
+            encode_objects([row], columns, "inputs")
         errors = [refused.value, *refused.value.others]
         assert [error.field for error in errors] == [f"inputs.0.{c.name}" for c in columns]
         assert not any("null" in error.expected for error in errors)
@@ -153,7 +153,7 @@ TIMES = (
 
 
 def test_a_time_is_standardised_with_where_it_is_in_each_cycle_beside_it():
-    encoded = from_objects([{"seen": "1970-01-08T06:00", "age": 1}], TIMES, "inputs")
+    encoded = encode_objects([{"seen": "1970-01-08T06:00", "age": 1}], TIMES, "inputs")
     quarter = 2 * np.pi * 0.25 / 7  # of a day, of a week that begins on the first of 1970
     assert encoded[0] == pytest.approx(
         [6.25 / 2, np.sin(quarter), np.cos(quarter), 1.0, 0.0, 0.0, 1.0], abs=1e-6
@@ -161,7 +161,7 @@ def test_a_time_is_standardised_with_where_it_is_in_each_cycle_beside_it():
 
 
 def test_a_missing_time_is_0_everywhere_but_in_its_indicator():
-    assert from_objects([{"seen": None, "age": 1}], TIMES, "inputs").tolist() == [
+    assert encode_objects([{"seen": None, "age": 1}], TIMES, "inputs").tolist() == [
         [0, 0, 0, 0, 0, 1, 1]
     ]
 
@@ -189,7 +189,7 @@ def test_a_missing_time_is_0_everywhere_but_in_its_indicator():
 )
 def test_a_wrong_cell_beside_or_among_times_is_refused_by_its_place(row, says):
     with pytest.raises(InvalidInput) as refused:
-        from_objects([row], TIMES, "inputs", first_row=3)
+        encode_objects([row], TIMES, "inputs", first_row=3)
     assert re.match(says, str(refused.value))
 
 
@@ -208,7 +208,7 @@ WRITTEN = (TimeColumn(name="day", mean=0.0, std=DAY, indicator=False, written="%
     ],
 )
 def test_a_time_may_be_written_as_the_training_data_had_it(cell, days):
-    assert from_objects([{"day": cell}], WRITTEN, "inputs").tolist() == [[days]]
+    assert encode_objects([{"day": cell}], WRITTEN, "inputs").tolist() == [[days]]
 
 
 @pytest.mark.parametrize(
@@ -217,26 +217,26 @@ def test_a_time_may_be_written_as_the_training_data_had_it(cell, days):
 def test_a_time_that_is_written_otherwise_is_refused_with_an_example(cell):
     says = r"inputs.0.day: expected a date or time in ISO 8601, such as .*, or as the training data had it, such as "
     with pytest.raises(InvalidInput, match=says + r"'31/05/2024', or null, got "):
-        from_objects([{"day": cell}], WRITTEN, "inputs")
+        encode_objects([{"day": cell}], WRITTEN, "inputs")
 
 
 def test_of_many_unknown_or_absent_columns_the_first_is_named_with_at_most_ten_that_are_known():
     many = tuple(NumericColumn(name=f"c{i}", mean=0.0, std=1.0, indicator=False) for i in range(12))
     row = {f"c{i}": 0.0 for i in range(12)}
     with pytest.raises(InvalidInput) as refused:
-        from_objects([row | {"y": 1, "x": 1}], many, "inputs")
+        encode_objects([row | {"y": 1, "x": 1}], many, "inputs")
     known = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
     assert str(refused.value) == f"inputs.0.x: expected no columns but {known}, got an unknown one"
     del row["c5"], row["c3"]
     with pytest.raises(InvalidInput, match=r"^inputs\.0\.c3: expected a value"):
-        from_objects([row], many, "inputs")
+        encode_objects([row], many, "inputs")
 
 
 def test_long_names_are_cut_where_they_are_refused():
     names = [letter * 300 for letter in "ab"]
     long = tuple(NumericColumn(name=name, mean=0.0, std=1.0, indicator=False) for name in names)
     with pytest.raises(InvalidInput) as refused:
-        from_objects([dict.fromkeys([*names, "z" * 100], 0.0)], long, "inputs")
+        encode_objects([dict.fromkeys([*names, "z" * 100], 0.0)], long, "inputs")
     known = f"{names[0]}, {names[1]}"[:500]
     assert (
         str(refused.value)
@@ -257,8 +257,8 @@ rows = st.fixed_dictionaries(
 
 @given(st.lists(rows, min_size=1, max_size=20))
 def test_a_row_is_encoded_the_same_whatever_stands_beside_it(objects):
-    together = from_objects(objects, COLUMNS, "inputs")
-    alone = np.concatenate([from_objects([row], COLUMNS, "inputs") for row in objects])
+    together = encode_objects(objects, COLUMNS, "inputs")
+    alone = np.concatenate([encode_objects([row], COLUMNS, "inputs") for row in objects])
     assert together.tobytes() == alone.tobytes()
 
 
@@ -270,7 +270,7 @@ def test_arrays_of_a_table_and_objects_of_a_request_are_encoded_alike(row):
         "city": [row["city"]],
         "vip": [None if row["vip"] is None else str(row["vip"]).lower()],
     }
-    assert np.array_equal(encode(COLUMNS, values), from_objects([row], COLUMNS, "inputs"))
+    assert np.array_equal(encode(COLUMNS, values), encode_objects([row], COLUMNS, "inputs"))
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_a_manifest_s_columns_go_with_its_shape():
 
 def test_unseen_categories_and_missing_values_are_named():
     row = GOOD | {"income": None, "city": "Atlantis", "vip": 7}
-    assert odd_cells(row, COLUMNS) == OddCells({"city": "Atlantis", "vip": "7"}, ["income"])
-    assert odd_cells(GOOD, COLUMNS) == OddCells({}, [])
+    assert unusual_cells(row, COLUMNS) == UnusualCells({"city": "Atlantis", "vip": "7"}, ["income"])
+    assert unusual_cells(GOOD, COLUMNS) == UnusualCells({}, [])
 
 
 def test_the_usual_row_is_encoded_as_others_and_unknown_without_a_value():
@@ -308,11 +308,11 @@ def test_the_usual_row_is_encoded_as_others_and_unknown_without_a_value():
 def test_each_column_in_turn_is_as_usual():
     usual = {"age": 0.0, "income": 0.0, "city": "Oslo", "vip": "false"}
     known = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
-    x = from_objects([GOOD, GOOD | {"age": 50, "city": None}], COLUMNS, "inputs")
+    x = encode_objects([GOOD, GOOD | {"age": 50, "city": None}], COLUMNS, "inputs")
     expected = []
     for row in ({**GOOD}, GOOD | {"age": 50, "city": None}):
         changes = [{}, *({name: value} for name, value in usual.items())]
-        expected.append(from_objects([row | change for change in changes], COLUMNS, "inputs"))
+        expected.append(encode_objects([row | change for change in changes], COLUMNS, "inputs"))
     assert np.array_equal(rows_as_usual(known, x), np.concatenate(expected))
     with pytest.raises(ValueError, match="usual"):
         rows_as_usual(COLUMNS, x)

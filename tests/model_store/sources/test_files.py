@@ -20,7 +20,7 @@ from model_store.artifacts.manifest import (
 )
 from model_store.errors import InvalidInput
 from model_store.sources import row_file
-from model_store.sources.columns import from_cells, from_objects
+from model_store.sources.columns import encode_cells, encode_objects
 from model_store.sources.files import check_ids, open_rows
 from model_store.sources.parquet import ParquetFile
 from service.api.pool_files import resolve_path
@@ -164,8 +164,8 @@ def test_a_table_has_the_cells_that_objects_of_a_request_have(tmp_path, kind):
                 cells = ["" if cell is None else cell for cell in (row["colour"], row["width"])]
                 writer.writerow([f"r{i}", cells[0], "a, b; c", cells[1]])
     pool = open_rows(path, TABLE, "pool_file")
-    expected = from_objects(ROWS, COLUMNS, "pool")
-    x = np.concatenate([from_cells(part, COLUMNS, "pool") for part in pool.parts()])
+    expected = encode_objects(ROWS, COLUMNS, "pool")
+    x = np.concatenate([encode_cells(part, COLUMNS, "pool") for part in pool.parts()])
     assert x.tolist() == expected.tolist()
     if kind != "parquet":
         assert pool.ids() == [f"r{i}" for i in range(5)]
@@ -180,7 +180,7 @@ def test_a_cell_that_is_no_number_is_named_by_row_and_column(tmp_path):
     with pytest.raises(
         InvalidInput, match=r"pool_file\.5\.width: expected a number, or null, got a string"
     ):
-        from_cells(parts[0], COLUMNS, "pool_file", 4)
+        encode_cells(parts[0], COLUMNS, "pool_file", 4)
 
 
 def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
@@ -268,7 +268,7 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
     )
     data = load(recipe, tmp_path)
     pool = open_rows(tmp_path / "a.csv", data.input, "pool_file")
-    x = np.concatenate([from_cells(part, data.columns, "pool_file") for part in pool.parts()])
+    x = np.concatenate([encode_cells(part, data.columns, "pool_file") for part in pool.parts()])
     assert [column.name for column in data.columns] == names[1:-1]
     assert sorted(x.tolist()) == sorted(np.concatenate([data.train.x, data.test.x]).tolist())
     assert pool.ids() == [before + row[0] for row in rows]
@@ -376,7 +376,7 @@ def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path)
         with pytest.raises(
             InvalidInput, match=r"pool_file\.0\.width: expected a number, or null, got a string"
         ):
-            from_cells(next(pool.parts()), COLUMNS, "pool_file")
+            encode_cells(next(pool.parts()), COLUMNS, "pool_file")
 
 
 def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):

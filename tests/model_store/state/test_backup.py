@@ -49,7 +49,7 @@ def test_what_is_restored_is_what_was_there(state, tmp_path):
         assert stat.S_IMODE((restored.folder / job.id).stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "new" / FILE).stat().st_mode) == 0o600
     assert counts(database, "digits")["labels"] == 1
-    restored.put_back_orphans()
+    restored.requeue_orphans()
     assert [job.state for job in restored.page("me")[0]] == ["queued", "queued", "done"]
     database.close()
     assert not list(folder.glob("backup-*"))

@@ -26,9 +26,9 @@ from model_store.state.labels import (
     accept,
     candidates,
     control_labels,
-    keep_acquired,
-    keep_candidate,
     labelled_rows,
+    save_acquired,
+    save_candidate,
 )
 from model_store.state.live import live_figures
 
@@ -170,9 +170,9 @@ def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
         jobs.add(name, "acquire", "me", "me", {"model": "m"}, 10, lambda _: True, PLENTY)
     jobs.finish(jobs.claim(0).id, "failed", "why")
     how = Acquisition("m", "1", "format", "bald", 1, 10)
-    keep_acquired(database, how, [AcquiredRow(str(i), i, 0.1, row, True, said) for i in range(20)])
+    save_acquired(database, how, [AcquiredRow(str(i), i, 0.1, row, True, said) for i in range(20)])
     accept(database, "m", "format", [Label(str(i), "3") for i in range(20)])
-    keep_candidate(database, "m", "2", "1", 10, 5, True, {"why": "no worse"})
+    save_candidate(database, "m", "2", "1", 10, 5, True, {"why": "no worse"})
     database.close()
     content, random, told = (tmp_path / FILE).read_bytes(), Random(0), Counter()
     questions = {
@@ -181,7 +181,7 @@ def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
         "add": lambda database: added(database),
         "cancel": lambda database: Jobs(database).cancel(ids[3]),
         "clear": lambda database: Jobs(database).clear_ended(),
-        "orphans": lambda database: Jobs(database).put_back_orphans(),
+        "orphans": lambda database: Jobs(database).requeue_orphans(),
         "rows": lambda database: labelled_rows(database, "m", "format", 4),
         "candidates": lambda database: candidates(database, "m"),
         "figures": lambda database: live_figures([r[1:] for r in control_labels(database, "m")]),

@@ -62,17 +62,17 @@ def test_a_long_job_gives_way_to_other_clients_whose_turn_it_is_by_what_was_done
     long = added(jobs, "long", work=1000)
     assert jobs.claim(0).id == long.id
     own, short, later = added(jobs, "long"), added(jobs, "short"), added(jobs, "later", work=400)
-    assert not jobs.is_due_to_give_way(long.id)  # nothing of it is done
+    assert not jobs.should_yield(long.id)  # nothing of it is done
     jobs.progress(long.id, 1000, 300, 1.0, PLENTY)
-    assert jobs.is_due_to_give_way(long.id)
-    jobs.put_back(long.id)
+    assert jobs.should_yield(long.id)
+    jobs.requeue(long.id)
     assert [jobs.claim(0).id for _ in range(3)] == [short.id, later.id, long.id]
-    assert not jobs.is_due_to_give_way(long.id)  # its client's own job waits for it
+    assert not jobs.should_yield(long.id)  # its client's own job waits for it
     newest = added(jobs, "newest")
     jobs.progress(long.id, 1000, 600, 1.0, PLENTY)
-    assert jobs.is_due_to_give_way(long.id)
+    assert jobs.should_yield(long.id)
     jobs.cancel(long.id)
-    assert not jobs.is_due_to_give_way(long.id)
+    assert not jobs.should_yield(long.id)
     assert [jobs.claim(0).id for _ in range(2)] == [newest.id, own.id]
 
 
@@ -126,10 +126,10 @@ def test_a_result_of_a_clock_that_was_ahead_is_kept_as_long_as_others(jobs, monk
     jobs.claim(0)
     jobs.finish(ahead.id, "done", "answer.json")
     monkeypatch.setattr(time, "time", lambda: now)
-    jobs.forget_old(60.0)
+    jobs.delete_old(60.0)
     assert jobs.get(ahead.id).ended == now
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
-    jobs.forget_old(60.0)
+    jobs.delete_old(60.0)
     assert jobs.page("me")[0] == []
 
 
@@ -180,7 +180,7 @@ jobs = Jobs(Database(Path({str(tmp_path / "state")!r})))
 with jobs.slot(0) as handle:
     assert handle is not None
     jobs.claim(0)
-    jobs.put_back_orphans()
+    jobs.requeue_orphans()
     assert jobs.get({killed.id!r}).state == "running"
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -191,7 +191,7 @@ with jobs.slot(0) as handle:
         with jobs.slot(1) as other:
             assert other is None
         assert jobs.claim(1).id == held.id
-        jobs.put_back_orphans()
+        jobs.requeue_orphans()
         assert [jobs.get(job.id).state for job in (killed, held)] == ["queued", "running"]
 
 
@@ -202,7 +202,7 @@ def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(
     stuck = added(jobs)
     for _ in range(most):
         assert jobs.claim(0).id == stuck.id
-        jobs.put_back(stuck.id, "its process ended", orphan_slot)
+        jobs.requeue(stuck.id, "its process ended", orphan_slot)
     job = jobs.get(stuck.id)
     assert job.state == "failed"
     assert (
@@ -213,7 +213,7 @@ def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(
     for done in range(2 * most):
         assert jobs.claim(0).id == moving.id
         assert jobs.progress(moving.id, 100, done + 1, 1.0, PLENTY)
-        jobs.put_back(moving.id, "its process ended", orphan_slot)
+        jobs.requeue(moving.id, "its process ended", orphan_slot)
     assert jobs.get(moving.id).state == "queued"
 
 
@@ -221,7 +221,7 @@ def test_putting_back_in_order_is_no_death(jobs):
     job = added(jobs)
     for _ in range(2 * MAX_DEATHS):
         jobs.claim(0)
-        jobs.put_back(job.id)
+        jobs.requeue(job.id)
     assert (jobs.get(job.id).deaths, jobs.get(job.id).orphaned) == (0, 0)
 
 
@@ -244,7 +244,7 @@ def test_a_job_that_was_cancelled_while_its_process_died_is_cancelled(jobs):
     job = added(jobs)
     jobs.claim(0)
     jobs.cancel(job.id)
-    jobs.put_back_orphans()
+    jobs.requeue_orphans()
     assert jobs.get(job.id).state == "cancelled"
 
 
@@ -254,11 +254,11 @@ def test_what_ended_long_ago_goes_with_its_files_and_so_do_strays(jobs, monkeypa
     jobs.claim(0)
     jobs.claim(0)
     jobs.finish(old.id, "done", "answer.json")
-    jobs.forget_old(60.0)
+    jobs.delete_old(60.0)
     assert (jobs.folder / old.id).exists()
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + STRAY_S + 61.0)
-    jobs.forget_old(60.0)
+    jobs.delete_old(60.0)
     assert not (jobs.folder / old.id).exists()
     assert not folder.exists()
     assert (jobs.folder / running.id).exists()

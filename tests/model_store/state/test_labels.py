@@ -18,11 +18,11 @@ from model_store.state.labels import (
     candidates,
     counts,
     delete_labels,
-    keep_acquired,
-    keep_candidate,
     kept_labels,
     labelled_ids,
     labelled_rows,
+    save_acquired,
+    save_candidate,
 )
 from tests.support.environment import ROOT
 
@@ -42,7 +42,7 @@ def values(database):
 
 
 def test_a_label_that_cannot_be_kept_leaves_none_of_its_request(database):
-    keep_acquired(database, HOW, [AcquiredRow("a", 1, 0.5, ROW), AcquiredRow("b", 2, 0.4, ROW + 1)])
+    save_acquired(database, HOW, [AcquiredRow("a", 1, 0.5, ROW), AcquiredRow("b", 2, 0.4, ROW + 1)])
     accept(database, "m", "f", [Label("a", "yes")])
     for bad, error in (
         (Label("unknown", "no"), InvalidInput),
@@ -89,9 +89,9 @@ def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_c
     database,
 ):
     accept(database, "m", "f", [Label("a", "yes", ROW)])
-    assert not labelled_rows(database, "m", "f", 3).are_known
+    assert not labelled_rows(database, "m", "f", 3).have_keys
     assert accept(database, "m", "f", [Label("a", "yes", ROW)], key="team").known == 1
-    assert labelled_rows(database, "m", "f", 3).are_known
+    assert labelled_rows(database, "m", "f", 3).have_keys
     assert accept(database, "m", "f", [Label("a", "no")], replace=True, key="team").replaced == 1
     with database.reading() as connection:
         assert [tuple(row)[:5] for row in connection.execute("SELECT * FROM replaced")] == [
@@ -101,12 +101,12 @@ def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_c
 
 
 def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
-    keep_acquired(
+    save_acquired(
         database, HOW, [AcquiredRow("c", 1, None, ROW, control=True, prediction={"mean": 1.0})]
     )
-    keep_acquired(database, HOW, [AcquiredRow("c", 1, 0.9, ROW + 1), AcquiredRow("a", 2, 0.8, ROW)])
+    save_acquired(database, HOW, [AcquiredRow("c", 1, 0.9, ROW + 1), AcquiredRow("a", 2, 0.8, ROW)])
     accept(database, "m", "f", [Label("c", 1.0), Label("a", 2.0), Label("own", 3.0, ROW)])
-    keep_acquired(database, HOW, [AcquiredRow("a", 1, 0.7, ROW + 5)])
+    save_acquired(database, HOW, [AcquiredRow("a", 1, 0.7, ROW + 5)])
     rows = labelled_rows(database, "m", "f", 3)
     by_id = {name: i for i, name in enumerate(rows.ids)}
     assert rows.is_control[by_id["c"]] and not rows.is_control[by_id["a"]]
@@ -119,9 +119,9 @@ def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
 
 def test_what_became_of_candidates_is_kept_newest_first(database):
     said = {"why": "no worse", "control": None}
-    keep_candidate(database, "m", "2", "1", 10, 5, False, said)
-    keep_candidate(database, "m", "3", "1", 12, 5, True, said)
-    keep_candidate(database, "m", "2", "1", 10, 5, True, said)
+    save_candidate(database, "m", "2", "1", 10, 5, False, said)
+    save_candidate(database, "m", "3", "1", 12, 5, True, said)
+    save_candidate(database, "m", "2", "1", 10, 5, True, said)
     assert {(row["version"], row["promoted"]) for row in candidates(database, "m")} == {
         ("2", True),
         ("3", True),

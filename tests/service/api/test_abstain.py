@@ -28,7 +28,7 @@ def abstains(predictions):
 @pytest.fixture(scope="module")
 def model(digits_store):
     """The published model, loaded in this process."""
-    return Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED), threads=1)
+    return Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED), threads=1)
 
 
 @pytest.fixture(scope="module")

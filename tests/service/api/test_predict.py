@@ -40,7 +40,7 @@ def entropy(probabilities):
 @pytest.fixture(scope="session")
 def model(digits_store):
     """The published model, loaded in this process."""
-    return Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED), threads=1)
+    return Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED), threads=1)
 
 
 def test_the_answer_has_the_contract_s_fields(client, digits_rows):

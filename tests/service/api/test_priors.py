@@ -152,7 +152,7 @@ def test_a_version_that_does_not_say_its_shares_is_served_and_refuses_priors(sto
 
 
 def test_a_class_without_training_rows_has_no_share_and_no_probability(digits_store):
-    model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
+    model = Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED))
     known = (*[1 / 9] * 9, 0.0)  # as of a fit that went on from one of more classes
     output = model.manifest.output.model_copy(update={"priors": known})
     model = replace(model, manifest=model.manifest.model_copy(update={"output": output}))

@@ -56,7 +56,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def served(digits_store):
-    model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
+    model = Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED))
     return ServedModel(
         model,
         Reservoir(model, 0, threading.Event()),

@@ -315,7 +315,7 @@ class AnyStore(RuleBasedStateMachine):
         self.store.keep("tiny", newest)
 
     @rule()
-    def look(self):
+    def refresh(self):
         in_memory, before = self._in_memory(), dict(self.serves)
         self.watcher.refresh_now()
         if not self._published():

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from model_store.sources.columns import from_objects
+from model_store.sources.columns import encode_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.commands import print_messages
@@ -68,7 +68,7 @@ def test_a_table_s_rows_are_what_the_service_makes_of_them(tmp_path):
         any(cell is None for cell in COLUMNS[column.name]) for column in data.columns
     ]
     posted = json.loads(json.dumps(objects()))
-    served = from_objects(posted, data.columns, "inputs")
+    served = encode_objects(posted, data.columns, "inputs")
     together = np.concatenate([data.train.x, data.test.x])
     assert sorted(together.tolist()) == sorted(served.tolist())
     assert data.classes == ("no", "yes")
@@ -83,7 +83,7 @@ def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
     write_csv(tmp_path, others)
     few = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, known)
     older = [column.model_copy(update={"missing": None}) for column in known]
-    served = from_objects(
+    served = encode_objects(
         objects(others | {"vip": [True, False, None, "maybe", True]}), older, "inputs"
     )
     assert sorted(np.concatenate([few.train.x, few.test.x]).tolist()) == sorted(served.tolist())
@@ -109,7 +109,9 @@ def test_the_encoding_is_of_the_training_split_alone(tmp_path):
     data = load(recipe, tmp_path)
     kept = set(split(data, split_sizes(recipe)).train.x[:, 0].tolist())
     held_out = [
-        i for i, row in enumerate(from_objects(objects(), data.columns, "x")) if row[0] not in kept
+        i
+        for i, row in enumerate(encode_objects(objects(), data.columns, "x"))
+        if row[0] not in kept
     ]
     assert len(held_out) >= 8
     changed = {name: list(values) for name, values in COLUMNS.items()}

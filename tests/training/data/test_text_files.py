@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from model_store.sources.columns import from_objects
+from model_store.sources.columns import encode_objects
 from tests.support.recipes import content_with, recipe_of
 from tests.support.refusals import refused
 from training.data import load
@@ -91,7 +91,7 @@ def test_points_between_thousands_are_known_by_decimal_commas_elsewhere(tmp_path
     assert (amount.written.decimal, amount.written.thousands) == (",", ".")
     assert data.columns[1].written is None
     rows = [{"amount": "1.234", "share": 2.25}, {"amount": 1234, "share": 2.25}]
-    assert len(set(map(tuple, from_objects(rows, data.columns, "inputs").tolist()))) == 1
+    assert len(set(map(tuple, encode_objects(rows, data.columns, "inputs").tolist()))) == 1
 
 
 def test_points_that_may_be_between_thousands_are_refused_until_a_person_says(tmp_path):
@@ -148,9 +148,9 @@ def test_dates_are_a_time_axis_and_the_service_reads_them_as_training_did(tmp_pa
     (column,) = data.columns
     assert (column.kind, column.cycles, column.written) == ("time", ("year", "week"), form)
     posted = json.loads(json.dumps([{"day": day} for day in DAYS]))
-    served = from_objects(posted, data.columns, "inputs")
+    served = encode_objects(posted, data.columns, "inputs")
     assert (
-        from_objects([{"day": written(day)} for day in DAYS], data.columns, "inputs").tolist()
+        encode_objects([{"day": written(day)} for day in DAYS], data.columns, "inputs").tolist()
         == served.tolist()
     )
     assert sorted(np.concatenate([data.train.x, data.test.x]).tolist()) == sorted(served.tolist())
@@ -165,7 +165,7 @@ def test_times_of_day_have_a_cycle_and_missing_ones_an_indicator(tmp_path):
     data = read(tmp_path, lines_of(at=times))
     (column,) = data.columns
     assert (column.cycles, column.indicator, data.shape) == (("day",), True, (4,))
-    rows = from_objects([{"at": None}, {"at": "2024-05-01 06:00"}], data.columns, "x")
+    rows = encode_objects([{"at": None}, {"at": "2024-05-01 06:00"}], data.columns, "x")
     assert rows[0].tolist() == [0, 0, 0, 1]
     assert rows[1, 1:] == pytest.approx([1, 0, 0], abs=1e-6)
 
@@ -215,7 +215,7 @@ def test_a_date_format_may_have_names_and_times_of_day(tmp_path):
     named = [f"{np.datetime64(day).item():%a %d %b %Y %H:%M}" for day in DAYS]
     data = read(tmp_path, lines_of(day=named), date_format="%a %d %b %Y %H:%M")
     (column,) = data.columns
-    rows = from_objects(
+    rows = encode_objects(
         [{"day": "Tue 07 May 2024 13:30"}, {"day": "2024-05-07T13:30"}], data.columns, "x"
     )
     assert column.written == "%a %d %b %Y %H:%M"

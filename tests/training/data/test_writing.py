@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from model_store.artifacts.manifest import NumberWriting
-from model_store.sources.cells import number_example, number_of, sign_of
-from model_store.sources.columns import from_objects
+from model_store.artifacts.manifest import NumberStyle
+from model_store.sources.cells import find_sign, number_example, parse_number
+from model_store.sources.columns import encode_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import load
@@ -16,7 +16,7 @@ from training.data.cells import infer_writing
 from training.data.findings import inspect_source
 from training.recipe import DataSection
 
-DOLLARS = NumberWriting(sign="$", thousands=",")
+DOLLARS = NumberStyle(sign="$", thousands=",")
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,17 @@ DOLLARS = NumberWriting(sign="$", thousands=",")
         ("-$1,200", DOLLARS, -1200.0),
         ("1200.5", DOLLARS, 1200.5),
         ("1,234,567 $", DOLLARS, 1234567.0),
-        ("12 %", NumberWriting(sign="%"), 12.0),
-        ("7.5%", NumberWriting(sign="%"), 7.5),
-        ("1.234,50 €", NumberWriting(sign="€", decimal=",", thousands="."), 1234.5),
-        ("1 234 567", NumberWriting(thousands=" "), 1234567.0),
-        ("1\u00a0234,5", NumberWriting(decimal=",", thousands=" "), 1234.5),
-        ("1'234.5", NumberWriting(thousands="'"), 1234.5),
+        ("12 %", NumberStyle(sign="%"), 12.0),
+        ("7.5%", NumberStyle(sign="%"), 7.5),
+        ("1.234,50 €", NumberStyle(sign="€", decimal=",", thousands="."), 1234.5),
+        ("1 234 567", NumberStyle(thousands=" "), 1234567.0),
+        ("1\u00a0234,5", NumberStyle(decimal=",", thousands=" "), 1234.5),
+        ("1'234.5", NumberStyle(thousands="'"), 1234.5),
     ],
 )
 def test_numbers_are_read(text, writing, number):
-    assert number_of(text, writing) == number
-    assert number_of(number_example(writing), writing) == 1200.5
+    assert parse_number(text, writing) == number
+    assert parse_number(number_example(writing), writing) == 1200.5
 
 
 @pytest.mark.parametrize(
@@ -44,22 +44,22 @@ def test_numbers_are_read(text, writing, number):
 )
 def test_what_is_not_so_written_is_no_number(text):
     with pytest.raises(ValueError):
-        number_of(text, DOLLARS)
+        parse_number(text, DOLLARS)
 
 
 @pytest.mark.parametrize(
     ("texts", "known", "expected"),
     [
         (["$5", "$1,234.50"], (None, None), DOLLARS),
-        (["12 %", "7.5 %"], (None, None), NumberWriting(sign="%")),
-        (["12 %", "7 %"], (None, None), NumberWriting(sign="%")),
-        (["1,234,567", "12"], (None, None), NumberWriting(thousands=",")),
+        (["12 %", "7.5 %"], (None, None), NumberStyle(sign="%")),
+        (["12 %", "7 %"], (None, None), NumberStyle(sign="%")),
+        (["1,234,567", "12"], (None, None), NumberStyle(thousands=",")),
         (["$1,234", "$5,678"], (None, None), None),  # 1234, or 1.234
         (["$1,234", "$5,678"], (".", None), DOLLARS),
         (["$1,234", "$5,678"], (None, ","), DOLLARS),
         (["1.234 %", "2.500 %"], (None, None), None),
-        (["1.234 %", "2.500 %"], (".", None), NumberWriting(sign="%")),
-        (["1.234,5 €", "2 €"], (None, None), NumberWriting(sign="€", decimal=",", thousands=".")),
+        (["1.234 %", "2.500 %"], (".", None), NumberStyle(sign="%")),
+        (["1.234,5 €", "2 €"], (None, None), NumberStyle(sign="€", decimal=",", thousands=".")),
         (["$5", "€5"], (None, None), None),
         (["$5", "5"], (None, None), None),
         (["$5", "free"], (None, None), None),
@@ -71,7 +71,7 @@ def test_a_column_s_writing_is_told_where_there_is_one(texts, known, expected):
 
 
 def test_a_sign_stands_once():
-    assert [sign_of(text) for text in ("12", "12 %", "$1%")] == ["", "%", None]
+    assert [find_sign(text) for text in ("12", "12 %", "$1%")] == ["", "%", None]
 
 
 PRICES = [f"${1000 + 7 * i:,}.50" for i in range(40)]
@@ -96,16 +96,16 @@ def test_a_table_is_read_so_and_requests_may_be_too(tmp_path):
     data = load(recipe_of("csv:a.csv", target="label"), tmp_path)
     price, share = data.columns
     assert (price.kind, price.written) == ("numeric", DOLLARS)
-    assert (share.kind, share.written) == ("numeric", NumberWriting(sign="%"))
+    assert (share.kind, share.written) == ("numeric", NumberStyle(sign="%"))
     rows = [
         {"price": text, "share": cell}
         for text, cell in (("$1,203.50", "12 %"), (1203.5, 12), ("1203.50", "12%"))
     ]
-    encoded = from_objects(json.loads(json.dumps(rows)), data.columns, "inputs")
+    encoded = encode_objects(json.loads(json.dumps(rows)), data.columns, "inputs")
     assert (encoded == encoded[0]).all()
     assert encoded[0, 0] == np.float32((1203.5 - price.mean) / price.std)
     refused(
-        lambda: from_objects([{"price": "1.203,50 EUR", "share": 1}], data.columns, "inputs"),
+        lambda: encode_objects([{"price": "1.203,50 EUR", "share": 1}], data.columns, "inputs"),
         "inputs.0.price: expected a number, or text as the training data had it, such as "
         "'$1,200.5', got a string",
     )

@@ -35,7 +35,7 @@ def report(evaluated_store):
 
 @pytest.fixture(scope="module")
 def model(digits_store):
-    return Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
+    return Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED))
 
 
 def test_a_card_has_every_set_score_and_attack(report):

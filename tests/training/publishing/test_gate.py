@@ -88,7 +88,7 @@ def test_metrics_know_their_direction():
 
 
 def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_store, digits_rows):
-    model = Model.load(own_store.open("digits", "1", wanted=NEEDED))
+    model = Model.load(own_store.open("digits", "1", files=NEEDED))
     rows = digits().test.take(np.arange(40))
     own = Measurable.from_model(model)
     classes = model.manifest.classes
