@@ -1,7 +1,7 @@
-"""A client of Dubito, the prediction service that knows when it doubts.
+"""Python client for the Dubito prediction service.
 
-If the project is installed with its extra `training`, it also has estimators for scikit-learn:
-`from dubito import Classifier, Regressor`.
+If the project is installed with its extra `training`, the package also provides scikit-learn
+estimators: `from dubito import Classifier, Regressor`.
 """
 
 from importlib import import_module
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 _MODULES = ("client", "errors", "predictions", "results")
-_ESTIMATORS = ("Classifier", "Regressor")  # in the project, not in the client
+_ESTIMATORS = ("Classifier", "Regressor")  # defined in `training.estimators`
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m dubito` is `dubito`."""
+"""Entry point of `python -m dubito`."""
 
 import sys
 

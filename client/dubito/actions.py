@@ -1,4 +1,4 @@
-"""Run the commands that call a service: predict a file, rank a pool, list models and jobs."""
+"""Command-line actions for predictions, rankings, models and jobs."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ REGRESSION_COLUMNS = ("mean", "std", "epistemic_std", "low", "high", "p_value", 
 
 
 def request_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the request of a request that the command line gives."""
+    """Build a request from command-line options."""
     values = {name: getattr(options, name) for name in (*names, "encoded")}
     request = {name: value for name, value in values.items() if value is not None}
     if options.model is not None:
@@ -46,8 +46,8 @@ def predict(client: Client, options: argparse.Namespace) -> None:
         path = files[0]
         is_read_by_job = is_pool(files) and (options.job or not is_named(path, ".npy"))
         if options.explain and (options.job or is_read_by_job):
-            expected = "npy, JSON, images or texts, whose rows go in requests, without --job"
-            raise DubitoError(f"--explain: expected {expected}, got what a job reads")
+            expected = "an npy or JSON file, images or texts, without --job"
+            raise DubitoError(f"--explain: expected {expected}, got input for a job")
         if options.job or is_read_by_job:
             job = client.predict_job(path if is_read_by_job else rows_in(files), **request)
             answer = wait_or_cancel(client, job, client.predictions, progress)
@@ -59,7 +59,7 @@ def predict(client: Client, options: argparse.Namespace) -> None:
 
 
 def show_result(client: Client, options: argparse.Namespace) -> None:
-    """Wait for a job's result, and show it."""
+    """Wait for a job and print its result."""
     job = client.job(options.id)
     with progress_bar("waiting") as progress:
         if job.kind == "acquire":
@@ -89,19 +89,18 @@ def _show_predictions(
     print_table(heads, rows)
     more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
     flagged = int(answer.flag.sum())
-    print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
+    print(f"\n{flagged} of {len(answer)} rows flagged as unusual{more}")
     for note in _notes(client, answer, ignored_columns):
         print(note)
     if "explanation.statistic" in answer:
-        print("\nwhat made rows strange:")
+        print("\nexplanations:")
         for n, reason in enumerate(_explanations(client, answer, shown)):
             print(f"  {format_cell(names[n])}: {printable(reason)}")
 
 
 def _notes(client: Client, answer: Predictions, ignored_columns: Sequence[str]) -> Iterator[str]:
-    """Yield notes about the rows: ignored columns and unknown categories."""
     if ignored_columns:
-        yield f"columns that the model does not take: {', '.join(ignored_columns)}"
+        yield f"ignored columns: {', '.join(ignored_columns)}"
     if "unknown_categories" in answer and (counts := answer["unknown_categories"]).any():
         names = [column["name"] for column in client.model(answer.model).columns or ()]
         yield _unknown_categories(
@@ -110,8 +109,7 @@ def _notes(client: Client, answer: Predictions, ignored_columns: Sequence[str]) 
 
 
 def _explanations(client: Client, answer: Predictions, shown: int) -> Iterator[str]:
-    """Yield an explanation for each row: its detectors' largest shares, the columns that matter
-    most, and the nearest training rows."""
+    """Yield each row's top detectors, most important columns and nearest training rows."""
     head = "explanation.detectors."
     shares = {
         name.removeprefix(head).removesuffix(".share"): array
@@ -134,7 +132,7 @@ def _explanations(client: Client, answer: Predictions, shown: int) -> Iterator[s
 
 def _unknown_categories(counts: Mapping[str, int]) -> str:
     columns = ", ".join(f"{name} in {n}" for name, n in counts.items())
-    return f"rows whose category is missing or unknown to the model: {columns}"
+    return f"rows with missing or unknown categories: {columns}"
 
 
 def acquire(client: Client, options: argparse.Namespace) -> None:
@@ -159,23 +157,23 @@ def _show_ranking(answer: Ranking, options: argparse.Namespace) -> None:
         return
     print(f"{answer.model} version {answer.version}, by {answer.acquisition}, seed {answer.seed}\n")
     print_table(list(columns), list(zip(*columns.values(), strict=True)))
-    left_out = f", {answer.excluded} left out since they are labelled" if answer.excluded else ""
-    print(f"\n{len(answer)} of {answer.pool_size} rows{left_out}")
+    excluded = f", {answer.excluded} labelled rows excluded" if answer.excluded else ""
+    print(f"\n{len(answer)} of {answer.pool_size} rows{excluded}")
     if answer.unknown_categories:
         print(_unknown_categories(answer.unknown_categories))
 
 
 def models(client: Client, options: argparse.Namespace) -> None:
-    listed = client.models()
+    models = client.models()
     if options.json:
-        print(json.dumps({"models": [model.raw for model in listed]}))
+        print(json.dumps({"models": [model.raw for model in models]}))
         return
     rows = [
         (m.name, m.serving or "none", len(m.versions), m.task or "", m.method or "", _targets(m))
-        for m in listed
+        for m in models
     ]
     print_table(("model", "serving", "versions", "task", "method", "predicts"), rows)
-    for model in listed:
+    for model in models:
         for version, reason in model.broken.items():
             print(f"{model.name} version {version} cannot be served: {reason}")
 
@@ -183,7 +181,7 @@ def models(client: Client, options: argparse.Namespace) -> None:
 def wait_or_cancel(
     client: Client, job: Job, wait: Callable[..., Result], progress: Progress
 ) -> Result:
-    """Wait for a job's result; an interrupt cancels the job."""
+    """Wait for a job's result, or cancel the job on `KeyboardInterrupt`."""
     try:
         return wait(job, on_progress=progress)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: the same calls, done by httpx."""
+"""Synchronous and asynchronous clients."""
 
 import asyncio
 import functools
@@ -26,7 +26,7 @@ RETRIES = 4
 
 try:
     AGENT = f"dubito-client/{version('dubito-client')}"
-except PackageNotFoundError:  # not installed, but found
+except PackageNotFoundError:  # imported from a source tree
     AGENT = "dubito-client"
 
 
@@ -36,17 +36,17 @@ class _Address:
     key: str | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Check both here: httpx's error would show a key with a line break."""
+        # httpx's error for a key with a line break would contain the key.
         try:
             is_url = httpx.URL(self.url).scheme in ("http", "https")
         except httpx.InvalidURL:
             is_url = False
         if not is_url:
-            raise InvalidInput("url", "one that begins with http:// or https://", repr(self.url))
+            raise InvalidInput("url", "an http:// or https:// URL", repr(self.url))
         if self.key is not None and not (
             self.key.isascii() and self.key.isprintable() and self.key.strip()
         ):
-            raise InvalidInput("key", "printable ASCII characters", "none, or others")
+            raise InvalidInput("key", "printable ASCII characters", "an invalid key")
 
     def arguments(self, request: Request) -> dict[str, Any]:
         headers = {"User-Agent": AGENT, **request.headers}
@@ -60,13 +60,13 @@ class _Address:
             "content": request.content,
             "data": request.form or None,
             "files": request.files or None,
-            "follow_redirects": False,  # a key is not for others
+            "follow_redirects": False,  # A redirect would send the key to another host.
             "timeout": httpx.Timeout(request.timeout_s, connect=min(CONNECT_S, request.timeout_s)),
         }
 
 
 class _Call(Generic[P, Result]):
-    """A call as a method of both clients: `Client` returns its result, `AsyncClient` awaits it."""
+    """A descriptor that turns an endpoint into a client method."""
 
     def __init__(self, steps: Callable[Concatenate[Limits, P], Steps[Result]]) -> None:
         self.steps = steps
@@ -128,7 +128,7 @@ class _Calls(Generic[Http]):
         self._is_own = http is None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._address.url!r})"  # without the key
+        return f"{type(self).__name__}({self._address.url!r})"
 
     def _open(self) -> Http:
         raise NotImplementedError
@@ -138,19 +138,17 @@ class _Calls(Generic[Http]):
 
 
 class Client(_Calls[httpx.Client]):
-    """A client of the service at a URL. Use it in a `with` block, or `close` it.
+    """Synchronous client. Use it as a context manager, or call `close`.
+
+    All methods may raise the errors in `dubito.errors`.
 
     Args:
-        url: of the service.
-        key: an API key, if the service requires one.
-        timeout_s: seconds that a request may wait for the service if the call has no
-            `deadline_s`.
-        retries: of each request, if they are safe: after a refusal with `Retry-After` or a failed
-            connection.
-        http: an httpx client to use, such as one with a proxy or certificates of your own. You
-            close it.
-
-    Every call may raise the errors of `dubito.errors`.
+        url: URL of the service.
+        key: API key, if the service requires one.
+        timeout_s: timeout of each request, in seconds, if the call has no `deadline_s`.
+        retries: maximum retries per request, after `Retry-After` or a failed connection.
+        http: an httpx client to use, for example with a proxy or custom certificates. The caller
+            must close it.
     """
 
     def _open(self) -> httpx.Client:
@@ -186,8 +184,9 @@ class Client(_Calls[httpx.Client]):
 
 
 class AsyncClient(_Calls[httpx.AsyncClient]):
-    """The same for asyncio: each call of `Client` as a coroutine. Use it in an `async with` block,
-    or `aclose` it. The arguments are those of `Client`; `http` is an `httpx.AsyncClient`.
+    """Asynchronous client. Use it as an async context manager, or call `aclose`.
+
+    It has the same arguments and methods as `Client`. `http` is an `httpx.AsyncClient`.
     """
 
     def _open(self) -> httpx.AsyncClient:

@@ -1,8 +1,8 @@
-"""The command `dubito`: its tree of subcommands, and the options of those that call a service.
+"""Argument parser of the `dubito` command.
 
-Other packages add their commands by entry points of the group `dubito.commands`, each a function
-that takes the subparsers of `dubito`. What a command does is imported when it runs, so that help
-and completion are fast: `dubito.actions` and `dubito.label_actions` have the client's.
+Other packages add commands with entry points in the group `dubito.commands`. Each entry point is a
+function that takes the subparsers of `dubito`. Commands are imported when they run, so that help
+and completion are fast.
 """
 
 import argparse
@@ -23,34 +23,35 @@ URL_VARIABLE = "DUBITO_CLIENT_URL"
 KEY_VARIABLE = "DUBITO_CLIENT_KEY"
 ABOUT = "A prediction service that knows when it doubts."
 ENVIRONMENT = (
-    f"{URL_VARIABLE} names the service to call if --url does not; {KEY_VARIABLE} holds an API key."
+    f"Set {URL_VARIABLE} to the service's URL, unless you use --url, and {KEY_VARIABLE} to an API "
+    "key."
 )
 FILES = (
-    "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each "
-    "a row; - reads one from standard input"
+    "npy, npz, Parquet, CSV (.csv, .tsv), zip or JSON (.json, .jsonl) file; images or texts, one "
+    "per row; - reads standard input"
 )
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-Options = Mapping[str, tuple[Callable[[str], object], str]]  # type and meaning
+Options = Mapping[str, tuple[Callable[[str], object], str]]  # type and help text
 
 DRAW_OPTIONS: Options = {
     "num_samples": (int, "posterior draws"),
-    "seed": (int, "replays the draws of that seed"),
+    "seed": (int, "seed of the draws"),
 }
 PREDICT_OPTIONS: Options = {
     **DRAW_OPTIONS,
     "fpr": (float, "false-positive rate of the flag"),
-    "fdr": (float, "in its place: false discovery rate of all flags together"),
-    "coverage": (float, "of prediction sets and intervals"),
-    "confidence": (float, "with which the coverage is kept"),
-    "risk": (float, "largest share of wrong labels among those not abstained from"),
+    "fdr": (float, "false discovery rate of all flags together, instead of --fpr"),
+    "coverage": (float, "coverage of prediction sets and intervals"),
+    "confidence": (float, "probability that the calibration achieves the coverage"),
+    "risk": (float, "maximum share of wrong labels among answered rows"),
 }
 ACQUIRE_OPTIONS: Options = {
     **DRAW_OPTIONS,
-    "acquisition": (str, "what to choose by: bald, batchbald, ... (default: by the task)"),
-    "race": (float, "chance at which a row may be left out, so that others take fewer draws"),
-    "beta": (float, "of power_bald: rows are taken by chance, weighted by BALD to this power"),
-    "control": (float, "share of the k rows that are set aside at random; needs --keep"),
+    "acquisition": (str, "ranking score: bald, batchbald, ... (default depends on the task)"),
+    "race": (float, "drop hopeless rows early, with this probability of dropping a top row"),
+    "beta": (float, "exponent of BALD in the sampling weights of power_bald"),
+    "control": (float, "share of the k rows that are selected at random; requires --keep"),
 }
 
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options) or 0)
-    except ModuleNotFoundError as error:  # an extra is not installed
+    except ModuleNotFoundError as error:  # An extra is not installed.
         print(f"dubito: {error}", file=sys.stderr)
         return 1
 
@@ -75,51 +76,51 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands that call a service, and `completion`."""
+    """Add the client's commands."""
     predict = add_call(commands, "predict", "dubito.actions:predict", "predict the rows of a file")
     add_rows(predict)
     _add_answer_options(predict)
     add_options(predict, PREDICT_OPTIONS)
-    help = "explain strange rows; of rows that go in requests"
+    help = "explain unusual rows; not available for jobs"
     predict.add_argument("--explain", action="store_true", help=help)
-    about = "rank the rows of a file: which labels would teach the model most"
+    about = "rank the rows of a file by how useful their labels would be"
     acquire = add_call(commands, "acquire", "dubito.actions:acquire", about)
     add_rows(acquire)
     add_acquire_options(acquire)
-    help = "have the service keep the rows, by their ids"
+    help = "store the selected rows on the service"
     acquire.add_argument("--keep", action="store_true", default=None, help=help)
     add_call(commands, "models", "dubito.actions:models", "list the models")
     _add_labels(_add_group(commands, "labels", "push, list, export and delete labels"))
     _add_jobs(_add_group(commands, "jobs", "list jobs, wait for them, cancel and delete them"))
-    about = "print a script that has bash, zsh or tcsh complete commands and options"
+    about = "print a shell completion script"
     completion = commands.add_parser("completion", help=about, description=about)
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
     completion.set_defaults(run=_print_completion)
 
 
 def add_call(commands: Commands, name: str, function: str, about: str) -> argparse.ArgumentParser:
-    """Add a command that calls `function(client, options)`, named as `module:function`."""
+    """Add a command that calls `function(client, options)`. Its format is `module:function`."""
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(call_service, function))
     url = os.environ.get(URL_VARIABLE) or URL
-    parser.add_argument("--url", default=url, help="of the service (%(default)s)")
+    parser.add_argument("--url", default=url, help="URL of the service (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
-    """Add the files of rows, and the model that they go to."""
+    """Add the arguments for input files and the model."""
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
-    add("--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias")
-    help = "have a job do it; `predict` does so with CSV, Parquet, npz and zip"
+    add("--model", metavar="NAME[:VERSION]", help="model, with an optional version or alias")
+    help = "run as a job; `predict` always does so for CSV, Parquet, npz and zip"
     add("--job", action="store_true", help=help)
-    help = "rows are numbers, as a model of columns encodes these"
+    help = "for tables: rows are already encoded as numbers"
     add("--encoded", action="store_true", default=None, help=help)
 
 
 def add_acquire_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-k", type=int, default=10, help="how many rows (%(default)s)")
+    parser.add_argument("-k", type=int, default=10, help="number of rows (%(default)s)")
     add_options(parser, ACQUIRE_OPTIONS)
 
 
@@ -129,9 +130,9 @@ def add_options(parser: argparse.ArgumentParser, options: Options) -> None:
 
 
 def _add_answer_options(parser: argparse.ArgumentParser) -> None:
-    help = "rows to show, at most (%(default)s)"
+    help = "maximum number of rows to show (%(default)s)"
     parser.add_argument("--rows", type=_count, default=20, help=help)
-    help = "write everything, as .csv, .npz or .parquet"
+    help = "write the results to a .csv, .npz or .parquet file"
     parser.add_argument("--out", type=Path, metavar="FILE", help=help)
 
 
@@ -147,18 +148,18 @@ def _add_group(commands: Commands, name: str, about: str) -> Commands:
 
 
 def _add_labels(commands: Commands) -> None:
-    about = "send labels: a CSV file with `id` and `label` (or `target`)"
+    about = "send labels from a CSV file with the columns `id` and `label` (or `target`)"
     push = add_call(commands, "push", "dubito.label_actions:push", about)
-    help = "or JSON lines with the same and, of a row that is not kept, its `input`; - reads CSV"
+    help = "CSV file, or JSON lines that may also have `input`; - reads CSV from standard input"
     push.add_argument("file", type=Path, metavar="FILE", help=help)
-    help = "labels may take the place of others"
+    help = "replace existing labels"
     push.add_argument("--replace", action="store_true", help=help)
     listed = add_call(commands, "list", "dubito.label_actions:show", "show the labels")
     about = "print the labels as CSV"
     exported = add_call(commands, "export", "dubito.label_actions:export", about)
     for parser in (listed, exported):
-        parser.add_argument("--annotator", metavar="KEY", help="only of the key of this name")
-    about = "delete labels; rows that were acquired wait for one again"
+        parser.add_argument("--annotator", metavar="KEY", help="only labels from this key")
+    about = "delete labels; acquired rows wait for a label again"
     deleted = add_call(commands, "delete", "dubito.label_actions:delete", about)
     deleted.add_argument("ids", nargs="+", metavar="ID")
     for parser in (push, listed, exported, deleted):
@@ -168,20 +169,20 @@ def _add_labels(commands: Commands) -> None:
 def _add_jobs(commands: Commands) -> None:
     add_call(commands, "list", "dubito.actions:list_jobs", "list the jobs of this key")
     for name, about in {
-        "status": "show how far jobs are",
+        "status": "show the progress of jobs",
         "cancel": "cancel jobs",
-        "delete": "delete jobs that are over, with their results",
+        "delete": "delete finished jobs and their results",
     }.items():
         parser = add_call(commands, name, f"dubito.actions:{name}_jobs", about)
-        parser.add_argument("ids", nargs="+", metavar="ID", help="of jobs")
-    about = "wait for a job's result, and show it"
+        parser.add_argument("ids", nargs="+", metavar="ID", help="job ids")
+    about = "wait for a job and show its result"
     result = add_call(commands, "result", "dubito.actions:show_result", about)
-    result.add_argument("id", metavar="ID", help="of a job")
+    result.add_argument("id", metavar="ID", help="job id")
     _add_answer_options(result)
 
 
 def call_service(function: str, options: argparse.Namespace) -> int:
-    """Call a function with a client; return 0, or 1 with a line on standard error."""
+    """Call `function(client, options)`, print errors, and return the exit status."""
     from dubito.client import Client
     from dubito.errors import DubitoError
 
@@ -189,7 +190,8 @@ def call_service(function: str, options: argparse.Namespace) -> int:
         with Client(options.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
             resolve_name(function)(client, options)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
+        # Prevent a second error when Python flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (DubitoError, OSError, UnicodeDecodeError, BadZipFile) as error:
         print(f"dubito: {error}", file=sys.stderr)
@@ -208,5 +210,5 @@ def _print_completion(options: argparse.Namespace) -> None:
 def _version() -> str:
     try:
         return version("dubito-client")
-    except PackageNotFoundError:  # on the path, but not installed
+    except PackageNotFoundError:  # imported from a source tree
         return ""

@@ -1,7 +1,4 @@
-"""The calls of both clients as steps: which requests to send, and what the answers mean.
-
-A call takes the limits of its client first.
-"""
+"""The service's endpoints, as generators of steps that both clients execute."""
 
 import json
 import re
@@ -37,16 +34,16 @@ from dubito.rows import (
     encode_rows,
     json_request,
     make_request,
-    plain,
     split_rows,
     texts,
+    to_json,
     with_deadline,
 )
 
 PART_ROWS = 1000
 MAX_LABELS = 10_000
 EXPLAINED_ROWS = 100  # per request with `explain`
-FIRST_POLL_S = 0.1  # for a job; each wait is 1.5 times the previous one
+FIRST_POLL_S = 0.1  # grows by a factor of 1.5
 LAST_POLL_S = 2.0
 
 Progress = Callable[[float], object]
@@ -61,19 +58,19 @@ def predict(
     on_progress: Progress | None = None,
     **options: Unpack[PredictOptions],
 ) -> Steps[Predictions]:
-    """Predict rows, with their uncertainty and flags for rows unlike the data.
+    """Predict rows with uncertainty, and flag unusual rows.
 
-    Many rows are sent in parts under the seed and version of the first answer, so all rows share
-    draws. With `fdr` they are sent in one request, because it decides all flags together;
-    `predict_job` takes more.
+    Large inputs are split into several requests. All requests use the same version and seed, so
+    all rows share draws. With `fdr` the rows are sent in one request, because the flags depend on
+    each other; use `predict_job` for larger inputs.
 
     Args:
         inputs: an array (N, ...) in the units of the training data; a DataFrame, or a list of
             objects keyed by column; a list of strings, of PIL images, or of files as `bytes` or
             paths.
-        deadline_s: seconds for the call with all parts, pauses and retries.
-        part_rows: rows of a part, by default 1000, or 100 with `explain`.
-        on_progress: called with the share of rows that are done.
+        deadline_s: time limit of the call in seconds, including pauses and retries.
+        part_rows: maximum rows per request; by default 1000, or 100 with `explain`.
+        on_progress: callback that receives the completed share, from 0 to 1.
         options: see `PredictOptions`.
     """
     limits, fields = limits.within(deadline_s), _options(options)
@@ -108,17 +105,16 @@ def acquire(
     deadline_s: float | None = None,
     **options: Unpack[AcquireOptions],
 ) -> Steps[Ranking]:
-    """Rank a pool in one request: the k rows with the most useful labels.
+    """Return the k rows of a pool whose labels would be most useful.
 
-    `acquire_job` takes more rows. A lost answer is requested again, except with `keep`: a second
-    request might set other rows aside.
+    Use `acquire_job` for larger pools. With `keep` the request is not retried if the connection
+    is lost, because a second request might select other rows.
 
     Args:
-        pool: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of
-            files.
-        k: how many rows to return.
-        pool_file: instead of `pool`, the name of a file in the operator's folder.
-        deadline_s: as for `predict`.
+        pool: rows, as for `predict`, or the path of an npy, npz, Parquet, CSV or zip file.
+        k: number of rows to return.
+        pool_file: name of a file in the operator's folder, instead of `pool`.
+        deadline_s: time limit of the call in seconds, including pauses and retries.
         options: see `AcquireOptions`.
     """
     fields = {"k": k, **_options({**options, "pool_file": pool_file})}
@@ -135,12 +131,11 @@ def predict_job(
     ids: Sequence[str] | None = None,
     **options: Unpack[PredictJobOptions],
 ) -> Steps[Job]:
-    """Start a job that predicts rows or a file; `predictions` waits for its result.
+    """Start a job that predicts rows or a file. Use `predictions` to wait for the result.
 
     Args:
-        inputs: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of
-            files.
-        inputs_file: instead, the name of a file in the operator's folder.
+        inputs: rows, as for `predict`, or the path of an npy, npz, Parquet, CSV or zip file.
+        inputs_file: name of a file in the operator's folder, instead of `inputs`.
         ids: a unique name for each row, which the result repeats.
         options: see `PredictJobOptions`.
     """
@@ -156,13 +151,16 @@ def acquire_job(
     pool_file: str | None = None,
     **options: Unpack[AcquireOptions],
 ) -> Steps[Job]:
-    """Start a job that ranks a pool, with the arguments of `acquire`; `ranking` waits for it."""
+    """Start a job that ranks a pool. Use `ranking` to wait for the result.
+
+    The arguments are the same as for `acquire`.
+    """
     fields = {"k": k, **_options({**options, "pool_file": pool_file})}
     return (yield from _begin(limits, _post("/acquire/jobs", "pool", pool, fields)))
 
 
 def jobs(limits: Limits) -> Steps[list[Job]]:
-    """List the jobs of this key, the latest first."""
+    """List the jobs of this API key, newest first."""
     return [record(Job, content) for content in (yield from _get(limits, "/jobs"))["jobs"]]
 
 
@@ -172,12 +170,12 @@ def job(limits: Limits, job: Job | str) -> Steps[Job]:
 
 
 def cancel(limits: Limits, job: Job | str) -> Steps[Job]:
-    """Cancel a job, unless it is over."""
+    """Cancel a job, unless it has ended."""
     return (yield from _send(Job, limits, Request("POST", f"{_path(job)}/cancel")))
 
 
 def delete(limits: Limits, job: Job | str) -> Steps[Job]:
-    """Delete a job that is over, with its result."""
+    """Delete a finished job and its result."""
     return (yield from _send(Job, limits, Request("DELETE", _path(job)), is_repeatable=False))
 
 
@@ -191,13 +189,13 @@ def wait(
     """Wait until a job is done, and return it.
 
     Args:
-        job: the job, or its id.
-        deadline_s: how long to wait; the job continues.
-        on_progress: called with the share that is done, from 0 to 1.
+        job: the job or its id.
+        deadline_s: maximum wait in seconds. The job continues after this time.
+        on_progress: callback that receives the completed share, from 0 to 1.
 
     Raises:
-        JobFailed: if it fails or is cancelled.
-        DeadlineExceeded: if it is not over in time.
+        JobFailed: if the job fails or is cancelled.
+        DeadlineExceeded: if the job is not done in time.
     """
     limits, poll_s = limits.within(deadline_s), FIRST_POLL_S
     while True:
@@ -211,7 +209,7 @@ def wait(
             raise JobFailed(current.id, f"job {current.id} is {current.state}{reason}")
         if limits.ends - time.monotonic() <= poll_s:
             raise DeadlineExceeded(
-                f"job {current.id} is {current.state}, and goes on: {current.progress:.0%} done"
+                f"job {current.id} is still {current.state}: {current.progress:.0%} done"
             )
         yield Pause(poll_s)
         poll_s = min(LAST_POLL_S, 1.5 * poll_s)
@@ -224,7 +222,7 @@ def predictions(
     deadline_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> Steps[Predictions]:
-    """Wait for a job of `predict_job`, given it or its id, and return its result; see `wait`."""
+    """Wait for a job started by `predict_job`, and return its result. See `wait`."""
     limits = limits.within(deadline_s)
     return read_predictions((yield from _result(limits, job, "predict", on_progress)))
 
@@ -236,7 +234,7 @@ def ranking(
     deadline_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> Steps[Ranking]:
-    """Wait for a job of `acquire_job`, given it or its id, and return its result; see `wait`."""
+    """Wait for a job started by `acquire_job`, and return its result. See `wait`."""
     limits = limits.within(deadline_s)
     return read_ranking(json.loads((yield from _result(limits, job, "acquire", on_progress))))
 
@@ -247,8 +245,10 @@ def models(limits: Limits) -> Steps[list[Model]]:
 
 
 def model(limits: Limits, name: str) -> Steps[Model]:
-    """Describe a model; `raw` also has its manifest, the drift of its rows and links to its
-    evaluation report."""
+    """Describe a model.
+
+    Its attribute `raw` also has the manifest, drift and links to the evaluation report.
+    """
     return record(Model, (yield from _get(limits, f"/models/{quote(name, safe='')}")))
 
 
@@ -261,28 +261,28 @@ def add_labels(
     replace: bool = False,
     encoded: bool = False,
 ) -> Steps[LabelsKept]:
-    """Send labels, or targets for regression, in one request. The service stores all or none.
+    """Send labels, or targets for regression. The service stores all of them or none.
 
-    Sending the same labels again changes nothing.
+    Labels that the service already has are ignored.
 
     Args:
-        labels: by the rows' ids: a class as a string, or a target as a number.
-        model: optional if the service has only one.
-        inputs: by the same ids, rows that the service has not stored.
-        replace: whether a label may replace another.
+        labels: mapping from row ids to classes or targets.
+        model: name of the model; optional if the service has only one.
+        inputs: mapping from row ids to rows, for rows that the service has not stored.
+        replace: whether to replace existing labels.
         encoded: for tables, whether rows are encoded numbers.
     """
     inputs = {} if inputs is None else inputs
     for field, values in (("labels", labels), ("inputs", inputs)):
         if not hasattr(values, "items"):
-            raise InvalidInput(field, "a mapping by the rows' ids", type(values).__name__)
+            raise InvalidInput(field, "a mapping keyed by row id", type(values).__name__)
     unknown = [name for name in inputs if name not in labels]
     if unknown:
-        raise InvalidInput("inputs", "rows of ids that have a label", f"one of {unknown[0]!r}")
+        raise InvalidInput("inputs", "ids that have a label", repr(unknown[0]))
     entries = []
     for name, value in labels.items():
         field = "label" if isinstance(value, str) else "target"
-        entry = {"id": encode_id(name, "labels"), field: plain(value, f"labels.{name}")}
+        entry = {"id": encode_id(name, "labels"), field: to_json(value, f"labels.{name}")}
         row = {"input": encode_row(inputs[name], f"inputs.{name}")} if name in inputs else {}
         entries.append({**entry, **row})
     content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
@@ -291,7 +291,7 @@ def add_labels(
 
 
 def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
-    """Return how many rows of a model were labelled, and how good it is on them."""
+    """Count a model's labelled rows, and return its quality on them."""
     content = yield from _get(limits, f"/models/{quote(model, safe='')}/labels")
     return record(LabelFigures, content)
 
@@ -299,11 +299,11 @@ def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
 def kept_labels(
     limits: Limits, model: str | None = None, *, annotator: str | None = None
 ) -> Steps[list[KeptLabel]]:
-    """List the labels of a model, the oldest first.
+    """List the labels of a model, oldest first.
 
     Args:
-        model: optional if the service has only one.
-        annotator: only labels from the key of this name.
+        model: name of the model; optional if the service has only one.
+        annotator: return only labels from the API key with this name.
     """
     fields = {"model": model, "annotator": annotator, "limit": MAX_LABELS, "after": 0}
     labels: list[KeptLabel] = []
@@ -317,7 +317,7 @@ def kept_labels(
 def delete_labels(
     limits: Limits, ids: Sequence[str], *, model: str | None = None
 ) -> Steps[LabelsDeleted]:
-    """Delete the labels of rows by id. Acquired rows wait for a label again."""
+    """Delete labels by row id. Acquired rows wait for a label again."""
     content = {**({} if model is None else {"model": model}), "ids": _strings(ids, "ids")}
     return (yield from _send(LabelsDeleted, limits, json_request("/labels/delete", content)))
 
@@ -364,13 +364,13 @@ def _post(
         media_type = MEDIA_TYPES.get(rows.suffix.lower())
         if media_type is None:
             expected = f"a file that ends in {', '.join(MEDIA_TYPES)}"
-            raise InvalidInput(field, expected, f"one in {rows.suffix!r}")
+            raise InvalidInput(field, expected, repr(rows.name))
         return body_request(path, rows.read_bytes(), media_type, options, {})
     return make_request(path, field, encode_rows(rows, field), options, {})
 
 
 def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
-    """Convert an error's row number within a part to the number in the file."""
+    """Convert row numbers within a part to row numbers in the complete input."""
 
     def shift(text: str) -> str:
         return re.sub(r"^inputs\.(\d+)", lambda row: f"inputs.{first + int(row[1])}", text)
@@ -382,7 +382,7 @@ def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out options that are None."""
+    """Drop options that are None."""
     fields = {name: v for name, v in options.items() if v is not None}
     for name in ("ids", "groups"):
         if name in fields:
@@ -393,6 +393,6 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _strings(values: Sequence[Any], name: str) -> list[str]:
     if isinstance(values, str):
         raise InvalidInput(name, "a list of strings", "a single string")
-    if name == "groups":  # A missing group is a group that the model does not know.
+    if name == "groups":  # The service treats missing groups as unknown groups.
         return [str(value) for value in values]
     return [encode_id(value, f"{name}.{n}") for n, value in enumerate(values)]

@@ -1,4 +1,4 @@
-"""Errors, all below `DubitoError`.
+"""Exception hierarchy.
 
 DubitoError
 ├── InvalidInput, DeadlineExceeded, NoAnswer, JobFailed, Absent
@@ -21,11 +21,11 @@ DETAIL = re.compile(
 
 
 class DubitoError(Exception):
-    """The base of all errors of the client.
+    """Base class of the client's exceptions.
 
     Attributes:
-        code: the service's code for the problem, "" without one.
-        errors: each invalid field (`field`, `detail`), up to ten.
+        code: the service's problem code, or "".
+        errors: up to ten invalid fields (`field`, `detail`).
     """
 
     code: str = ""
@@ -33,18 +33,18 @@ class DubitoError(Exception):
 
 
 class InvalidInput(DubitoError, ValueError):
-    """A field is invalid. The client may raise this before it sends anything.
+    """A field is invalid. The client may raise this before it sends a request.
 
     Attributes:
-        field: its dotted name, such as `inputs.3.age`; "" if the service named none.
-        expected: what it should be.
-        received: the value that was received.
+        field: dotted name, such as `inputs.3.age`, or "" if unknown.
+        expected: description of valid values.
+        received: the invalid value.
     """
 
     def __init__(
         self, field: str, expected: str, received: str, message: str | None = None
     ) -> None:
-        # as they are here, so that errors can be copied
+        # Exceptions are pickled by their `args`.
         super().__init__(field, expected, received, message)
         self.field = field
         self.expected = expected
@@ -56,14 +56,14 @@ class InvalidInput(DubitoError, ValueError):
 
 
 class AnswerError(DubitoError):
-    """The service answered with a problem.
+    """The service returned an error.
 
     Attributes:
-        status: the HTTP status.
+        status: HTTP status code.
         detail: the service's message.
-        field: the invalid field, "" if none is named.
-        request_id: the id in the service's log; "" if the application did not answer.
-        retry_after_s: seconds until a retry, if the answer has them.
+        field: the invalid field, or "".
+        request_id: request id in the service's log, or "".
+        retry_after_s: seconds from the `Retry-After` header, if any.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class AnswerError(DubitoError):
         self.detail = detail
         self.request_id = request_id
         self.retry_after_s = retry_after_s
-        named = DETAIL.fullmatch(detail)
-        self.field = "" if named is None else named["field"]
+        match = DETAIL.fullmatch(detail)
+        self.field = "" if match is None else match["field"]
 
     def __str__(self) -> str:
         return self.detail
@@ -86,7 +86,7 @@ class Unauthorized(AnswerError):
 
 
 class Forbidden(AnswerError):
-    """The key lacks a scope, which `detail` names."""
+    """The key lacks the required scope. See `detail`."""
 
 
 class NotFound(AnswerError):
@@ -94,7 +94,7 @@ class NotFound(AnswerError):
 
 
 class Conflict(AnswerError):
-    """A label contradicts an earlier one, or a job has no result yet."""
+    """A label contradicts an existing label, or a job is not done yet."""
 
 
 class TooLarge(AnswerError):
@@ -102,7 +102,7 @@ class TooLarge(AnswerError):
 
 
 class Overloaded(AnswerError):
-    """Too much work is waiting; try again after `retry_after_s`."""
+    """The service is overloaded. Retry after `retry_after_s`."""
 
 
 class ServerError(AnswerError):
@@ -110,26 +110,26 @@ class ServerError(AnswerError):
 
 
 class NotReady(ServerError):
-    """There is no model to predict with, or there are too many connections."""
+    """The service has not loaded a model, or it has too many connections."""
 
 
 class NoSpace(AnswerError):
-    """The service's disk is full. It stored nothing."""
+    """The service's disk is full."""
 
 
 class DeadlineExceeded(DubitoError):
-    """There was no answer in time. The service may still do the work."""
+    """The call timed out. The service may still do the work."""
 
 
 class NoAnswer(DubitoError):
-    """The connection failed before an answer. The service may have done the work."""
+    """The connection failed. The service may have done the work."""
 
 
 class JobFailed(DubitoError):
-    """A job failed or was cancelled. The message has the reason.
+    """A job failed or was cancelled.
 
     Attributes:
-        id: of the job.
+        id: id of the job.
     """
 
     def __init__(self, id: str, message: str) -> None:
@@ -142,7 +142,7 @@ class JobFailed(DubitoError):
 
 
 class Absent(DubitoError, AttributeError):
-    """The answer lacks a quantity. The message has the reason."""
+    """The answer lacks the requested quantity."""
 
 
 ERROR_BY_STATUS: Mapping[int, type[AnswerError]] = {
@@ -171,13 +171,9 @@ def _make_error(response: httpx.Response, detail: str, retry_after_s: float | No
     if status in TIMEOUT_STATUSES:
         return DeadlineExceeded(detail)
     if status == 422:
-        named = DETAIL.fullmatch(detail)
-        parts = (
-            ("", "", "")
-            if named is None
-            else (named["field"], named["expected"], named["received"])
-        )
-        return InvalidInput(*parts, message=detail)
+        match = DETAIL.fullmatch(detail)
+        field, expected, received = ("", "", "") if match is None else match.groups()
+        return InvalidInput(field, expected, received, detail)
     kind = ERROR_BY_STATUS.get(status, ServerError if status >= 500 else AnswerError)
     return kind(status, detail, response.headers.get("X-Request-ID", ""), retry_after_s)
 
@@ -191,6 +187,5 @@ def _problem(response: httpx.Response) -> dict[str, Any]:
 
 
 def _detail(response: httpx.Response, problem: dict[str, Any]) -> str:
-    """Return the detail of a problem, or the status of any other answer, such as a proxy's."""
     detail = problem.get("detail")
     return detail if isinstance(detail, str) and detail else f"HTTP status {response.status_code}"

@@ -1,4 +1,4 @@
-"""Read files of rows, and write files of answers."""
+"""Read input files and write results for the command line."""
 
 import contextlib
 import csv
@@ -24,23 +24,24 @@ OUT = (".csv", ".npz", ".parquet")
 
 @contextlib.contextmanager
 def open_files(files: list[Path]) -> Iterator[list[Path]]:
-    """Yield the files; for `-`, a file with the content of standard input and a fitting suffix."""
+    """Yield the files. For `-`, save standard input to a temporary file and guess its type."""
     if files != STDIN:
         yield files
         return
     content = sys.stdin.buffer.read()
     if not content:
-        raise DubitoError("standard input: expected rows, got nothing")
+        raise DubitoError("standard input is empty")
     with TemporaryDirectory(prefix="dubito-") as folder:
-        path = Path(folder) / f"stdin{_ending(content)}"
+        path = Path(folder) / f"stdin{_guess_suffix(content)}"
         path.write_bytes(content)
         yield [path]
 
 
-def _ending(content: bytes) -> str:
-    for mark, ending in ((b"\x93NUMPY", ".npy"), (b"PAR1", ".parquet")):
-        if content.startswith(mark):
-            return ending
+def _guess_suffix(content: bytes) -> str:
+    if content.startswith(b"\x93NUMPY"):
+        return ".npy"
+    if content.startswith(b"PAR1"):
+        return ".parquet"
     if content.startswith(b"PK"):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return ".npz" if all(n.endswith(".npy") for n in archive.namelist()) else ".zip"
@@ -70,7 +71,7 @@ def rows_in(files: Sequence[Path]) -> RowsLike:
             array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
             return array
         except (ValueError, EOFError):
-            raise DubitoError(f"{path}: expected an npy file of numbers, got another") from None
+            raise DubitoError(f"{path}: invalid npy file, or not numeric") from None
     try:
         text = path.read_text(encoding="utf-8-sig")
         if is_named(path, ".json"):
@@ -78,8 +79,8 @@ def rows_in(files: Sequence[Path]) -> RowsLike:
             return rows if isinstance(rows, list) else [rows]
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
-        expected = "JSON" if is_named(path, ".json") else "a JSON value on each line"
-        raise DubitoError(f"{path}: expected {expected}, got another: {error}") from None
+        kind = "JSON" if is_named(path, ".json") else "JSON lines"
+        raise DubitoError(f"{path}: invalid {kind}: {error}") from None
 
 
 def is_named(path: Path, *endings: str) -> bool:
@@ -91,9 +92,9 @@ def check_out(out: Path | None) -> None:
         expected = f"a name that ends in {', '.join(OUT)}"
         raise DubitoError(f"--out: expected {expected}, got {out.name}")
     if out is not None and out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise DubitoError("--out: Parquet needs pyarrow, which is not installed")
+        raise DubitoError("--out: Parquet requires pyarrow, which is not installed")
     if out is not None and not out.absolute().parent.is_dir():
-        raise DubitoError(f"--out: expected a file in a folder that is there, got {out}")
+        raise DubitoError(f"--out: expected a file in an existing folder, got {out}")
 
 
 def write(answer: Predictions, path: Path) -> None:
@@ -105,9 +106,12 @@ def write(answer: Predictions, path: Path) -> None:
         import pyarrow
         import pyarrow.parquet
 
-        of_all = {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
-        about = {f"dubito.{name}": json.dumps(value) for name, value in of_all.items()}
-        table = pyarrow.table(columns).replace_schema_metadata(about)
+        metadata = {
+            f"dubito.{name}": json.dumps(answer[name].tolist())
+            for name in GLOBAL_FIELDS
+            if name in answer
+        }
+        table = pyarrow.table(columns).replace_schema_metadata(metadata)
         pyarrow.parquet.write_table(table, path)
         return
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Run the commands `dubito labels ...`."""
+"""Command-line actions for labels."""
 
 import argparse
 import csv
@@ -15,7 +15,7 @@ from dubito.errors import DubitoError, InvalidInput
 from dubito.results import KeptLabel
 from dubito.terminal import print_table
 
-MAX_LABELS = 1000  # that are counts all or none
+MAX_LABELS = 1000  # per request
 
 
 def push(client: Client, options: argparse.Namespace) -> None:
@@ -33,29 +33,29 @@ def push(client: Client, options: argparse.Namespace) -> None:
         print(json.dumps({"model": model, **counts, "labels": total}))
     else:
         new, known, replaced = counts.values()
-        print(f"{model}: {new} new labels, {known} known, {replaced} replaced; {total} in all")
+        print(f"{model}: {new} new labels, {known} known, {replaced} replaced; {total} in total")
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield an entry for each line with a label: `id`, `value`, and `input` if there is one."""
-    seen = set()
+    """Yield `id`, `value` and possibly `input` for each line with a label."""
+    ids = set()
     for n, line in enumerate(_lines(path), start=1):
         values = {
             name: line[name] for name in ("label", "target") if line.get(name) not in ("", None)
         }
-        if not values:  # not labelled yet
+        if not values:
             continue
         name = line.get("id")
         if name in (None, "") or len(values) > 1:
             expected = "an `id`, and a `label` or a `target`"
-            raise InvalidInput(f"{path}: line {n}", expected, "others")
-        if name in seen:
-            raise InvalidInput(f"{path}: line {n}", "an id that is there once", repr(name))
-        seen.add(name)
+            raise InvalidInput(f"{path}: line {n}", expected, ", ".join(line))
+        if name in ids:
+            raise InvalidInput(f"{path}: line {n}", "a unique id", repr(name))
+        ids.add(name)
         value = _number(path, n, values["target"]) if "target" in values else str(values["label"])
         row = {"input": line["input"]} if line.get("input") is not None else {}
         yield {"id": str(name), "value": value, **row}
-    if not seen:
+    if not ids:
         raise InvalidInput(str(path), "lines with an `id` and a `label` or a `target`", "none")
 
 
@@ -67,7 +67,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         yield from (json.loads(line) for line in text.split("\n") if line.strip())
     except ValueError as error:
-        raise DubitoError(f"{path}: expected JSON on each line, got another: {error}") from None
+        raise DubitoError(f"{path}: invalid JSON lines: {error}") from None
 
 
 def _number(path: Path, n: int, value: Any) -> float:

@@ -1,13 +1,13 @@
-"""Options of requests. `docs/api.md` has the defaults of omitted options."""
+"""Request options. See `docs/api.md` for their defaults."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
-URL = "http://127.0.0.1:8000"  # default of the service
+URL = "http://127.0.0.1:8000"
 
 
 class _Common(TypedDict, total=False):
-    """Options of all requests with rows."""
+    """Options of every request with rows."""
 
     model: str
     """Name of a model; optional if the service has only one."""
@@ -33,20 +33,22 @@ class PredictJobOptions(_Common, total=False):
     coverage: float
     """Probability that a prediction set or interval contains the truth; .95 by default."""
     confidence: float
-    """Probability that this calibration achieves `coverage`; by default, it does on average."""
+    """Probability that the calibration achieves `coverage`. By default, the average coverage is
+    `coverage`."""
     risk: float
-    """Maximum share of wrong labels among answered rows; the other rows have `abstain` true."""
+    """Maximum share of wrong labels among answered rows. The other rows have `abstain=True`."""
     groups: Sequence[str]
-    """The group of each row, if the model is calibrated by group."""
+    """Group of each row, if the model is calibrated by group."""
 
 
 class PredictOptions(PredictJobOptions, total=False):
     """Options of `predict`."""
 
     return_samples: bool
-    """Whether to return each draw: `samples`, for regression `samples.mean` and `samples.std`."""
+    """Whether to return each draw as `samples`, or `samples.mean` and `samples.std` for
+    regression."""
     explain: bool
-    """Whether to explain each row: the arrays `explanation.*`."""
+    """Whether to explain each row in the arrays `explanation.*`."""
 
 
 Acquisition = Literal[
@@ -68,12 +70,12 @@ class AcquireOptions(_Common, total=False):
     """Options of `acquire` and `acquire_job`."""
 
     ids: Sequence[str]
-    """A unique name for each row; its index by default. Replaces the ids in a file."""
+    """Unique name of each row; its index by default. Replaces the ids in a file."""
     acquisition: Acquisition
     """Score of the ranking: `bald` by default, and `epistemic_variance` for regression."""
     race: float
-    """Drop hopeless rows early, to save draws. The value is the probability of dropping a row that
-    belongs to the best k."""
+    """Probability of dropping a row that belongs to the best k. A race drops hopeless rows early,
+    to save draws."""
     beta: float
     """For `power_bald`: the exponent of BALD in the sampling weights; 1 by default."""
     exclude_labelled: bool

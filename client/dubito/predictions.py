@@ -1,4 +1,4 @@
-"""Predictions: a frozen record of arrays by name."""
+"""Predictions and their quantities."""
 
 import io
 import zipfile
@@ -33,22 +33,22 @@ CLASSIFICATION_ARRAYS = (
 REGRESSION_ARRAYS = ("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval")
 ABSENCE_REASONS = {
     "abstain": "no `risk` applies: set one",
-    "bald_corrected": "it needs at least two draws: increase num_samples",
-    "epistemic_std": "it needs at least two draws: increase num_samples",
-    "median": "only models with a transformed target have it",
-    "category": "only models that are calibrated by class or group have it",
+    "bald_corrected": "requires at least two draws: increase num_samples",
+    "epistemic_std": "requires at least two draws: increase num_samples",
+    "median": "only available for models with a transformed target",
+    "category": "only available for models that are calibrated by class or group",
     "samples": "set return_samples=True; regression has `samples.mean` and `samples.std`",
-    "ids": "only jobs with ids have it, not `predict`",
-    "classes": "this version of the service does not send them",
+    "ids": "only available for jobs with ids",
+    "classes": "this version of the service does not return the classes",
 }
 
 
 @dataclass(frozen=True)
 class Detector:
-    """Results of a detector.
+    """Results of one detector.
 
     Attributes:
-        score: (N,), larger for rows that are more unlike the data.
+        score: (N,), larger for more unusual rows.
         p_value: (N,), conformal.
         fired: (N,) boolean, whether the p-value is `fpr` or less.
     """
@@ -59,7 +59,7 @@ class Detector:
 
 
 class Quantity:
-    """A descriptor that returns an array of the predictions by name."""
+    """A descriptor that returns an array by the attribute's name."""
 
     def __init__(self, description: str) -> None:
         self.__doc__ = description
@@ -85,7 +85,7 @@ class Predictions(Tabular):
     reason.
 
     Attributes:
-        arrays: all read-only arrays of the answer by name.
+        arrays: read-only arrays by name.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -94,17 +94,17 @@ class Predictions(Tabular):
         return len(self.arrays["flag"])
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array by its name, such as `detectors.residual.score`."""
+        """Return an array by name, for example `detectors.residual.score`."""
         if not isinstance(name, str):
             raise TypeError(
-                f"expected the name of an array, such as 'label', got {name!r}; rows are in "
-                "to_pandas()"
+                f"expected the name of an array, such as 'label', got {name!r}; use to_pandas() "
+                "to select rows"
             )
         if name not in self.arrays:
             raise Absent(f"{name}: {self._absence_reason(name)}")
         return self.arrays[name]
 
-    __iter__ = None  # It is ambiguous: some users expect names, others rows.
+    __iter__ = None  # Iteration over names or rows would be ambiguous.
 
     def __contains__(self, name: object) -> bool:
         return name in self.arrays
@@ -114,7 +114,7 @@ class Predictions(Tabular):
         return f"<Predictions of {len(self)} rows by {origin}: {int(self.flag.sum())} flagged>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A read-only view of the arrays cannot be sent to another process.
+        # A `MappingProxyType` cannot be pickled.
         return _freeze, (dict(self.arrays),)
 
     @property
@@ -128,56 +128,54 @@ class Predictions(Tabular):
 
     @property
     def seed(self) -> int:
-        """The seed of the draws that all rows share. It replays the answer for the same rows."""
+        """The seed of the draws, which all rows share."""
         return int(self.arrays["seed"])
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The C classes, in the order of `probabilities` and `prediction_set`."""
+        """The C classes, in the order of the columns of `probabilities`."""
         return tuple(self["classes"].tolist())
 
     @property
     def is_classification(self) -> bool:
-        """Whether the answer has probabilities of classes instead of means."""
+        """True if the model is a classifier."""
         return "probabilities" in self.arrays
 
     # All tasks
-    ids = Quantity("(N,) strings: the ids from the request of a job.")
-    num_samples = Quantity("(N,) integers: the draws that each row used.")
-    flag = Quantity("(N,) boolean: whether the row is unlike the data.")
-    p_value = Quantity("(N,): conformal p-value; small if the row is unlike the data.")
-    category = Quantity('(N,) strings: the category within which the row is ranked, "" if unknown.')
+    ids = Quantity("(N,) strings: the ids from the job's request.")
+    num_samples = Quantity("(N,) integers: the number of draws.")
+    flag = Quantity("(N,) boolean: whether the row is unusual.")
+    p_value = Quantity("(N,): conformal p-value; small for unusual rows.")
+    category = Quantity('(N,) strings: the calibration category, or "" if unknown.')
     samples = Quantity("(N, K, C): each draw's probabilities, with `return_samples`.")
 
     # Classification
     label = Quantity("(N,) strings: the most probable class.")
-    probabilities = Quantity("(N, C): the mean of the draws' probabilities.")
+    probabilities = Quantity("(N, C): the class probabilities, averaged over draws.")
     entropy = Quantity("(N,): the total uncertainty, from 0 to log C.")
-    expected_entropy = Quantity("(N,): the mean entropy of single draws.")
-    bald = Quantity("(N,): the disagreement of the draws, which more labels could reduce.")
-    bald_corrected = Quantity("(N,): `bald` without the bias of few draws.")
+    expected_entropy = Quantity("(N,): the mean entropy of the draws.")
+    bald = Quantity("(N,): mutual information between label and draw, in nats.")
+    bald_corrected = Quantity("(N,): `bald`, corrected for the bias of few draws.")
     mean_std = Quantity(
-        "(N,): standard deviation of a class's probability over draws, averaged over classes."
+        "(N,): the standard deviation of probabilities over draws, averaged over classes."
     )
-    variation_ratio = Quantity("(N,): 1 - the largest of the probabilities.")
-    prediction_set = Quantity(
-        "(N, C) boolean: the classes that the row may have. `sets` has their names."
-    )
-    abstain = Quantity("(N,) boolean: whether to leave the row unanswered.")
+    variation_ratio = Quantity("(N,): 1 - the largest probability.")
+    prediction_set = Quantity("(N, C) boolean: the classes in the prediction set. See `sets`.")
+    abstain = Quantity("(N,) boolean: whether to reject the row.")
 
     # Regression
     mean = Quantity("(N,): the predictive mean.")
     median = Quantity("(N,): the predictive median, if the target is transformed.")
-    std = Quantity("(N,): the predictive standard deviation, the total uncertainty.")
-    aleatoric_std = Quantity("(N,): the standard deviation from noise in the data.")
+    std = Quantity("(N,): the predictive standard deviation.")
+    aleatoric_std = Quantity("(N,): the standard deviation due to noise in the data.")
     epistemic_std = Quantity("(N,): the standard deviation between draws.")
     interval = Quantity(
-        "(N, 2): the lower and upper end; infinite if there are too few calibration rows."
+        "(N, 2): the prediction interval; infinite if there are too few calibration rows."
     )
 
     @property
     def detectors(self) -> Mapping[str, Detector]:
-        """Results of each detector by name."""
+        """Results by detector name."""
         names = [name.removesuffix(".score") for name in self.arrays if name.endswith(".score")]
         return {
             name.removeprefix("detectors."): Detector(
@@ -189,7 +187,7 @@ class Predictions(Tabular):
 
     @property
     def standard_error(self) -> Mapping[str, np.ndarray]:
-        """The Monte Carlo error of each score that has one, (N,) each, by the score's name."""
+        """Monte Carlo standard error (N,) by score name."""
         head = "standard_error."
         return {
             name.removeprefix(head): array
@@ -198,14 +196,14 @@ class Predictions(Tabular):
         }
 
     def sets(self) -> list[list[str]]:
-        """Return the names of the classes that each row may have."""
+        """Return the class names of each row's prediction set."""
         classes = np.array(self.classes)
         return [classes[inside].tolist() for inside in self.prediction_set]
 
     def table(self) -> dict[str, np.ndarray]:
-        """Return a column per number, such as `label`, `probabilities.cat` and `interval.low`.
+        """Return columns such as `label`, `probabilities.cat` and `interval.low`.
 
-        It excludes arrays with more than two dimensions, such as `samples`.
+        Arrays with more than two dimensions, such as `samples`, are excluded.
         """
         columns: dict[str, np.ndarray] = {}
         names = [name for name in self.arrays if name not in GLOBAL_FIELDS]
@@ -234,38 +232,37 @@ class Predictions(Tabular):
         if name in ABSENCE_REASONS:
             return ABSENCE_REASONS[name]
         if name.startswith("standard_error."):
-            return "it needs more draws"
+            return "requires more draws"
         return f"expected one of {sorted(self.arrays)}"
 
 
 def read_predictions(content: bytes) -> Predictions:
-    """Read the predictions of an npz answer.
+    """Read predictions from an npz file.
 
     Raises:
-        ServerError: if it is not an npz file.
+        ServerError: if the file is invalid.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return _freeze({name: arrays[name] for name in arrays.files})
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ServerError(
-            200, f"expected predictions in an npz file, got {len(content)} bytes of another"
+            200, f"the service returned an invalid npz file ({len(content)} bytes)"
         ) from error
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
-    """Join predictions of parts of the rows, made by one version under the same draws."""
+    """Concatenate predictions that share a version and draws."""
     if len(parts) == 1:
         return parts[0]
-    first, every = parts[0].arrays, [part.arrays for part in parts]
     arrays = {}
-    for name, array in first.items():
+    for name, array in parts[0].arrays.items():
         if name == "unknown_categories":
-            array = np.sum([part[name] for part in every], axis=0)
+            array = np.sum([part[name] for part in parts], axis=0)
         elif name not in GLOBAL_FIELDS:
-            if not all(name in part for part in every):
+            if not all(name in part for part in parts):
                 continue
-            array = np.concatenate([part[name] for part in every])
+            array = np.concatenate([part[name] for part in parts])
         arrays[name] = array
     return _freeze(arrays)
 

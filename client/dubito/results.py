@@ -1,4 +1,4 @@
-"""Frozen records of rankings, jobs, models and labels."""
+"""Records of rankings, jobs, models and labels."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ Record = TypeVar("Record")
 
 
 class Tabular:
-    """A result with a table, which converts to DataFrames."""
+    """Base class of results that convert to DataFrames."""
 
     def table(self) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
     def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
-        """Convert the table to a pandas DataFrame, with the index of another frame if passed."""
+        """Convert the table to a pandas DataFrame."""
         import pandas
 
         return pandas.DataFrame(self.table(), index=index)
@@ -34,13 +34,13 @@ class Tabular:
 
 @dataclass(frozen=True, eq=False)
 class Ranking(Tabular):
-    """Rows of a pool, the most useful to label first.
+    """The k selected rows of a pool, most useful first.
 
     Attributes:
-        model, version: the model that ranked them.
+        model, version: the model that ranked the rows.
         acquisition: the score of the ranking.
-        num_samples, seed: the draws that all rows share.
-        pool_size: rows of the pool.
+        num_samples, seed: number and seed of the draws.
+        pool_size: number of rows in the pool.
         excluded: number of excluded labelled rows; None if the service stores no labels.
         index: (k,) integers, positions in the pool.
         id: (k,) strings.
@@ -49,7 +49,7 @@ class Ranking(Tabular):
         race: the request's `race`, if any.
         beta: for `power_bald`, the exponent of BALD in the sampling weights.
         finalists: in a race, the number of rows that used all draws.
-        unknown_categories: by column, scored rows with a missing or unknown category.
+        unknown_categories: number of rows with a missing or unknown category, by column.
         priors: class shares that the scores assume, if they differ from the training data.
     """
 
@@ -74,7 +74,7 @@ class Ranking(Tabular):
         return len(self.index)
 
     def table(self) -> dict[str, np.ndarray]:
-        """Return the ranking's columns: `rank` from 1 on, `index`, `id`, `score` and `control`."""
+        """Return the columns `rank` (from 1), `index`, `id`, `score` and `control`."""
         columns = {name: getattr(self, name) for name in ("index", "id", "score", "control")}
         return {"rank": np.arange(1, len(self) + 1), **columns}
 
@@ -94,10 +94,10 @@ def read_ranking(content: Mapping[str, Any]) -> Ranking:
 
 @dataclass(frozen=True)
 class Job:
-    """The state of a job. Times are in UTC (RFC 3339); `progress` is between 0 and 1.
+    """State of a job. Times are in UTC (RFC 3339); `progress` is between 0 and 1.
 
     Attributes:
-        raw: the complete answer.
+        raw: the JSON response.
     """
 
     id: str
@@ -120,7 +120,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is done, failed or cancelled."""
+        """True if the job is done, failed or cancelled."""
         return self.state in ("done", "failed", "cancelled")
 
 
@@ -129,17 +129,19 @@ class Model:
     """A published model. If no version can be served, only its name and versions are set.
 
     Attributes:
-        name: its name in requests.
+        name: name of the model.
         serving: the version behind `latest`.
-        versions, aliases: all versions, and version by alias.
-        broken: versions that cannot be served, with the reason.
-        method, task: the method, and `classification` or `regression`.
-        input_shape: the shape of a row.
-        columns: `name` and `kind` of each column of a table; else empty.
-        classes: for classification.
+        versions: all versions.
+        aliases: version by alias.
+        broken: reason by version, for versions that cannot be served.
+        method: method of the posterior.
+        task: `classification` or `regression`.
+        input_shape: shape of a row.
+        columns: `name` and `kind` of each column, for tables.
+        classes: class names, for classification.
         target: name of the target, for regression.
         quality: metrics on test rows at publication.
-        raw: the complete answer; for `model(name)` with the manifest and drift.
+        raw: the JSON response. `model(name)` adds the manifest and drift.
     """
 
     name: str
@@ -161,7 +163,7 @@ class Model:
 
 @dataclass(frozen=True)
 class LabelsKept:
-    """Counts of new, known and replaced labels, and of all labels."""
+    """Numbers of new, known, replaced and stored labels."""
 
     model: str
     accepted: int
@@ -176,9 +178,10 @@ class KeptLabel:
 
     Attributes:
         id: id of the row.
-        label, target: a class, or a number for regression; None if it does not apply.
-        annotator: name of the API key that sent it, or None without keys.
-        time: in UTC (RFC 3339).
+        label: class; None for regression.
+        target: target value; None for classification.
+        annotator: name of the API key that sent the label, if any.
+        time: UTC time (RFC 3339).
         control: whether the row was selected at random to measure the model.
     """
 
@@ -192,7 +195,7 @@ class KeptLabel:
 
 @dataclass(frozen=True)
 class LabelsDeleted:
-    """Counts of deleted and remaining labels."""
+    """Numbers of deleted and remaining labels."""
 
     model: str
     deleted: int
@@ -204,7 +207,7 @@ class LabelFigures:
     """Counts of a model's acquired and labelled rows, and its quality on them.
 
     Attributes:
-        raw: the complete answer, including `live` (metrics by version) and `candidates`.
+        raw: the JSON response, including `live` (metrics by version) and `candidates`.
     """
 
     model: str
@@ -216,10 +219,7 @@ class LabelFigures:
 
 
 def record(kind: type[Record], content: Mapping[str, Any]) -> Record:
-    """Make a record from an answer, ignoring fields of newer services.
-
-    A field `raw` gets the complete answer.
-    """
+    """Create a record from a JSON response. Unknown fields are ignored."""
     names = {item.name for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values = {**content, "raw": content}
     return kind(**{name: value for name, value in values.items() if name in names})

@@ -1,7 +1,7 @@
-"""Requests and retries without input or output, shared by both clients.
+"""Retry logic without I/O, shared by both clients.
 
-A call is a generator of steps. It yields a `Request` and receives its `Outcome`, or yields a
-`Pause`. The clients only execute the steps.
+An endpoint is a generator of steps. It yields a `Request` and receives its `Outcome`, or yields a
+`Pause`. The clients execute the steps.
 """
 
 import email.utils
@@ -20,19 +20,19 @@ from dubito.errors import DeadlineExceeded, DubitoError, NoAnswer, ServerError, 
 
 FIRST_PAUSE_S = 0.5  # after a failed connection; doubles with each retry
 MAX_PAUSE_S = 8.0
-MAX_RETRY_AFTER_S = 120.0  # a longer one makes the call fail
+MAX_RETRY_AFTER_S = 120.0  # longer pauses are not retried
 MAX_DEADLINE_S = 86_400.0  # limit of the service
-MEDIA_TYPES = ("application/json", "application/x-npz")  # of successful answers
+MEDIA_TYPES = ("application/json", "application/x-npz")  # of successful responses
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 CUT_OFF = (httpx.NetworkError, httpx.RemoteProtocolError)  # the request may have arrived
 
-# A form's field, and a file's name, content and media type
+# Form field, and the file's name, content and media type
 File = tuple[str, tuple[str, bytes, str]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """An HTTP request. `timeout_s` limits each wait for the server."""
+    """An HTTP request."""
 
     method: str
     path: str
@@ -56,12 +56,12 @@ Steps = Generator[Request | Pause, Outcome, Result]
 
 @dataclass(frozen=True)
 class Limits:
-    """Time and retries of a call.
+    """Time and retry limits of a call.
 
     Attributes:
-        timeout_s: timeout of a request, if the call has no deadline.
-        retries: maximum per request.
-        ends: the call's deadline by `time.monotonic`; infinite without one.
+        timeout_s: timeout of each request, if the call has no deadline.
+        retries: maximum retries per request.
+        ends: deadline of the call (`time.monotonic`), or infinity.
     """
 
     timeout_s: float
@@ -69,7 +69,7 @@ class Limits:
     ends: float = math.inf
 
     def within(self, deadline_s: float | None) -> "Limits":
-        """Return limits with a deadline in `deadline_s` seconds."""
+        """Set a deadline in `deadline_s` seconds."""
         return self if deadline_s is None else replace(self, ends=time.monotonic() + deadline_s)
 
     @property
@@ -86,17 +86,14 @@ class Limits:
 def send(
     make: Callable[[float | None], Request], limits: Limits, is_repeatable: bool = True
 ) -> Steps[httpx.Response]:
-    """Send a request, retry it if that is safe, and return the successful answer.
-
-    A retry is safe after a refusal with `Retry-After` or a failure to connect. If `is_repeatable`,
-    it is also safe after a lost connection.
+    """Send a request, retry it if that is safe, and return the successful response.
 
     Args:
-        make: makes the request from the remaining seconds.
-        is_repeatable: whether sending it twice has the same effect as once.
+        make: function that creates the request from the remaining seconds.
+        is_repeatable: whether the request can be repeated after a lost connection.
 
     Raises:
-        DubitoError: if the answer is an error or missing.
+        DubitoError: if the service returns an error or does not respond.
     """
     for attempt in count():
         left = limits.left_s
@@ -115,18 +112,18 @@ def send(
 
 
 def _check_media_type(answer: httpx.Response) -> httpx.Response:
-    """Return an answer of the service; raise for other pages, such as a proxy's login form."""
+    # A proxy may return its login form with status 200.
     media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type in MEDIA_TYPES:
         return answer
-    message = f"expected an answer from Dubito, got {media_type or 'no media type'}"
+    message = f"expected a response from Dubito, got {media_type or 'no media type'}"
     raise ServerError(answer.status_code, message)
 
 
 def failure(
     outcome: httpx.Response | httpx.RequestError, attempt: int, is_repeatable: bool
 ) -> tuple[DubitoError, float | None]:
-    """Return the error, and the seconds until a retry or None."""
+    """Return the error and the pause before a retry; None if a retry is not safe."""
     if isinstance(outcome, httpx.Response):
         retry_after = retry_after_s(outcome)
         error = make_error(outcome, retry_after)
@@ -136,7 +133,7 @@ def failure(
             or retry_after > MAX_RETRY_AFTER_S
         ):
             return error, None
-        return error, retry_after * random.uniform(1.0, 1.25)  # spreads the clients
+        return error, retry_after * random.uniform(1.0, 1.25)
     if isinstance(outcome, NOT_SENT) or (is_repeatable and isinstance(outcome, CUT_OFF)):
         pause = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
         return NoAnswer(_describe(outcome)), pause
@@ -146,7 +143,7 @@ def failure(
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """Return the seconds until `Retry-After`, which may be a date; None without it."""
+    """Parse `Retry-After`, which has seconds or a date."""
     text = response.headers.get("Retry-After", "")
     if text.isascii() and text.isdigit():
         return float(text)
@@ -159,7 +156,7 @@ def retry_after_s(response: httpx.Response) -> float | None:
 
 
 def _describe(error: httpx.RequestError) -> str:
-    """Describe a connection error. Some httpx errors have an empty message."""
+    # Some httpx errors have an empty message.
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     try:
         url = error.request.url

@@ -1,4 +1,4 @@
-"""Tables, and a progress bar if rich is installed and standard error is a terminal."""
+"""Tables and progress bars."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ MAX_CELL_CHARACTERS = 40
 
 
 def format_cell(value: object) -> str:
-    """Return a value as a cell: four digits of a number, `yes` for a flag, printable text."""
+    """Format a value for a table cell."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else ""
     if isinstance(value, float | np.floating):
@@ -22,12 +22,12 @@ def format_cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters, which a terminal would obey."""
-    return "".join(mark if mark.isprintable() else "?" for mark in text)
+    """Replace control characters, which could change the terminal's state."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows below their heads, with numbers to the right."""
+    """Print a table, with numbers right-aligned."""
     cells = [[format_cell(value) for value in row] for row in rows]
     is_number = [
         all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(heads))
@@ -41,7 +41,10 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
-    """Yield a function that shows how much is done, from 0 to 1."""
+    """Show a progress bar if rich is installed and standard error is a terminal.
+
+    Yields a function that takes the completed share, from 0 to 1.
+    """
     if not (sys.stderr.isatty() and find_spec("rich")):
         yield lambda _: None
         return

@@ -184,10 +184,10 @@ def test_a_regression_is_answered_in_its_own_terms(client):
     assert answer.mean.shape == (3,)
     with pytest.raises(Absent, match=r"^label: rents is a regression model$"):
         _ = answer.label
-    with pytest.raises(Absent, match=r"^median: only models with a transformed target have it"):
+    with pytest.raises(Absent, match=r"^median: only available for"):
         _ = answer.median
     one = client.predict(pandas.DataFrame(PEOPLE), model="rents", num_samples=1)
-    with pytest.raises(Absent, match=r"^epistemic_std: it needs at least two draws"):
+    with pytest.raises(Absent, match=r"^epistemic_std: requires at least two draws"):
         _ = one.epistemic_std
     assert not hasattr(one, "epistemic_std")
 
@@ -212,7 +212,7 @@ def test_a_result_is_frozen_and_says_why_it_lacks_something(client, digits_rows)
         "mean": "digits is a classification model",
         "category": "calibrated by class or group",
         "samples": "return_samples=True",
-        "ids": "only jobs with ids",
+        "ids": "only available for jobs",
         "rubbish": "expected one of",
     }.items():
         with pytest.raises(Absent, match=why):
@@ -268,7 +268,7 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
     assert client.add_labels({"mine": "6"}, replace=True).replaced == 1
     again = client.acquire(digits_rows[:20], k=20, ids=ids, seed=2)
     assert again.excluded == 4
-    with pytest.raises(InvalidInput, match="inputs: expected rows of ids that have a label"):
+    with pytest.raises(InvalidInput, match="^inputs: "):
         client.add_labels({"a": "3"}, inputs={"b": digits_rows[0]})
     with pytest.raises(InvalidInput, match=r"^labels\.0\.target: expected no target"):
         client.add_labels({"a": 3.0})
@@ -279,9 +279,7 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
             client.acquire(digits_rows[:2], ids=["a", nothing])
         with pytest.raises(InvalidInput, match=r"^labels: expected a name, got none"):
             client.add_labels({nothing: "3"}, inputs={nothing: digits_rows[0]})
-    with pytest.raises(
-        InvalidInput, match=r"^labels: expected a mapping by the rows' ids, got list"
-    ):
+    with pytest.raises(InvalidInput, match=r"^labels: expected a mapping"):
         client.add_labels([("a", "3")])
 
 
@@ -387,12 +385,10 @@ def test_a_key_is_needed_and_is_never_shown(url, key):
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_url_or_key_that_cannot_be_sent_is_refused_at_once(kind):
     for wrong in ("127.0.0.1:8000", "ftp://x", "http://[::"):
-        with pytest.raises(InvalidInput, match=r"^url: expected one that begins with http"):
+        with pytest.raises(InvalidInput, match=r"^url: expected an http:// or https:// URL"):
             kind(wrong)
     for wrong in ("secret\n", "sécret", ""):
-        with pytest.raises(
-            InvalidInput, match=r"^key: expected printable ASCII characters, got none, or others$"
-        ):
+        with pytest.raises(InvalidInput, match=r"^key: expected printable ASCII"):
             kind(key=wrong)
 
 

@@ -47,7 +47,7 @@ def test_predictions_are_shown_as_a_table(run, url, key, digits_rows):
     ]
     assert (
         lines[-1]
-        == f"{answer.flag.sum()} of 25 rows flagged as unlike the data; 22 more rows (--rows, --out)"
+        == f"{answer.flag.sum()} of 25 rows flagged as unusual; 22 more rows (--rows, --out)"
     )
 
 
@@ -99,21 +99,21 @@ def test_rows_come_on_standard_input_and_answers_go_to_parquet(
         assert run("predict", "-", "--model", model)[0] == 0
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     _, _, err = run("predict", "-")
-    assert err == "dubito: standard input: expected rows, got nothing\n"
+    assert err == "dubito: standard input is empty\n"
 
 
 def test_what_made_rows_strange_is_said(run, tmp_path, digits_rows):
     np.save("rows.npy", np.stack([digits_rows[0], np.full(64, 16.0)]))
     _, out, _ = run("predict", "rows.npy", "--model", "digits", "--explain")
     *_, head, first, second = out.splitlines()
-    assert head == "what made rows strange:"
+    assert head == "explanations:"
     assert re.match(r"  0: \w+ \d+%, \w+ \d+%", first)
     assert second.startswith("  1: ")
     (tmp_path / "people.jsonl").write_text('{"age": 310, "city": "Rome"}\n')
     _, out, _ = run("predict", "people.jsonl", "--model", "people", "--explain")
     assert re.match(r"  0: \w+ \d+%", out.splitlines()[-1])
     status, _, err = run("predict", "rows.npy", "--explain", "--job")
-    assert (status, err.startswith("dubito: --explain: expected npy")) == (1, True)
+    assert (status, err.startswith("dubito: --explain: ")) == (1, True)
 
 
 def test_a_table_is_read_by_the_service(run, tmp_path):
@@ -126,14 +126,14 @@ def test_a_table_is_read_by_the_service(run, tmp_path):
     (tmp_path / "people.tsv").write_text("age\tcity\trent\n31\tRome\t700\n31\tAtlantis\t800\n")
     _, out, _ = run("predict", "people.tsv", "--model", "rents")
     assert out.splitlines()[-2:] == [
-        "columns that the model does not take: rent",
-        "rows whose category is missing or unknown to the model: city in 1",
+        "ignored columns: rent",
+        "rows with missing or unknown categories: city in 1",
     ]
     (tmp_path / "pool.csv").write_text("age,city\n31,Rome\n31,Atlantis\n")
     _, out, _ = run("acquire", "pool.csv", "--model", "rents")
     assert out.splitlines()[-2:] == [
         "2 of 2 rows",
-        "rows whose category is missing or unknown to the model: city in 1",
+        "rows with missing or unknown categories: city in 1",
     ]
 
 
@@ -184,7 +184,7 @@ def test_labels_are_sent_listed_exported_and_deleted(run, tmp_path):
     first, second = next(one["classes"] for one in classes if one["name"] == "people")[:2]
     (tmp_path / "labels.csv").write_text(f"id,label\nr0,{first}\nr1,{second}\nr2,\n")
     push = ("labels", "push", "labels.csv", "--model", "people")
-    assert run(*push)[1] == "people: 2 new labels, 0 known, 0 replaced; 2 in all\n"
+    assert run(*push)[1] == "people: 2 new labels, 0 known, 0 replaced; 2 in total\n"
     told = json.loads(run(*push, "--json")[1])
     assert told == {"model": "people", "accepted": 0, "known": 2, "replaced": 0, "labels": 2}
     row = {"id": "mine", "label": first, "input": {"age": 7, "city": "Oslo"}}
@@ -210,7 +210,7 @@ def test_labels_are_sent_listed_exported_and_deleted(run, tmp_path):
     (tmp_path / "latin.csv").write_bytes("id,label\nr0,Köln\n".encode("cp1252"))
     for name, says in (
         ("latin.csv", "dubito: 'utf-8' codec can't decode byte 0xf6 in position 13: invalid"),
-        ("twice.csv", "dubito: twice.csv: line 2: expected an id that is there once, got 'r0'\n"),
+        ("twice.csv", "dubito: twice.csv: line 2: expected a unique id, got 'r0'\n"),
         ("none.csv", "dubito: none.csv: expected lines with an `id` and a `label` or a `target`"),
     ):
         status, _, err = run("labels", "push", name, "--model", "people")
@@ -270,20 +270,12 @@ def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
     assert (status, out) == (1, "")
     assert re.fullmatch(r"dubito: inputs: expected .*, got shape \(2, 63\)\n", err)
     assert run("predict", "absent.npy")[0] == 1
-    for name, expected in (
-        ("npy", "an npy file of numbers"),
-        ("jsonl", "a JSON value on each line"),
-        ("json", "JSON"),
-    ):
-        Path(f"bad.{name}").write_text("{")
-        status, _, err = run("predict", f"bad.{name}")
-        assert status == 1
-        assert err.startswith(f"dubito: bad.{name}: expected {expected}, got another")
+    for suffix in ("npy", "jsonl", "json"):
+        Path(f"bad.{suffix}").write_text("{")
+        status, _, err = run("predict", f"bad.{suffix}")
+        assert (status, err.startswith(f"dubito: bad.{suffix}: invalid")) == (1, True)
     status, _, err = run("predict", "rows.npy", "--out", "nowhere/rows.csv")
-    assert (status, err) == (
-        1,
-        "dubito: --out: expected a file in a folder that is there, got nowhere/rows.csv\n",
-    )
+    assert (status, err.startswith("dubito: --out: ")) == (1, True)
     monkeypatch.setenv(KEY_VARIABLE, "wrong")
     status, out, err = run("models")
     assert (status, out, err.startswith("dubito: ")) == (1, "", True)

@@ -299,12 +299,12 @@ def test_options_that_are_none_are_left_out():
     [
         (
             {"Content-Type": "text/html; charset=utf-8"},
-            "expected an answer from Dubito, got text/html",
+            "expected a response from Dubito, got text/html",
         ),
-        ({}, "expected an answer from Dubito, got no media type"),
+        ({}, "expected a response from Dubito, got no media type"),
         (
             {"Content-Type": "application/x-npz"},
-            "expected predictions in an npz file, got 13 bytes of another",
+            "invalid npz file",
         ),
     ],
 )

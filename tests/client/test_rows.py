@@ -120,11 +120,9 @@ def test_images_and_files_are_files(tmp_path):
     assert found.content[1:] == [b"def", b"abc"]
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(found.content[0]))), np.asarray(image))
     assert encode_row(b"abc", "inputs.x") == "YWJj"
-    with pytest.raises(InvalidInput, match=r"inputs\.0: expected an image that PNG can hold"):
+    with pytest.raises(InvalidInput, match=r"inputs\.0: expected an image"):
         encode_rows([image.convert("CMYK")], "inputs")
-    with pytest.raises(
-        InvalidInput, match=r"inputs\.1: expected an image or a file, as the first row, got int"
-    ):
+    with pytest.raises(InvalidInput, match=r"inputs\.1: expected an image or a file, .*, got int"):
         encode_rows([image, 3], "inputs")
 
 
@@ -153,7 +151,7 @@ def test_what_is_no_rows_is_refused_by_the_field(rows):
 @pytest.mark.parametrize(
     ("rows", "received"),
     [
-        (np.ma.masked_array(NUMBERS, mask=[[0, 0], [1, 0]]), "one with some"),
+        (np.ma.masked_array(NUMBERS, mask=[[0, 0], [1, 0]]), "masked values"),
         (np.zeros((1, 2), dtype="datetime64[ns]"), "an array of datetime64"),
         (pandas.DataFrame([[1, 2]], columns=["age", "age"]), "more than one 'age'"),
         (pyarrow.table([[1], [2]], names=["age", "age"]), "more than one 'age'"),

@@ -111,6 +111,7 @@ def test_json_has_a_smaller_limit_than_arrays(client):
         assert answer.status == 422
 
 
+@pytest.mark.slow
 def test_connections_that_pipeline_and_never_read_hold_little(bounded):
     port, process = bounded
     before = pss_bytes(process.pid)
@@ -150,6 +151,7 @@ def test_answers_that_nobody_reads_count_and_the_oldest_go(bounded):
     is_well(port)
 
 
+@pytest.mark.slow
 def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
     body = (
         b'{"inputs": [' + b",".join([ROW] * 400) + b'], "num_samples": 100, "return_samples": true}'
@@ -172,6 +174,7 @@ def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
             assert read < 2 << 20
 
 
+@pytest.mark.slow
 def test_connections_are_bounded_and_those_who_keep_us_waiting_make_room(serve, digits_store):
     with serve(digits_store, DUBITO_MAX_CONNECTIONS="10") as (url, _), ExitStack() as stack:
         port = int(url.rpartition(":")[2])

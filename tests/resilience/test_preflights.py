@@ -57,6 +57,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.slow
 def test_an_endless_graph_stops_neither_the_start_nor_other_models_nor_the_end(
     serve, own_store, digits_store, graphs
 ):

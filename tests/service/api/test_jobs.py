@@ -335,6 +335,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
     wait_until(lambda: not job_processes(tmp_path / "state"))
 
 
+@pytest.mark.slow
 def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
     digits_store, pools, digits_rows, tmp_path
 ):
@@ -428,6 +429,7 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
         two.close()
 
 
+@pytest.mark.slow
 def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
     digits_store, digits_rows, tmp_path
 ):
@@ -461,6 +463,7 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         assert client.post("/predict/jobs", json=rows).status_code == 507
 
 
+@pytest.mark.slow
 def test_a_job_belongs_to_its_key_wherever_that_is_in_the_list(digits_store, pools, tmp_path):
     a, b, c = (f"key-{name}-0123456789" for name in "abc")
     settings = {"DUBITO_POOLS": str(pools), "DUBITO_STATE": str(tmp_path)}

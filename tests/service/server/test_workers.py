@@ -190,6 +190,7 @@ def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, 
         assert of_workers("dubito_loaded_version", "2") == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_look_at_the_store_that_one_worker_is_told_to_take_is_taken_by_all(
     serve, own_store, digits_store
 ):
@@ -216,6 +217,7 @@ def test_a_look_at_the_store_that_one_worker_is_told_to_take_is_taken_by_all(
         wait_until(lambda: loaded() == [1, 1])
 
 
+@pytest.mark.slow
 def test_workers_watch_for_drift_together(serve, digits_store, digits_rows):
     def of_workers(name):
         page = httpx.get(f"{url}/metrics", timeout=60).text

@@ -160,6 +160,7 @@ def test_every_answer_has_the_id(client):
         assert len(answer.headers["X-Request-ID"]) == 32
 
 
+@pytest.mark.slow
 def test_text_has_events_and_no_line_a_request(logged):
     lines = logged(lambda client: client.post("/predict", json={"inputs": [ROW]}))
     assert any("INFO dubito: serving model digits version 1" in line for line in lines)

@@ -170,6 +170,7 @@ def test_a_traceparent_that_is_none_begins_a_new_trace(traced):
     assert not any(span.parent_span_id for span in spans)
 
 
+@pytest.mark.slow
 def test_without_a_collector_requests_are_answered_and_the_service_ends(serve, digits_store):
     with serve(digits_store, DUBITO_OTLP_ENDPOINT="http://127.0.0.1:9") as (url, process):
         assert httpx.post(f"{url}/predict", json={"inputs": [ROW]}, timeout=60).status_code == 200

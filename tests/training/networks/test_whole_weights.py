@@ -94,6 +94,7 @@ def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_se
                 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 def test_rows_share_a_draw_set_only_where_draws_are_large_or_the_same_for_all(runtime):
     assert rows_per_draw_set(runtime, 200, 100) == MIN_SHARING_ROWS
