@@ -268,7 +268,7 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
     assert client.add_labels({"mine": "6"}, replace=True).replaced == 1
     again = client.acquire(digits_rows[:20], k=20, ids=ids, seed=2)
     assert again.excluded == 4
-    with pytest.raises(InvalidInput, match="^inputs: "):
+    with pytest.raises(InvalidInput, match=r"^inputs: "):
         client.add_labels({"a": "3"}, inputs={"b": digits_rows[0]})
     with pytest.raises(InvalidInput, match=r"^labels\.0\.target: expected no target"):
         client.add_labels({"a": 3.0})
