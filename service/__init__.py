@@ -1,3 +1,3 @@
-"""The online half: a FastAPI application that draws posterior samples for every request."""
+"""Prediction service with Bayesian uncertainty."""
 
 VERSION = "0.1.0"

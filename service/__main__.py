@@ -1,6 +1,5 @@
-"""`python -m service [--port N]`: serve. `python -m service COMMAND`: the other commands of
-`dubito` that the service brings. Settings are environment variables, `DUBITO_...`;
-docs/settings.md lists them."""
+"""Run the service with `python -m service [--port N]`, or another command with
+`python -m service COMMAND`. docs/settings.md lists the settings."""
 
 import argparse
 import sys
@@ -11,10 +10,10 @@ from service.server.supervisor import WorkerPlace
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, or run another command.
+    """Run the service or another command.
 
     Returns:
-        The exit code: 0 stopped, 2 a wrong setting, 3 it cannot start.
+        The exit code: 0 after a normal stop, 2 for an invalid setting, 3 if the start failed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == [WorkerPlace.OPTION]:

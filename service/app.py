@@ -1,4 +1,4 @@
-"""Assemble the application: routes and middleware."""
+"""The FastAPI application."""
 
 import gc
 from collections.abc import AsyncIterator, Callable
@@ -46,14 +46,13 @@ from service.telemetry.logs import request_log
 from service.telemetry.observe import Observe
 from service.telemetry.tracing import Tracing, create_tracing
 
-# The environment could turn FastAPI's own telemetry on, whose spans repeat queries.
+# FastAPI's telemetry, which environment variables could enable, would record query strings.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-FREQUENT = {"/predict", "/acquire"}  # POST routes that take the short path
+FREQUENT = {"/predict", "/acquire"}  # POST routes that bypass most of FastAPI
 DESCRIPTION = (
-    "Predictions of Bayesian neural networks, each with how uncertain it is and why, and a "
-    "calibrated flag for inputs\nunlike the data. Quantities of information are in nats. The "
-    "examples are rows of the models that are served; where\nthere are none, or the API needs a "
-    "key, of the digits model.\n"
+    "Predictions of Bayesian neural networks with their uncertainty, and a calibrated flag for "
+    "unusual inputs.\nEntropies and mutual information are in nats. The examples are rows of the "
+    "served models, or of the digits model\nif no model is served or the API needs a key.\n"
 )
 
 
@@ -63,12 +62,12 @@ def create_app(
     preflights: Path | None = None,
     spare: PreflightProcess | None = None,
 ) -> FastAPI:
-    """Create the application; it opens the model store when it starts.
+    """Create the application.
 
     Args:
-        backend: the state shared by the processes of the service.
-        preflights: folder with the shared outcomes of preflights.
-        spare: a process for the first preflight, started ahead.
+        backend: storage of the state that several processes share.
+        preflights: folder in which several processes share the outcomes of preflights.
+        spare: a running process for the first preflight.
     """
     if settings.preflight_timeout_s > 0:
         bound_memory(limits.PREFLIGHT_BYTES)
@@ -80,7 +79,7 @@ def create_app(
         version=VERSION,
         lifespan=_lifespan(context, tracing),
         redoc_url=None,
-        # A redirect would go to any host that the request names, and clients resend their keys.
+        # A redirect would use the request's Host header, and clients would resend their keys.
         redirect_slashes=False,
         telemetry=NO_TELEMETRY,
         responses=DEFAULT_ERRORS,
@@ -101,7 +100,7 @@ def _lifespan(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # This precedes preflights, which can take long.
+        # Preflights can take long, so SIGTERM must already work.
         end_with_notice(context.ending, settings.shutdown_grace_s)
         await context.threads.loads(context.watcher.start)
         context.key_ring.start()
@@ -109,7 +108,7 @@ def _lifespan(
         if runs_jobs:
             context.runner.start()
         gc.collect()
-        # Garbage collection blocks all threads, so permanent objects are excluded.
+        # Garbage collection blocks all threads, so exclude permanent objects.
         gc.freeze()
         with trim_memory():
             yield
@@ -133,11 +132,10 @@ def _lifespan(
 
 
 def _add_routes(app: FastAPI, context: Context) -> None:
-    """Add the routes, and the document that describes them. `app.state.routes` lists them."""
     parts = [predict, acquire, examples, pool_files, new_jobs, jobs, labels, models]
     if context.key_ring.keys.has_administration:
         parts.append(admin)
-    tolerant = [health.router, problems.router]  # these accept any query
+    tolerant = [health.router, problems.router]  # accept any query string
     integrations = installed_integrations().values()
     tolerant += [resolve_name(i.router) for i in integrations if i.router is not None]
     if context.settings.page:
@@ -151,12 +149,12 @@ def _add_routes(app: FastAPI, context: Context) -> None:
     routes = [route for router in routers for route in router.routes]
     app.state.routes = [route for route in routes if isinstance(route, APIRoute)]
     for route in app.state.routes:
-        needed_scope(route)  # fails if it declares none
+        needed_scope(route)  # raises if the route declares none
     app.openapi = OpenApiDocument(app, context, app.state.routes)  # type: ignore[method-assign]
 
 
 def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> None:
-    """Add the middleware, the innermost first."""
+    """Add the middleware, innermost first."""
     settings, ring = context.settings, context.key_ring
     hosts, origins = settings.parse_allowed_hosts(), settings.parse_allowed_origins()
     integrations = installed_integrations().values()

@@ -1,7 +1,6 @@
-"""The options of the commands of `python -m service`, which are also commands of `dubito`.
+"""Options of the commands that the service adds to `dubito`.
 
-A command's module is imported when the command runs, so that help and completion are fast. To add
-a command, add its options here and its function to another module.
+A command's module is imported when the command runs, so that help and completion are fast.
 """
 
 import argparse
@@ -45,14 +44,14 @@ def add_commands(commands: Commands) -> None:
 def add_command(
     commands: Commands, name: str, function: str, about: str
 ) -> argparse.ArgumentParser:
-    """Add a command that calls `function`, named as `module:function`, with its options."""
+    """Add a command that calls a function given as `module:function`."""
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(run, function))
     return parser
 
 
 def run(function: str, options: argparse.Namespace) -> int:
-    """Run a command; return its exit code, 2 if an option or a setting is wrong."""
+    """Run a command and return its exit code: 2 if an option or setting is invalid."""
     open_standard_files()
     try:
         return int(resolve_name(function)(options) or 0)

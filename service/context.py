@@ -1,4 +1,4 @@
-"""The objects that routes share: models, engine, admission, metrics and settings."""
+"""Application state that routes share."""
 
 import asyncio
 import threading
@@ -81,7 +81,7 @@ class Context:
         return generate_latest(self.metrics.registry)
 
     def served_versions(self) -> dict[str, str]:
-        """Return the served version of each model; none during shutdown."""
+        """Return the served version of each model, or an empty dictionary during shutdown."""
         if self.ending.is_set():
             return {}
         latest = {name: self.models.latest(name) for name in self.models.names()}
@@ -89,7 +89,7 @@ class Context:
 
     @property
     def state(self) -> Database:
-        """Jobs, acquired rows and labels. Use it from a worker thread, because it uses files.
+        """The database of jobs, acquired rows and labels. Opening it blocks.
 
         Raises:
             StateUnusable: if the folder is not set, or cannot be read or written.
@@ -102,16 +102,12 @@ class Context:
             return self._state
 
     def find_state(self) -> Database | None:
-        """Return the state if it exists; do not create it.
-
-        Raises:
-            StateUnusable: like `state`.
-        """
+        """Return the database, or None if it does not exist yet."""
         folder = self.settings.state
         return self.state if folder is None or has_state(folder) else None
 
     def find_labelled_ids(self, model: str, ids: list[str]) -> set[str]:
-        """Return the ids that have a label; do not create the state."""
+        """Return the ids that have a label."""
         return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def close_state(self) -> None:
@@ -121,7 +117,10 @@ class Context:
                 self._state = None
 
     def begin(self, request: Request, has_rows: bool = False) -> RequestContext:
-        """Create the context of a request. If it has rows, its length counts for admission.
+        """Create the context of a request.
+
+        Args:
+            has_rows: reject the request early if its body is too long for the queue.
 
         Raises:
             Overloaded: if too much work is queued.
@@ -131,12 +130,10 @@ class Context:
         return call
 
     async def find_model(self, call: RequestContext, envelope: ModelRequest) -> ServedModel:
-        """Return the model of a request, after its preflight and loading if needed.
-
-        This also sets the request's deadline.
+        """Set a request's deadline and return its model, loaded if necessary.
 
         Raises:
-            PastDeadline: if the preflight does not end by the deadline.
+            PastDeadline: if the preflight takes too long.
         """
         deadline_s = envelope.deadline_s or self.settings.deadline_s
         call.deadline = call.started + deadline_s

@@ -1,4 +1,4 @@
-"""Errors of requests. `model_store/errors.py` begins the tree, `service/api/problems.py` answers.
+"""Exceptions of the service. `service/api/problems.py` converts them to responses.
 
 DubitoError
 ├── RequestError
@@ -15,13 +15,13 @@ from model_store.errors import DubitoError, FieldError, StoreError
 
 
 class RequestError(DubitoError):
-    """A request that cannot be answered."""
+    """The service cannot answer a request."""
 
-    headers: Mapping[str, str] = {}  # of the answer
+    headers: Mapping[str, str] = {}  # of the response
 
 
 class Unauthorized(RequestError, FieldError):
-    """A valid key is needed."""
+    """The route needs a valid key."""
 
     status, code, remedy = 401, "unauthorized", "send one"
 
@@ -32,8 +32,8 @@ class Unauthorized(RequestError, FieldError):
 
 
 class Forbidden(RequestError, FieldError):
-    """The key lacks the scope that `detail` names, or another site's page sent the request (421: it
-    came by a name that `DUBITO_ALLOWED_HOSTS` does not have)."""
+    """The key lacks the scope in `detail`, or a web page of another origin sent the request (421:
+    the host name is not in `DUBITO_ALLOWED_HOSTS`)."""
 
     status, code, remedy = 403, "forbidden", "use a key with that scope"
 
@@ -43,9 +43,9 @@ class WrongHost(Forbidden):
 
 
 class MethodNotAllowed(RequestError, FieldError):
-    """The path takes another method."""
+    """The path does not support the method."""
 
-    status, code, remedy = 405, "method_not_allowed", "use one named in `Allow`"
+    status, code, remedy = 405, "method_not_allowed", "use a method listed in `Allow`"
 
     def __init__(self, allowed: str, method: str) -> None:
         super().__init__("method", allowed, method)
@@ -53,40 +53,40 @@ class MethodNotAllowed(RequestError, FieldError):
 
 
 class NotAcceptable(RequestError, FieldError):
-    """`Accept` names no media type that the answer could have."""
+    """The service cannot produce any media type in `Accept`."""
 
-    status, code, remedy = 406, "not_acceptable", "name `application/json`, or none"
+    status, code, remedy = 406, "not_acceptable", "accept `application/json`"
 
     def __init__(self, *media_types: str) -> None:
         super().__init__("Accept", " or ".join(media_types), "other media types")
 
 
 class InUse(RequestError, FieldError):
-    """A version that is served cannot be unloaded."""
+    """A served version cannot be unloaded."""
 
     status, code, remedy = 409, "in_use", "move the alias first"
 
 
 class NotDone(RequestError, FieldError):
-    """A job is not over, or the request cannot be carried out here."""
+    """The job has not finished, or the service cannot perform the request."""
 
     status, code, remedy = 409, "not_done", "see `detail`"
 
 
 class TooLarge(RequestError, FieldError):
-    """More than a limit allows."""
+    """The request exceeds a limit."""
 
-    status, code, remedy = 413, "too_large", "send less at once, or raise the limit"
+    status, code, remedy = 413, "too_large", "send less data per request, or raise the limit"
 
 
 class Unsupported(RequestError, FieldError):
-    """A media type or an encoding that the service does not read."""
+    """The service does not support the media type or encoding."""
 
     status, code, remedy = 415, "unsupported", "send JSON, npy or a form"
 
 
 class Overloaded(RequestError):
-    """Too much work is waiting, and the client has its share of it."""
+    """The queue is full, and the client has used its share of it."""
 
     status, code, remedy = 429, "overloaded", "try again after `Retry-After` seconds"
 
@@ -96,13 +96,13 @@ class Overloaded(RequestError):
 
 
 class NotReady(RequestError):
-    """There is nothing to predict with yet."""
+    """The service is not ready to predict."""
 
     status, code, remedy = 503, "not_ready", "publish a model, or wait"
 
 
 class TooLargeToLoad(StoreError):
-    """A version takes more memory than all models may."""
+    """The version needs more memory than `DUBITO_MAX_MODEL_BYTES`."""
 
     status, code, remedy = 503, "too_large_to_load", "raise the limit"
 
@@ -114,9 +114,9 @@ class TooLargeToLoad(StoreError):
 
 
 class PastDeadline(RequestError):
-    """No answer by the deadline."""
+    """The deadline passed before the answer was ready."""
 
-    status, code, remedy = 504, "past_deadline", "send less work, or a later deadline"
+    status, code, remedy = 504, "past_deadline", "send fewer rows, or a later deadline"
 
     def __init__(self) -> None:
         super().__init__("the request's deadline passed before the answer was ready")

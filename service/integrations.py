@@ -1,7 +1,7 @@
-"""Integrations with other protocols and programs, found by entry points.
+"""Plug-ins for other protocols and programs.
 
-Each entry point of the group `dubito.integrations` names an `Integration`; `integrations/` has
-ours. Modules are imported when they are needed, so that `dubito --help` is fast.
+Each entry point of the group `dubito.integrations` refers to an `Integration`. Modules are imported
+on demand, so that `dubito --help` is fast.
 """
 
 import argparse
@@ -18,17 +18,18 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 @dataclass(frozen=True)
 class Integration:
-    """The additions of a package to the service. Objects are named as `module:object`.
+    """Extensions of the service by a package.
 
     Attributes:
-        router: an `APIRouter`. Each route must declare its scope. If the protocol defines a form of
-            errors, register an `ErrorForm` of `service.api.problems`.
-        short_paths: paths of POST routes that are as frequent as `/predict`. They are called
-            directly, with the request and the parameters of the path.
-        health_paths: paths that are answered even if there are too many connections.
+        router: an `APIRouter`, as `module:object`. Each route must declare its scope. If the
+            protocol defines an error format, register an `ErrorForm` of `service.api.problems`.
+        short_paths: paths of POST routes that are as frequent as `/predict`. They bypass most of
+            FastAPI and receive the request and the path parameters.
+        health_paths: paths that remain available if there are too many connections.
         add_commands: adds commands to `dubito` and `python -m service`.
         variables: environment variables of the package, `DUBITO_...`.
-        run_shards: a function that computes the shards of `dubito score` and `rank` elsewhere.
+        run_shards: a function, as `module:object`, that processes the shards of `dubito score` and
+            `dubito rank`, for example on a cluster.
     """
 
     router: str | None = None

@@ -1,8 +1,8 @@
-"""The context of a request: client, deadline, memory, record, and cancellation of long work.
+"""The context of a request.
 
-Parsers and encoders call `RequestContext.pause` every few milliseconds. Short ones run on the event
-loop. Long ones run in `service.engine.threads`, where a pause lets other work run and cancels work
-whose client has disconnected.
+Parsers and encoders call `RequestContext.pause` every few milliseconds. On the event loop this does
+nothing. In the threads of `service.engine.threads`, it lets other work run, and cancels work whose
+client has disconnected.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ RECORD_KEY = "dubito.record"
 PREFIX_KEY = "dubito.prefix"  # removed from the path before routing
 MAX_PHASES = 32  # in a record; a pool is ranked in many parts
 QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
-PATIENCE_S = 0.05  # until disconnects are watched; most requests end sooner
+DISCONNECT_DELAY_S = 0.05  # before disconnects are detected; most requests end sooner
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Phase:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request's data for metrics, log and traces. Times are from `time.perf_counter`."""
+    """Data of a request for metrics, logs and traces. Times are from `time.perf_counter`."""
 
     request_id: str
     method: str
@@ -82,7 +82,7 @@ def get_record(scope: Scope) -> RequestRecord:
 
 
 def get_link_prefix(scope: Scope) -> str:
-    """Return the start of links: the proxy's prefix, and /v1 if the request has it."""
+    """Return the path prefix of links: the proxy's prefix, plus /v1 if the request used it."""
     return str(scope.get(PREFIX_KEY, ""))
 
 
@@ -95,13 +95,13 @@ NO_REQUEST = Request({"type": "http", "headers": []}, _never)
 
 @dataclass(eq=False, slots=True)
 class RequestContext:
-    """The context of a request, or of work without one, such as a job."""
+    """The context of a request, or of a job's computation."""
 
     reservation: Reservation = field(default_factory=lambda: Reservation(ByteBudget(1 << 62)))
     client: Hashable = None  # for fair shares
     deadline: float = math.inf  # from time.monotonic, like `started`
     started: float = 0.0
-    length: int = 0  # Content-Length, 0 if missing
+    length: int = 0  # Content-Length, or 0
     request: Request = NO_REQUEST
     record: RequestRecord = field(default_factory=lambda: RequestRecord("", "", 0.0))
     on_pause: Pause | None = None  # set by the thread that does the work
@@ -110,7 +110,7 @@ class RequestContext:
     def from_request(cls, request: Request, deadline_s: float) -> "RequestContext":
         scope, started = request.scope, time.monotonic()
         reservation: Reservation | None = scope.get(SCOPE_KEY)
-        if reservation is None:  # tests run without the server that limits memory
+        if reservation is None:  # another ASGI server, which does not limit memory
             reservation = Reservation(ByteBudget(1 << 62), address_client(scope.get("client")))
         if KEY_NAME in scope:
             reservation.assign(("key", scope[KEY_NAME]))
@@ -136,11 +136,7 @@ class RequestContext:
             self.on_pause()
 
     async def wait(self, future: "asyncio.Future[T]") -> T:
-        """Wait for a future, and cancel it if the client disconnects.
-
-        Raises:
-            ClientDisconnect: if the client disconnects first.
-        """
+        """Wait for a future. If the client disconnects, cancel it and raise ClientDisconnect."""
         loop = asyncio.get_running_loop()
         watchers: list[asyncio.Task[None]] = []
 
@@ -148,7 +144,7 @@ class RequestContext:
             watchers.append(loop.create_task(self._disconnect()))
             watchers[0].add_done_callback(lambda _: future.cancel())
 
-        timer = loop.call_later(PATIENCE_S, watch)
+        timer = loop.call_later(DISCONNECT_DELAY_S, watch)
         try:
             return await future
         except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Start the service: settings, the supervisor or one process, uvicorn."""
+"""Start the service."""
 
 import argparse
 import logging
@@ -27,10 +27,13 @@ logger = logging.getLogger("dubito")
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; return 0 after a stop, or 3 if the service cannot start.
+    """Serve until SIGTERM or SIGINT.
+
+    Returns:
+        The exit code: 0, or 3 if the service cannot start.
 
     Raises:
-        InvalidInput: if a setting is wrong.
+        InvalidInput: if a setting is invalid.
     """
     if options.port is not None:
         os.environ["DUBITO_PORT"] = str(options.port)
@@ -38,7 +41,7 @@ def serve(options: argparse.Namespace) -> int:
     check(settings)
     configure(settings)
     problem = cannot_listen(settings.host, settings.port)
-    if problem is not None:  # checked before models are loaded
+    if problem is not None:
         print(f"error: {problem}", file=sys.stderr)
         return 3
     if isinstance(settings.store, Path) and not settings.store.exists():
@@ -52,7 +55,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def serve_as_worker(arguments: list[str]) -> int:
-    """Serve as one of several worker processes, which the supervisor starts."""
+    """Run a worker process of the supervisor."""
     open_standard_files()
     place = WorkerPlace.from_arguments(arguments)
     try:
@@ -66,7 +69,7 @@ def serve_as_worker(arguments: list[str]) -> int:
 
 
 def check(settings: Settings, is_first: bool = True) -> None:
-    """Raise InvalidInput if the service could not start with these settings."""
+    """Raise InvalidInput if the service cannot start with these settings."""
     KeyRing(settings)
     check_tracing(settings)
     check_store(settings, is_first)
@@ -77,7 +80,7 @@ def check(settings: Settings, is_first: bool = True) -> None:
 def check_store(settings: Settings, is_first: bool) -> None:
     """Raise InvalidInput if the store is a file, or a bucket that denies access.
 
-    Only the first process reads the bucket. An unreachable bucket is accepted.
+    An unreachable bucket is accepted. Only the first process reads the bucket.
     """
     store = settings.store
     if isinstance(store, Path):
@@ -127,11 +130,11 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         timeout_graceful_shutdown=settings.shutdown_timeout_s,
-        # Longer than usual for proxies, so that they close idle connections first.
+        # Longer than the usual timeout of proxies, so that they close idle connections first.
         timeout_keep_alive=75,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # forwarded addresses are not used
+        proxy_headers=False,
         log_config=None,
     )
     server = uvicorn.Server(config)

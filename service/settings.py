@@ -1,7 +1,4 @@
-"""Settings that operators choose: environment variables `DUBITO_...`, read once at the start.
-
-`limits.py` has the limits that operators need not choose.
-"""
+"""Settings of the service, read from environment variables `DUBITO_...` at startup."""
 
 import os
 from collections.abc import Mapping
@@ -17,17 +14,17 @@ from model_store.processes import processors
 from service.integrations import integration_variables
 
 PREFIX = "DUBITO_"
-SECRETS = {"api_keys", "admin_key"}  # settings that are secrets themselves
-# Seconds until a thread releases the interpreter: arithmetic threads often wait for it.
+SECRETS = {"api_keys", "admin_key"}
+# Python's switch interval. A short one lets arithmetic threads get the interpreter lock sooner.
 SWITCH_S = 0.0005
 LOOPBACK = ("127.", "::1", "localhost")
-# These variables of `python -m training` and of the client have the same prefix.
+# Variables of `python -m training` and of the client, with the same prefix
 TRAINING_VARIABLES = {"DUBITO_DATA", "DUBITO_GRAPHS", "DUBITO_RUNS"}
 CLIENT_VARIABLES = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}
 
 
 class Settings(BaseSettings):
-    """Every setting of the service. `python -m service.api.reference` writes docs/settings.md."""
+    """Settings of the service. `python -m service.api.reference` writes docs/settings.md."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -45,11 +42,11 @@ class Settings(BaseSettings):
     """maximum size of the cache; unused versions without an alias are deleted first"""
 
     state: Path | None = Path("state")
-    """folder for jobs, their results, acquired rows and labels. Empty: no jobs and labels, for
-    several machines without a common folder"""
+    """folder for jobs, results, acquired rows and labels. Empty: no jobs and labels, for several
+    machines without a shared folder"""
 
     pools: Path | None = None
-    """folder of files that requests may name as `pool_file` or `inputs_file`"""
+    """folder of files that requests can use as `pool_file` or `inputs_file`"""
 
     verify_key_file: Path | None = None
     """PEM file with a public Ed25519 key; versions without its signature are not served"""
@@ -74,22 +71,22 @@ class Settings(BaseSettings):
     """path prefix of a proxy, such as `/dubito`, for links in answers; the proxy may strip it"""
 
     page: bool = True
-    """whether `GET /` shows the page for people"""
+    """whether `GET /` shows the web page"""
 
     api_keys: SecretStr | None = None
     """API keys, separated by commas; without keys the API is open"""
 
     admin_key: SecretStr | None = None
-    """key for administration; without one there is none"""
+    """key for administration; without it, the admin routes do not exist"""
 
     keys_file: Path | None = None
     """TOML file of keys with names, scopes and expiry dates, instead of the two settings above;
-    read again when it changes"""
+    reloaded when it changes"""
 
     # Models
 
     default_model: str | None = None
-    """model of requests that name none, if there are several"""
+    """model for requests without a `model`, if there are several"""
 
     poll_interval_s: float = Field(1.0, gt=0, le=86_400)
     """seconds between checks of the store for new versions and moved aliases"""
@@ -107,7 +104,7 @@ class Settings(BaseSettings):
     """worker processes, each with its own models and limits"""
 
     threads: int = Field(0, ge=0)
-    """threads for a model's arithmetic per process; 0: an equal share of the processors"""
+    """arithmetic threads per process; 0: an equal share of the processors"""
 
     # Requests
 
@@ -124,13 +121,13 @@ class Settings(BaseSettings):
     """maximum size of a request body; JSON has a fixed limit of 16 MiB"""
 
     memory_budget_bytes: int = Field(512 << 20, ge=1 << 20)
-    """maximum memory of each process for requests and unread answers; 429 beyond. One client alone
+    """maximum memory of each process for requests and unsent answers; 429 beyond. A single client
     gets up to three quarters"""
 
     max_connections: int = Field(1000, ge=1)
-    """maximum connections per process; an address gets up to three quarters. Beyond that the
-    connection that has been idle longest is closed, or the new one gets 503 except for health and
-    metrics"""
+    """maximum connections per process; an address gets up to three quarters. Beyond the limit, the
+    service closes the connection that has been idle longest. If none is idle, a new connection gets
+    503 except for health and metrics"""
 
     deadline_s: float = Field(60.0, gt=0, le=86_400)
     """seconds to receive a request (408 beyond) and to answer it (504 beyond)"""
@@ -142,10 +139,10 @@ class Settings(BaseSettings):
     but not run here"""
 
     max_jobs: int = Field(100, ge=1)
-    """maximum queued jobs; a client within its fair share may queue more"""
+    """maximum queued jobs; a client within its fair share can queue more"""
 
     max_job_bytes: int = Field(4 << 30, ge=1)
-    """maximum size of the job files of one key, or of all without keys; 507 beyond"""
+    """maximum size of the job files of one key, or of all clients without keys; 507 beyond"""
 
     job_retention_s: float = Field(604_800.0, gt=0)
     """seconds to keep a finished job and its result: a week"""
@@ -156,7 +153,7 @@ class Settings(BaseSettings):
     """seconds after SIGTERM to keep accepting connections while reporting not ready"""
 
     shutdown_timeout_s: int = Field(20, ge=1)
-    """seconds for open requests to finish after that"""
+    """seconds for open requests to finish after the grace period"""
 
     log: Literal["text", "json"] = "text"
     """log format: `text`, or `json` with one line per request"""
@@ -183,7 +180,7 @@ class Settings(BaseSettings):
         return value
 
     def parse_allowed_hosts(self) -> frozenset[str] | None:
-        """Return the allowed host names; None if all are allowed."""
+        """Return the allowed host names, or None if all are allowed."""
         if self.allowed_hosts is None:
             return frozenset() if self.host.startswith(LOOPBACK) else None
         names = frozenset(name.strip().lower() for name in self.allowed_hosts.split(","))
@@ -194,7 +191,7 @@ class Settings(BaseSettings):
         return frozenset(origin.strip().lower() for origin in origins if origin)
 
     def store_options(self) -> dict[str, Any]:
-        """Return the arguments with which another process can call `open_store`."""
+        """Return JSON arguments of `open_store` for another process."""
         key = self.verify_key_file
         return {
             "place": resolve_location(str(self.store)),
@@ -212,7 +209,7 @@ def read_settings() -> Settings:
     """Read the settings from the environment.
 
     Raises:
-        InvalidInput: if a variable is wrong or unknown.
+        InvalidInput: if a variable is invalid or unknown.
     """
     names = {PREFIX + name.upper() for name in Settings.model_fields}
     names |= TRAINING_VARIABLES | CLIENT_VARIABLES | integration_variables()
@@ -223,11 +220,11 @@ def read_settings() -> Settings:
 
 
 def build_settings(values: Mapping[str, Any], place: str = "") -> Settings:
-    """Build settings from values by name and, for the others, from the environment.
+    """Build settings from values, with defaults from the environment.
 
     Raises:
-        InvalidInput: if a setting is wrong or unknown. It names the setting after `place`, or the
-            environment variable if `place` is empty.
+        InvalidInput: if a setting is invalid or unknown. The error refers to the setting with the
+            prefix `place`, or to the environment variable if `place` is empty.
     """
     try:
         return Settings(**values)
@@ -239,6 +236,6 @@ def build_settings(values: Mapping[str, Any], place: str = "") -> Settings:
             expected = f"one of {sorted(Settings.model_fields)}"
             raise InvalidInput(field, expected, "an unknown name") from None
         expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-        # A URL may contain a password, which must not reach a log
+        # A URL may contain a password, which must not be logged.
         received = "a URL with a user" if "@" in str(first["input"]) else repr(first["input"])
         raise InvalidInput(field, expected, received) from None

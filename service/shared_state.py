@@ -1,7 +1,6 @@
-"""State that the processes of a service share: notices, metrics and evidence of drift.
+"""State shared by the processes of a service: notices, metrics and drift tests.
 
-The processes are workers of one supervisor, which use a folder, or replicas of a cluster
-(`integrations.ray.shared_state`).
+Workers of a supervisor share a folder. Replicas on Ray use `integrations.ray.shared_state`.
 """
 
 import fcntl
@@ -24,17 +23,17 @@ logger = logging.getLogger("dubito")
 
 NOTICES = "notices"
 
-Notice = list[str]  # an action and its arguments
+Notice = list[str]  # action and arguments
 
 
 class StateBackend(Evidence, Protocol):
-    """Storage of the shared state, including the evidence of drift.
+    """Storage of the shared state, including drift tests.
 
-    Calls can take as long as a file or a message, and raise OSError if the state is unreachable.
+    Calls block, and raise OSError if the state is unreachable.
 
     Attributes:
-        name: unique name of this process: the label `worker` of its metrics.
-        notices_s: seconds between looks for notices.
+        name: unique name of this process, the label `worker` of its metrics.
+        notices_s: seconds between polls for notices.
         metrics_s: seconds between updates of this process's metrics.
     """
 
@@ -43,24 +42,22 @@ class StateBackend(Evidence, Protocol):
     metrics_s: float
 
     def post(self, notice: Notice) -> None:
-        """Send a notice to all other running processes."""
+        """Send a notice to all other processes."""
 
     def new_notices(self) -> list[Notice]:
-        """Return others' notices since the last call, or since this process started."""
+        """Return the notices of other processes since the last call."""
 
     def put_metrics(self, page: bytes) -> None:
-        """Store this process's metrics in Prometheus' text format."""
+        """Store the metrics of this process in Prometheus text format."""
 
     def metrics(self) -> dict[str, bytes]:
-        """Return the latest metrics of each process, by its name."""
+        """Return the latest metrics of each process by name."""
 
 
 class FolderBackend:
-    """The shared state of a supervisor's workers, in a folder.
+    """Shared state in a folder.
 
-    Notices are lines of one file. Each worker's metrics are a file. The evidence about a version
-    is a file too, read and written under a lock, so a worker that is replaced takes none of it
-    along.
+    Notices are lines of one file. Each worker's metrics and each version's drift test have a file.
     """
 
     notices_s = 0.2
@@ -107,7 +104,7 @@ class FolderBackend:
 
     @contextmanager
     def _evidence(self, target: DriftTarget) -> Iterator[tuple[Drift, Path]]:
-        """Yield the evidence about a version and its file, under a lock."""
+        """Lock the drift test of a version, and yield it with its file."""
         digest = hashlib.blake2b(f"{target.name} {target.version} ".encode(), digest_size=16)
         digest.update(target.gaps.tobytes())  # a deleted version's number can be reused
         path = self.folder / f"{digest.hexdigest()}.drift"
@@ -125,10 +122,13 @@ class FolderBackend:
 
 
 class SharedState:
-    """The interface of a process to the shared state, which a thread updates.
+    """Exchange state with other processes in a thread.
 
-    A single process needs no backend. Notices trigger `actions`. `send_drift_rows` adds the
-    live rows of this process to the shared evidence.
+    Args:
+        backend: None if there is only one process.
+        actions: functions that notices call, by name.
+        local_metrics: returns the metrics of this process.
+        send_drift_rows: sends the live rows of this process to the shared drift tests.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class SharedState:
         self._local_metrics = local_metrics
         self._send_drift_rows = send_drift_rows
         self._next_metrics = 0.0
-        self._showing = threading.Lock()  # while metrics are created and stored
+        self._metrics_lock = threading.Lock()  # an older page must not replace a newer one
         self._is_reachable = True
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shared-state", daemon=True)
@@ -156,8 +156,7 @@ class SharedState:
         self._stopping.set()
 
     def post(self, action: str, *arguments: str) -> None:
-        """Trigger an action in all other processes. This writes a file."""
-        assert action in self._actions
+        """Trigger an action in all other processes."""
         if self.backend is not None:
             try:
                 self.backend.post([action, *arguments])
@@ -167,20 +166,19 @@ class SharedState:
     def metrics(self) -> bytes:
         """Return the metrics of all processes.
 
-        Counters never decrease from one scrape to the next, even if a balancer sends the scrapes to
-        different processes.
+        Counters never decrease between scrapes, even if a load balancer distributes them.
         """
         if self.backend is None:
             return self._local_metrics()
         try:
-            self._show_metrics(self.backend)
+            self._put_metrics(self.backend)
             pages = self.backend.metrics()
         except OSError:
             pages = {self.backend.name: self._local_metrics()}
         return merge_metrics(pages)
 
-    def _show_metrics(self, backend: StateBackend) -> None:
-        with self._showing:  # so that an older page cannot replace a newer one
+    def _put_metrics(self, backend: StateBackend) -> None:
+        with self._metrics_lock:
             backend.put_metrics(self._local_metrics())
 
     def _run(self) -> None:
@@ -204,7 +202,7 @@ class SharedState:
             self._act(notice)
         self._send_drift_rows()
         if time.monotonic() >= self._next_metrics:
-            self._show_metrics(backend)
+            self._put_metrics(backend)
             self._next_metrics = time.monotonic() + backend.metrics_s
 
     def _act(self, notice: Notice) -> None:
@@ -218,7 +216,7 @@ class SharedState:
 
 
 def merge_metrics(pages: dict[str, bytes]) -> bytes:
-    """Merge Prometheus pages into one; each sample gets its page's key as label `worker`."""
+    """Merge Prometheus pages, and add the label `worker` to each sample."""
     families: dict[str, list[str]] = {}
     for worker, page in sorted(pages.items()):
         samples: list[str] = []

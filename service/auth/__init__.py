@@ -1,1 +1,1 @@
-"""Who may do what: keys, their file and their scopes."""
+"""API keys and scopes."""

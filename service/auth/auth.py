@@ -1,7 +1,4 @@
-"""Authenticate requests by key. Routes declare the scope that they need (`scopes.py`).
-
-Without API keys, requests from pages of other origins are refused.
-"""
+"""Authentication middleware."""
 
 import re
 
@@ -20,8 +17,10 @@ _SAFE_HOST = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
 
 
 class AuthMiddleware:
-    """Records a request's key and scopes. If the API is open, pages of other origins get 403, and
-    requests with an unknown host name get 421."""
+    """Authenticate requests by API key.
+
+    If the API is open, reject cross-origin requests (403) and unknown host names (421).
+    """
 
     def __init__(
         self, app: ASGIApp, ring: KeyRing, hosts: frozenset[str] | None, origins: frozenset[str]
@@ -40,7 +39,7 @@ class AuthMiddleware:
         authenticate(scope, keys, _read_key(scope))
         try:
             if keys.api_is_open:
-                _check_page(scope, self.hosts, self.origins)
+                _check_origin(scope, self.hosts, self.origins)
         except RequestError as error:
             await error_response(scope, error)(scope, receive, send)
         else:
@@ -48,7 +47,7 @@ class AuthMiddleware:
 
 
 def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
-    """Record the key of a request and its scopes."""
+    """Store the name and scopes of a valid key in the request's ASGI scope."""
     key = keys.find(text) if keys.names and text else None
     if key is not None:
         get_record(scope).key = key.name
@@ -57,12 +56,15 @@ def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
             scope[SCOPES_KEY] |= key.scopes
 
 
-def _check_page(scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]) -> None:
-    """Raise Forbidden if a request may come from a page of an origin that is not allowed.
+def _check_origin(scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]) -> None:
+    """Reject requests that a web page of another origin sent.
 
-    Any page can make a browser send requests to this service. If the page uses a host name that
-    resolves to this machine (DNS rebinding), Host is a name with dots. Otherwise the page shows in
-    Origin or in Sec-Fetch-Site, which browsers send with TLS and on loopback.
+    After DNS rebinding, Host contains a domain name. Otherwise browsers identify the page by Origin
+    or, with TLS and on loopback, by Sec-Fetch-Site.
+
+    Raises:
+        WrongHost: if the host name is not allowed.
+        Forbidden: if the origin is not allowed.
     """
     headers = dict(scope["headers"])
     host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -84,7 +86,7 @@ def _check_page(scope: Scope, hosts: frozenset[str] | None, origins: frozenset[s
 
 
 def _read_key(scope: Scope) -> bytes:
-    """Return the key in X-API-Key, or the bearer token; empty without either."""
+    """Return X-API-Key or the bearer token, or b"" without either."""
     key = b""
     for name, value in scope["headers"]:
         if name == b"x-api-key":

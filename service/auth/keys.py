@@ -1,7 +1,6 @@
-"""API keys with their scopes and expiry.
+"""API keys with scopes and expiry dates.
 
-The settings have API keys, with all scopes except `admin`, and one admin key. Alternatively, a TOML
-file has an entry for each key:
+Keys are configured either by `DUBITO_API_KEYS` and `DUBITO_ADMIN_KEY`, or in a TOML file:
 
     [[keys]]
     name = "shop"
@@ -9,11 +8,11 @@ file has an entry for each key:
     scopes = ["predict", "acquire"]
     expires = 2027-03-01T00:00:00Z      # optional
 
-The service reads the file again when it changes. If it becomes invalid, the previous keys stay and
-the log has the reason.
+The service reloads the file when it changes. If the file becomes invalid, the service logs the
+error and keeps the previous keys.
 
-Only SHA-256 digests of keys are stored. The time to look up a digest does not depend on how much of
-a key is right. A fast hash is enough because keys are long and random, unlike passwords.
+Only SHA-256 digests are stored, which also makes lookups safe against timing attacks. A fast hash
+is sufficient because keys are long and random, unlike passwords.
 """
 
 import argparse
@@ -58,16 +57,14 @@ MAX_FILE_BYTES = 1 << 20
 NEW_KEY_PREFIX = "dubito_"  # recognised by scanners for secrets
 NEW_KEY_BYTES = 32
 
-# These paths are answered even if there are too many connections.
+# The service responds to these paths even if there are too many connections.
 HEALTH_PATHS = {"/health/live", "/health/ready", "/metrics"}
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key: its name in the log, its SHA-256, its scopes and its expiry."""
-
-    name: str
-    digest: bytes = field(repr=False)
+    name: str  # shown in the log
+    digest: bytes = field(repr=False)  # SHA-256
     scopes: frozenset[Scope]
     expires: datetime | None = None
 
@@ -77,7 +74,7 @@ class Key:
 
 
 class Keys:
-    """All keys by digest. Without API keys the API is open."""
+    """The keys of a service, indexed by digest."""
 
     def __init__(self, keys: Iterable[Key], api_is_open: bool, has_administration: bool) -> None:
         self.api_is_open = api_is_open
@@ -86,7 +83,7 @@ class Keys:
         self.names = [key.name for key in self._by_digest.values()]
 
     def find(self, key: bytes) -> Key | None:
-        """Return a key by its text; it may have expired."""
+        """Look up a key, which may have expired."""
         return self._by_digest.get(sha256(key).digest())
 
 
@@ -157,7 +154,7 @@ def parse_keys(text: str) -> Keys:
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        # The error's text may contain keys, so only the position is shown.
+        # The error message may contain keys, so only the position is shown.
         place = re.search(r"\((at [a-z0-9, ]+)\)$", str(error))
         received = f"invalid TOML, {place[1]}" if place else "invalid TOML"
         raise InvalidInput(FILE_VARIABLE, "a TOML file", received) from None
@@ -172,7 +169,7 @@ def parse_keys(text: str) -> Keys:
 
 
 def _describe(error: ValidationError) -> InvalidInput:
-    """Describe an error in the file without repeating its content."""
+    """Convert an error of the key file to one that does not contain keys."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = first["loc"]
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, expected ")
@@ -196,7 +193,7 @@ class KeyRing:
             self._text = read_key_file(FILE_VARIABLE, self._file)
             self.keys = parse_keys(self._text)
         self._interval_s = settings.poll_interval_s
-        self._problem: str | None = None  # the last that was logged
+        self._problem: str | None = None  # last logged error
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
 
@@ -214,7 +211,7 @@ class KeyRing:
             self.reload()
 
     def reload(self) -> None:
-        """Read the file's keys if they have changed. If it is invalid, the previous keys stay."""
+        """Reload the key file if it has changed, or keep the previous keys if it is invalid."""
         assert self._file is not None
         try:
             text = read_key_file(FILE_VARIABLE, self._file)
@@ -233,17 +230,17 @@ class KeyRing:
 def print_new_key(options: argparse.Namespace) -> None:
     """Print a new key on standard error and its entry on standard output."""
     key, entry = new_key(options.name, options.scopes, options.expires)
-    message = f"The key, which is shown only once and not stored:\n\n    {key}\n\nIts entry:\n"
+    message = f"New key (shown only once):\n\n    {key}\n\nEntry for the key file:\n"
     print(message, file=sys.stderr, flush=True)
     print(entry)
 
 
 def new_key(name: str, scopes: str, expires: str | None) -> tuple[str, str]:
-    """Create a key and its entry in the file, which has the key's SHA-256.
+    """Create a key and its entry for the key file.
 
     Args:
         scopes: names, separated by commas.
-        expires: days or hours until the key expires, such as `90d` or `12h`.
+        expires: lifetime in days or hours, such as `90d` or `12h`.
     """
     if not is_name(name):
         raise InvalidInput("NAME", f"a name matching {NAME_PATTERN}", repr(name[:80]))
@@ -258,11 +255,11 @@ def new_key(name: str, scopes: str, expires: str | None) -> tuple[str, str]:
         f"scopes = [{quoted}]",
     ]
     if expires is not None:
-        lines.append(f"expires = {datetime.now(UTC) + _span(expires):%Y-%m-%dT%H:%M:%SZ}")
+        lines.append(f"expires = {datetime.now(UTC) + _parse_duration(expires):%Y-%m-%dT%H:%M:%SZ}")
     return key, "\n".join(["[[keys]]", *lines, ""])
 
 
-def _span(text: str) -> timedelta:
+def _parse_duration(text: str) -> timedelta:
     match = re.fullmatch(r"([1-9][0-9]{0,4})([dh])", text)
     if match is None:
         raise InvalidInput("--expires", "days or hours, such as 90d or 12h", repr(text[:80]))

@@ -1,6 +1,6 @@
 """Scopes of keys and routes.
 
-Every route declares the scope that it needs with `dependencies=[needs("read")]`, or is open with
+Every route declares its scope with `dependencies=[needs("read")]`, or is public with
 `[OPEN_TO_ALL]`. The service does not start if a route declares neither.
 """
 
@@ -16,7 +16,7 @@ from service.server.shares import KEY_NAME
 
 Scope = Literal["read", "predict", "acquire", "label", "metrics", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-API_SCOPES: Final = frozenset(SCOPES) - {"admin"}  # of keys in DUBITO_API_KEYS
+API_SCOPES: Final = frozenset(SCOPES) - {"admin"}  # for keys in DUBITO_API_KEYS
 ADMIN_SCOPES: Final = frozenset[Scope]({"admin", "metrics"})
 
 # The middleware sets these keys of a request's ASGI scope.
@@ -27,10 +27,10 @@ REALM = 'Bearer realm="dubito"'
 
 
 def authorize(scope: AsgiScope, needed: Scope) -> None:
-    """Check that a request has the scope that its route needs.
+    """Check that a request's key has a scope.
 
     Raises:
-        Unauthorized: without a valid key. Only the log distinguishes unknown and expired keys.
+        Unauthorized: if there is no valid key. Only the log distinguishes unknown and expired keys.
         Forbidden: if the key lacks the scope.
     """
     if needed in scope[SCOPES_KEY]:
@@ -66,12 +66,12 @@ OPEN_TO_ALL: Any = Depends(_open_to_all)
 
 
 def needs(scope: Scope) -> Any:
-    """Declare that a route needs a key with this scope, if there are keys."""
+    """Declare the scope that a route needs if API keys are configured."""
     return Depends(_Needs(scope))
 
 
 def needed_scope(route: APIRoute) -> Scope | None:
-    """Return the scope that a route declares, None if it is open to all."""
+    """Return the scope that a route declares, or None if it is public."""
     for dependency in route.dependencies:
         if isinstance(dependency.dependency, _Needs):
             return dependency.dependency.scope
@@ -81,7 +81,7 @@ def needed_scope(route: APIRoute) -> Scope | None:
 
 
 def can_see_names(scope: AsgiScope) -> bool:
-    """Check if a request to an open route can see the names of models."""
+    """Return whether the response to a public route may contain model names."""
     return bool(scope[SCOPES_KEY])
 
 
@@ -90,5 +90,5 @@ def key_name(scope: AsgiScope) -> str | None:
 
 
 def get_owner(scope: AsgiScope) -> str:
-    """Return the digest of the request's key, which owns its jobs; "" without keys."""
+    """Return the digest of the request's API key, or "" if no keys are configured."""
     return str(scope.get(OWNER_KEY, ""))
