@@ -1,1 +1,1 @@
-"""Jobs of the service and computations on data sets."""
+"""Jobs, and scoring and ranking of data sets."""

@@ -1,6 +1,6 @@
-"""Fit a candidate as a job: run `python -m training candidate` in a separate process.
+"""Fit a candidate model in a job.
 
-The service never imports training. If training is not installed, these jobs are unavailable.
+The service runs `python -m training candidate`, because it never imports training.
 """
 
 import os
@@ -25,7 +25,7 @@ _EPOCH = re.compile(r"^epoch (\d+)/(\d+)", re.MULTILINE)
 
 
 class Cancelled(Exception):
-    """The job was cancelled, or its process must end."""
+    """The job was cancelled, or its process must stop."""
 
 
 def can_fit() -> bool:
@@ -37,14 +37,14 @@ def command(model: str) -> str:
 
 
 def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) -> str:
-    """Fit a candidate, and return the name of its log in the job's folder.
+    """Fit a candidate, and return the file name of its log.
 
     Args:
-        report: takes the epochs in total and done; returns False to cancel.
+        report: callback with the total and finished epochs. It returns False to cancel the fit.
 
     Raises:
         Cancelled: if `report` returns False.
-        DubitoError: with the last line of the log, if the fit failed.
+        DubitoError: if the fit failed.
     """
     state, place = folder.parent, folder / job.id
     with (place / LINES_FILE).open("wb") as lines:
@@ -72,7 +72,7 @@ def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) ->
 
 
 def last_lines(folder: Path) -> list[str]:
-    """Return the last lines of a fit's log, if any."""
+    """Return the last lines of a fit's log, or an empty list."""
     for path in (folder / LINES_FILE, folder / ANSWER_FILE):
         with suppress(FileNotFoundError):
             return path.read_text(errors="replace").splitlines()[-LAST_LINES:]

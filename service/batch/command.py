@@ -1,8 +1,7 @@
-"""`dubito score` and `dubito rank`, for data sets of Parquet files.
+"""The commands `dubito score` and `dubito rank`, for data sets of Parquet files.
 
-`score` predicts all rows like /predict, and `rank` ranks them like /acquire. The output has a part
-for each shard of the data set, and each part is written once. A killed job resumes when the command
-is repeated.
+Each shard of the data set is written to its own part. An interrupted command resumes after the
+finished parts when it is repeated.
 """
 
 import argparse
@@ -48,7 +47,7 @@ LOG_INTERVAL_S = 10.0  # between lines of other output
 
 
 class Loaded(NamedTuple):
-    """A model with the fields of `ServedModel` that request options need."""
+    """A model without the draws and drift test of `ServedModel`."""
 
     model: Model
     name: str
@@ -64,11 +63,11 @@ def rank(options: argparse.Namespace) -> int:
 
 
 def run(kind: Kind, options: argparse.Namespace, settings: Settings) -> int:
-    """Score or rank a data set, and return the exit code; 130 if interrupted.
+    """Score or rank a data set. Return the exit code: 0, or 130 if interrupted.
 
     Raises:
-        InvalidInput: for a wrong option, data set or output.
-        Stopped: if the job cannot continue; finished parts are kept.
+        InvalidInput: if an option, the data set or the output is invalid.
+        Stopped: if the work cannot continue. Finished parts are kept.
     """
     try:
         _run(kind, options, settings)
@@ -197,7 +196,7 @@ def _refuse_overlap(source: str, out: str) -> None:
 
 @contextmanager
 def _output(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the output's place, by default a temporary folder."""
+    """Yield the location of the output, by default a temporary folder."""
     if options.out is not None:
         yield options.out
     elif options.ray not in (None, "local"):
@@ -210,10 +209,10 @@ def _output(options: argparse.Namespace) -> Iterator[str]:
 def _work(
     plan: Plan, out: Files, worker_options: WorkerOptions, options: argparse.Namespace
 ) -> "Progress":
-    """Process the missing shards, and return the progress.
+    """Process the missing shards.
 
     Raises:
-        Stopped: for too many unreadable rows, or a worker's error.
+        Stopped: if too many rows are unreadable or a worker fails.
     """
     names = out.names()
     done = {shard.number for shard in plan.shards if plan.part(shard.number) in names}
@@ -271,7 +270,7 @@ def _print_summary(options: argparse.Namespace, plan: Plan, progress: "Progress"
 
 
 class Progress:
-    """Counts finished work, and prints a line on standard error at intervals."""
+    """Progress of the shards, printed on standard error at intervals."""
 
     def __init__(self, plan: Plan, done: set[int], rejected: int, quiet: bool) -> None:
         self._plan, self._quiet = plan, quiet

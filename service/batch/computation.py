@@ -1,6 +1,6 @@
-"""Computations on rows, shared by jobs of the service and data sets.
+"""Computations shared by jobs and data sets.
 
-All rows use the draws of the request's seed, so a row's result does not depend on other rows.
+All rows use the draws of the request's seed, so results do not depend on other rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ MAX_PIXELS = 1 << 62  # no limit per part, because each image has a limit
 
 @dataclass(frozen=True, kw_only=True)
 class ComputationRequest:
-    """Everything except the rows that determines the answers, so that settings may change."""
+    """A request without its rows."""
 
     model: str
     version: str
@@ -50,7 +50,7 @@ class ComputationRequest:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
-        """Restore a request from the JSON of `dataclasses.asdict`."""
+        """Restore a request from the result of `dataclasses.asdict`."""
         request: Self = TypeAdapter(cls).validate_python(content)
         return request
 
@@ -58,10 +58,10 @@ class ComputationRequest:
 def request_fields(
     envelope: AcquireRequest | PredictRequest, loaded: Any, num_samples: int
 ) -> dict[str, Any]:
-    """Check the options of /acquire or /predict, and return fields of a `ComputationRequest`.
+    """Convert the options of /acquire or /predict to fields of a `ComputationRequest`.
 
     Raises:
-        InvalidInput: for an option that the model does not support.
+        InvalidInput: if the model does not support an option.
     """
     if isinstance(envelope, AcquireRequest):
         return ranking_fields(envelope, loaded)
@@ -126,7 +126,7 @@ class Computation:
     def batches(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], num_samples: int | None = None
     ) -> Iterator[Float32[np.ndarray, "n I"]]:
-        """Divide parts into batches."""
+        """Split parts into batches."""
         size = self.batch_rows(num_samples)
         for x in parts:
             for start in range(0, len(x), size):
@@ -135,7 +135,11 @@ class Computation:
     def numbers(
         self, part: Part, spec: InputSpec, field: str, first: int
     ) -> Float32[np.ndarray, "n I"]:
-        """Convert a part of a file to numbers. The part limits the memory."""
+        """Convert a part of a file to numbers.
+
+        Args:
+            first: index of the part's first row.
+        """
         return rows_array(
             part, spec, field, MAX_PIXELS, RequestContext(), self.model.text_encoder, first
         )
@@ -146,7 +150,7 @@ class Computation:
         draws: DrawSet,
         groups: Int64[np.ndarray, "n"] | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Predict rows; return the arrays of the answer and which rows have finite scores."""
+        """Predict rows, and mark the rows with finite scores."""
         options = self.request.options
         assert options is not None
         prediction = self.model.prediction(*self.model.runtime.run_set(x, draws), options.priors)
@@ -160,12 +164,12 @@ class Computation:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the acquisition selects batches, which needs the copies among all rows."""
+        """True if the acquisition selects batches and must recognise repeated rows."""
         return self.request.acquisition in self.model.predictive.batch_acquisitions
 
     @property
     def is_grouped(self) -> bool:
-        """Whether the model is calibrated by group."""
+        """True if the model is calibrated by group."""
         return self.manifest.categories is not None and self.manifest.categories.kind == "group"
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
@@ -176,7 +180,6 @@ class Computation:
         return about
 
     def scores(self, x: Float32[np.ndarray, "n I"], draws: DrawSet) -> Float64[np.ndarray, "n"]:
-        """Score rows by the request's acquisition."""
         return pool_scores(self.model, x, draws, self.request.acquisition, self.request.priors)
 
     def candidates(
@@ -185,8 +188,8 @@ class Computation:
         """Compute the candidates of a joint score.
 
         Args:
-            parts: the rows, in ascending order of their positions.
-            rows: their positions, in the order of the result.
+            parts: the rows in order of their indices.
+            rows: indices of the rows, in the order of the result.
         """
         request, draws = self.request, self.draws()
         candidates = [

@@ -1,7 +1,7 @@
-"""Divide a data set of Parquet files into shards, and read the rows of a shard.
+"""Shards of a data set of Parquet files.
 
-The plan, that is, the request and the list of files, is first written to the output as `job.json`
-and never changes. A restart therefore repeats the same work, or reports the difference.
+The output folder stores the plan, that is the request and the files, as `job.json`. A repeated
+command must have the same plan.
 """
 
 import json
@@ -34,7 +34,7 @@ SOURCE, OUT = "source", "out"  # the options that errors name
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetRequest(ComputationRequest):
-    """Everything except the data that determines the output."""
+    """The request of `dubito score` or `dubito rank`."""
 
     kind: Kind
     manifest: str  # SHA-256 of the version's manifest
@@ -48,13 +48,13 @@ class DataSetRequest(ComputationRequest):
 
 @dataclass(frozen=True)
 class Shard:
-    """A run of rows of one file."""
+    """Consecutive rows of a file."""
 
     number: int
     file: int
     first: int  # in the file
     rows: int
-    place: int  # position of the first row in the data set
+    place: int  # index of the first row in the data set
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Plan:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Plan":
-        """Restore a plan from `to_bytes`.
+        """Restore a plan from the result of `to_bytes`.
 
         Raises:
-            InvalidInput: for other content.
+            InvalidInput: if the content is invalid.
         """
         try:
             read = json.loads(content)
@@ -112,8 +112,8 @@ def begin(
     """Read the plan of an output, or write a new one.
 
     Args:
-        is_seeded: whether the user set the seed; otherwise a restart uses the plan's seed.
-        check_rows: raises InvalidInput if the request cannot use that many rows.
+        is_seeded: False if a repeated command uses the seed of the plan.
+        check_rows: raises InvalidInput if the data set has too many rows.
 
     Raises:
         InvalidInput: if the output belongs to another job, or the model cannot read the data set.
@@ -144,10 +144,10 @@ def begin(
 def create_plan(
     source: Files, data_files: list[DataFile], request: DataSetRequest, spec: InputSpec
 ) -> Plan:
-    """Divide a data set into shards by the footers of its files.
+    """Split a data set into shards.
 
     Raises:
-        InvalidInput: for a file that is not Parquet, or whose columns differ from the first file.
+        InvalidInput: if a file is not Parquet, or its columns differ from the first file.
     """
     shards: list[list[int]] = []
     first: ParquetFile | None = None
@@ -170,12 +170,12 @@ def create_plan(
 
 
 def default_shard_rows(row_size: int, outputs: int) -> int:
-    """Return the rows per shard, so that rows and predictions need little memory."""
+    """Return the number of rows per shard, which limits the memory."""
     return max(1, min(MAX_SHARD_ROWS, MAX_SHARD_NUMBERS // row_size, MAX_SHARD_OUTPUTS // outputs))
 
 
 def row_runs(groups: list[int], max_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, rows) of runs: several row groups, or equal parts of a larger row group."""
+    """Merge small row groups and split large ones, and yield the (first row, size) of each run."""
     first = rows = 0
     for group in groups:
         if rows and rows + group > max_rows:
@@ -223,10 +223,7 @@ def _file_changes(old: tuple[DataFile, ...], new: tuple[DataFile, ...]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as numbers, with their positions in the data set and their ids.
-
-    Without ids, the positions serve as ids.
-    """
+    """Rows as numbers, with their indices in the data set and their ids."""
 
     places: Int64[np.ndarray, "n"]
     ids: list[str]
@@ -246,7 +243,7 @@ def reject_line(place: int, name: str | None, reason: str) -> bytes:
 
 
 class Reader:
-    """Reads shards. A file stays open until another file is read."""
+    """Reads the rows of shards, with one open file at a time."""
 
     def __init__(
         self, source: Files, files: tuple[DataFile, ...], computation: Computation
@@ -257,7 +254,11 @@ class Reader:
     def rows(
         self, shard: Shard, rejects: list[bytes], selects: Callable[[str], bool] | None = None
     ) -> Iterator[Rows]:
-        """Yield the rows of a shard whose ids are selected, in parts.
+        """Yield the rows of a shard in parts.
+
+        Args:
+            rejects: receives a line for each unreadable row.
+            selects: filters the rows by id.
 
         Raises:
             InvalidInput: if the file is damaged or has changed.
@@ -276,7 +277,7 @@ class Reader:
         self._open = None
 
     def _table(self, shard: Shard) -> ParquetFile:
-        """Open the shard's file, and load the bytes of its row groups."""
+        """Open the shard's file, and load its row groups."""
         data_files = self._files[shard.file]
         if self._open is None or self._open[0] != shard.file:
             self.close()
@@ -294,11 +295,11 @@ class Reader:
     def _read(
         self, table: ParquetFile, batch: Any, first: int, offset: int, rejects: list[bytes]
     ) -> Iterator[Rows]:
-        """Yield a batch's rows. Bisect an unreadable batch to isolate the unreadable rows.
+        """Yield the rows of a batch, which is bisected to isolate unreadable rows.
 
         Args:
-            first: position of its first row in the file.
-            offset: of the file's first row in the data set.
+            first: index of the batch's first row in the file.
+            offset: index of the file's first row in the data set.
         """
         n = batch.num_rows
         ids: list[str] | None = None

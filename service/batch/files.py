@@ -1,7 +1,6 @@
-"""The files of data sets and outputs, in a folder or a bucket.
+"""Files of data sets and outputs, in a folder or a bucket.
 
-Outputs are written atomically, once, and never change. A data set's file is read through a `Copy`,
-a local path with the required bytes. In a folder, it is the file itself.
+Each output file is written once, atomically.
 """
 
 import os
@@ -29,7 +28,7 @@ MAX_READ_BYTES = 1 << 30  # of an output read into memory
 
 
 class Stopped(DubitoError):
-    """The work on a data set cannot continue. Finished parts are kept."""
+    """The work on a data set cannot continue."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class DataFile:
 
     @property
     def partition_values(self) -> dict[str, str | None]:
-        """Columns that its folder names define, such as `date=2024-01-01`."""
+        """Columns defined by folder names such as `date=2024-01-01`."""
         pairs = (folder.partition("=") for folder in self.name.split("/")[:-1])
         values = {unquote(name): unquote(value) for name, mark, value in pairs if mark}
         return {name: None if value == NO_VALUE else value for name, value in values.items()}
@@ -51,13 +50,13 @@ class DataFile:
 
 
 class Copy:
-    """A local file at `path` that contains the bytes that `need` has loaded."""
+    """A local file with the loaded bytes of a data set's file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def need(self, first: int, end: int) -> None:
-        """Load bytes `first` to `end`. The footer is always loaded."""
+        """Load bytes `first` to `end`, in addition to the footer."""
 
     def close(self) -> None:
         """Release the file."""
@@ -69,14 +68,14 @@ def _is_data(name: str) -> bool:
 
 
 class LocalFiles:
-    """Files below a folder, or a single file. All methods may raise DubitoError."""
+    """Files below a folder, or a single file."""
 
     def __init__(self, root: Path, field: str) -> None:
         self.root = root
         self.field = field
 
     def data(self) -> list[DataFile]:
-        """List the data set's Parquet files by name, except names that start with . or _."""
+        """List the Parquet files, except hidden files (names with a leading . or _)."""
         if self.root.is_file():
             return [self._entry(self.root, self.root.name)]
         if not self.root.is_dir():
@@ -94,14 +93,14 @@ class LocalFiles:
         return DataFile(name, path.stat().st_size, file_stamp(path))
 
     def open(self, entry: DataFile) -> Copy:
-        """Open a file of the data set, or raise InvalidInput if it has changed."""
+        """Open a file. Raise InvalidInput if it has changed."""
         path = self.root if self.root.is_file() else self.root / entry.name
         if not path.is_file() or self._entry(path, entry.name) != entry:
             raise entry.change_error()
         return Copy(path)
 
     def check_output(self) -> None:
-        """Create the folder, or raise InvalidInput if it is not writable."""
+        """Create the folder. Raise InvalidInput if it is not writable."""
         try:
             make_folder(self.root)
         except OSError as error:
@@ -121,12 +120,10 @@ class LocalFiles:
             return None
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file unless it exists, and return whether it was written.
-
-        A synced draft is linked to the name, because linking fails if the file exists.
-        """
+        """Write a file atomically. Return False if it exists."""
         target = self.root / name
         draft = target.parent / f"{DRAFT}{uuid.uuid4().hex}"
+        # Unlike renaming, linking fails if the file exists.
         try:
             make_folder(target.parent)
             write_synced(draft, content)
@@ -143,13 +140,13 @@ class LocalFiles:
         return True
 
     def clear(self) -> None:
-        """Remove the drafts of killed writers after the work is complete."""
+        """Remove the drafts of killed processes."""
         for draft in self.root.rglob(f"{DRAFT}*"):
             draft.unlink(missing_ok=True)
 
 
 class BucketFiles:
-    """Objects below a bucket's URL, or a single object, with the methods of `LocalFiles`."""
+    """Objects below a bucket's URL, or a single object."""
 
     def __init__(self, url: str, field: str) -> None:
         self.url = url.rstrip("/")
@@ -158,7 +155,7 @@ class BucketFiles:
 
     @cached_property
     def _read(self) -> tuple[Objects, str | None]:
-        """The bucket folder of the data, and the object's name if the URL is one object."""
+        """The bucket folder, and the object's name if the URL refers to a single object."""
         parent, _, name = self.url.rpartition("/")
         if not name.endswith(ENDING) or parent.endswith("/") or self.objects.entries():
             return self.objects, None
@@ -177,9 +174,9 @@ class BucketFiles:
         return _BucketCopy(self._read[0], entry)
 
     def check_output(self) -> None:
-        """Check that the server refuses to create an object twice."""
+        """Raise InvalidInput unless the server supports conditional writes."""
         path = f"{PROBE}{uuid.uuid4().hex}"
-        self.objects.entries(path)  # fails without a bucket, whereas a write might create it
+        self.objects.entries(path)  # raises if the bucket is missing; a write might create it
         try:
             created, again = self.objects.create(path, b"1"), self.objects.create(path, b"2")
         finally:
@@ -199,11 +196,11 @@ class BucketFiles:
         return self.objects.create(name, content)
 
     def clear(self) -> None:
-        """Do nothing, because writes of objects are atomic."""
+        """Do nothing. Buckets have no drafts."""
 
 
 class _BucketCopy(Copy):
-    """An unnamed sparse file with the footer and the bytes of the last `need`."""
+    """A sparse temporary file with the footer and the bytes that `need` loaded last."""
 
     def __init__(self, objects: Objects, entry: DataFile) -> None:
         self._objects, self._entry = objects, entry
@@ -255,9 +252,12 @@ Files = LocalFiles | BucketFiles
 
 
 def open_files(place: str, field: str) -> Files:
-    """Open a folder or a bucket's URL; errors name the option `field`.
+    """Open a folder or a bucket's URL.
+
+    Args:
+        field: the option in error messages.
 
     Raises:
-        InvalidInput: for a URL of another kind, or without the extra `bucket`.
+        InvalidInput: if the URL is invalid, or the extra `bucket` is not installed.
     """
     return BucketFiles(place, field) if is_url(place) else LocalFiles(Path(place), field)

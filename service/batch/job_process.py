@@ -1,8 +1,7 @@
-"""The process of one job: `python -m service.batch.job_process`, started by `service.batch.runner`.
+"""The process of a job, started by `service.batch.runner`.
 
-It has the lowest priority, so that requests keep their latency, and ends with its parent. Results
-are written to disk and synced regularly. A restarted job resumes after the last synced row and
-produces the same bytes.
+It runs at the lowest priority and ends with its parent. Results are synced to disk regularly, and a
+restarted job resumes after the last synced row.
 """
 
 import json
@@ -66,7 +65,7 @@ from service.batch.output import (
 from service.engine.pool_ranking import acquired_rows, control_predictions, control_rows
 
 OVER = 0  # exit code: the job has ended
-PUT_BACK = 3  # exit code: the job must be queued again
+PUT_BACK = 3  # exit code: queue the job again
 SYNC_S = 2.0  # between syncs
 TABLE_ROWS = 1 << 16  # per Parquet row group
 MAX_ACTIVE_PARTS = 3
@@ -84,30 +83,27 @@ RowParts = Iterator[Float32[np.ndarray, "n I"]]
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(ComputationRequest):
-    """A job's request.
-
-    `path` is the name of an uploaded file, or the absolute path of an operator's file.
-    """
+    """The request of a job."""
 
     field: str  # of the request that contained the rows
-    path: str
-    stamp: str | None  # of the operator's file
+    path: str  # name of an uploaded file, or absolute path of an operator's file
+    stamp: str | None  # of an operator's file
     rows: int
     read_as: str
     ignored: list[str]
-    encoded: bool = False  # whether table rows are already numbers
+    encoded: bool = False  # table rows are already numbers
     race: float | None = None
-    selected: bool = False  # whether the folder has SELECTED_FILE
+    selected: bool = False  # the folder has SELECTED_FILE
     excluded: int = 0  # rows that already have labels
     keep: bool = False  # stores the acquired rows
     format: Format = "npz"
 
 
 class JobRows:
-    """The rows of a job in parts, and its progress.
+    """The rows of a job, and its progress.
 
     Args:
-        report: takes the rows x draws in total and done; returns False to cancel the job.
+        report: callback with the total and finished rows x draws. It returns False to cancel.
     """
 
     def __init__(
@@ -150,7 +146,7 @@ class JobRows:
             first += len(x)
 
     def select(self, rows: Int64[np.ndarray, "M"]) -> RowParts:
-        """Yield the rows with the given indices, which are in ascending order."""
+        """Yield the rows with the given indices, sorted in ascending order."""
         if len(rows) == 0:
             return
         first = int(rows[0])
@@ -167,10 +163,10 @@ class JobRows:
         return self.computation.numbers(part, self._spec, self.request.field, first)
 
     def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
-        """Count finished work, and sync and report it every few seconds.
+        """Record progress, and sync and report it every few seconds.
 
         Raises:
-            Cancelled: if the job must end.
+            Cancelled: if the job must stop.
         """
         self.done += row_draws
         if time.monotonic() - self._synced < SYNC_S:
@@ -188,11 +184,11 @@ class JobRows:
         num_draws: int,
         compute: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
     ) -> ColumnFiles:
-        """Compute columns of rows, and resume after the rows of an earlier process.
+        """Compute columns for all rows, and resume after the rows of an earlier process.
 
         Args:
-            parts_from: returns the rows from an index on.
-            compute: computes columns, given the first index and the rows.
+            parts_from: returns the rows that start at an index.
+            compute: computes columns from the first index and the rows.
         """
         columns = ColumnFiles(self.folder / name)
         self.done += columns.rows * num_draws
@@ -207,7 +203,7 @@ class JobRows:
         return columns
 
     def write(self, name: str, write: Callable[[Path], Any]) -> str:
-        """Write the answer atomically, and return the name of its file."""
+        """Write the answer atomically, and return its file name."""
         draft = self.folder / f"{name}.draft"
         write(draft)
         with draft.open("rb") as file:
@@ -219,7 +215,7 @@ class JobRows:
 
 
 def predict(job: JobRows) -> str:
-    """Predict the rows of a job like /predict, and return the name of the answer's file."""
+    """Predict the rows of a job like /predict, and return the file name of the answer."""
     request, computation = job.request, job.computation
     assert request.options is not None
     ids = job.ids() if job.has_ids else None
@@ -252,7 +248,7 @@ def predict(job: JobRows) -> str:
 
 
 def _groups(job: JobRows) -> Int64[np.ndarray, "N"] | None:
-    """Return the number of each row's group, or None if the request has no groups."""
+    """Return the group of each row, or None if the request has no groups."""
     path, categories = job.folder / GROUPS_FILE, job.model.manifest.categories
     if categories is None or not path.exists():
         return None
@@ -269,7 +265,7 @@ def _table(
 
 
 def acquire(job: JobRows, database: Database) -> str:
-    """Rank the rows of a job like /acquire, and return the name of the answer's file."""
+    """Rank the rows of a job like /acquire, and return the file name of the answer."""
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
     ranked_rows, control = _read_selection(job.folder, request)
@@ -300,7 +296,7 @@ def _read_selection(
 
 
 def count_answered(folder: Path) -> tuple[int, int]:
-    """Count the rows of a job's answer and its control rows."""
+    """Return the number of acquired rows and of control rows."""
     ranking = json.loads((folder / ANSWER_FILE).read_bytes())["ranking"]
     return len(ranking), sum(row["control"] for row in ranking)
 
@@ -324,7 +320,7 @@ def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Databa
 
 
 class JobPool(Pool):
-    """The pool of a job. Its scores are stored in the job's folder."""
+    """The pool of a job, with scores stored in the job's folder."""
 
     def __init__(
         self, job: JobRows, rows: Int64[np.ndarray, "N"], ids: Sequence[str], choice: Choice
@@ -349,7 +345,7 @@ class JobPool(Pool):
         return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples), is_race=False)
 
     def _fill(self, lap: Lap, is_race: bool) -> ColumnFiles:
-        """Compute scores, with standard errors in a race and digests for a batch acquisition."""
+        """Compute scores, standard errors (race) and digests (batch acquisition)."""
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
         draws = job.computation.draws(num_draws)
@@ -379,7 +375,7 @@ class JobPool(Pool):
         return columns
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Read the rows with the largest gains again, and return them as candidates."""
+        """Compute the candidates from the rows with the largest gains."""
         job, choice = self._job, self._choice
         max_rows = max_joint_candidates(
             choice.acquisition, job.model, len(copies.first), choice.k, choice.num_samples
@@ -400,10 +396,7 @@ class JobPool(Pool):
 def _compute_parallel(
     compute: Callable[[int, Float32[np.ndarray, "n I"]], T], first: int, parts: RowParts
 ) -> Iterator[tuple[Float32[np.ndarray, "n I"], T]]:
-    """Yield parts and their results in order, and compute several parts in parallel.
-
-    Scores are computed by one thread, which leaves the other processors to the next parts.
-    """
+    """Compute several parts in parallel, and yield parts and results in order."""
     with ThreadPoolExecutor(MAX_ACTIVE_PARTS, "parts") as pool:
         pending: deque[tuple[Float32[np.ndarray, "n I"], Future[T]]] = deque()
         for x in parts:
@@ -432,7 +425,7 @@ def main() -> int:
 
 
 def run(database: Database, options: dict[str, Any], ending: threading.Event) -> int:
-    """Run a claimed job, and record its outcome."""
+    """Run a job, and record its outcome."""
     jobs, start = Jobs(database), time.monotonic()
     job, max_bytes = jobs.get(options["job"]), options["max_bytes"]
 

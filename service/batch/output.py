@@ -1,8 +1,4 @@
-"""Write results: columns that grow on disk, and tables as Parquet or npz.
-
-`ColumnFiles` resume at the last sync after a kill. Each column is a file of raw numbers, starting
-with `0.bin`. `columns.json` stores the name, type and row shape of each, and the number of rows.
-"""
+"""Write results as columns on disk, Parquet or npz."""
 
 import io
 import json
@@ -23,7 +19,11 @@ STRING_BATCH = 1000
 
 
 class ColumnFiles:
-    """The columns of a folder. `sync` makes appended rows and the `note` durable."""
+    """Growing columns in a folder, which keep all synced rows after a crash.
+
+    Each column is a file of raw numbers, starting with `0.bin`. `columns.json` has the number of
+    rows, and the name, type and row shape of each column.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,10 +100,7 @@ class ColumnFiles:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray | list[str]]) -> None:
-    """Write arrays one at a time, to save memory for mapped arrays and long lists of strings.
-
-    Each string of an array takes the space of the longest, so lists are converted in batches.
-    """
+    """Write an uncompressed npz file, with little memory for mapped arrays and lists of strings."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -124,7 +121,7 @@ def _write_strings(file: IO[bytes], strings: list[str]) -> None:
 def write_parquet(
     sink: Any, groups: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Write a table from the columns of each row group; equal columns give equal bytes."""
+    """Write a table from the columns of its row groups. The bytes are reproducible."""
     import pyarrow
 
     from model_store.sources.parquet import write_tables
@@ -146,9 +143,9 @@ def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> by
 
 
 def table_columns(manifest: Manifest, arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
-    """Convert arrays to table columns; a two-dimensional array becomes several columns.
+    """Convert arrays to table columns.
 
-    Their names have the form `probabilities.cat`.
+    A two-dimensional array becomes several columns, such as `probabilities.cat`.
     """
     parts = part_names(manifest)
     table: dict[str, Any] = {}

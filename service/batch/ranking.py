@@ -1,8 +1,7 @@
-"""Merge the parts of a data set into a ranking equal to that of /acquire for all its rows.
+"""Merge the parts of a data set into one ranking.
 
-For a score, the k best rows of each part suffice. For a batch acquisition the parts contain all
-rows, because copies can occur in different parts. Rows are processed in bins of their digests,
-which limits the memory and keeps copies together.
+Each part has its k best rows or, for a batch acquisition, all rows. Then rows are processed in bins
+of their digests, which limits the memory and keeps copies together.
 """
 
 import json
@@ -37,14 +36,14 @@ BIN_ROWS = 1 << 22  # approximate rows per bin: 60 bytes each during sorting
 Ranked = list[dict[str, Any]]
 
 
-# A row of a part: its index in the data set, and the two numbers of its digest
+# `place` is the index in the data set.
 ROW = np.dtype([("place", "i8"), ("score", "f8"), ("hash", "u8"), ("digest", "u8", (2,))])
 PartRows = np.ndarray  # of `ROW`, in the order of the data set
 NO_ROWS = np.empty(0, dtype=ROW)
 
 
 class RankedParts:
-    """The complete parts of a ranked data set."""
+    """The parts of a ranked data set."""
 
     def __init__(self, plan: Plan, out: Files, source: Files, model: Model) -> None:
         self._plan, self._out, self._model = plan, out, model
@@ -54,10 +53,10 @@ class RankedParts:
         self.unknown: Counter[str] = Counter()  # categories
 
     def ranking(self) -> Ranked:
-        """Return the k best rows in the form of /acquire.
+        """Return the k best rows in the format of /acquire.
 
         Raises:
-            InvalidInput: if two of the rows have the same id.
+            InvalidInput: if two rows have the same id.
         """
         request = self._plan.request
         is_batch = self._computation.is_batch
@@ -93,7 +92,7 @@ class RankedParts:
         self._out.create(f"{RANKING}.json", json.dumps(self.answer(ranked)).encode() + b"\n")
 
     def candidates(self, places: Int64[np.ndarray, "M"]) -> Candidates:
-        """Read rows again, and return them as candidates of a joint score."""
+        """Compute the candidates of a joint score."""
         order = np.sort(places)
 
         def parts() -> Iterator[np.ndarray]:
@@ -110,9 +109,9 @@ class RankedParts:
             self._reader.close()
 
     def _top_rows(self) -> PartRows:
-        """Return the rows with the largest scores, ties by hash.
+        """Return the k rows with the largest scores. Ties are broken by hash.
 
-        For a batch acquisition, repeated copies come after all other rows.
+        For a batch acquisition, repeated rows are last.
         """
         is_batch = self._computation.is_batch
         best, again = NO_ROWS, np.empty(0, dtype=bool)
@@ -158,7 +157,7 @@ class RankedParts:
         return ids
 
     def _bins(self) -> Iterator[PartRows]:
-        """Yield all rows in bins, with equal digests in the same bin."""
+        """Yield all rows in bins. Equal digests are in the same bin."""
         bins = np.uint64(-(-self._plan.rows // BIN_ROWS))
         for number in range(int(bins)):
             in_bin = (rows[rows["digest"][:, 0] % bins == number] for rows in self._parts())

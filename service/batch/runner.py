@@ -1,8 +1,7 @@
-"""Start queued jobs from a thread, each in a separate process.
+"""Run queued jobs in separate processes.
 
-A separate process returns its memory when the job ends, can have a lower priority than requests,
-and can be killed without harm to the service. The processes that share a state folder run up to
-`jobs_at_once` jobs: each job locks a slot while it runs.
+Services that share a state folder run up to `jobs_at_once` jobs together. Each running job locks a
+slot.
 """
 
 import contextlib
@@ -28,10 +27,10 @@ from service.telemetry.metrics import Metrics
 logger = logging.getLogger("dubito")
 
 JOB_MODULE = "service.batch.job_process"
-LOOK_S = 1.0  # between polls of the queue, which other processes share
+LOOK_S = 1.0  # between polls of the queue
 CLEANUP_INTERVAL_S = 60.0  # between removals of old jobs
 PROBE_INTERVAL_S = 5.0  # between test writes to the state folder
-MAX_END_S = 10.0  # for an orderly end of a job
+MAX_END_S = 10.0  # before a terminated job is killed
 SECRET_NAMES = ("API_KEYS", "ADMIN_KEY", "KEYS_FILE", "LABEL")  # withheld from a job's process
 
 
@@ -41,11 +40,11 @@ class _Running:
     process: subprocess.Popen[bytes]
     slot: ExitStack  # keeps its lock
     start: float
-    is_yielding: bool = False  # ends early and will be queued again
+    is_yielding: bool = False  # was terminated early
 
 
 class JobRunner:
-    """Starts jobs and records their ends. Thread-safe."""
+    """Runs queued jobs in a thread."""
 
     def __init__(self, settings: Settings, state: Callable[[], Database], metrics: Metrics) -> None:
         self.settings = settings
@@ -61,11 +60,11 @@ class JobRunner:
         self._thread.start()
 
     def wake(self) -> None:
-        """Poll immediately, after a job was queued or cancelled."""
+        """Poll the queue immediately."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Queue the running jobs again, and end."""
+        """Stop the thread, and queue the running jobs again."""
         self._ending = True
         self._wake.set()
         self._thread.join()
@@ -136,7 +135,7 @@ class JobRunner:
         self._running.append(_Running(job, process, stack, time.monotonic()))
 
     def _yield_turns(self, jobs: Jobs) -> None:
-        """End long jobs if another client's job is next. They save their work and resume later."""
+        """Interrupt long jobs if another client's job is next."""
         latest_start = time.monotonic() - limits.JOB_TURN_S
         for running in self._running:
             is_due = not running.is_yielding and running.start < latest_start
@@ -182,14 +181,14 @@ class JobRunner:
 
 
 def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
-    """Start the process of a job, which keeps the slot locked while it lives."""
+    """Start the process of a job, which inherits the lock of the slot."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if not any(secret in name for secret in SECRET_NAMES)
     }
     assert settings.state is not None
-    # If this fails after the start, the process would wait for options and keep the slot locked.
+    # Built first, because a process that waits for its options keeps the slot locked.
     options = {
         "job": job.id,
         "state": str(settings.state.resolve()),

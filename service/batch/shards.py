@@ -1,8 +1,7 @@
-"""Process shards: read the rows, compute them with the draws of the seed, write a part.
+"""Workers that process the shards of a data set.
 
-Rows are independent and all shards use the same draws, so every worker writes the same bytes for a
-part. A part is created only if it does not exist, after its rejects. An existing part is therefore
-complete.
+All workers use the draws of the seed, so they write the same bytes. A part is created after its
+rejects, so an existing part is complete.
 """
 
 import hashlib
@@ -44,7 +43,8 @@ from service.batch.files import Stopped, open_files
 from service.batch.output import parquet_bytes, table_columns, table_metadata
 from service.server.process import keep_heaps_whole
 
-EXCLUDED_KEY = b"dubito.excluded"  # in a part's metadata: the number of excluded rows
+# Metadata of a part
+EXCLUDED_KEY = b"dubito.excluded"  # number of excluded rows
 UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}".encode()  # counts of unknown categories
 NOT_COMPUTED = (
     "expected numbers that the model can compute with, got some whose result is not finite"
@@ -67,8 +67,6 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class ShardResult:
-    """The outcome of a shard."""
-
     shard: int
     rejected: int = 0
     reasons: tuple[str, ...] = ()
@@ -84,7 +82,6 @@ class RowsDone:
     rows: int
 
 
-# From a process, with None at the end
 Message = ShardResult | RowsDone | BaseException | None
 
 
@@ -93,14 +90,14 @@ def manifest_digest(manifest: Manifest) -> str:
 
 
 class Worker:
-    """Processes shards one at a time, and loads the model with the first shard."""
+    """Processes shards one at a time."""
 
     def __init__(self, options: WorkerOptions, threads: int) -> None:
         self._options, self._threads = options, threads
         self._is_ready = False
 
     def result(self, number: int, report: Report) -> ShardResult:
-        """Process a shard; errors are part of the result."""
+        """Process a shard, and return errors as part of the result."""
         try:
             if not self._is_ready:
                 self._prepare()
@@ -154,7 +151,7 @@ class Worker:
         """Return the ids, arrays and unknown categories of a shard's rows.
 
         Args:
-            compute: returns the arrays of rows, and which rows have finite results.
+            compute: returns the arrays of rows and a mask of the finite results.
         """
         ids, parts, done = list[str](), list[Mapping[str, np.ndarray]](), 0
         unknown: dict[str, int] = {}
@@ -187,10 +184,7 @@ class Worker:
         return content, int(arrays["num_samples"].sum())
 
     def _rank(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
-        """Return a table of ranking candidates, and the rows x draws.
-
-        Candidates are the k best rows, or all rows if the acquisition needs their copies.
-        """
+        """Return the part with the k best rows, or all rows for a batch acquisition."""
         request, is_batch = self.plan.request, self.computation.is_batch
         excluded = 0
 
@@ -237,7 +231,7 @@ class Worker:
 
 
 class ShardProcess:
-    """A local process for shards. If it dies, another process replaces it."""
+    """A local process for shards, restarted if it dies."""
 
     def __init__(self, options: WorkerOptions, stopping: threading.Event) -> None:
         self._options, self._stopping = options, stopping
@@ -267,7 +261,7 @@ class ShardProcess:
 def run_local(
     options: WorkerOptions, todo: list[int], workers: int
 ) -> Generator[ShardResult | RowsDone, None, None]:
-    """Process shards in local processes, and yield results and progress.
+    """Process shards in local worker processes, and yield results and progress.
 
     Raises:
         Stopped: if a shard fails repeatedly.
@@ -296,7 +290,7 @@ def _run_worker(
     send: Callable[[Message], None],
     stopping: threading.Event,
 ) -> None:
-    """Process the remaining shards in a process, and send the results and finally None."""
+    """Process shards in a child process, and send the results followed by None."""
     try:
         with closing(ShardProcess(options, stopping)) as process:
             for number in shards:

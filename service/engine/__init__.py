@@ -1,1 +1,1 @@
-"""The serving engine: queue, micro-batches, admission, ranking of pools."""
+"""The serving engine."""

@@ -1,7 +1,7 @@
-"""Admission: limit the queued work, measured in rows x draws. Health and metrics bypass it.
+"""Admission control, which limits the queued rows x draws.
 
-A request is not refused because others exceed their shares. It is admitted if it would fit after
-every other client, or every other request, is reduced to the size of this one.
+If the queue is full, a request is still admitted within its fair share: if it would fit after every
+other client, or every other request, were reduced to its size.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from service import limits
 from service.errors import Overloaded, TooLarge
 from service.server.shares import is_within_share
 
-IDLE_DELAY_S = 0.002  # so that answers are sent before idle work begins
-OVERLOAD_HOLD_S = 1.0  # from the last refusal to the end of an overload
-MIN_PROBE_INTERVAL_S, MAX_PROBE_INTERVAL_S = 8.0, 256.0  # between raises of the limit
-PROBE_S = 0.25  # without a refusal before the limit rises again
+IDLE_DELAY_S = 0.002  # before idle work begins, so that answers are sent first
+OVERLOAD_HOLD_S = 1.0  # from the last rejection to the end of an overload
+MIN_PROBE_INTERVAL_S, MAX_PROBE_INTERVAL_S = 8.0, 256.0  # between increases of the limit
+PROBE_S = 0.25  # without a rejection before the limit is doubled again
 RATE_WEIGHT = 0.1  # of the latest micro-batch in the rate
 
 
 class Admission:
-    """Count queued and running work, and refuse the excess. Only the event loop may use it."""
+    """Limits the queued and running work. Use it only in the event loop."""
 
     def __init__(self, idle: threading.Event) -> None:
         self.row_draws = 0  # waiting or running
@@ -53,20 +53,18 @@ class Admission:
     ) -> Iterator[None]:
         """Admit a request for the duration of the context.
 
-        A burst may fill the queue up to `MAX_QUEUED_ROW_DRAWS`. When it is full, the limit falls to
-        `OVERLOAD_ROW_DRAWS`, so that admitted requests get quick answers. The limit recovers
-        `OVERLOAD_HOLD_S` after the last refusal. Clients that retry immediately would prolong the
-        overload indefinitely, so the limit is probed at growing intervals: it doubles until the
-        first refusal.
+        The queue can grow to `MAX_QUEUED_ROW_DRAWS`. If it is full, the limit drops to
+        `OVERLOAD_ROW_DRAWS`, which keeps the latency low. The limit recovers `OVERLOAD_HOLD_S`
+        after the last rejection. Because clients that retry immediately can prolong an overload,
+        the limit is also probed at growing intervals: it doubles until the next rejection.
 
         Args:
-            max_row_draws: the part of the request that counts towards the limit.
+            max_row_draws: upper bound on the request's share of the queue.
             encoding_draws: cost of the encoder per row, in draws.
 
         Raises:
-            TooLarge: if the request alone exceeds the limit of a request.
-            Overloaded: if the queue is full, and the client and the request exceed their shares.
-                A lone request is always admitted.
+            TooLarge: if the request exceeds `MAX_ROW_DRAWS`.
+            Overloaded: if the queue is full and the request exceeds its fair share.
         """
         if rows * draws > limits.MAX_ROW_DRAWS:
             raise TooLarge(
@@ -90,10 +88,13 @@ class Admission:
             asyncio.get_running_loop().call_later(IDLE_DELAY_S, self._set_idle)
 
     def refuse_unread(self, body_bytes: int, client: Hashable = None) -> None:
-        """Raise Overloaded before reading a body if even an optimistic estimate exceeds the limit.
+        """Reject a request before reading its body if its estimated work exceeds the limit.
 
-        The estimate uses the fewest rows x draws per byte of all active requests, limited to
-        the largest active request.
+        The estimate assumes the fewest rows x draws per byte of all active requests, and at most
+        the work of the largest active request.
+
+        Raises:
+            Overloaded: as in `admit`.
         """
         row_draws_per_byte = min(
             (work / size for work, size in self._request_sizes if size), default=0.0
@@ -132,7 +133,7 @@ class Admission:
         return self._limit
 
     def _lower_limit(self, time_s: float) -> None:
-        """Start or extend an overload after a refusal, and end the current probe."""
+        """Start or extend an overload after a rejection, and end the current probe."""
         min_limit = min(limits.OVERLOAD_ROW_DRAWS, limits.MAX_QUEUED_ROW_DRAWS)
         if time_s >= self._overload_end:
             self._probe_interval_s, self._probe_limit = MIN_PROBE_INTERVAL_S, 2 * min_limit

@@ -1,11 +1,9 @@
-"""The engine: compute predictions and pool scores in micro-batches.
+"""Compute predictions and pool scores in micro-batches.
 
-Work waits in a queue in which clients have equal shares of rows x draws. A worker thread takes the
-next work, and adds other work with the same model and draw count while it fits into a
-*micro-batch*: one product of rows and draws under one fresh draw set, so that many requests share
-the cost of the draws. An idle server computes a request at once. A busy server waits briefly for
-more requests, because each micro-batch needs a new draw set. Work that exceeds a micro-batch, such
-as a pool, is computed in parts, and other work runs between them.
+A worker thread merges queued requests with the same model and draw count into a micro-batch, which
+shares one fresh draw set. An idle server computes a request immediately. A busy server waits
+briefly for more requests. Large work, such as a pool, is split into parts, and other work runs
+between them.
 """
 
 import asyncio
@@ -36,9 +34,8 @@ from service.telemetry.metrics import Metrics
 
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
-CONTENDED_PARTS = 4  # pieces of a part while other requests are active
-# Larger, because draws that exceed the memory limit are recomputed for each part
-STREAMED_ROW_DRAWS = 100_000
+CONTENDED_PARTS = 4  # divides the size of a part while other requests are active
+STREAMED_ROW_DRAWS = 100_000  # instead, if draws exceed the memory and are recomputed per part
 MAX_SUMMED_NUMBERS = 4_000_000  # size of a part's sums over draws: 32 MB
 MAX_ENCODING_S = 0.25  # encoder time per micro-batch or part
 MIN_BATCH_REQUESTS = 16  # always allowed in one micro-batch
@@ -49,15 +46,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """A prediction of several requests, and results that they share."""
+    """The prediction of a micro-batch, and results that its requests share."""
 
     prediction: Prediction
     cache: dict[Hashable, Any] = field(default_factory=dict)  # None after a key's first request
 
     def share(self, key: Hashable, compute: Callable[[Prediction], T]) -> T | None:
-        """Compute a result for all rows once per key; return None to a key's first request.
+        """Compute a result for all rows, and cache it by its key.
 
-        The first request computes its rows alone, because no other request may use its key.
+        The first call with a key returns None, because no other request may need the result.
         """
         if key not in self.cache:
             self.cache[key] = None
@@ -70,7 +67,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """A request's rows of a micro-batch, and their samples if it keeps them."""
+    """The part of a micro-batch that belongs to a request."""
 
     batch: MicroBatch
     rows: slice
@@ -85,7 +82,7 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class PoolScores:
-    """Scores of pool rows. For a joint score they are the gain of each row by itself."""
+    """Scores of pool rows. A joint score uses the gain of each row alone."""
 
     scores: Float64[np.ndarray, "n"]
     errors: Float64[np.ndarray, "n"] | None = None  # standard errors, only in a race
@@ -93,7 +90,7 @@ class PoolScores:
 
 
 class TopCandidates:
-    """The candidates with the largest gains in a pool that arrives in parts; ties by index."""
+    """The candidates with the largest gains. Ties are broken by index."""
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
@@ -130,15 +127,15 @@ class TopCandidates:
 
 @dataclass(eq=False)
 class EngineWork:
-    """Rows to predict, or a pool to score if it has an acquisition, with its progress."""
+    """Rows to predict, or a pool to score, with the progress of the computation."""
 
     served_model: ServedModel
     x: Float32[np.ndarray, "N I"]
     num_samples: int
-    seed: int | None  # None selects fresh draws
+    seed: int | None  # None for fresh draws
     context: RequestContext = field(default_factory=RequestContext)
     keep_samples: bool = False
-    acquisition: str | None = None
+    acquisition: str | None = None  # None for predictions
     max_candidates: int | None = None  # only for a joint score
     is_race: bool = False  # adds standard errors to the scores
     priors: tuple[float, ...] | None = None  # class shares that replace the training shares
@@ -158,7 +155,7 @@ class EngineWork:
 
     @property
     def row_draws(self) -> int:
-        """The cost of one row in draws, including the encoder."""
+        """Cost of a row in draws, including the encoder."""
         return self.num_samples + self.model.encoding_draws
 
     @property
@@ -183,7 +180,7 @@ class EngineWork:
         return part
 
     def is_compatible_with(self, other: "EngineWork") -> bool:
-        """Return whether the two can share a micro-batch."""
+        """Check whether both can share a micro-batch."""
         return (
             self.served_model is other.served_model
             and self.acquisition is None
@@ -203,7 +200,7 @@ class EngineWork:
         self.phases.append(Phase(self.queued, start, end))
 
     def join_parts(self) -> None:
-        """Concatenate the parts. The worker does this, so that the event loop stays free."""
+        """Concatenate the parts in the worker thread, because it can take long."""
         pool_parts = [part for part in self.parts if isinstance(part, PoolScores)]
         if pool_parts:
             scores = np.concatenate([part.scores for part in pool_parts])
@@ -217,7 +214,7 @@ class EngineWork:
         self.parts = [Predicted(batch, slice(0, len(self.x)), all_samples)]
 
     def expire(self) -> bool:
-        """Return whether the work is cancelled or late, and fail its future if it is late."""
+        """Check for cancellation, and fail the future if the deadline has passed."""
         assert self.future is not None
         if time.monotonic() > self.context.deadline:
             finish([self], PastDeadline())
@@ -225,7 +222,7 @@ class EngineWork:
         return self.future.cancelled()
 
     def resolve(self, error: Exception | None) -> None:
-        """Resolve the future. Only its event loop may call this."""
+        """Resolve the future in its event loop."""
         assert self.future is not None
         if self.future.done():
             return
@@ -255,13 +252,13 @@ class Engine:
         self._worker.join()
 
     async def compute(self, work: EngineWork) -> None:
-        """Compute work, on the event loop if it is too small to be worth a thread switch.
+        """Compute work in the worker thread, or small work directly.
 
         Raises:
             PastDeadline: if the deadline passes.
             ClientDisconnect: if the client disconnects.
         """
-        # An unpaired draw contains every weight, which makes it too slow for the event loop.
+        # An unpaired draw contains all weights, so it is too slow for the event loop.
         is_paired = work.model.manifest.noise.paired
         is_small = self.admission.row_draws <= SMALL_ROW_DRAWS and work.model.encoder is None
         if is_small and work.seed is None and is_paired:
@@ -288,11 +285,9 @@ class Engine:
         while self._run_next():
             pass
 
+    # A separate method, so that its variables do not keep the last batch in memory.
     def _run_next(self) -> bool:
-        """Compute the next batch; return False when the engine is closed and the queue empty.
-
-        A separate function, so that its variables do not keep the batch in memory.
-        """
+        """Compute the next batch. Return False if the engine is closed and the queue is empty."""
         with self._condition:
             self._await_work()
             if self._closed and not self._queue:
@@ -302,16 +297,15 @@ class Engine:
             start = time.monotonic()
             self._run(batch)
             end = time.monotonic()
-            # A draw set costs as much as several rows, so three quarters of the active requests
-            # share the next one while the rest are parsed. The wait for them is limited to the
-            # time that the last batch took.
+            # A draw set costs as much as several rows, so the next batch waits for three quarters
+            # of the active requests, at most as long as the last batch took.
             count = 3 * (len(batch) + len(self._queue)) // 4
             self._gather_count, self._max_requests = count, max(MIN_BATCH_REQUESTS, count)
             self._gather_end = 2 * end - start
         return True
 
     def _await_work(self) -> None:
-        """Wait for work, and after a micro-batch also briefly for more requests to share it."""
+        """Wait for work. After a micro-batch, also wait briefly for more requests."""
         while len(self._queue) < self._gather_count and not self._closed:
             timeout_s = self._gather_end - time.monotonic()
             if timeout_s <= 0:
@@ -322,10 +316,7 @@ class Engine:
             self._condition.wait()
 
     def _next_batch(self) -> list[EngineWork]:
-        """Take the next part of large work, or the next micro-batch, from the queue.
-
-        A micro-batch moves no client's account further ahead than one part would.
-        """
+        """Take the next micro-batch, or the next part of large work, from the queue."""
         turns, expired = self._queue.turns(), []
         while turns and turns[0].work.expire():
             expired.append(turns.pop(0))
@@ -336,6 +327,7 @@ class Engine:
         pieces, rows, has_seed = turns[:1], first.rows_left, first.seed is not None
         max_rows = part_rows(first.model, first.num_samples)
         max_seeded_rows = min(max_rows, _max_seeded_rows(first))
+        # No client may get further ahead than by one part.
         max_account = self._queue.min_account + max_rows * first.row_draws
         accounts = {turns[0].client: turns[0].after}
         for piece in turns[1:]:
@@ -391,7 +383,7 @@ class Engine:
         self._count(batch, len(x), start, end)
 
     def _max_rows(self, work: EngineWork) -> int:
-        """Return the rows to compute in one step: fewer while other requests are active."""
+        """Return the number of rows per step, which is smaller while other requests are active."""
         max_rows = part_rows(work.model, work.num_samples)
         is_cached = work.num_samples * work.model.runtime.draw_bytes <= HELD_BYTES
         if len(work.x) > max_rows and self.admission.active_requests > 1 and is_cached:
@@ -411,7 +403,7 @@ class Engine:
 
 
 def part_rows(model: Model, num_samples: int) -> int:
-    """Return the number of rows in a full micro-batch, or in a part of larger work."""
+    """Return the maximum rows of a micro-batch or part."""
     is_cached = num_samples * model.runtime.draw_bytes <= HELD_BYTES
     max_rows = MAX_SUMMED_NUMBERS // (GROUPS * model.manifest.output_size)
     rows = min((BATCH_ROW_DRAWS if is_cached else STREAMED_ROW_DRAWS) // num_samples, max_rows)
@@ -420,9 +412,10 @@ def part_rows(model: Model, num_samples: int) -> int:
 
 
 def work_bytes(work: EngineWork, rows: int | None = None) -> int:
-    """Estimate the memory for work until it is answered, or for similar work with `rows` rows.
+    """Estimate the memory of work and its results.
 
-    It includes results twice, in parts and joined, and the draws if there are several parts.
+    Args:
+        rows: number of rows, if it differs from the work's own.
     """
     model, rows = work.model, len(work.x) if rows is None else rows
     set_bytes = work.num_samples * model.runtime.draw_bytes
@@ -435,7 +428,7 @@ def work_bytes(work: EngineWork, rows: int | None = None) -> int:
 
 
 def joint_bytes(work: EngineWork) -> int:
-    """Estimate the memory for a joint score's candidates and search."""
+    """Estimate the memory of a joint score."""
     assert work.acquisition is not None
     assert work.max_candidates is not None
     model, draws = work.model, work.num_samples
@@ -445,13 +438,13 @@ def joint_bytes(work: EngineWork) -> int:
 
 
 def _max_seeded_rows(work: EngineWork) -> int:
-    """Return how many rows with separate draw sets fit in one product; 0 if unsupported."""
+    """Return the maximum rows with separate draw sets, or 0 if unsupported."""
     runtime = work.model.runtime
     return HELD_BYTES // (work.num_samples * runtime.draw_bytes) if runtime.paired else 0
 
 
 def _draw_sets(batch: list[EngineWork]) -> list[DrawSet]:
-    """Return one draw set per work: by its seed, or a fresh set that all unseeded work shares."""
+    """Return the draw set of each work. Work without a seed shares a fresh one."""
     fresh: DrawSet | None = None
     sets = []
     for work in batch:
@@ -509,10 +502,9 @@ def _row_thetas(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K 
 
 
 def finish(batch: Sequence[EngineWork], error: Exception | None = None) -> None:
-    """Resolve futures from another thread. Futures of a closed event loop are ignored.
+    """Resolve futures from another thread.
 
-    Each event loop is woken once. It resolves a few futures per step, so that it can read other
-    requests between the steps.
+    Each event loop resolves a few futures per step, and handles other events between the steps.
     """
 
     def resolve(pending: list[EngineWork]) -> None:
@@ -526,5 +518,5 @@ def finish(batch: Sequence[EngineWork], error: Exception | None = None) -> None:
         assert work.future is not None
         by_loop.setdefault(work.future.get_loop(), []).append(work)
     for loop, pending in by_loop.items():
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(resolve, pending)

@@ -1,4 +1,4 @@
-"""The pool of a request: score its rows on the engine, and record the acquired rows."""
+"""Rank the pool of a request."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ COPY_BYTES = 200  # per row, during the search for copies
 
 @dataclass(eq=False)
 class EnginePool(Pool):
-    """The pool of an admitted request. Its memory counts towards the request's reservation."""
+    """The pool of a request, scored by the engine."""
 
     engine: Engine
     answers: FairThreads
@@ -40,7 +40,7 @@ class EnginePool(Pool):
 
     @property
     def seed(self) -> int:  # type: ignore[override]
-        """The seed of the draws, or a new one if no draws were needed."""
+        """Seed of the draws, or a new one if no draws were needed."""
         if self.work.seed is None:
             self.work = replace(self.work, seed=fresh_seed())
         assert self.work.seed is not None
@@ -50,7 +50,6 @@ class EnginePool(Pool):
         return (await self._score(self.work)).pool_scores.scores
 
     async def lap(self, lap: Lap) -> Scored:
-        """Score the rows of a lap, and reserve memory for a copy of them meanwhile."""
         reservation = self.work.context.reservation
         size = reservation.held
         reservation.reserve(self.work.x[:1].nbytes * len(lap.rows), "pool")
@@ -96,7 +95,7 @@ class EnginePool(Pool):
 
 
 def check_keep(keep: bool, control: float, ids: Sequence[str], has_ids: bool) -> None:
-    """Raise InvalidInput if `keep` lacks ids that it can store, or if `control` lacks `keep`."""
+    """Raise InvalidInput if `keep` is used without valid ids, or `control` without `keep`."""
     if control and not keep:
         expected = "0 unless `keep` is true, since labels of control rows judge the model"
         raise InvalidInput("control", expected, "a share")
@@ -109,7 +108,7 @@ def check_keep(keep: bool, control: float, ids: Sequence[str], has_ids: bool) ->
 
 
 def control_predictions(manifest: Manifest, prediction: Prediction) -> list[dict[str, Any]]:
-    """Return the predictions of control rows as records for the state."""
+    """Convert the predictions of control rows to records of the database."""
     if manifest.categories is not None and manifest.categories.kind == "group":
         # A ranking request does not name groups.
         prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
@@ -119,7 +118,7 @@ def control_predictions(manifest: Manifest, prediction: Prediction) -> list[dict
 def control_rows(
     indices: Sequence[int], ids: Sequence[str], num_ranked: int
 ) -> list[dict[str, Any]]:
-    """Return control rows as /acquire lists them after `num_ranked` ranked rows."""
+    """Return control rows in the format of /acquire, ranked after all other rows."""
     return [
         {"rank": rank, "index": i, "id": ids[i], "score": None, "control": True}
         for rank, i in enumerate(indices, start=num_ranked + 1)
@@ -131,10 +130,10 @@ def acquired_rows(
     rows: list[dict[str, Any]],
     predictions: list[dict[str, Any]],
 ) -> list[AcquiredRow]:
-    """Convert the rows of an answer for the state.
+    """Convert the rows of an answer to rows of the database.
 
     Args:
-        predictions: of the control rows, in the order of `rows`.
+        predictions: predictions of the control rows, in the order of `rows`.
     """
     remaining = iter(predictions)
     return [

@@ -1,9 +1,8 @@
-"""Threads for work that would block the event loop, with a pool for each kind of work.
+"""Thread pools for work that would block the event loop.
 
-Reading requests and writing answers can take a second. Each piece of work has a thread, but few run
-at a time. After a slice of a few milliseconds a piece pauses, and the next piece runs by the fair
-shares of clients (`service.server.shares`). A large body therefore delays other clients by
-one slice only.
+Parsing requests and encoding answers is time-sliced: after a few milliseconds a thread pauses, and
+the next one runs by the fair shares of clients. A large body therefore delays other clients only
+briefly.
 """
 
 import asyncio
@@ -22,11 +21,11 @@ T = TypeVar("T")
 MAX_READERS = 2  # running at a time, so that a slow step does not block all reading
 SLICE_S = 0.004  # time that a piece runs before it pauses
 SLICE_BYTES = 64 << 10  # typically read in a slice
-MAX_THREADS = 1 << 12  # more than connections, so that work never waits for a thread
+MAX_THREADS = 1 << 12  # more than connections, so that a thread is always free
 
 
 class FairThreads:
-    """Threads that run `max_running` at a time, by fair shares of clients."""
+    """Threads of which `max_running` run at a time, by fair shares of clients."""
 
     def __init__(self, name: str, max_running: int) -> None:
         self._pool = ThreadPoolExecutor(MAX_THREADS, name)
@@ -36,14 +35,13 @@ class FairThreads:
         self.is_closed = False
 
     async def run(self, context: RequestContext, size: int, work: Callable[[], T]) -> T:
-        """Run work that calls `context.pause` every few milliseconds, and return its result.
+        """Run work in a thread. It must call `context.pause` every few milliseconds.
 
         Args:
-            context: the request; it has one piece of work at a time.
-            size: of the input or output, in bytes. Small work runs first.
+            size: bytes of the input or output. Small work runs first.
 
         Raises:
-            PastDeadline: at a pause after the deadline.
+            PastDeadline: if the deadline passes.
             ClientDisconnect: if the client disconnects.
         """
         piece = _Piece(self, context)
@@ -55,20 +53,18 @@ class FairThreads:
             piece.is_active = False
 
     def close(self) -> None:
-        """Cancel all work at its next pause, and wait until it has ended."""
+        """Cancel all work, and wait for the threads."""
         with self._lock:
             self.is_closed = True
             self._run_next()
         self._pool.shutdown(cancel_futures=True)
 
     def put(self, piece: "_Piece", size: int) -> None:
-        """Queue a piece."""
         with self._lock:
             self._waiting.put(piece, piece.context.client, size)
             self._run_next()
 
     def free(self) -> None:
-        """Release the slot of a running piece, and start the next piece."""
         with self._lock:
             self._free += 1
             self._run_next()
@@ -119,7 +115,7 @@ class _Piece:
 
 
 class Threads:
-    """All threads of the service except the event loop and the engine."""
+    """The thread pools of the service."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -135,10 +131,10 @@ class Threads:
             pool.submit(int).result()  # start a thread now, so that the first request does not wait
 
     async def jobs(self, query: Callable[[], T]) -> T:
-        """Run a quick query about jobs, independent of longer reads and writes.
+        """Run a short query about jobs.
 
         Raises:
-            PastDeadline: if it exceeds the deadline of a request.
+            PastDeadline: if it takes longer than the default deadline.
         """
         future = asyncio.get_running_loop().run_in_executor(self._jobs, query)
         await asyncio.wait([future], timeout=self._deadline_s)
@@ -157,7 +153,7 @@ class Threads:
         return await asyncio.get_running_loop().run_in_executor(self._state, work)
 
     def close(self) -> None:
-        """Wait for running work, and drop queued work."""
+        """Cancel queued work, and wait for running work."""
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
         self.requests.close()

@@ -1,4 +1,4 @@
-"""Metrics of loaded models, collected on each scrape."""
+"""Metrics of loaded models."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,7 +1,7 @@
-"""Drift of live rows: select rows, feed the test of `model_store.conformal.drift`, log its alarm.
+"""Drift detection on live rows, with the test of `model_store.conformal.drift`.
 
-Workers and replicas of one service share one test per version (`Evidence`). Separate tests would be
-invalid: given the rows of the other processes, the capital of a single test is not a martingale.
+All processes of a service share one test per version (`Evidence`). Separate tests would be invalid,
+because their evidence is not a martingale given the rows of the other processes.
 """
 
 import hashlib
@@ -19,17 +19,15 @@ from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, Martingale, binne
 
 logger = logging.getLogger("dubito")
 
-# Larger requests contribute evenly spaced rows, because their rows share draws and often an origin.
-MAX_REQUEST_ROWS = 16
-# Repetitions of these rows are ignored, because a probe that repeats a row is not drift.
-RECENT_ROWS = 4096
+MAX_REQUEST_ROWS = 16  # evenly spaced; rows of one request are not independent
+RECENT_ROWS = 4096  # whose copies are ignored: a health check that repeats a row is not drift
 MAX_WAITING_ROWS = 1 << 16  # while the shared test is unreachable: 1 MB
 BLOCK_ROWS = 64  # per bet, because a bet on one row takes as long
 
 
 @dataclass(frozen=True)
 class DriftReport:
-    """A summary of live rows. Evidence is log M_t in nats; the alarm depends on its maximum."""
+    """Result of a drift test. The evidence is log M_t, in nats."""
 
     calibration_rows: int
     rows: int
@@ -40,12 +38,12 @@ class DriftReport:
     alarm: bool
     binned_rows: list[int]  # all rows, by bin of `EDGES`
     p_value_sum: float
-    is_global: bool = True  # covers all processes, not only this one
+    is_global: bool = True  # covers all processes
 
 
 @dataclass(frozen=True)
 class DriftTarget:
-    """A version to test for drift, with its calibration gaps per bin of `EDGES`."""
+    """A version, with its number of calibration gaps per bin of `EDGES`."""
 
     name: str
     version: str
@@ -64,7 +62,7 @@ class DriftTarget:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """P-values of live rows in order of arrival, with digests that identify copies."""
+    """P-values of live rows, with digests that identify copies."""
 
     p_values: Float64[np.ndarray, "N"]
     digests: UInt64[np.ndarray, "N"] | None
@@ -79,11 +77,7 @@ class LiveRows:
 
 
 class Evidence(Protocol):
-    """The tests that several processes share. Calls may block on a file or a message.
-
-    Raises:
-        OSError: if the shared tests are unreachable.
-    """
+    """Drift tests shared by several processes. Calls block, and raise OSError if unreachable."""
 
     def take(self, target: DriftTarget, rows: LiveRows) -> None: ...
 
@@ -94,10 +88,9 @@ class Evidence(Protocol):
 
 
 class Drift:
-    """The drift test of a version, for p-values with one draw count. Thread-safe.
+    """Drift test of one model version. Thread-safe.
 
-    With `evidence`, rows also go to the shared test of all processes. They wait for `send`, which
-    runs several times a second, so that requests never wait for other processes.
+    With `evidence`, rows are also queued for the shared test until the next call of `send`.
     """
 
     def __init__(self, target: DriftTarget, evidence: Evidence | None = None) -> None:
@@ -116,7 +109,7 @@ class Drift:
         self._has_alarm = False  # already logged
 
     def reset(self) -> None:
-        """Forget the rows of all processes.
+        """Reset the test, including the shared one.
 
         Raises:
             OSError: if the shared test is unreachable.
@@ -129,7 +122,7 @@ class Drift:
     def watch(
         self, p_values: Float64[np.ndarray, "N"], digests: UInt64[np.ndarray, "n"] | None = None
     ) -> None:
-        """Add the p-values of a request. With `row_digests`, copies of recent rows are skipped."""
+        """Add the p-values of a request. Skip copies of recent rows, given the row digests."""
         rows = LiveRows(p_values[select_rows(len(p_values))], digests)
         self.take(rows)
         if self._evidence is not None:
@@ -148,10 +141,10 @@ class Drift:
                     self._bet()
 
     def send(self) -> None:
-        """Send waiting rows to the shared test, or keep up to `MAX_WAITING_ROWS` if it fails.
+        """Send queued rows to the shared test.
 
         Raises:
-            OSError: if the shared test is unreachable.
+            OSError: if the shared test is unreachable. Up to `MAX_WAITING_ROWS` stay queued.
         """
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -167,7 +160,7 @@ class Drift:
             raise
 
     def report(self) -> DriftReport:
-        """Summarize all processes, or only this one if the shared test is unreachable."""
+        """Report on all processes, or on this process if the shared test is unreachable."""
         if self._evidence is None:
             return self.local_report()
         try:
@@ -194,7 +187,7 @@ class Drift:
             )
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the state as arrays for `restore`."""
+        """Return the state as arrays, for `restore`."""
         with self._lock:
             self._bet()
             return {
@@ -215,7 +208,7 @@ class Drift:
             self._has_alarm = bool(state["has_alarm"])
 
     def _is_new(self, digest: int) -> bool:
-        """Record a digest, and return whether it was not among the recent digests."""
+        """Record a digest. Return False if it is among the recent digests."""
         is_new = digest not in self._recent
         self._recent[digest] = None
         self._recent.move_to_end(digest)
@@ -252,7 +245,7 @@ def select_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
 
 
 def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "n"]:
-    """Compute digests of a request's selected rows, for `Drift.watch`."""
+    """Compute the digests of a request's selected rows."""
     digests = [
         int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest())
         for row in x[select_rows(len(x))]

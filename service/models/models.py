@@ -1,8 +1,7 @@
-"""The models in memory, the versions that aliases serve, and the errors of broken versions.
+"""Loaded models, and the versions that aliases serve.
 
-A watcher (`service.models.watcher`) decides which version each alias serves. Requests load other
-versions, and versions that were unloaded to free memory. Each version must pass a preflight
-(`service.models.preflights`) before it is loaded.
+`service.models.watcher` moves the aliases. Requests can load other versions. Each version must pass
+a preflight (`service.models.preflights`) before it is loaded.
 """
 
 import logging
@@ -42,7 +41,7 @@ Key = tuple[str, str]  # name and version
 
 
 class ServedModel:
-    """A loaded version with its prepared draws and its drift test."""
+    """A loaded version with its prepared draws and drift test."""
 
     def __init__(self, model: Model, reservoir: Reservoir, drift: Drift) -> None:
         self.model = model
@@ -53,7 +52,7 @@ class ServedModel:
         self.key = (self.name, self.version)
 
     def watch(self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"]) -> None:
-        """Test live rows for drift if they have the default draw count and priors."""
+        """Add live rows to the drift test if they use the default draw count and priors."""
         rank_tables = prediction.rank_tables
         if not isinstance(rank_tables, RankTables):  # the request has priors
             return
@@ -62,7 +61,7 @@ class ServedModel:
 
 
 class Models:
-    """A cache of a store's versions. Any thread may call its methods."""
+    """Cache of a store's versions. Thread-safe."""
 
     def __init__(
         self,
@@ -71,11 +70,11 @@ class Models:
         preflights: Preflights,
         evidence: Evidence | None = None,
     ) -> None:
-        """Start with no loaded versions.
+        """Create an empty cache.
 
         Args:
-            idle: set while no request is active.
-            evidence: drift tests that several processes share.
+            idle: event that is set while no request is active.
+            evidence: drift tests shared with other processes.
         """
         self.idle = idle
         self.preflights = preflights
@@ -91,7 +90,7 @@ class Models:
         self._load_lock = threading.Lock()
 
     def close(self) -> None:
-        """End the threads that prepare draws."""
+        """Stop the threads that prepare draws."""
         for loaded in self.loaded():
             loaded.reservoir.close()
         for loaded in self.loaded():
@@ -100,7 +99,7 @@ class Models:
     # Requests
 
     def name(self, name: str | None) -> str:
-        """Check a request's model name, or return the default model.
+        """Return a request's model name, or the default model's.
 
         Raises:
             NotReady: if no model is published.
@@ -119,7 +118,7 @@ class Models:
         return name
 
     def peek(self, name: str | None, version: str = LATEST) -> ServedModel | None:
-        """Return a request's model if it is in memory, without reading files.
+        """Return a request's model if it is loaded.
 
         Raises:
             NotReady, InvalidInput, NotFound: see `name`.
@@ -133,12 +132,10 @@ class Models:
         return loaded
 
     def get(self, name: str | None, version: str = LATEST) -> ServedModel:
-        """Return a request's model, and load it if necessary.
-
-        It may read files, so call it from a worker thread unless `peek` returns the model.
+        """Return a request's model, and load it if necessary. This can block.
 
         Raises:
-            NotReady, InvalidInput, NotFound: see `name`; also for an unknown version.
+            NotReady, InvalidInput, NotFound: see `name`. NotFound also for an unknown version.
             BrokenArtifact, UnsupportedFormat, TooLargeToLoad: if the version cannot be served.
         """
         loaded = self.peek(name, version)
@@ -154,20 +151,20 @@ class Models:
         return self.load(name, self.resolve(name, version), is_aliased=False)
 
     def resolve(self, name: str, version: str) -> str:
-        """Read a published version's number from the store, given its number or an alias.
+        """Resolve a number or alias to the number of a published version.
 
         Raises:
             NotFound: for an unknown version.
         """
         try:
             return self.store.resolve(name, version)
-        except NotFound:  # the store's message repeats the input, which an answer must not
+        except NotFound:  # its message repeats the input, which a response must not
             versions = [*self.store.versions(name), *sorted(self.store.aliases(name))]
             expected = f"one of {versions} of model {name}"
             raise NotFound("version", expected, describe_value(version)) from None
 
     def find_preflight(self, name: str | None, version: str) -> "Future[Failure | None] | None":
-        """Return the preflight to wait for before `get`, if any. Reads files.
+        """Return the preflight of a request's model, or None if it is not needed.
 
         Raises:
             NotReady, InvalidInput, NotFound: see `get`.
@@ -197,7 +194,7 @@ class Models:
         self.preflights.forget_failures()
 
     def forget_deleted(self, versions: dict[str, list[str]]) -> None:
-        """Forget and unload all versions that are neither published nor served."""
+        """Remove all versions that are neither published nor served."""
         with self._lock:
             for name in self._aliases.keys() - versions.keys():
                 del self._aliases[name]
@@ -224,10 +221,13 @@ class Models:
             return None
 
     def load(self, name: str, version: str, is_aliased: bool) -> ServedModel:
-        """Return a version, after preflight, verification and loading if it is not in memory.
+        """Return a loaded version, or run its preflight and load it.
 
-        A version that failed less than `RETRY_BROKEN_S` ago raises the same error. Only aliased
-        versions prepare draws. Other versions are unloaded if memory is short.
+        Args:
+            is_aliased: prepare draws for the version.
+
+        Raises:
+            StoreError: if the version is broken. For `RETRY_BROKEN_S` the same error is raised.
         """
         key = (name, version)
         if key not in self._loaded:
@@ -262,7 +262,7 @@ class Models:
         return manifest
 
     def _await_preflight(self, name: str, version: str) -> Manifest:
-        """Wait for a version's preflight, and return the manifest that passed it."""
+        """Wait for a version's preflight, and return its manifest."""
         with self._record_errors(name, version):
             manifest = self._manifest(name, version)
             self.preflights.check(manifest)
@@ -298,7 +298,7 @@ class Models:
     # Memory
 
     def _make_room(self) -> None:
-        """Unload the least recently used versions while memory is short, but keep the latest."""
+        """Unload the least recently used versions until the rest fit in memory."""
         while True:
             with self._lock:
                 manifests = [loaded.model.manifest for loaded in self._loaded.values()]
@@ -309,31 +309,30 @@ class Models:
             self._unload(*key)
 
     def unload(self, name: str, version: str) -> tuple[str, bool]:
-        """Unload a version by number or alias; return its number and whether it was loaded.
+        """Unload a version, given its number or alias. Active requests can finish.
 
-        Active requests keep the version until they are answered. Deleted versions can be unloaded.
-        Reads files.
+        Returns:
+            The version's number, and whether it was loaded.
 
         Raises:
             NotReady, NotFound: see `get`.
-            InUse: if `latest` serves it.
+            InUse: if `latest` serves the version.
         """
         name = self.name(name)
         number = self._number(name, version)
         if self.aliases(name).get(LATEST) == number:
             expected = "one that latest does not serve"
-            raise InUse("version", expected, f"the one that it does: {number}")
+            raise InUse("version", expected, f"the latest, {number}")
         return number, self._unload(name, number)
 
     def _number(self, name: str, version: str) -> str:
-        """Resolve a number or alias by the served aliases, the memory and the store, in turn."""
+        """Resolve a number or alias. Loaded versions may no longer be published."""
         with self._lock:
             is_loaded = (name, version) in self._loaded
         number = self.aliases(name).get(version)
         return number or (version if is_loaded else self.resolve(name, version))
 
     def _unload(self, name: str, version: str) -> bool:
-        """Unload a version, and return whether it was loaded."""
         with self._lock:
             loaded = self._loaded.pop((name, version), None)
         if loaded is not None:
@@ -341,20 +340,19 @@ class Models:
         return loaded is not None
 
     def _total_bytes(self, manifests: list[Manifest]) -> int:
-        """Estimate the memory of several versions, with shared encoders counted once."""
+        """Estimate the memory of several versions. Encoders are shared."""
         files = [m.files[ENCODER] for m in manifests if ENCODER in m.files]
         encoders = {file.sha256: encoder_bytes(file) for file in files}
         return sum(map(self.model_bytes, manifests)) + sum(encoders.values())
 
     def model_bytes(self, manifest: Manifest) -> int:
-        """Estimate the memory of a version with its ready draws, but without its encoder.
+        """Estimate the memory of a version with its prepared draws, but without its encoder.
 
-        A session stores a graph's weights twice, once packed for its kernels, and the weights are
-        nearly all of the graph's file. docs/results/serving.md compares estimate and measurement.
+        A session stores the weights of a graph twice, once packed for its kernels.
         """
         sizes = {name: file.size for name, file in manifest.files.items()}
         sampler, network = (sizes[file] for file in GRAPHS)
-        # Another session computes the terms with a part of the network.
+        # A second session computes the terms with a part of the network.
         terms = network if manifest.detectors.attributed else 0
         arrays = sizes[CALIBRATION_FILE] + sizes.get(TRAINING_ROWS, 0)
         tokenizer = TOKENIZER_COPIES * sizes.get(TOKENIZER, 0)
@@ -386,7 +384,7 @@ class Models:
             return list(self._loaded.values())
 
     def latest(self, name: str) -> Manifest | None:
-        """Return the manifest of the version that `latest` serves, loaded or not."""
+        """Return the manifest of the version that `latest` serves."""
         return self._latest.get(name)
 
     # Drift
@@ -406,14 +404,14 @@ class Models:
             drift.send()
 
     def reset_drift(self, name: str, version: str) -> tuple[str, bool]:
-        """Reset the drift test of a version, given by number or alias. Reads files.
+        """Reset the drift test of a version, given its number or alias.
 
         Returns:
             The version's number, and whether it had a drift test.
 
         Raises:
             NotFound: see `get`.
-            NotReady: see `get`; also if the shared tests are unreachable.
+            NotReady: see `get`. Also if the shared tests are unreachable.
         """
         name = self.name(name)
         number = self._number(name, version)
@@ -422,6 +420,6 @@ class Models:
             try:
                 drift.reset()
             except OSError:
-                reason = "the evidence of all processes cannot be reached; try again"
+                reason = "the shared drift tests are unreachable; try again"
                 raise NotReady(reason) from None
         return number, drift is not None

@@ -1,8 +1,4 @@
-"""Preflights: run a version in a separate process before the service loads it.
-
-An outcome belongs to a version's digest, that is, to its files and not to its name. Workers share
-the outcomes. Two preflights run at a time, so that a slow preflight does not block all others.
-"""
+"""Preflights, which test versions in a separate process before the service loads them."""
 
 import fcntl
 import json
@@ -29,7 +25,7 @@ RETRY_FAILED_S = 600.0  # before a requested version is tried again
 
 
 class Preflights:
-    """The preflights of versions and their outcomes. Any thread may call its methods."""
+    """Preflights and their outcomes by the digest of a version. Thread-safe."""
 
     def __init__(
         self,
@@ -38,12 +34,12 @@ class Preflights:
         folder: Path | None = None,
         spare: PreflightProcess | None = None,
     ) -> None:
-        """Start the preflights of a service.
+        """Prepare for preflights.
 
         Args:
-            ending: cancels preflights when it is set.
-            folder: where workers share their outcomes.
-            spare: a process for the first preflight, already running.
+            ending: event that cancels preflights.
+            folder: folder in which workers share outcomes.
+            spare: a running process for the first preflight.
         """
         self.settings = settings
         self.store = open_store(
@@ -60,7 +56,7 @@ class Preflights:
         self._num_pending = 0
 
     def submit(self, manifest: Manifest) -> "Future[Failure | None]":
-        """Return a version's valid outcome, or start a preflight."""
+        """Return a version's outcome, or start a preflight."""
         with self._lock:
             start, future = self._outcomes.get(manifest.digest, (0.0, None))
             if future is not None and time.monotonic() - start <= _lifetime_s(future):
@@ -79,19 +75,19 @@ class Preflights:
 
         Raises:
             BrokenArtifact: if it failed.
-            NotReady: if the service is about to end.
+            NotReady: if the service is shutting down.
             StoreError: if the files are unavailable.
         """
         try:
             failure = self.submit(manifest).result()
         except StopRequested:
             raise NotReady("the service is about to end") from None
-        # If the files do not match the manifest, loading the version raises the same error.
+        # Otherwise the files are invalid, and loading the version raises a better error.
         if failure is not None and failure.is_read:
             raise manifest.broken(failure.file, failure.reason)
 
     def forget_failures(self) -> None:
-        """Retry versions that failed when they are next requested."""
+        """Allow failed versions to be tried again."""
         with self._lock:
             digests = [
                 digest for digest, (_, future) in self._outcomes.items() if _has_failed(future)
@@ -110,7 +106,7 @@ class Preflights:
             process.close()
 
     def close(self) -> None:
-        """End all preflights. The caller has set `ending`."""
+        """Stop all preflights, after `ending` was set."""
         self._pool.shutdown(cancel_futures=True)
         self._num_pending = 0
         self.close_idle()
@@ -130,7 +126,7 @@ class Preflights:
             self.wakeup.set()
 
     def _run_shared(self, folder: Path, manifest: Manifest) -> Failure | None:
-        """Return another worker's recent outcome, or run the preflight and share its outcome."""
+        """Return another worker's outcome, or run the preflight and share the outcome."""
         record = folder / f"{manifest.digest}.preflight"
         with record.with_suffix(".lock").open("w") as lock:
             while not _try_lock(lock.fileno()):

@@ -1,4 +1,4 @@
-"""Prepare fresh posterior draws, so that requests need not wait for them."""
+"""Prepared posterior draws."""
 
 import secrets
 import threading
@@ -20,11 +20,11 @@ def fresh_seed() -> int:
 
 
 class Reservoir:
-    """Draw sets with fresh seeds that a thread prepares. Each set is used once.
+    """Fresh draw sets, prepared in a thread. Each set is used once.
 
-    The thread starts when half of the sets are used, because computing draws evicts the network
-    from the processor's cache and should happen once for several requests. It runs between
-    requests. When three quarters are used, it also runs beside requests, on another core.
+    The thread refills the reservoir if it is half empty, because computing draws evicts the network
+    from the processor's cache. It runs while the service is idle or, if three quarters of the sets
+    are used, concurrently with requests.
     """
 
     def __init__(self, model: Model, depth: int, idle: threading.Event) -> None:
@@ -41,7 +41,7 @@ class Reservoir:
             self._thread.start()
 
     def take(self, num_draws: int) -> DrawSet:
-        """Take a ready set, shortened or extended to `num_draws`, or compute one."""
+        """Take a prepared set and adjust its size, or compute a set if none is ready."""
         try:
             ready = self.ready.pop()  # the newest may still be in the processor's cache
         except IndexError:
@@ -57,12 +57,12 @@ class Reservoir:
         return DrawSet(ready.seed, num_draws, np.concatenate([theta, extra]))
 
     def close(self) -> None:
-        """Tell the thread to end. Draw sets in use stay valid."""
+        """Ask the thread to stop."""
         self._closed = True
         self._wakeup.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended, because a process that exits earlier would abort."""
+        """Wait for the thread. Otherwise the process could abort at exit."""
         if self.depth > 0:
             self._thread.join()
 

@@ -1,8 +1,7 @@
-"""Watch the model store and follow its aliases.
+"""Watch the model store, and follow its aliases.
 
-When an alias moves, its new version must pass a preflight, and is verified, loaded and warmed
-before requests use it. Requests therefore see neither a delay nor a broken version. If `latest`
-names a broken version when the service starts, the newest older version that works is served.
+When an alias moves, the new version is tested and loaded before requests use it. If `latest` is
+broken at startup, the service uses the newest older version that works.
 """
 
 import logging
@@ -20,7 +19,7 @@ from service.models.models import HOW_TO_PUBLISH, Models
 
 logger = logging.getLogger("dubito")
 
-MAX_PREFLIGHT_WAIT_S = 5.0  # at the start or an explicit refresh; most preflights take a second
+MAX_PREFLIGHT_WAIT_S = 5.0  # at startup or an explicit refresh; most preflights take a second
 
 
 class Watcher:
@@ -40,10 +39,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._watch, name="store-watcher", daemon=True)
 
     def start(self) -> None:
-        """Load the latest version of each model, and start to watch the store.
-
-        Models with slow preflights are loaded later.
-        """
+        """Load the latest version of each model, and start the thread."""
         self.refresh(MAX_PREFLIGHT_WAIT_S)
         self.models.preflights.close_idle()
         if not self.models.names():
@@ -62,7 +58,7 @@ class Watcher:
             self.refresh(MAX_PREFLIGHT_WAIT_S)
 
     def _watch(self) -> None:
-        # A random first pause spreads the load of replicas that start together.
+        # Randomise the first pause to spread the load of replicas that start together.
         pause_s = random.uniform(0.0, self.settings.poll_interval_s)
         while not self._ending.is_set():
             self._wakeup.wait(pause_s)
@@ -77,10 +73,7 @@ class Watcher:
                 logger.exception("reading the model store failed; trying again")
 
     def refresh(self, max_wait_s: float = 0.0) -> None:
-        """Follow the aliases once, and forget deleted versions.
-
-        Wait up to `max_wait_s` for preflights. A later refresh follows the remaining versions.
-        """
+        """Update aliases and versions, and wait up to `max_wait_s` for preflights."""
         end = time.monotonic() + max_wait_s
         self._refresh_once()
         while self.has_pending_preflights and time.monotonic() < end and not self._ending.is_set():
@@ -98,7 +91,7 @@ class Watcher:
             self.last_read = time.time()
 
     def _read_storage(self) -> None:
-        """Read the storage, and log when it becomes unreachable or reachable."""
+        """Read the storage, and log changes of its reachability."""
         try:
             self.store.storage.refresh()
         except StoreUnreachable as error:
@@ -113,7 +106,7 @@ class Watcher:
             self.is_reachable = True
 
     def _follow_all(self) -> bool:
-        """Follow the aliases of all models, and return whether all were readable."""
+        """Follow the aliases of all models. Return False if some are unreadable."""
         names, is_complete = self.store.names(), True
         for name in names:
             try:
@@ -130,7 +123,7 @@ class Watcher:
         return is_complete
 
     def _follow(self, name: str, targets: dict[str, str]) -> None:
-        """Move a model's aliases to their targets, except to versions that cannot be served."""
+        """Move a model's aliases to their targets, except to broken versions."""
         before, broken = self.models.aliases(name), self.models.errors(name)
         aliases = {alias: before[alias] for alias in before if alias in targets}
         for alias, target in sorted(targets.items(), key=lambda item: item[0] != LATEST):
@@ -138,7 +131,7 @@ class Watcher:
             if current == target and target not in broken:
                 self.problems.pop((name, alias), None)
             elif not before and alias != LATEST:
-                aliases[alias] = target  # a request loads it, so that the start stays quick
+                aliases[alias] = target  # loaded on request, to start faster
             else:
                 current = None if current in broken else current
                 version = self._version_to_serve(name, alias, target, current)
@@ -151,7 +144,7 @@ class Watcher:
     def _version_to_serve(
         self, name: str, alias: str, target: str, current: str | None
     ) -> str | None:
-        """Return an alias's target, or a fallback if it is broken; None leaves the alias as is."""
+        """Return an alias's target, a fallback if the target is broken, or None for no change."""
         try:
             if not self._try_load(name, alias, target):
                 return None
@@ -166,10 +159,10 @@ class Watcher:
         return target
 
     def _load_older(self, name: str, target: str) -> str | None:
-        """Load the newest version before `target` that works, and return its number.
+        """Load the newest working version before `target`, and return its number.
 
-        Newer versions are skipped because `latest` may have been moved back on purpose. Candidates
-        are skipped because they may never have been promoted, except ancestors of the target.
+        Candidates are skipped unless they are ancestors of the target, because they may never have
+        been promoted.
         """
         ancestors = self._ancestors(name, target)
         for version in reversed(self.store.versions(name)):
@@ -181,7 +174,7 @@ class Watcher:
         return None
 
     def _ancestors(self, name: str, version: str) -> set[str]:
-        """Return a version and the versions that its warm start goes back to."""
+        """Return a version and all versions from which it was warm-started."""
         ancestors: set[str] = set()
         with suppress(StoreError):
             while is_version(version) and version not in ancestors:
@@ -193,14 +186,14 @@ class Watcher:
         return ancestors
 
     def _try_load(self, name: str, alias: str, version: str) -> bool:
-        """Load a version unless its preflight is pending, and return whether it is loaded."""
+        """Load a version. Return False if its preflight is pending."""
         preflight = self.models.preflight(name, version)
         if preflight is not None and not preflight.done():
             self.has_pending_preflights = True
             return False
         try:
             loaded = self.models.load(name, version, is_aliased=True)
-        except NotReady:  # the service is about to end
+        except NotReady:  # the service is shutting down
             return False
         if alias == LATEST:
             self.models.set_latest(loaded.model.manifest)

@@ -1,1 +1,1 @@
-"""Processes, connections and signals."""
+"""The HTTP server."""

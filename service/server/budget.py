@@ -1,9 +1,8 @@
-"""The process's byte budget for request bodies, decoded rows and unread answers.
+"""The memory budget of a process for request bodies, decoded rows and unsent answers.
 
-Memory is reserved before it is allocated. A request that does not fit is answered 429 at once. A
-client may hold at most three times the bytes that remain free: one client three quarters, two
-clients three sevenths each. Another client therefore always finds free memory. Small requests may
-also use the rest.
+A request that does not fit gets 429. A client can reserve up to three times the bytes that remain
+free: one client three quarters, two clients three sevenths each. Small requests can also use the
+rest.
 """
 
 import threading
@@ -15,8 +14,8 @@ from service.errors import Overloaded, TooLarge
 
 SCOPE_KEY = "dubito.reservation"
 RETRY_AFTER_S = 1
-MAX_SHARE = 3  # bytes of a client over free bytes
-SMALL_BYTES = 256 << 10  # up to which a request counts as small
+MAX_SHARE = 3  # ratio of a client's bytes to the free bytes
+SMALL_BYTES = 256 << 10  # maximum of a small request
 
 
 class ByteBudget:
@@ -29,7 +28,7 @@ class ByteBudget:
         self._lock = threading.Lock()
 
     def try_acquire(self, size: int, client: Hashable = None, small: bool = True) -> bool:
-        """Reserve bytes if they are free, and the request is small or within the client's share."""
+        """Reserve bytes within the budget and, unless the request is small, the client's share."""
         with self._lock:
             left = self.max_bytes - self.held - size
             if left < 0 or not (small or self._client_bytes[client] + size <= MAX_SHARE * left):
@@ -38,7 +37,7 @@ class ByteBudget:
             return True
 
     def force(self, size: int) -> None:
-        """Count bytes that are already in use, even beyond the limit."""
+        """Count bytes that are already allocated, even beyond the limit."""
         with self._lock:
             self._add(size, None)
 
@@ -58,7 +57,7 @@ class ByteBudget:
 
 
 class Reservation:
-    """The bytes that one request has reserved; released when it ends."""
+    """Memory reserved for one request."""
 
     def __init__(self, budget: ByteBudget, client: Hashable = None) -> None:
         self.budget = budget
@@ -70,35 +69,35 @@ class Reservation:
         return self.budget.max_bytes * MAX_SHARE // (MAX_SHARE + 1)
 
     def assign(self, client: Hashable) -> None:
-        """Attribute all reservations to this client. Call before the first reservation."""
+        """Set the client. Call before the first reservation."""
         assert self.held == 0
         self.client = client
 
     def acquire(self, size: int) -> None:
-        """Reserve bytes for the request.
+        """Reserve bytes until the end of the request.
 
         Raises:
-            Overloaded: if they are not free, or exceed the client's share.
+            Overloaded: if the bytes are not free, or exceed the client's share.
         """
         self._take(size, self.held + size)
         self.held += size
 
     def reserve(self, size: int, field: str) -> None:
-        """Reserve bytes for data decoded from the request's field.
+        """Reserve bytes for data decoded from a field of the request.
 
         Raises:
-            TooLarge: if the budget can never provide them.
-            Overloaded: as `acquire`.
+            TooLarge: if the request needs more than the whole budget.
+            Overloaded: as in `acquire`.
         """
         self._check(self.held + size, field)
         self.acquire(size)
 
     @contextmanager
     def hold(self, size: int, field: str) -> Iterator[None]:
-        """Reserve bytes within a block, in any thread, even beyond the end of the request.
+        """Reserve bytes within a block, which can outlast the request.
 
         Raises:
-            TooLarge, Overloaded: as `reserve`.
+            TooLarge, Overloaded: as in `reserve`.
         """
         self._check(size, field)
         self._take(size, size)
@@ -112,7 +111,7 @@ class Reservation:
         self.release(max(0, self.held - to))
 
     def release(self, size: int | None = None) -> None:
-        """Release bytes; by default all of them."""
+        """Release bytes, by default all."""
         size = self.held if size is None else size
         self.held -= size
         self.budget.release(size, self.client)

@@ -1,14 +1,12 @@
-"""HTTP connections with limits that uvicorn lacks: the protocol class that uvicorn runs.
+"""The HTTP protocol class for uvicorn, with limits on time, memory and connections.
 
-A connection handles one request at a time. The next request is read after the client has read the
-previous answer, so nothing queues up. A request must arrive within `receive_s` of its first byte
-(otherwise 408), and the client must read its answer at `MIN_RATE`. Buffered bytes count in the
-process's byte budget.
+A connection handles one request at a time, without pipelining. A request must arrive within
+`receive_s` of its first byte (otherwise 408), and the client must read the answer at `MIN_RATE`.
+Buffered bytes count towards the memory budget.
 
-There are up to `max_connections`, and one client may have three quarters of them. To accept
-another, the service closes the connection that has waited longest for its client, among those of
-the client with most connections. If all connections are busy, a new one can only request health
-and metrics.
+A client can use three quarters of `max_connections`. At the limit, the service closes the longest
+idle connection of the client with most connections. If no connection is idle, a new connection can
+only request health and metrics.
 """
 
 import asyncio
@@ -33,11 +31,11 @@ HIGH_WATER_BYTES = 64 << 10  # unprocessed input at which reading pauses
 FREE_BYTES = 16 << 10  # per connection, not counted in the budget
 UNSENT_BYTES = 128 << 10  # kernel send buffer per connection
 MIN_RATE = 64 << 10  # bytes per second, after the first `receive_s`
-LINGER_S = 2.0  # skips the rest of a rejected request, so that the client gets the answer
+LINGER_S = 2.0  # before a connection with unread input is closed, to deliver the answer
 MAX_BEYOND = 100  # connections beyond the limit, for health requests and lingering
-LARGE_READ = 32 << 10  # bytes; connections that receive more at once take turns
+LARGE_READ = 32 << 10  # bytes per read, above which connections take turns
 TURN_S = 0.001
-JOIN_BYTES = 64 << 10  # largest answer that is written in one call
+JOIN_BYTES = 64 << 10  # maximum answer that is written in one call
 EVENTS_AT_ONCE = 250  # parser events before other connections get a turn
 REFUSALS = {  # messages for protocols whose errors have a body
     400: "malformed request framing (RFC 9112)",
@@ -56,22 +54,21 @@ class Connections:
         budget: ByteBudget,
         health_paths: Iterable[str] = (),
     ) -> None:
-        """`health_paths` are answered even beyond `max_connections`."""
         self.receive_s = receive_s
         self.max_connections = max_connections
         self.budget = budget
-        self.health_paths = frozenset(health_paths)
+        self.health_paths = frozenset(health_paths)  # available beyond `max_connections`
         self.open: set[HttpConnection] = set()
         self.clients: Counter[Hashable] = Counter()  # open connections per client
-        self.waiting: dict[HttpConnection, None] = {}  # for their client, longest first
+        self.waiting: dict[HttpConnection, None] = {}  # idle or receiving, longest first
         self.beyond: dict[HttpConnection, None] = {}  # over the limit, oldest first
         self.unread: dict[HttpConnection, None] = {}  # with unread answers, oldest first
         self.receiving = 0  # connections that receive a body
-        self._turns: Shares[HttpConnection] = Shares()  # large receivers
+        self._turns: Shares[HttpConnection] = Shares()  # with large bodies
         self._is_ticking = False
 
     def add(self, connection: "HttpConnection") -> None:
-        """Register a new connection, and close a waiting one if there is no room."""
+        """Register a new connection, and close an idle one if the limit is reached."""
         max_per_client = self.max_connections - self.max_connections // 4
         if self.clients[connection.client] >= max_per_client:
             has_room = self._evict(connection.client)
@@ -87,13 +84,12 @@ class Connections:
             next(iter(self.beyond)).evict()
 
     def _evict(self, client: Hashable = None) -> bool:
-        """Close a waiting connection of this client, or of the client with most connections.
+        """Close an idle connection of a client, by default the one with most connections.
 
-        Returns:
-            Whether a connection was closed.
+        Returns False if no connection is idle.
         """
         candidates = [c for c in self.waiting if client is None or c.client == client]
-        if candidates:  # max() returns the longest waiting of equals
+        if candidates:  # max() returns the first, which has waited longest
             max(candidates, key=lambda c: self.clients[c.client]).evict()
         return bool(candidates)
 
@@ -121,7 +117,7 @@ class Connections:
             loop.call_later(TURN_S, self._next_turn, loop)
 
     def relieve(self) -> None:
-        """Abort the connections with the oldest unread answers while the budget is overdrawn."""
+        """Abort connections with unread answers, oldest first, until the budget suffices."""
         while self.budget.overdrawn and self.unread:
             next(iter(self.unread)).abort()
 
@@ -196,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
         self._held_bytes = 0
 
     def eof_received(self) -> None:
-        """Close the connection: half-closed clients are not supported."""
+        """Close the connection. Half-closed connections are not supported."""
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
@@ -208,12 +204,10 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def take_turn(self) -> None:
-        """Continue reading after other connections had their turn."""
         self._waits_for_turn = False
         self.continue_reading()
 
     def pause_writing(self) -> None:
-        """Start to watch whether the client reads its answer."""
         self._write_paused = True
         self.shared.unread.setdefault(self)
         if self._unread_timer is None:
@@ -226,7 +220,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_paused = False
         self.shared.unread.pop(self, None)
-        if self.exchange is None or self.exchange.answered:  # otherwise the answer continues
+        if self.exchange is None or self.exchange.answered:
             self._cancel_unread()
         if self._drained is not None:
             self._drained.set()
@@ -251,7 +245,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(part)
 
     async def drain(self) -> None:
-        """Wait until the client has read everything sent, or has disconnected."""
+        """Wait until the client has read the answer or disconnected."""
         while self._write_paused:
             self._drained = self._drained or asyncio.Event()
             self._drained.clear()
@@ -262,7 +256,6 @@ class HttpConnection(asyncio.Protocol):
             self._update()
 
     def end_answer(self, exchange: Exchange) -> None:
-        """Continue with the next request, or close."""
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
         if not self._write_paused:
@@ -360,7 +353,7 @@ class HttpConnection(asyncio.Protocol):
         self._buffer, self._parser = StrictBuffer(), None
 
     def _update(self) -> None:
-        """Update timers, flow control and the byte budget for the current state."""
+        """Update timers, flow control and memory budget."""
         exchange = self.exchange
         if exchange is not None and not self._is_reading_body:  # the application is working
             self.shared.waiting.pop(self, None)
@@ -386,9 +379,9 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(503)
 
     def _account(self) -> bool:
-        """Update the byte budget; return whether the bytes were available.
+        """Update the memory budget. Return False if it is exhausted.
 
-        A body is always counted: the application takes it soon, and answers 429 if it must.
+        Bodies are counted even beyond the budget, because the application soon accounts for them.
         """
         held = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
         held = held if held > FREE_BYTES else 0
@@ -406,7 +399,7 @@ class HttpConnection(asyncio.Protocol):
     # Ending
 
     def evict(self) -> None:
-        """Close to make room for another connection; no request is being answered."""
+        """Close to make room for another connection."""
         self.shared.forget(self)
         if self.exchange is None and not self._buffer:
             self._ending = True
@@ -415,20 +408,19 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(408)
 
     def abort(self) -> None:
-        """Close at once, without sending the rest."""
         self.shared.forget(self)
         self._ending = True
         self.transport.abort()
 
     def _refuse(self, status: int) -> None:
-        """Answer an incomplete request with an error, unless its answer has begun, and close."""
+        """Respond to an incomplete request with an error, and close the connection."""
         if self._ending or self.transport.is_closing():
             return
         exchange = self.exchange
         if exchange is None or not exchange.started:
             retry = b"retry-after: 1\r\n" if status == 503 else b""
             content, media_type = b"", b""
-            # other protocols expect a body in their own form
+            # Other protocols define a body for errors.
             form = None if exchange is None else other_form(exchange.scope["path"])
             if form is not None:
                 content = orjson.dumps(form.content(status, REFUSALS[status]))

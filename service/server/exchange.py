@@ -1,4 +1,4 @@
-"""One request and its answer: the ASGI 3 interface between a connection and the application."""
+"""The ASGI interface between a connection and the application."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ DISCONNECT = {"type": "http.disconnect"}
 
 
 class Exchange:
-    """The application's `receive` and `send` for one request."""
+    """A request and its response."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Exchange:
         self.expects_continue = expects_continue
         self.body = bytearray()  # not yet read by the application
         self.more_body = True  # the request is incomplete
-        self.started = False  # the answer has begun
+        self.started = False  # the application has sent the head of the answer
         self.answered = False
         self.disconnected = False
-        self._body_read = False  # completely, by the application
+        self._body_read = False  # the application has read the whole body
         self._head: list[bytes] | None = None  # sent with the first part of the body
         self._left: int | None = None  # bytes until Content-Length is reached
         self._chunked = self._has_no_body = False
@@ -53,7 +53,7 @@ class Exchange:
     async def run(self, app: ASGIApp) -> None:
         try:
             await app(self.scope, self.receive, self.send)
-        except Exception as error:  # unexpected: the middleware answers exceptions
+        except Exception as error:  # unexpected, because the middleware handles exceptions
             logger.error("an answer failed: %s", type(error).__name__)
         finally:
             self.reservation.release()
@@ -85,7 +85,6 @@ class Exchange:
         return DISCONNECT
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; the head is sent with the first part of the body."""
         if message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
             return
@@ -123,7 +122,7 @@ class Exchange:
             elif name == b"connection" and value == b"close":
                 self.keep_alive, says_close = False, True
             head += (name, b": ", value, b"\r\n")
-        if self.expects_continue:  # the client may or may not send the body
+        if self.expects_continue:  # it is unknown whether the client sends the body
             self.keep_alive = False
         if self.scope["method"] == "HEAD" or status in NO_BODY:
             self._has_no_body, self._left = True, None

@@ -1,8 +1,8 @@
-"""Strict parsing of HTTP/1.1 requests (RFC 9112) on top of h11.
+"""Strict parsing of HTTP/1.1 requests (RFC 9112) with h11.
 
-Requests that parsers interpret differently are rejected: `Content-Length` with `Transfer-Encoding`
-or repeated, codings other than `chunked`, folded headers, bare line feeds, control characters,
-several hosts. `Upgrade` is ignored, and the body is read regardless of it.
+Ambiguous requests, which allow request smuggling, are rejected: repeated `Content-Length`,
+`Content-Length` with `Transfer-Encoding`, codings other than `chunked`, folded headers, bare line
+feeds, control characters, several hosts. `Upgrade` is ignored.
 """
 
 import re
@@ -34,12 +34,12 @@ class BadRequest(Exception):
 
 
 class StrictBuffer(ReceiveBuffer):
-    """A receive buffer that rejects lines on which h11 is lenient."""
+    """A receive buffer that rejects lines that h11 would accept."""
 
     def __init__(self) -> None:
         super().__init__()
         self._is_head = True  # the next lines are a head
-        self._checked = 0  # valid bytes without the end of a head
+        self._checked = 0  # validated bytes of an incomplete head
         self._extra = 0  # bytes of chunk extensions
 
     def expect_head(self) -> None:
@@ -71,13 +71,13 @@ class StrictBuffer(ReceiveBuffer):
         del self._data[:start]
         lines = super().maybe_extract_lines()
         lengths = [line for line in lines or () if line[:15].lower() == b"content-length:"]
-        # h11 merges repeated equal lengths
+        # h11 merges repeated equal lengths.
         if len(lengths) > 1 or (lengths and not _LENGTH_LINE.fullmatch(lengths[0])):
             raise BadRequest
         return lines
 
     def is_next_line_obviously_invalid_request_line(self) -> bool:
-        """Reject input that cannot become a request, such as TLS."""
+        """Reject input that is not HTTP, such as TLS."""
         start = self._data.lstrip(b"\r\n")[:1]
         return bool(start) and not start.isupper()
 
@@ -97,21 +97,19 @@ class StrictBuffer(ReceiveBuffer):
 
 
 def new_parser(buffer: StrictBuffer) -> h11.Connection:
-    """Return a parser for the next request in a connection's buffer.
-
-    h11 has no public way to set the buffer.
-    """
+    """Create a parser for the next request in a connection's buffer."""
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=sys.maxsize)
+    # h11 lacks a public way to set the buffer.
     parser._receive_buffer = buffer
     buffer.expect_head()
     return parser
 
 
 def read_head(request: h11.Request) -> tuple[dict[str, Any], bool]:
-    """Return the request's ASGI scope, and whether the connection can be kept alive.
+    """Return the request's ASGI scope, and whether to keep the connection alive.
 
     Raises:
-        BadRequest: if parsers could interpret the head differently.
+        BadRequest: if the head is invalid or ambiguous.
     """
     headers = list(request.headers)
     if len(headers) > MAX_FIELDS:

@@ -1,8 +1,7 @@
 """Process setup: port, open files, memory and graceful shutdown.
 
-After SIGTERM the service reports that it is not ready and closes each connection after its answer,
-so that proxies and clients go elsewhere. It still accepts connections for the grace period. Then it
-stops listening and finishes the accepted requests, so none is lost.
+After SIGTERM the service reports that it is not ready, and closes each connection after its answer.
+After the grace period, it stops listening and finishes the accepted requests.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from types import FrameType
 
 SPARE_FILES = 256  # in addition to connections
 TRIM_S = 5.0
-LARGE_BYTES = 8 << 20  # larger than a micro-batch; bodies, pools and answers exceed it
+LARGE_BYTES = 8 << 20  # larger than a micro-batch, smaller than large bodies and pools
 HEAPS = 2  # instead of eight per core, so that threads reuse freed memory
 
 _C = ctypes.CDLL(None)
@@ -58,10 +57,10 @@ def allow_open_files(connections: int) -> None:
 
 
 def keep_heaps_whole() -> None:
-    """Make the C library return freed large blocks, and share heaps between threads.
+    """Make glibc return large freed blocks and share heaps between threads.
 
-    Call it before threads start. By default the C library serves blocks of up to 32 MiB from a
-    per-thread heap, where a small block can keep a large freed one.
+    By default glibc allocates blocks of up to 32 MiB in per-thread heaps, which fragment. Call this
+    before threads start.
     """
     if _OPTION is not None:
         _OPTION(_MMAP_THRESHOLD, LARGE_BYTES)
@@ -70,11 +69,7 @@ def keep_heaps_whole() -> None:
 
 @contextmanager
 def trim_memory() -> Iterator[None]:
-    """Return freed memory to the system every few seconds, in a thread.
-
-    Large requests and versions leave holes in the heap. Reference cycles are collected as well,
-    because an idle process would keep them.
-    """
+    """Return freed memory to the system every few seconds, in a thread."""
     ending = threading.Event()
 
     def run() -> None:
@@ -91,11 +86,11 @@ def trim_memory() -> Iterator[None]:
 
 
 def end_with_notice(ending: threading.Event, shutdown_grace_s: float) -> None:
-    """Let SIGTERM set `ending` and stop the process after `shutdown_grace_s`.
+    """On SIGTERM, set `ending`, and stop after `shutdown_grace_s`.
 
-    A second SIGTERM stops it at once. Call this in the event loop of the main thread. In other
-    threads, as in tests, signal handlers stay unchanged.
+    A second SIGTERM stops the process immediately.
     """
+    # Only the main thread can set signal handlers; tests run in others.
     if threading.current_thread() is not threading.main_thread():
         return
     stop = signal.getsignal(signal.SIGTERM)

@@ -1,14 +1,12 @@
-"""Fair shares: identify the client of a request, and order the work of several clients.
+"""Fair queueing between clients.
 
-Each client has an account of the work done for it. The next piece belongs to the client whose
-account will be smallest after it. A new client starts with the smallest account of the waiting
-clients, so a pause neither saves nor costs anything. A client therefore waits for at most one piece
-of each other client.
+Each client has an account of its finished work. The next piece of work belongs to the client whose
+account will be smallest after it. A new client starts with the smallest account of all waiting
+clients. A client therefore waits for at most one piece of each other client.
 
-Within a client, each of n waiting requests is owed an n-th of the client's work, and the request
-that would finish first at that rate is next. A small request does not wait for all large ones
-before it, and a stream of small requests does not block a large one. Requests of equal size keep
-their order.
+Within a client, the n waiting requests share its work equally, and the request that would finish
+first is next. Small requests can overtake large ones, but cannot block them. Requests of equal size
+keep their order.
 """
 
 import ipaddress
@@ -18,20 +16,20 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-KEY_NAME = "dubito.key"  # in a request's scope: the name of its valid key
-IPV6_NETWORK_BITS = 64  # a customer can choose any address within such a network
+KEY_NAME = "dubito.key"  # in a request's ASGI scope: name of the valid key
+IPV6_NETWORK_BITS = 64  # the usual size of a customer's network
 
 T = TypeVar("T")
 
 
 def address_client(peer: tuple[str, int] | None) -> Hashable:
-    """Identify a client without a key by its address; without an address it is unique."""
+    """Identify a client by its address. A client without an address is unique."""
     return object() if not peer else _network(peer[0])
 
 
 @lru_cache(maxsize=4096)
 def _network(address: str) -> str:
-    """Return the part of an address that its user cannot choose."""
+    """Return an IPv4 address, or the network of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -46,7 +44,7 @@ def _network(address: str) -> str:
 def is_within_share(
     work_by_client: Mapping[Any, int], client: Hashable, work: int, limit: int
 ) -> bool:
-    """Return whether the work fits if no other client counts for more than this one."""
+    """Check whether work fits if every other client is reduced to the size of this one."""
     total = work_by_client.get(client, 0) + work
     others = sum(min(w, total) for name, w in work_by_client.items() if name != client)
     return total + others <= limit
@@ -57,15 +55,15 @@ class Piece(Generic[T]):
     work: T
     client: Hashable
     cost: float
-    due: float  # owed to each of the client's requests when this one is done
+    due: float  # `_Account.per_request` after this piece
     number: int
-    after: float = 0.0  # the client's account when this piece is done
+    after: float = 0.0  # the client's account after this piece
 
 
 @dataclass(eq=False)
 class _Account(Generic[T]):
     used: float
-    owed: float = 0.0  # to each of the client's requests so far
+    per_request: float = 0.0  # finished work per waiting request
     waiting: list[Piece[T]] = field(default_factory=list)
 
 
@@ -73,7 +71,10 @@ _DUE, _AFTER = attrgetter("due", "number"), attrgetter("after", "number")
 
 
 class Shares(Generic[T]):
-    """Waiting work of several clients. Costs are positive, in any unit. Callers hold a lock."""
+    """A fair queue of the work of several clients. Not thread-safe.
+
+    Costs are positive, in any unit.
+    """
 
     def __init__(self) -> None:
         self.min_account = 0.0  # smallest account of a waiting client
@@ -84,12 +85,12 @@ class Shares(Generic[T]):
         return self._length
 
     def put(self, work: T, client: Hashable, cost: float) -> None:
-        """Queue a piece. If work has several pieces, queue the next when the previous is done."""
+        """Queue a piece of work."""
         account = self._accounts.get(client)
         if account is None:
             account = self._accounts[client] = _Account(self.min_account)
         account.used = max(account.used, self.min_account)
-        account.waiting.append(Piece(work, client, cost, account.owed + cost, self._number))
+        account.waiting.append(Piece(work, client, cost, account.per_request + cost, self._number))
         self._number += 1
         self._length += 1
 
@@ -98,7 +99,7 @@ class Shares(Generic[T]):
         return self._accounts[client].used
 
     def turns(self) -> list[Piece[T]]:
-        """Return all waiting pieces in the order of execution."""
+        """Return all pieces in the order of execution."""
         pieces: list[Piece[T]] = []
         for account in self._accounts.values():
             account.waiting.sort(key=_DUE)
@@ -112,7 +113,7 @@ class Shares(Generic[T]):
         return pieces
 
     def take(self, pieces: Sequence[Piece[T]], free: Sequence[Piece[T]] = ()) -> None:
-        """Remove pieces and charge their clients; `free` pieces cost nothing."""
+        """Remove pieces, and charge their clients except for `free` pieces."""
         removed = {piece.number for piece in (*pieces, *free)}
         waited = {
             client: len(self._accounts[client].waiting)
@@ -121,7 +122,7 @@ class Shares(Generic[T]):
         for piece in pieces:
             account = self._accounts[piece.client]
             account.used += piece.cost
-            account.owed += piece.cost / waited[piece.client]
+            account.per_request += piece.cost / waited[piece.client]
         for client in {piece.client for piece in (*pieces, *free)}:
             account = self._accounts[client]
             account.waiting = [piece for piece in account.waiting if piece.number not in removed]

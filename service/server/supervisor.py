@@ -1,8 +1,7 @@
-"""Worker processes that share a listening socket, and the supervisor that replaces them.
+"""Supervisor of worker processes that share a listening socket.
 
-The supervisor binds the socket and starts workers that inherit it. Workers send heartbeats through
-a pipe. A worker that ends, or is silent for `SILENCE_S`, is replaced. A worker whose supervisor has
-ended stops by itself.
+Workers send heartbeats through a pipe. The supervisor replaces a worker that exits, or is silent
+for `SILENCE_S`. Workers stop if the supervisor exits.
 """
 
 import logging
@@ -49,7 +48,7 @@ class WorkerPlace:
         return [str(self.worker), str(self.listener), str(self.heartbeat), str(self.folder)]
 
     def start_heartbeat(self) -> None:
-        """Send heartbeats, and stop this process gracefully if the supervisor is gone."""
+        """Send heartbeats in a thread, and stop the process if the supervisor has exited."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def _beat(self) -> None:
@@ -76,7 +75,7 @@ class Worker:
         if os.read(self.heartbeat, 4096):
             self.silent_after = time.monotonic() + SILENCE_S
         else:
-            time.sleep(0.01)  # the pipe is closed: the process is about to end
+            time.sleep(0.01)  # the pipe is closed, because the process is exiting
 
     def failure(self) -> str | None:
         if self.process.poll() is not None:
@@ -123,7 +122,7 @@ def supervise(settings: Settings) -> int:
                     workers[place] = Worker(worker.number, listener, folder)
         for worker in workers:
             worker.process.terminate()
-        listener.close()  # refuse connections after the workers' grace period
+        listener.close()  # so that connections are refused when the workers stop listening
         _wait(workers, settings.shutdown_grace_s + settings.shutdown_timeout_s + KILL_S)
     return 0
 

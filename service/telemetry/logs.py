@@ -1,7 +1,7 @@
-"""The log on standard error: text, or one JSON object per line with a line for each request.
+"""Logging to standard error, as text or JSON lines.
 
-A thread writes the log, so a slow reader of standard error does not delay requests. The log has no
-content from clients except a plain request id and the name of the key.
+A thread writes the log, so that a slow reader does not delay requests. Except for request ids, the
+log contains no text from clients.
 """
 
 import atexit
@@ -20,11 +20,11 @@ from service.request_context import RequestRecord
 from service.settings import Settings
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-MAX_WAITING = 10_000  # records, if standard error is read slowly
+MAX_WAITING = 10_000  # records
 REQUESTS = logging.getLogger("dubito.requests")
 
-# These loggers write content from clients.
-REPEAT_CLIENTS = ("python_multipart.multipart", "python_multipart.decoders")
+# These loggers would write content from clients.
+DISABLED_LOGGERS = ("python_multipart.multipart", "python_multipart.decoders")
 
 RequestLog = Callable[[RequestRecord, str, int | None, float], None]
 
@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
 
 class _Queue(QueueHandler):
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Leave formatting to the thread that writes."""
+        """Leave the formatting to the writing thread."""
         return record
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -61,15 +61,12 @@ def configure(settings: Settings) -> None:
     atexit.register(listener.stop)  # writes the last records
     logging.basicConfig(level=logging.INFO, handlers=[_Queue(records)], force=True)
     logging.captureWarnings(True)
-    for name in REPEAT_CLIENTS:
+    for name in DISABLED_LOGGERS:
         logging.getLogger(name).disabled = True
 
 
 def request_log(settings: Settings) -> RequestLog | None:
-    """Return the function that logs a request, if the log has a line per request.
-
-    It takes the record, route, status (None if the client disconnected) and seconds.
-    """
+    """Return a function that logs requests, or None if the log format is text."""
     return _log_request if settings.log == "json" else None
 
 
@@ -96,7 +93,7 @@ def _log_request(record: RequestRecord, route: str, status: int | None, seconds:
 
 
 def where(error: BaseException) -> str:
-    """Describe an unexpected error without its text, which may contain the request."""
+    """Return the type and traceback of an error, without its message, which may repeat input."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     return f"{type(error).__name__}\n{frames}"
 

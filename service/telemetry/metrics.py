@@ -1,4 +1,4 @@
-"""Prometheus metrics: cheap methods count them, and a scrape collects them."""
+"""Prometheus metrics."""
 
 import platform
 import threading
@@ -31,26 +31,26 @@ SECONDS = (
 NATS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 7)
 TARGET_UNITS = tuple(float(f"{10.0 ** (i / 2):.2g}") for i in range(-8, 9))  # 1e-4 to 1e4
 POWERS_OF_2 = tuple(2**i for i in range(13))
-MAX_VERSIONS = 100  # with counts; the least recently used are dropped
-SMALL_COUNT = 16  # up to which bisect is faster than numpy
+MAX_VERSIONS = 100  # with metrics; the least recently used are dropped
+SMALL_COUNT = 16  # of values for which bisect is faster than numpy
 
 COUNTERS = {
     "rows": "Rows predicted",
-    "flags": "Rows flagged, of those predicted",
+    "flags": "Rows flagged",
     "pool_rows": "Rows ranked",
-    "acquired_rows": "Rows of rankings that were kept, for labels to come",
-    "control_rows": "Rows set aside at random, of those kept",
-    "draws": "Posterior draws of answers; rows of a request share theirs",
-    "draws_made": "Posterior draws made for answers",
-    "draws_reused": "Posterior draws of answers that were made for earlier ones",
+    "acquired_rows": "Rows acquired for labelling",
+    "control_rows": "Control rows among the acquired rows",
+    "draws": "Posterior draws used; rows of a request share their draws",
+    "draws_made": "Posterior draws computed",
+    "draws_reused": "Posterior draws shared with another request",
 }
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
-    "queue_seconds": ("Seconds that a request waited for its turn", SECONDS),
-    "compute_seconds": ("Seconds of arithmetic, a micro-batch", SECONDS),
-    "batch_rows": ("Rows of a micro-batch", POWERS_OF_2),
-    "batch_requests": ("Requests of a micro-batch", POWERS_OF_2[:9]),
-    "entropy": ("Entropy of rows predicted, in nats", NATS),
-    "std": ("Predictive standard deviation of rows predicted, in the target's units", TARGET_UNITS),
+    "queue_seconds": ("Seconds that a request waited in the queue", SECONDS),
+    "compute_seconds": ("Seconds to compute a micro-batch", SECONDS),
+    "batch_rows": ("Rows per micro-batch", POWERS_OF_2),
+    "batch_requests": ("Requests per micro-batch", POWERS_OF_2[:9]),
+    "entropy": ("Entropy of predicted rows, in nats", NATS),
+    "std": ("Predictive standard deviation of rows, in target units", TARGET_UNITS),
 }
 KINDS = get_args(Kind)
 BUILD = ("version", "python", "onnxruntime")
@@ -59,7 +59,7 @@ VersionKey = tuple[str, str]  # model and version
 
 
 class Histogram:
-    """Counts of values by bucket; `edges` are the upper ends of all buckets except the last."""
+    """A histogram. `edges` are the upper ends of all buckets except the last."""
 
     def __init__(self, edges: Sequence[float]) -> None:
         self.edges = edges
@@ -87,7 +87,7 @@ class Histogram:
 
 
 class VersionMetrics:
-    """The counts of one version. Use them only under `lock`."""
+    """Metrics of one version, protected by `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -102,7 +102,7 @@ class VersionMetrics:
 
 
 class Metrics(Collector):
-    """The service's metrics, in a separate registry. Thread-safe."""
+    """All metrics of the service. Thread-safe."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -121,25 +121,23 @@ class Metrics(Collector):
             buckets=SECONDS,
             registry=registry,
         )
-        self.queued_row_draws = gauge("dubito_queued_row_draws", "Rows x draws waiting or in work")
-        self.queued_requests = gauge("dubito_queued_requests", "Requests waiting or in work")
+        self.queued_row_draws = gauge("dubito_queued_row_draws", "Queued or running rows x draws")
+        self.queued_requests = gauge("dubito_queued_requests", "Queued or running requests")
         self.max_queued_row_draws = gauge(
-            "dubito_max_queued_row_draws", "Rows x draws beyond which requests are refused"
+            "dubito_max_queued_row_draws", "Limit of queued or running rows x draws"
         )
-        self.ready = gauge("dubito_ready", "1 while there is a model to predict with")
-        self.labels = counter(
-            "dubito_labels", "Labels that came, by what became of them", ("model", "outcome")
-        )
-        self.jobs = counter("dubito_jobs", "Jobs that ended", ("kind", "state"))
+        self.ready = gauge("dubito_ready", "1 if the service can predict, otherwise 0")
+        self.labels = counter("dubito_labels", "Labels received, by outcome", ("model", "outcome"))
+        self.jobs = counter("dubito_jobs", "Finished jobs", ("kind", "state"))
         for kind, state in product(KINDS, ENDED):  # so that rates count the first job
             self.jobs.labels(kind, state)
-        self.jobs_running = gauge("dubito_jobs_running", "Jobs that run")
-        self.jobs_queued = gauge("dubito_jobs_queued", "Jobs that wait for their turn")
+        self.jobs_running = gauge("dubito_jobs_running", "Running jobs")
+        self.jobs_queued = gauge("dubito_jobs_queued", "Queued jobs")
         self.state_usable = gauge(
-            "dubito_state_usable", "0 while jobs and labels cannot be read or written"
+            "dubito_state_usable", "1 if jobs and labels can be read and written, otherwise 0"
         )
         self.state_usable.set(1)
-        build = gauge("dubito_build_info", "1, by what serves", BUILD)
+        build = gauge("dubito_build_info", "1, labelled with versions of the software", BUILD)
         build.labels(VERSION, platform.python_version(), onnxruntime.__version__).set(1)
         self._versions: OrderedDict[VersionKey, VersionMetrics] = OrderedDict()
         self._lock = threading.Lock()
@@ -151,7 +149,7 @@ class Metrics(Collector):
     def count_request(
         self, route: str, status: int | None, reason: str | None, seconds: float
     ) -> None:
-        """Count a request. Without an answer, the status is None."""
+        """Count a request. The status is None if the client disconnected."""
         requests, request_seconds = self._cached_route_metrics(
             route, "none" if status is None else str(status)
         )

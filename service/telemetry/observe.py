@@ -1,4 +1,4 @@
-"""The outermost middleware, which counts, logs and traces every request."""
+"""Middleware for metrics, logs and traces."""
 
 import logging
 import re
@@ -28,8 +28,10 @@ _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Observe:
-    """Counts requests by route, because there is no limit on paths. Answers unexpected errors with
-    500, and closes connections after the next answer once the service is shutting down."""
+    """Record every request, and answer unexpected errors with 500.
+
+    During shutdown, connections are closed after the next answer.
+    """
 
     def __init__(
         self,
@@ -46,13 +48,13 @@ class Observe:
         self.tracing = tracing
         self.ending = ending
         self.prefix = prefix  # of the proxy
-        self._ids: list[str] = []  # unused
+        self._ids: list[str] = []  # not yet used
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        self._take_prefixes(scope)
+        self._strip_prefixes(scope)
         record = scope[RECORD_KEY] = self._new_record(scope)
         span = None if self.tracing is None else self.tracing.begin(scope, record)
         status: int | None = None  # None if the client disconnects before the answer
@@ -70,11 +72,11 @@ class Observe:
             await self.app(scope, receive, send_with_id)
         except ClientDisconnect as disconnect:
             record.reason = "client_gone"
-            clear_frames(disconnect.__traceback__)  # frees the memory of the body
+            clear_frames(disconnect.__traceback__)  # to free the memory of the body
         except Exception as error:
             record.reason = "unexpected"
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))
-            # Otherwise the answer has started, and the server ends the connection.
+            # If the answer has started, the server closes the connection.
             if status is None:
                 detail = "unexpected error; search the service's log for this X-Request-ID"
                 await error_response(scope, DubitoError(detail))(scope, receive, send_with_id)
@@ -87,8 +89,8 @@ class Observe:
             if span is not None and self.tracing is not None:
                 self.tracing.end(span, record, route, status)
 
-    def _take_prefixes(self, scope: Scope) -> None:
-        """Set the path to route and the prefix of links in the answer."""
+    def _strip_prefixes(self, scope: Scope) -> None:
+        """Strip the proxy's prefix and /v1 from the path."""
         prefix, path = self.prefix, scope["path"]
         if prefix and path.startswith(f"{prefix}/"):
             path = path.removeprefix(prefix)
@@ -97,7 +99,7 @@ class Observe:
         scope["path"], scope[PREFIX_KEY] = path, prefix
 
     def _new_record(self, scope: Scope) -> RequestRecord:
-        """Start the record of a request, with the client's id if it is a single plain one."""
+        """Create the record of a request, with a valid X-Request-ID or a new id."""
         started = time.perf_counter()
         ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
         is_plain = len(ids) == 1 and _CLIENT_ID.fullmatch(ids[0])
@@ -106,8 +108,7 @@ class Observe:
         return RequestRecord(request_id, method, started)
 
     def _new_id(self) -> str:
-        """Return an unpredictable id. Random bytes are read for many ids at a time."""
-        if not self._ids:
+        if not self._ids:  # generate many ids at once, which is faster
             digits, length = secrets.token_hex(ID_BYTES * IDS_AT_A_TIME), 2 * ID_BYTES
             self._ids = [digits[k : k + length] for k in range(0, len(digits), length)]
         return self._ids.pop()

@@ -1,9 +1,7 @@
-"""Spans for an OpenTelemetry collector: one per request, with reading, queueing, computing and
-answering.
+"""Request spans for an OpenTelemetry collector (extra `otel`).
 
-They continue the caller's trace (W3C Trace Context). After each request, spans are created from the
-times in its record, and a separate thread sends them. Like the log, they contain no content from
-clients. The packages are in the extra `otel` and are imported only if spans are configured.
+Spans continue the caller's trace (W3C Trace Context). They are created from the times in the record
+of a request, and sent by a separate thread. Like the log, they contain no text from clients.
 """
 
 import threading
@@ -25,7 +23,7 @@ CLOSE_S = 3  # to send the last spans
 
 
 def check_tracing(settings: Settings) -> None:
-    """Check that the packages of the extra `otel` are installed, if the settings need them."""
+    """Raise InvalidInput if tracing is configured but the extra `otel` is not installed."""
     if settings.otlp_endpoint is None:
         return
     try:
@@ -74,7 +72,7 @@ class Tracing:
             return
         ended = time.perf_counter()
 
-        # A single clock keeps phases within their request.
+        # Conversion from one clock keeps phases within their request.
         def unix_ns(moment: float) -> int:
             return record.started_ns + int((moment - record.started) * 1e9)
 
@@ -105,14 +103,14 @@ class Tracing:
         span.end(unix_ns(ended))
 
     def close(self) -> None:
-        """Send the last spans, for up to `CLOSE_S`, since the collector may be unreachable."""
+        """Send the last spans within `CLOSE_S`."""
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def create_tracing(settings: Settings) -> Tracing | None:
-    """Create the tracing that the settings configure, if any; raise like `check_tracing`."""
+    """Create the tracing if it is configured. Raises like `check_tracing`."""
     check_tracing(settings)
     if settings.otlp_endpoint is None:
         return None
