@@ -27,9 +27,9 @@ from training.networks.architectures import ARCHITECTURES, mlp
 from training.sections import Count, Positive, Section
 
 COMBINED_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_combined)
-IMAGE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_of_images)
+IMAGE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.needs_images)
 FEATURE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.space == "embedding")
-ENCODED_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_combined_of_encoded)
+ENCODED_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_combined_if_encoded)
 DENSITY_NAMES = tuple(KINDS)
 DETECTOR_NAMES = dict.fromkeys(
     [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]

@@ -1,11 +1,11 @@
-"""The mathematics: outputs[k, n] = f(x[n], theta(eps[k])), without recipes and without a store.
+"""Bayesian networks: outputs[k, n] = f(x[n], theta(eps[k])).
 
-Read in this order:
-
-* `posterior`: theta as a function of noise, and KL(q || p). A module for each family: `gaussian`,
-  `matrix_normal`, `hypernetwork` (with `flows`), `variational_hypernet`, `dropout`, `members`,
+* `posterior`: theta as a function of noise, and KL(q || p). Each family has a module: `gaussian`,
+  `matrix_normal`, `hypernetwork` (with `flows`), `variational_hypernet`, `dropout`, `members` and
   `laplace`.
-* `layers`: layers that read their part of theta. `network`: f, and a model with its likelihood.
-* `likelihoods`: p(y | outputs). `objectives`: the loss of a step.
-* `diagnostics`: whether a fit has converged, and how well it covers the exact posterior.
+* `layers`: layers that read their parameters from theta.
+* `network`: f, and the model with its likelihood.
+* `likelihoods`: p(y | outputs).
+* `objectives`: the loss of a training step.
+* `diagnostics`: convergence of a fit, and its distance to the exact posterior.
 """

@@ -1,12 +1,13 @@
-"""Diagnostics of a variational fit: its bound, whether its spread fits, and how well it covers.
+"""Diagnostics of a variational fit: bound, spread, and distance to the exact posterior.
 
-A level bound proves little once the learning rate has decayed. So the spread is checked too. If
-theta = c + s z and the bound's slope along log s is 0, then for every coordinate
+A level bound proves little after the learning rate has decayed, so the spread is checked too. If
+theta = c + s z and the derivative of the bound with respect to log s is 0, then for every
+coordinate
 
     E[(theta - c) d(-log p(theta, data)) / dtheta] = 1.
 
-The *pull* is the excess over 1: for a quadratic log-density, variance / best variance - 1. How well
-the posterior covers the exact one is k-hat from Pareto-smoothed importance sampling.
+The *pull* is the excess over 1. For a quadratic log-density it is variance / best variance - 1.
+The distance to the exact posterior is k-hat of Pareto-smoothed importance sampling.
 """
 
 import math
@@ -34,8 +35,8 @@ PULL_DRAWS = 40  # each with a separate minibatch
 SPREAD_DRAWS = 40
 RATIO_DRAWS = 200  # of importance ratios
 RATIO_CHUNK_ROWS = 2048
-MAX_FLOPS = 4e12  # of the ratios of all rows and draws: half a minute on two cores
-MIN_TAIL = 5  # ratios that a tail is fitted to
+MAX_FLOPS = 4e12  # for importance ratios; half a minute on two cores
+MIN_TAIL = 5  # ratios in the fitted tail
 TINY = 1e-300  # smallest ratio relative to the largest
 
 
@@ -43,12 +44,12 @@ TINY = 1e-300  # smallest ratio relative to the largest
 def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> dict[str, float]:
     """Estimate the negative evidence lower bound, E[-log p(y | x, theta)] + KL / rows.
 
-    It is in nats for each of `rows` rows, with its parts and Monte Carlo error.
+    Returns the bound per row in nats, its terms and its Monte Carlo error.
     """
     model.eval()
     for module in model.modules():
         if isinstance(module, HyperLayer):
-            module.train()  # or it adds no KL
+            module.train()  # because the layer computes its KL only in training
     seed_layers(seed, x.device)
     eps = standard_noise(BOUND_DRAWS, model.posterior.noise_dimension, seed, device=x.device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
@@ -69,8 +70,10 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
 
 
 def guess_nll(y: Tensor) -> float:
-    """Return -log p of a row, in nats, under the best constant answer: the classes' shares, or a
-    Gaussian around the targets' mean."""
+    """Return the mean -log p(y) of the best constant prediction, in nats.
+
+    The prediction is the class frequencies or a Gaussian with the targets' mean and variance.
+    """
     if y.is_floating_point():
         variance = max(y.double().var(correction=0).item(), TINY)
         return 0.5 * math.log(2.0 * math.pi * math.e * variance)
@@ -79,7 +82,7 @@ def guess_nll(y: Tensor) -> float:
 
 
 def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
-    """Return the mean log standard deviation of theta in each layer; empty for point estimates."""
+    """Return the mean log standard deviation of theta by layer, or {} for point estimates."""
     posterior = model.posterior
     if not posterior.spread_parameters():
         return {}
@@ -102,7 +105,7 @@ def mean_log_std(model: BayesianModel, by_layer: dict[str, float]) -> float:
 def pulls(
     model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Return each layer's mean pull and its Monte Carlo error; empty unless theta = c + s z."""
+    """Return each layer's mean pull and its Monte Carlo error, or {} unless theta = c + s z."""
     posterior = model.posterior
     if not isinstance(posterior, LocationScale) or (location := posterior.location()) is None:
         return {}
@@ -152,31 +155,31 @@ def log_ratios(
 def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
     """Compute k-hat, the shape of the generalised Pareto distribution of the largest ratios.
 
-    Below .5 the importance ratios have a variance. Below .7, weighted means can be trusted at
+    Below 0.5 the importance ratios have a finite variance. Below 0.7 weighted means are reliable at
     practical numbers of draws (Vehtari et al. 2024, "Pareto smoothed importance sampling"; Yao et
-    al. 2018, "Yes, but did it work?"). The tail is the largest min(K / 5, 3 sqrt(K)). The error at
-    200 draws is about .2.
+    al. 2018, "Yes, but did it work?"). The tail consists of the min(K / 5, 3 sqrt(K)) largest
+    ratios. The error at 200 draws is about 0.2.
     """
     largest = np.sort(log_ratios)
     tail = math.ceil(min(0.2 * len(largest), 3.0 * math.sqrt(len(largest))))
     if tail < MIN_TAIL:
         expected = f"expected at least {5 * MIN_TAIL} draws"
         raise ValueError(f"log_ratios: {expected}, got {len(log_ratios)}")
-    # the largest is 1, and the first the tail's threshold
+    # The first ratio is the threshold of the tail.
     ratios = np.exp(largest[-tail - 1 :] - largest[-1])
     excess = ratios[1:] - ratios[0]
     if excess[-1] < np.finfo(float).eps:
-        return 0.0  # ratios that are equal have no tail
+        return 0.0  # all ratios are equal
     return pareto_shape(np.maximum(excess, TINY))
 
 
 def pareto_shape(excess: Float64[np.ndarray, "M"]) -> float:
     """Estimate the shape of a generalised Pareto distribution from its sorted excesses.
 
-    Zhang and Stephens (2009), "A new and efficient estimation method for the generalized Pareto
-    distribution", equations 8 and 9: the posterior mean of theta = -k / sigma under their prior, by
-    quadrature over m points, and k given theta. Ten further values of .5 draw k towards .5 (Vehtari
-    et al. 2024, appendix C).
+    The estimate is k given the posterior mean of theta = -k / sigma, by quadrature (Zhang and
+    Stephens 2009, "A new and efficient estimation method for the generalized Pareto distribution",
+    equations 8 and 9). It is regularised by ten pseudo-observations of k = 0.5 (Vehtari et al.
+    2024, appendix C).
     """
     count = len(excess)
     points = 30 + int(math.sqrt(count))

@@ -1,4 +1,4 @@
-"""Dropout: Bernoulli masks, one number a unit."""
+"""Bernoulli masks over units."""
 
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -14,9 +14,9 @@ from training.bayes.posterior import Posterior
 class MaskPosterior(Posterior):
     """theta_i = 1 / keep_i if eps_i is below the keep_i-quantile of N(0, 1), else 0.
 
-    (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation".) The KL is the network's weight
-    decay. If masks are not served (`is_served = False`), theta is 1, its mean, and there is one
-    draw.
+    See Gal and Ghahramani 2016, "Dropout as a Bayesian approximation". The KL is the network's
+    weight decay. If `is_served` is false, masks are used only in training, and the only draw of
+    theta is its mean, 1.
     """
 
     keep: Tensor

@@ -1,13 +1,14 @@
-"""Invertible hypernetworks: normalizing flows from noise to parameters, with log-determinants.
+"""Normalizing flows from noise to parameters.
 
-A transform maps z of shape (..., D) to (z', log |det dz'/dz|) with shapes (..., D) and (...). Only
-the direction from noise to parameters is needed: variational inference evaluates the density of its
-own samples (Krueger et al. 2017, "Bayesian hypernetworks", equation 6: log q(theta) = log N(eps; 0,
-I) - log |det dtheta/deps|).
+A transform maps z of shape (..., D) to (z', log |det dz'/dz|) with shapes (..., D) and (...). The
+inverse is not needed, because variational inference evaluates the density of samples only (Krueger
+et al. 2017, "Bayesian hypernetworks", equation 6):
 
-Couplings also carry the score s = d log q(z)/dz along: the next one is J^-T (s - d log |det J|/dz),
-with J = dz'/dz, without the flow's inverse (Vaitl et al. 2024, "Fast and unified path gradient
-estimators for normalizing flows", arXiv 2403.15881).
+    log q(theta) = log N(eps; 0, I) - log |det dtheta/deps|
+
+Couplings can also propagate the score s = d log q(z)/dz without the flow's inverse. With J =
+dz'/dz, the next score is J^-T (s - d log |det J|/dz) (Vaitl et al. 2024, "Fast and unified path
+gradient estimators for normalizing flows", arXiv 2403.15881).
 """
 
 import math
@@ -21,15 +22,14 @@ from torch.nn import functional
 
 from training.bayes.layers import product_and_norm
 
-LOG_SCALE_BOUND = 2.0  # of a coupling: one step stretches a coordinate by up to e^2
+LOG_SCALE_BOUND = 2.0  # a coupling scales a coordinate by up to e^2
 NEAR_IDENTITY = 0.01  # initial weight-norm scale of a conditioner's output layer
 
 
 class WeightNormLinear(nn.Module):
-    """A linear layer with weight g V / |V| (Salimans and Kingma 2016), the product scaled rather
-    than the weight.
+    """A linear layer with weight g V / |V| (Salimans and Kingma 2016).
 
-    With a mask, of shape (out, in), V is masked before it is normalised.
+    A mask of shape (out, in) is applied to V before normalisation.
     """
 
     mask: Tensor | None
@@ -54,7 +54,7 @@ class WeightNormLinear(nn.Module):
         if self.folded:
             return functional.linear(x, self.direction, self.bias)
         product, norm = product_and_norm(x, self._masked())
-        # A unit that the mask cuts off from every input has V = 0 and is its bias alone.
+        # If the mask removes all inputs of a unit, V is 0 and the unit returns its bias.
         return product * (self.scale / norm.clamp(min=1e-12)) + self.bias
 
     @torch.no_grad()
@@ -71,8 +71,7 @@ class WeightNormLinear(nn.Module):
 
 
 class Conditioner(nn.Module):
-    """A network of one ReLU layer that gives a shift and a bounded log-scale for each of `outputs`
-    coordinates."""
+    """An MLP with one hidden layer that computes shifts and log-scales of coordinates."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class Conditioner(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch in"]
     ) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "*batch out"]]:
-        """Return (shift, log-scale), the latter within `LOG_SCALE_BOUND` of 0."""
+        """Return shifts, and log-scales within +-`LOG_SCALE_BOUND`."""
         shift, log_scale = self.output(torch.relu(self.hidden(z))).chunk(2, dim=-1)
         return shift, LOG_SCALE_BOUND * torch.tanh(log_scale * (1.0 / LOG_SCALE_BOUND))
 
@@ -103,7 +102,7 @@ class Coupling(nn.Module):
     """An affine coupling (Dinh et al. 2016, "Density estimation using Real NVP", equations 7-8).
 
     The first half of the coordinates stays fixed and determines the scale and shift of the second
-    half. If `flipped`, the halves swap roles.
+    half. If `flipped` is true, the halves swap roles.
     """
 
     def __init__(
@@ -135,18 +134,16 @@ class Coupling(nn.Module):
         return self._in_order((fixed, moving)), log_scale.sum(-1), score
 
     def _in_order(self, halves: Halves) -> Halves:
-        """Return the half that stays and the one that moves, of the first and the second, or the
-        other way round."""
+        """Convert (first, second) to (fixed, moving), or back."""
         return halves[::-1] if self.flipped else halves
 
 
 class Autoregressive(nn.Module):
     """A step of inverse autoregressive flow, z' = mean + std z (Kingma et al. 2016, equation 10).
 
-    Mean and std of coordinate i depend on coordinates before i alone, by MADE's masks (Germain et
-    al. 2015, equations 8 and 9): hidden units get degrees spread evenly from D - 1 down to 1, so
-    that every coordinate but the last is seen, however few units there are. Flipped, the order of
-    coordinates is reversed.
+    Mean and std of coordinate i depend only on coordinates before i, by MADE's masks (Germain et
+    al. 2015, equations 8 and 9). The degrees of hidden units are spread evenly from D - 1 to 1. If
+    `flipped` is true, the order of coordinates is reversed.
     """
 
     def __init__(
@@ -169,7 +166,7 @@ class Autoregressive(nn.Module):
 
 
 class ElementwiseAffine(nn.Module):
-    """z' = shift + exp(log_scale) z: alone, a factorial Gaussian."""
+    """z' = shift + exp(log_scale) z."""
 
     def __init__(self, dimension: int, log_scale: float) -> None:
         super().__init__()
@@ -188,8 +185,7 @@ class ElementwiseAffine(nn.Module):
 
 
 class Composition(nn.Module):
-    """Couplings, whose halves stay apart from the first to the last, or other steps, and an
-    elementwise affine one."""
+    """Couplings or autoregressive steps, followed by an elementwise affine transform."""
 
     def __init__(self, transforms: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -210,8 +206,10 @@ class Composition(nn.Module):
     def with_score(
         self, eps: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
-        """Return as well the score of theta = z', d log q(theta)/dtheta, as a constant; eps ~ N(0,
-        I). Steps must be couplings."""
+        """Map noise to theta, and also return the score d log q(theta)/dtheta without a gradient.
+
+        Steps must be couplings.
+        """
         log_det = eps.new_zeros(eps.shape[:-1])
         *steps, last = self.transforms
         z, score = _halves(eps.detach().requires_grad_()), _halves(-eps)
@@ -231,10 +229,6 @@ def _halves(z: Float[Tensor, "*batch D"]) -> Halves:
     return z[..., :middle], z[..., middle:]
 
 
-# Successive steps are flipped rather than permuted: that couples every coordinate with others, and
-# moves no data.
-
-
 def flow(
     kind: type[Coupling | Autoregressive],
     dimension: int,
@@ -243,8 +237,7 @@ def flow(
     log_scale: float,
     generator: torch.Generator,
 ) -> Composition:
-    """Return a flow of any number of steps of a kind (0: elementwise affine alone), elementwise
-    affine last."""
+    """Build a flow whose steps are flipped alternately; 0 couplings give a factorial Gaussian."""
     steps = [kind(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
     return Composition([*steps, ElementwiseAffine(dimension, log_scale)])
 

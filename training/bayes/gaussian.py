@@ -1,4 +1,4 @@
-"""Gaussians over weights: factorial (Bayes by Backprop), and matrix-variate."""
+"""Factorial Gaussians over weights (Bayes by Backprop)."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from training.bayes.posterior import Posterior
 
-LEAST_EXPONENT = -20.0
+MIN_EXPONENT = -20.0
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class GaussianPrior:
     def kl(
         self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
     ) -> Float[Tensor, "K"]:
-        """Return KL(N(mu, sigma^2) || p), the same for each draw."""
+        """Return KL(N(mu, sigma^2) || p), which is the same for each draw."""
         ratio = (sigma / self.std).square()
         kl = 0.5 * (ratio + (mu / self.std).square() - 1.0 - ratio.log()).sum()
         return kl.expand(len(theta))
@@ -34,8 +34,7 @@ class GaussianPrior:
 
 @dataclass(frozen=True)
 class ScaleMixturePrior:
-    """pi N(0, std_1^2) + (1 - pi) N(0, std_2^2) for each weight (Blundell et al. 2015, equation
-    7)."""
+    """pi N(0, std_1^2) + (1 - pi) N(0, std_2^2) (Blundell et al. 2015, equation 7)."""
 
     pi: float
     std_1: float
@@ -50,17 +49,17 @@ class ScaleMixturePrior:
         offset = math.log(narrow_share * wide / (wide_share * narrow))
         square = theta.square()
         exponent = offset - 0.5 * (narrow**-2 - wide**-2) * square
-        # Below this nothing is added, and the exponential is a denormal number: ten times slower.
-        added = functional.softplus(exponent.clamp(min=LEAST_EXPONENT))
-        return first - 0.5 * wide**-2 * square + added
+        # Smaller exponents have no effect, and denormal exponentials are ten times slower.
+        narrow_part = functional.softplus(exponent.clamp(min=MIN_EXPONENT))
+        return first - 0.5 * wide**-2 * square + narrow_part
 
     def kl(
         self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
     ) -> Float[Tensor, "K"]:
         """Return log q(theta) - log p(theta) of each draw.
 
-        With theta = mu + sigma eps, log q(theta) = log N(eps; 0, I) - sum log sigma. So no gradient
-        passes through eps = (theta - mu) / sigma.
+        With theta = mu + sigma eps, log q(theta) = log N(eps; 0, I) - sum log sigma. Hence
+        eps = (theta - mu) / sigma has no gradient.
         """
         eps = ((theta - mu) / sigma).detach()
         log_q = -0.5 * eps.square().sum(-1) - (sigma.log() + 0.5 * math.log(2 * math.pi)).sum()
@@ -68,8 +67,10 @@ class ScaleMixturePrior:
 
 
 class GaussianPosterior(Posterior):
-    """theta = mu + softplus(rho) eps (Blundell et al. 2015, "Weight uncertainty in neural
-    networks", section 3.2)."""
+    """theta = mu + softplus(rho) eps.
+
+    See Blundell et al. 2015, "Weight uncertainty in neural networks", section 3.2.
+    """
 
     def __init__(
         self, dimension: int, initial_log_std: float, prior: GaussianPrior | ScaleMixturePrior

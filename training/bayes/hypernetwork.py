@@ -1,4 +1,4 @@
-"""Hypernetworks: an invertible flow from noise to theta."""
+"""Posteriors defined by a normalizing flow from noise to theta."""
 
 import torch
 from jaxtyping import Float
@@ -11,16 +11,14 @@ CENTRE_DRAWS = 500
 
 
 class HypernetworkPosterior(Posterior):
-    """theta = flow(eps), log q(theta) = log N(eps; 0, I) - log |det dtheta/deps| (Krueger et al.
-    2017, section 3.2).
+    """theta = flow(eps) with the prior N(0, prior_std^2 I) (Krueger et al. 2017, section 3.2).
 
-    The prior on theta is N(0, prior_std^2 I). With noise of fewer dimensions than theta, theta = c
-    + A flow(eps) lies on a subspace whose centre c and directions A are parameters, as a network's
-    directions V are; random are the subspace's coordinates, and the prior is theirs.
+    With `lift`, theta = c + A flow(eps) is restricted to a subspace. The centre c and the
+    directions A are parameters, and the prior applies to coordinates of the subspace.
 
-    With `follows_paths` the gradient of log q is that along theta alone, without the score of the
-    flow's parameters, which is 0 on average (Roeder et al. 2017, "Sticking the landing"): where q
-    is the exact posterior each draw's gradient is then 0.
+    With `follows_paths`, the gradient of log q omits the score of the flow's parameters, whose mean
+    is 0 (Roeder et al. 2017, "Sticking the landing"). If q is the exact posterior, the gradient of
+    each draw is then 0.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class HypernetworkPosterior(Posterior):
         return [self.output.log_scale]
 
     def location(self) -> Float[Tensor, "D"] | None:
-        """Return the last layer's shift; None on a subspace, whose coordinates are not theta."""
+        """Return the shift of the last layer, or None if theta is restricted to a subspace."""
         return self.output.shift if self.lift is None else None
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
@@ -75,14 +73,14 @@ class HypernetworkPosterior(Posterior):
 
     @property
     def output(self) -> ElementwiseAffine:
-        """The last, elementwise affine layer: its shift is where theta starts."""
+        """The last layer, which is elementwise affine."""
         last = self.flow.transforms[-1]
         assert isinstance(last, ElementwiseAffine)
         return last
 
 
 class Subspace(nn.Module):
-    """c + A z: coordinates of a subspace to theta."""
+    """theta = c + A z, with coordinates z of a subspace."""
 
     def __init__(self, coordinates: int, dimension: int, generator: torch.Generator) -> None:
         super().__init__()

@@ -1,15 +1,14 @@
-"""Laplace's approximation of the last layer: a Gaussian around trained weights, whose covariance
-comes from the curvature there.
+"""Laplace approximation of the last layer.
 
     theta ~ N(m, (H + I / prior_std^2)^-1),    H = sum_n a_n a_n' x L_n
 
-(MacKay 1992, "A practical Bayesian framework for backpropagation networks"; Daxberger et al. 2021,
-"Laplace redux"). The layer takes in a_n for row n, with a 1 for the bias, and its values are the
-network's outputs. L_n is the expected second derivative of -log p(y_n | outputs), so H is the
-generalised Gauss-Newton matrix of the last layer, and its Fisher information (Martens 2020, "New
-insights and perspectives on the natural gradient method").
+See MacKay 1992, "A practical Bayesian framework for backpropagation networks", and Daxberger et al.
+2021, "Laplace redux". a_n is the layer's input for row n, with a 1 for the bias. L_n is the
+expected second derivative of -log p(y_n | outputs), so H is the generalised Gauss-Newton matrix of
+the last layer and its Fisher information (Martens 2020, "New insights and perspectives on the
+natural gradient method").
 
-Training moves the mean m alone. A `Curvature` then adds H up, and `widen` sets the covariance.
+Training fits only the mean m. Afterwards a `Curvature` computes H, and `widen` sets the covariance.
 """
 
 import math
@@ -27,14 +26,13 @@ from training.bayes.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian
 from training.bayes.posterior import Posterior
 
 Structure = Literal["full", "kronecker", "diagonal"]
-# their matrix in float64 takes 1 GB, finding its eigenvectors three times that
-MAX_FULL_WEIGHTS = 11_000
-MAX_PRIOR_STD = 1e4  # and 1 / MAX_PRIOR_STD at least
+MAX_FULL_WEIGHTS = 11_000  # H in float64 takes 1 GB, and its eigenvectors 3 GB
+MAX_PRIOR_STD = 1e4  # the minimum is its inverse
 
 
 @dataclass(frozen=True, eq=False)
 class OutputHessian:
-    """L_n of each row, diag(d) - u u': for classes d = u = p; for regression u = 0."""
+    """L_n = diag(d) - u u' of each row; d = u = p for classes, and u = 0 for regression."""
 
     d: Float[Tensor, "N C"]
     u: Float[Tensor, "N C"]
@@ -51,9 +49,10 @@ class OutputHessian:
 def output_hessian(
     likelihood: Likelihood, outputs: Float[Tensor, "N C"], y: Tensor
 ) -> OutputHessian:
-    """Compute L_n of each row, weighted as training weights rows.
+    """Compute L_n of each row, with class weights.
 
-    L_n is diag(p) - p p' for classes, diag(1 / s^2, 1/2) for a Gaussian's mean and log variance.
+    L_n is diag(p) - p p' for classes, and diag(1 / s^2, 1/2) for a Gaussian's mean and log
+    variance.
     """
     if isinstance(likelihood, Categorical):
         probs = torch.softmax(outputs, dim=1)
@@ -73,7 +72,7 @@ def output_hessian(
 
 @dataclass(frozen=True, eq=False)
 class Eigen:
-    """H in its eigenbasis: eigenvalues in the layout of the noise, and eigenvectors as columns."""
+    """The eigenvalues of H, in the layout of the noise, and its eigenvectors as columns."""
 
     values: Float64[Tensor, "..."]
     vectors: tuple[Float64[Tensor, "..."], ...] = ()
@@ -83,27 +82,28 @@ class Eigen:
         return (self.values + precision).rsqrt()
 
     def effective_parameters(self, precision: float) -> float:
-        """Count the weights that the data determine, sum_i lambda_i / (lambda_i + precision)."""
+        """Compute the effective number of parameters, sum_i lambda_i / (lambda_i + precision)."""
         return (self.values / (self.values + precision)).sum().item()
 
 
 def log_marginal_likelihood(
     log_likelihood: float, eigen: Eigen, square: float, precision: float
 ) -> float:
-    """Compute log p(data), in nats, from log p(data | m) and the square |m|^2.
+    """Compute log p(data) in nats; `square` is |m|^2.
 
         log p(data) = log p(data | m) - (sum_i log(1 + lambda_i / precision) + precision |m|^2) / 2
 
-    It is exact if outputs are linear in theta, noise is Gaussian and m is the posterior's mean.
+    The result is exact if outputs are linear in theta, noise is Gaussian and m is the posterior
+    mean.
     """
     log_det = torch.log1p(eigen.values / precision).sum().item()
     return log_likelihood - 0.5 * (log_det + precision * square)
 
 
 def best_precision(eigen: Eigen, square: float) -> float:
-    """Find the prior's precision with the largest marginal likelihood.
+    """Find the prior precision that maximises the marginal likelihood.
 
-    It is where the number of weights that the data determine equals precision |m|^2.
+    At the maximum, the effective number of parameters equals precision |m|^2.
     """
 
     def excess(log_precision: float) -> float:
@@ -119,7 +119,7 @@ def best_precision(eigen: Eigen, square: float) -> float:
 
 
 class Curvature:
-    """H of a layer of I inputs, its bias among them, and O outputs, added up over batches."""
+    """Accumulates H of a layer over batches; the inputs include the bias."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
         raise NotImplementedError
@@ -145,27 +145,27 @@ class DiagonalCurvature(Curvature):
 
 
 class KroneckerCurvature(Curvature):
-    """H = A x B / rows, with A the sum of a a' and B the sum of L."""
+    """H = A x B / rows, where A is the sum of a a' and B the sum of L."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
-        self.of_inputs = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
-        self.of_outputs = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
+        self.input_sum = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
+        self.output_sum = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
         self.rows = 0
 
     def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
-        self.of_inputs += a.T @ a
-        self.of_outputs += hessian.total
+        self.input_sum += a.T @ a
+        self.output_sum += hessian.total
         self.rows += len(a)
 
     def eigen(self) -> Eigen:
-        a, of_inputs = torch.linalg.eigh(self.of_inputs.cpu())
-        b, of_outputs = torch.linalg.eigh(self.of_outputs.cpu())
+        a, input_vectors = torch.linalg.eigh(self.input_sum.cpu())
+        b, output_vectors = torch.linalg.eigh(self.output_sum.cpu())
         products = a.clamp(min=0.0)[:, None] * b.clamp(min=0.0) / max(self.rows, 1)
-        return Eigen(products, (of_inputs, of_outputs))
+        return Eigen(products, (input_vectors, output_vectors))
 
 
 class FullCurvature(Curvature):
-    """All of H."""
+    """The full matrix H."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
         self.sum = torch.zeros(outputs, outputs, inputs, inputs, dtype=torch.float64, device=device)
@@ -195,14 +195,14 @@ CURVATURES: dict[Structure, type[Curvature]] = {
 
 
 class Spread(nn.Module):
-    """Noise to deviations from the mean; all are 0 before `widen`."""
+    """Maps noise to deviations from the mean, which are 0 before `widen`."""
 
     def widen(self, eigen: Eigen, precision: float) -> None:
         raise NotImplementedError
 
 
 class DiagonalSpread(Spread):
-    """Independent weights: std eps."""
+    """Deviations std * eps of independent weights."""
 
     std: Tensor
 
@@ -218,11 +218,10 @@ class DiagonalSpread(Spread):
 
 
 class KroneckerSpread(Spread):
-    """U_A (S . E) U_B', S_io = (a_i b_o + precision)^-1/2.
+    """Deviations U_A (S . E) U_B' with S_io = (a_i b_o + precision)^-1/2.
 
-    (Ritter, Botev and Barber 2018, "A scalable Laplace approximation for neural networks".) The
-    prior is added in the eigenbasis of A x B. Added to the factors, it would also be multiplied
-    with them.
+    See Ritter, Botev and Barber 2018, "A scalable Laplace approximation for neural networks". The
+    prior precision is added in the eigenbasis of A x B, which is exact, instead of to the factors.
     """
 
     of_inputs: Tensor
@@ -232,7 +231,7 @@ class KroneckerSpread(Spread):
     def __init__(self, slot: Slot) -> None:
         super().__init__()
         self.shape = slot.shape
-        # eigenvectors as rows, since draws are multiplied from the left
+        # Eigenvectors are rows, because draws are multiplied from the left.
         self.register_buffer("of_inputs", torch.eye(slot.shape[0]))
         self.register_buffer("of_outputs", torch.eye(slot.shape[1]))
         self.register_buffer("std", torch.zeros(slot.shape))
@@ -243,14 +242,14 @@ class KroneckerSpread(Spread):
         return _rotate(rotated, self.of_inputs).mT.flatten(1)
 
     def widen(self, eigen: Eigen, precision: float) -> None:
-        of_inputs, of_outputs = eigen.vectors
-        self.of_inputs.copy_(of_inputs.mT)
-        self.of_outputs.copy_(of_outputs.mT)
+        input_vectors, output_vectors = eigen.vectors
+        self.of_inputs.copy_(input_vectors.mT)
+        self.of_outputs.copy_(output_vectors.mT)
         self.std.copy_(eigen.std(precision))
 
 
 class FullSpread(Spread):
-    """Any covariance R' R: eps R."""
+    """Deviations eps R with covariance R' R."""
 
     root: Tensor
 
@@ -282,9 +281,9 @@ SPREADS: dict[Structure, type[DiagonalSpread | KroneckerSpread | FullSpread]] = 
 class LaplacePosterior(Posterior):
     """theta = mean + spread(eps).
 
-    While the mean is fitted, its KL is -log p(mean), up to a constant, so that the fit finds the
-    maximum a posteriori. If the data choose the prior afterwards (`prior_std` is None), the fit
-    maximises the likelihood.
+    During training, the KL is -log p(mean) up to a constant, so the mean is fitted by maximum a
+    posteriori. If `prior_std` is None, the mean is fitted by maximum likelihood, and the prior is
+    chosen afterwards.
     """
 
     trains_without_noise = True
@@ -321,5 +320,5 @@ class LaplacePosterior(Posterior):
 
 
 def _rotate(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows with eigenvectors; a lone one is 1 or -1, which noise does not notice."""
+    """Multiply rows with eigenvectors; with one dimension, only a sign could change."""
     return rows if matrix.shape[-1] == 1 else rows @ matrix

@@ -1,9 +1,9 @@
-"""Layers that read their part of theta; they replace a module's Linear, Conv1d and Conv2d layers.
+"""Layers that read their parameters from theta and replace Linear, Conv1d and Conv2d layers.
 
-Axes: K draws and N rows. P is 1 if all rows share a draw, and N if each row has a different one (a
-paired theta). Draws are folded into the batch. After the first layer that reads theta, a module
-sees K N rows, the first draw's rows first, so its forward needs no axis for draws. A layer whose
-input does not depend on the draw yet (`shared`) sees N rows.
+Axes: K draws and N rows. P is 1 if all rows share their draws, and N if draws differ by row (a
+paired theta). Draws are folded into the batch. After the first layer that reads theta, the batch
+has K N rows ordered by draw, so a module's forward needs no axis for draws. Layers before it have
+`shared` inputs of N rows.
 """
 
 import itertools
@@ -24,21 +24,24 @@ DRAWABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Stochastic:
-    """Which layers of a module are drawn, and how."""
+    """The layers to draw, and the kind of their random parameters."""
 
-    drawn: Literal["scales", "weights", "masks", "hypernet"]
-    layers: Sequence[str] | None = None  # patterns of the layers' names; None for all
-    rate: float = 0.5  # of masks before layers, if the module has no Dropout before them
-    input_rate: float = 0.0  # of masks before the first layer
-    hidden: int = 50  # units of a hypernet's inference network
-    vector_scaling: bool = True
-    initial_log_std: float = -4.0  # of a hypernet's weights
+    kind: Literal["scales", "weights", "masks", "hypernet"]
+    layers: Sequence[str] | None = None  # name patterns; None for all
+    rate: float = 0.5  # masks: before layers without a preceding Dropout
+    input_rate: float = 0.0  # masks: before the first layer
+    hidden: int = 50  # hypernet: units of the inference network
+    vector_scaling: bool = True  # hypernet
+    initial_log_std: float = -4.0  # hypernet
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A layer's part of theta: (units,) for scales and masks, (inputs, outputs) for weights, with a
-    bias as the last input."""
+    """A layer's part of theta.
+
+    The shape is (units,) for scales and masks, and (inputs, outputs) for weights. A bias is the
+    last input.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -51,28 +54,28 @@ class Slot:
 
 @dataclass
 class ForwardContext:
-    """The state that the layers of a network share while it runs."""
+    """The shared state of a network's layers during a forward pass."""
 
-    theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, (K, P, numbers of the slot)
-    # by layer, (numbers): if set, theta is the weights' mean, and values are drawn
+    theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, shape (K, P, slot size)
+    # By layer, shape (slot size). If set, theta is the mean of the weights.
     std: dict[str, Tensor] | None = None
     num_draws: int = 1
-    features: Tensor | None = None  # the first layer's product
-    kl: Tensor | None = None  # of layers whose posterior depends on their input
-    start: dict[str, Tensor] | None = None  # scales, while a batch sets them
-    trial_rows: int = 0  # N, while layers find out whether their input is shared
+    features: Tensor | None = None  # output of the first layer
+    kl: Tensor | None = None  # from layers whose posterior depends on their input
+    start: dict[str, Tensor] | None = None  # scales by layer, filled during initialisation
+    trial_rows: int = 0  # N in the trial that detects shared inputs, otherwise 0
 
     def clear(self) -> None:
         self.theta, self.std, self.features, self.kl, self.start = {}, None, None, None, None
 
 
 class LayerContext:
-    """A layer's slot in theta, and the layout of draws around the layer."""
+    """A layer's slot in theta, and the layout of draws in its input."""
 
     def __init__(self, slot: Slot, forward: ForwardContext, folded: bool, first: bool) -> None:
         self.slot = slot
         self.forward = forward
-        self.folded = folded  # otherwise draws are an axis: the layer's input is (K, N, units)
+        self.folded = folded  # if false, the input has an axis for draws, (K, N, units)
         self.first = first
         self.shared = False
 
@@ -82,18 +85,18 @@ class LayerContext:
     def weight(self) -> Tensor:
         return self.theta()[:, 0].unflatten(-1, self.slot.shape)
 
-    def arrive(self, h: Tensor) -> None:
+    def detect_shared_input(self, h: Tensor) -> None:
+        """In a trial, detect whether the layer's input depends on draws."""
         if self.forward.trial_rows:
             self.shared = len(h) == self.forward.trial_rows
 
     def by_draw(self, h: Tensor) -> Tensor:
-        """Return a batch with an axis for draws, (K, N, ...); a batch that all draws share
-        unchanged."""
+        """Unfold draws into an axis, (K, N, ...); shared batches stay unchanged."""
         is_batch = self.folded and not self.shared
         return h.unflatten(0, (self.forward.num_draws, -1)) if is_batch else h
 
     def repeated(self, value: Tensor) -> Tensor:
-        """Repeat the values of rows that all draws share for each draw; return others unchanged."""
+        """Repeat a shared batch for each draw; other batches stay unchanged."""
         if not self.shared:
             return value
         num_draws = self.forward.num_draws
@@ -102,19 +105,18 @@ class LayerContext:
     def batch(self, h: Tensor) -> Tensor:
         return h.flatten(0, 1) if self.folded else h
 
-    def note(self, product: Tensor) -> None:
-        """Store the first layer's product, which no draw has changed, as the row's features."""
+    def store_features(self, product: Tensor) -> None:
+        """Store the first layer's output before it depends on a draw."""
         if self.first:
             rows = product if self.shared or not self.folded else self.by_draw(product)[0]
             self.forward.features = rows.flatten(1)
 
 
 class ScaledLayer(nn.Module):
-    """Unit u computes g_u (x . V_u / |V_u|) + b_u, and the scales g are drawn.
+    """A layer with random scales: g_u (x . V_u / |V_u|) + b_u.
 
-    Directions V and biases b are parameters (Krueger et al. 2017, equation 7 and appendix B). A
-    scale multiplies a product that does not depend on it, so rows with different draws share one
-    matrix product.
+    Directions V and biases b are parameters (Krueger et al. 2017, equation 7 and appendix B). All
+    draws share the product x . V.
     """
 
     def __init__(self, layer: Drawable, context: LayerContext, is_trained: bool = False) -> None:
@@ -131,7 +133,7 @@ class ScaledLayer(nn.Module):
         self.context = context
 
     def forward(self, h: Tensor) -> Tensor:
-        self.context.arrive(h)
+        self.context.detect_shared_input(h)
         if self.convolution is None:
             product, norm = product_and_norm(h, self.direction)
         else:
@@ -139,7 +141,7 @@ class ScaledLayer(nn.Module):
             norm = self.lengths()
         if self.context.forward.start is not None:
             return self._start(product, norm)
-        self.context.note(product)
+        self.context.store_features(product)
         scale = self._along(self.context.theta() / norm, h)
         return self.context.batch(self.context.by_draw(product) * scale + self._along(self.bias, h))
 
@@ -159,17 +161,17 @@ class ScaledLayer(nn.Module):
         return (product / std + self.bias).movedim(-1, axis)
 
     def lengths(self) -> Float[Tensor, "U"]:
-        """Return |V_u|: under these scales, the directions are the layer's weights."""
+        """Return |V_u|. Under these scales, the layer's weights equal its directions."""
         return torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Divide every direction by its length, which leaves the function unchanged."""
+        """Normalise the directions, which does not change the function."""
         self.direction.div_(self.lengths().view(-1, *[1] * (self.direction.ndim - 1)))
 
 
 def pairs(half: Tensor, count: int) -> Tensor:
-    """Return noise whose later half is the negated earlier one (antithetic variates)."""
+    """Return antithetic noise, whose second half is the negated first half."""
     return torch.cat([half, -half])[:count]
 
 
@@ -178,10 +180,9 @@ def randn_in_pairs(like: Tensor) -> Tensor:
 
 
 def seed_layers(seed: int, device: torch.device) -> None:
-    """Seed the noise that layers draw.
+    """Seed the noise of layers.
 
-    `torch.manual_seed` would also seed accelerators that are absent, each with a stack trace: a
-    tenth of a step of a small network.
+    `torch.manual_seed` also tries to seed missing accelerators, which is slow.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -189,12 +190,12 @@ def seed_layers(seed: int, device: torch.device) -> None:
 
 
 def product_and_norm(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute x . V_u and |V_u| of each unit, with a gradient that makes few passes over V.
+    """Compute x . V_u and |V_u| of each unit, with a fast gradient.
 
     Shapes: x (*batch, in) and V (out, in) give (*batch, out) and (out,). A weight-normalised unit
-    computes g x . V / |V| + b (Salimans and Kingma 2016). Scaling the product by g / |V| avoids the
-    division of V. Since the gradient of |V| is V / |V|, the gradient of V is a matrix product plus
-    a multiple of V.
+    computes g x . V / |V| + b (Salimans and Kingma 2016). Scaling the product instead of V saves a
+    pass over V. The gradient of |V| is V / |V|, so the gradient of V is a matrix product plus a
+    multiple of V.
     """
     if torch.compiler.is_exporting():
         return functional.linear(x, direction), torch.linalg.vector_norm(direction, dim=1)
@@ -232,16 +233,15 @@ class _ProductAndNorm(torch.autograd.Function):
 
 
 class WeightLayer(nn.Module):
-    """h W + b, where a draw of theta is the matrix (inputs, outputs) of W, with b as its last row.
+    """A layer with random weights, h W + b.
 
-    A convolution multiplies patches with that matrix, or each group's patches with its part of the
-    matrix, since ONNX has no convolution with K groups. After pruning, a draw has the remaining
-    weights, then the biases; the other weights are 0.
+    A draw of theta is W with b as its last row. A convolution is computed as a product of patches
+    and W, because ONNX has no convolution with different kernels for each draw. After pruning, a
+    draw consists of the remaining weights and the biases.
 
-    Training under independent Gaussians W ~ N(M, S^2) draws the value from N(h M, h^2 S^2) instead.
-    Each row's value has the same distribution but is independent of other rows, so a minibatch's
-    gradient varies far less (Kingma et al. 2015, "Variational dropout and the local
-    reparameterization trick", section 2.2).
+    For independent Gaussian weights W ~ N(M, S^2), training samples outputs from N(h M, h^2 S^2)
+    instead of weights. This reduces the variance of gradients (Kingma et al. 2015, "Variational
+    dropout and the local reparameterization trick", section 2.2).
     """
 
     index: Tensor | None
@@ -260,14 +260,14 @@ class WeightLayer(nn.Module):
         return 1 if self.convolution is None else self.convolution.groups
 
     def keep(self, mask: Tensor) -> None:
-        """Draw only the weights where `mask`, (inputs, outputs), is true, and all biases."""
+        """Draw only weights where `mask` (inputs, outputs) is true, and all biases."""
         self.shape = (mask.shape[0], mask.shape[1])
         self.index = mask.flatten().nonzero()[:, 0].int()
         numbers = len(self.index) + self.has_bias * self.shape[1]
         self.context.slot = Slot(self.context.slot.name, (numbers,))
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
-        """Return the draws' matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
+        """Return matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
         if self.index is None:
             weight = self.context.weight()
             return (weight[:, :-1], weight[:, -1:]) if self.has_bias else (weight, None)
@@ -279,7 +279,7 @@ class WeightLayer(nn.Module):
         return matrix, bias[:, None] if self.has_bias else None
 
     def forward(self, h: Tensor) -> Tensor:
-        self.context.arrive(h)
+        self.context.detect_shared_input(h)
         value = self._value(h, *self.weights())
         std = self.context.forward.std
         return (
@@ -296,7 +296,7 @@ class WeightLayer(nn.Module):
         return mean + self.context.repeated(std) * randn_in_pairs(mean)
 
     def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute the layer under weights (K, inputs, outputs) and biases (K, 1, outputs)."""
+        """Apply matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
         if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:
             return self._convolve(h, matrix[0], None if bias is None else bias[0, 0])
         shape: tuple[int, ...] = ()
@@ -326,9 +326,9 @@ class WeightLayer(nn.Module):
 
 
 def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows with a matrix so that onnxruntime sums in the same order for any row count.
+    """Multiply so that onnxruntime's summation order does not depend on the number of rows.
 
-    For a lone column it has another kernel, whose order differs for a lone row.
+    The order of its kernel for a single column does, so a single column is doubled.
     """
     if matrix.shape[-1] > 1:
         return torch.matmul(rows, matrix)
@@ -336,10 +336,10 @@ def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> Tensor:
-    """Multiply rows (..., N, offsets x channels) with a matrix (K, offsets x channels of a group,
-    outputs).
+    """Multiply patches with the matrices of a grouped convolution.
 
-    The outputs of a group depend on its channels alone. Rows and matrix are ordered by offset.
+    Patches are (..., N, offsets * channels), and matrices (K, offsets * channels / groups,
+    outputs). Both are ordered by offset.
     """
     # (..., G, N, inputs) and (K, G, inputs, outputs of a group)
     by_group = rows.unflatten(-1, (offsets, groups, -1)).movedim(-2, -4).flatten(-2)
@@ -348,18 +348,16 @@ def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> T
 
 
 def initial_weights(layer: Drawable) -> Tensor:
-    """Return a layer's own weights as the matrix that `WeightLayer` reads, (inputs [+ 1],
-    outputs)."""
+    """Return a layer's weights as the matrix of `WeightLayer`, with the bias as the last row."""
     weight = layer.weight.detach()
-    # offset by offset, channels last: the order of `patches`
+    # `patches` has the same order: by offset, then by channel.
     is_linear = isinstance(layer, nn.Linear)
     matrix = weight.T if is_linear else weight.movedim((0, 1), (-1, -2)).flatten(0, -2)
     return matrix if layer.bias is None else torch.cat([matrix, layer.bias.detach()[None]])
 
 
 def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a convolution's patches, (B, places, offsets x channels), and the size of its output
-    along each axis."""
+    """Return a convolution's patches (B, positions, offsets * channels) and output size."""
     padding, mode = convolution._reversed_padding_repeated_twice, convolution.padding_mode
     if any(padding):
         h = functional.pad(h, padding, "constant" if mode == "zeros" else mode)
@@ -379,9 +377,9 @@ def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...
 
 
 class MaskLayer(nn.Module):
-    """Multiplies units or channels by a drawn mask, the same for all rows of a draw.
+    """Multiply units or channels by a random mask.
 
-    They are on a row's first axis, or on its last before a Linear layer (`on_last_axis`).
+    The mask applies to the last axis if `on_last_axis`, otherwise to the axis after the batch.
     """
 
     def __init__(self, context: LayerContext, on_last_axis: bool = False) -> None:
@@ -390,7 +388,7 @@ class MaskLayer(nn.Module):
         self.on_last_axis = on_last_axis
 
     def forward(self, h: Tensor) -> Tensor:
-        self.context.arrive(h)
+        self.context.detect_shared_input(h)
         mask, h = self.context.theta(), self.context.by_draw(h)
         middle = [None] * (h.ndim - (2 if self.context.shared else 3))
         along = (..., *middle, slice(None)) if self.on_last_axis else (..., *middle)
@@ -398,7 +396,7 @@ class MaskLayer(nn.Module):
 
 
 class FeatureLayer(nn.Module):
-    """A first layer whose weights are not drawn; its value is the row's features."""
+    """A first layer with fixed weights, whose output is the row's features."""
 
     def __init__(self, layer: nn.Module, context: LayerContext) -> None:
         super().__init__()
@@ -406,9 +404,9 @@ class FeatureLayer(nn.Module):
         self.context = context
 
     def forward(self, h: Tensor) -> Tensor:
-        self.context.arrive(h)
+        self.context.detect_shared_input(h)
         value: Tensor = self.layer(h)
-        self.context.note(value)
+        self.context.store_features(value)
         return value
 
 

@@ -1,7 +1,7 @@
-"""Likelihoods p(y | outputs), a class for each task.
+"""Likelihoods p(y | outputs), one class per task.
 
-`forward` turns the network's outputs into `served`, the values of the served graph for each draw
-and row: log-probabilities, or mean and log variance.
+`forward` maps the network's outputs to the predictions of the served graph: log-probabilities, or
+mean and log variance.
 """
 
 import math
@@ -15,21 +15,21 @@ from torch.nn import functional
 from model_store.types import Task
 
 Noise = Literal["homoscedastic", "heteroscedastic"]
-# of a standardised target: standard deviations of 3e-4 to 3e3 times the target's
+# For a standardised target: standard deviations from 3e-4 to 3e3 times the target's.
 LOG_VARIANCE_LIMIT = 16.0
-SPEED = 10.0  # of the noise's lone parameter, which has to go as far as outputs of many
+SPEED = 10.0  # learning rate factor of the homoscedastic noise
 
 
 class Likelihood(nn.Module):
     task: Task
-    metric: str  # name of the mean of `errors`
+    metric: str  # name of the metric that `errors` define
     score: str  # name of the proper score that selects a checkpoint
-    outputs: int  # of the network
-    meaning: str  # of these outputs
-    temperature: Tensor  # T, a buffer: served is p(y | x, theta)^(1/T), normalised
+    outputs: int  # number of network outputs
+    meaning: str  # of the outputs, for errors
+    temperature: Tensor  # T; predictions are p(y | x, theta)^(1/T), normalised
 
     def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
-        """Return the served values (see `model_store.inference.runtime.OUTPUTS`)."""
+        """Return predictions (see `model_store.inference.runtime.OUTPUTS`)."""
         predictions: Tensor = super().__call__(outputs)
         return predictions
 
@@ -42,8 +42,7 @@ class Likelihood(nn.Module):
     def weighted_log_likelihood(
         self, predictions: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "K N"]:
-        """Return the term of each draw and row that training maximises: w log p_w(y | x, theta) if
-        rows are weighted, else log p."""
+        """Return the log-likelihood of each draw and row for training, with class weights."""
         return self.log_likelihood(predictions, y)
 
     def mixture_log_likelihood(
@@ -56,38 +55,38 @@ class Likelihood(nn.Module):
     def tempered(
         self, predictions: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
-        """Convert values served at T = 1 to T = `temperature`."""
+        """Convert predictions at T = 1 to T = `temperature`."""
         raise NotImplementedError
 
     def errors(self, predictions: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
-        """Return each row's term of the metric, from one draw or the mean of all."""
+        """Return each row's error, which `to_metric` averages."""
         raise NotImplementedError
 
     def to_metric(self, mean_error: float) -> float:
-        """Return the metric, given the mean of `errors`."""
+        """Convert the mean of `errors` to the metric."""
         return mean_error
 
     def validation(self, predictions: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N S"]:
         """Return a proper score (less is better), the log-likelihood and the error of each row.
 
-        For classes, also the log-probability of all labels but y, and the mean of their
-        log-likelihoods, weighted by their probabilities.
+        For classes, two columns follow: the log-probability of all wrong labels, and the mean of
+        their log-likelihoods weighted by their probabilities.
         """
         raise NotImplementedError
 
     def start(self, y: Tensor) -> None:
-        """Set the scale of the targets from the training targets."""
+        """Set the mean and scale of targets from training targets."""
 
     def guess(self, train: Tensor, y: Tensor) -> float:
-        """Return the metric of the best constant answer of the training targets, on targets y."""
+        """Return the metric on targets y of the best constant prediction for training targets."""
         raise NotImplementedError
 
 
 class Categorical(Likelihood):
     """p(y | logits) = softmax(logits)_y.
 
-    If rows of class c count as w_c rows in training, the outputs fit p_w(y | x), which is
-    proportional to w_y p(y | x). Served is p(y | x), for the classes' shares in the data.
+    With class weights w, outputs fit p_w(y | x), which is proportional to w_y p(y | x). Predictions
+    are p(y | x).
     """
 
     task: Task = "classification"
@@ -122,8 +121,10 @@ class Categorical(Likelihood):
     def tempered(
         self, log_probs: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
-        """Return log(p^(1/T) / sum_c p_c^(1/T)) (Guo et al., "On calibration of modern neural
-        networks", 2017)."""
+        """Return log(p^(1/T) / sum_c p_c^(1/T)).
+
+        See Guo et al. 2017, "On calibration of modern neural networks".
+        """
         return functional.log_softmax(log_probs / temperature, dim=-1)
 
     def errors(self, log_probs: Float[Tensor, "N C"], y: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
@@ -134,12 +135,12 @@ class Categorical(Likelihood):
     ) -> Float[Tensor, "N 5"]:
         probs = log_probs.exp().mean(0).double()
         true_probs = probs.gather(1, y[:, None])[:, 0]
-        # sum over classes of (p - [class is true])^2
+        # Brier score: the sum over classes of (p_c - [y = c])^2.
         brier = probs.square().sum(1) - 2.0 * true_probs + 1.0
         log_likelihood = self.mixture_log_likelihood(log_probs, y)
         classes = torch.arange(self.outputs - 1, device=y.device)
         mixed = torch.logsumexp(log_probs.double(), dim=0) - math.log(len(log_probs))
-        wrong = mixed.gather(1, classes + (classes >= y[:, None]).long())  # all but y
+        wrong = mixed.gather(1, classes + (classes >= y[:, None]).long())  # all classes except y
         wrong_mean = (wrong.softmax(1) * wrong).sum(1)
         columns = [brier, log_likelihood, self.errors(probs, y), wrong.logsumexp(1), wrong_mean]
         return torch.stack(columns, dim=1)
@@ -151,9 +152,9 @@ class Categorical(Likelihood):
 class Gaussian(Likelihood):
     """p(y | m, s^2) = N(y; m, T s^2), with learned noise s and temperature T.
 
-    The outputs are m and, if the noise is heteroscedastic (differs by row), log s^2. Homoscedastic
-    noise is one parameter. Outputs are for the target standardised by the training rows, or for the
-    target itself (`is_in_units`) if the network was trained elsewhere.
+    The outputs are m and, for heteroscedastic noise, log s^2. Homoscedastic noise is one parameter.
+    Outputs refer to the standardised target, or to the target itself if `is_in_units` (for networks
+    trained elsewhere).
     """
 
     task: Task = "regression"
@@ -173,7 +174,7 @@ class Gaussian(Likelihood):
         self.log_variance = nn.Parameter(torch.zeros(())) if noise == "homoscedastic" else None
 
     def forward(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N 2"]:
-        """Return mean and log variance of the target, in its units."""
+        """Return mean and log variance in the target's units."""
         mean = outputs[..., :1]
         if not self.is_in_units:
             mean = mean * self.target_std + self.target_mean
@@ -197,8 +198,10 @@ class Gaussian(Likelihood):
     def tempered(
         self, moments: Float[Tensor, "K N 2"], temperature: float
     ) -> Float[Tensor, "K N 2"]:
-        """Return the moments with T times the variance: N(y; m, s^2)^(1/T), normalised, is N(y; m,
-        T s^2)."""
+        """Multiply the variance by T.
+
+        N(y; m, s^2)^(1/T) is proportional to N(y; m, T s^2).
+        """
         mean, log_variance = moments.unbind(-1)
         return torch.stack([mean, log_variance + math.log(temperature)], dim=-1)
 
@@ -230,18 +233,20 @@ def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor
 
         mean_k A(y - m_k, s_k) - mean_kj A(m_k - m_j, sqrt(s_k^2 + s_j^2)) / 2
 
-    A(m, s) is E|z| of z ~ N(m, s^2), and less is better (Grimit et al. 2006, "The
-    continuous ranked probability score for circular variables and its application to mesoscale
-    forecast ensemble verification").
+    A(m, s) is E|z| for z ~ N(m, s^2). Less is better (Grimit et al. 2006, "The continuous ranked
+    probability score for circular variables and its application to mesoscale forecast ensemble
+    verification").
     """
     mean, variance = moments[..., 0], moments[..., 1].exp()
-    to_target = _mean_size(y - mean, variance).mean(0)
-    pairs = [_mean_size(mean[k] - mean, variance[k] + variance).mean(0) for k in range(len(mean))]
+    to_target = _mean_absolute(y - mean, variance).mean(0)
+    pairs = [
+        _mean_absolute(m - mean, v + variance).mean(0) for m, v in zip(mean, variance, strict=True)
+    ]
     return to_target - 0.5 * torch.stack(pairs).mean(0)
 
 
-def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return E|z| of z ~ N(mean, variance)."""
+def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return E|z| for z ~ N(mean, variance)."""
     std = variance.sqrt()
     z = mean / std
     density = (-0.5 * z.square()).exp() / math.sqrt(2.0 * math.pi)

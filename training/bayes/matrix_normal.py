@@ -11,10 +11,10 @@ from training.bayes.posterior import Posterior, log_normal
 
 
 class MatrixNormalPosterior(Posterior):
-    """W = M + A^1/2 E B^1/2 for each layer, A and B diagonal (Louizos and Welling 2016, section
-    3.1).
+    """W = M + A^1/2 E B^1/2 for each layer, with diagonal A and B.
 
-    A layer's biases are the last row of its W. The prior is MVN(0, prior_std^2 I, I).
+    See Louizos and Welling 2016, section 3.1. The biases are the last row of W. The prior is
+    MVN(0, prior_std^2 I, I).
     """
 
     trains_without_noise = True
@@ -25,7 +25,7 @@ class MatrixNormalPosterior(Posterior):
         self.noise_dimension = self.theta_dimension = sum(slot.size for slot in slots)
         self.prior_std = prior_std
         self.means = nn.ParameterList(torch.zeros(shape) for shape in shapes)
-        # of standard deviations: half the logarithms of A and B
+        # Logarithms of standard deviations, (log A) / 2 and (log B) / 2.
         rows = (torch.full((rows,), initial_log_std) for rows, _ in shapes)
         self.log_rows = nn.ParameterList(rows)
         self.log_columns = nn.ParameterList(torch.zeros(columns) for _, columns in shapes)
@@ -61,8 +61,10 @@ class MatrixNormalPosterior(Posterior):
         return log_normal(theta, self.prior_std)
 
     def kl(self) -> Float[Tensor, ""]:
-        """Return KL(q || p) = 1/2 sum_l (tr A tr B + |M|^2) / s^2 - i o - o log |A| - i log |B| + i
-        o log s^2."""
+        """Return KL(q || p), where layer l has i inputs and o outputs, and s is the prior's std.
+
+        1/2 sum_l (tr A tr B + |M|^2) / s^2 - i o - o log |A| - i log |B| + i o log s^2
+        """
         total = self.means[0].new_zeros(())
         variance = self.prior_std**2
         for mean, log_row, log_column in zip(

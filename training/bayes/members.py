@@ -1,4 +1,4 @@
-"""Fitted networks as draws: ensembles, and a single network."""
+"""Posteriors whose draws are members of an ensemble."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -10,8 +10,7 @@ from training.bayes.posterior import Posterior
 
 
 class MemberPosterior(Posterior):
-    """Draw k is member k (Lakshminarayanan et al. 2017), so there are no more draws than
-    members."""
+    """A posterior whose k-th draw is member k (Lakshminarayanan et al. 2017)."""
 
     algorithm = DRAW_INDEX
 
@@ -21,7 +20,7 @@ class MemberPosterior(Posterior):
         self.max_draws = members
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        return eps * 1.0  # a graph needs an operator between its input and its output
+        return eps * 1.0  # an ONNX graph needs at least one operator
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         return eps, eps.new_zeros(len(eps))
@@ -31,11 +30,11 @@ class MemberPosterior(Posterior):
 
 
 class MemberLinear(nn.Module):
-    """Member m of M computes ((x * r_m) W) * s_m + b_m.
+    """A linear layer of a BatchEnsemble: ((x * r_m) W) * s_m + b_m for member m.
 
-    (Wen, Tran and Ba 2020, "BatchEnsemble", equation 5.) The members share W, except in the output
-    layer. They start to differ by the first layer's r_m, random signs; all other r_m and s_m start
-    at 1 (Gorishniy, Kotelnikov and Babenko 2024, "TabM", section 3.3).
+    See Wen, Tran and Ba 2020, "BatchEnsemble", equation 5. Members share W, except in the output
+    layer. In the first layer r_m starts at random signs; all other r_m and s_m start at 1
+    (Gorishniy, Kotelnikov and Babenko 2024, "TabM", section 3.3).
     """
 
     def __init__(self, layer: nn.Linear, members: int, is_first: bool, is_last: bool) -> None:

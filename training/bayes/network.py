@@ -1,4 +1,4 @@
-"""A primary network as a function of an input and theta, and a Bayesian model of one."""
+"""Base class of networks as functions of an input and theta, and the Bayesian model."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,14 @@ from torch import Tensor, nn
 from training.bayes.likelihoods import Likelihood
 from training.bayes.posterior import FactorialGaussian, Posterior
 
-# rows x draws of a prediction at a time; of the papers' CNN one activation of them takes 134 MB
-CHUNK_ROWS = 512
+CHUNK_ROWS = 512  # rows * draws of a prediction that are computed together
 
 
 class Network(nn.Module):
     """outputs[k, n] = f((x[n] - mean) / std, theta[k]).
 
-    Mean and deviation are one number each, or one for each channel. If rows are ids (`takes_ids`),
-    the network takes them unchanged, as int64.
+    The mean and standard deviation are scalars or have one value per channel. If `takes_ids`, rows
+    are ids, which the network gets unchanged as int64.
     """
 
     mean: Tensor
@@ -29,13 +28,13 @@ class Network(nn.Module):
         super().__init__()
         self.shape = tuple(shape)
         self.takes_ids = takes_ids
-        self.frozen: list[nn.Module] = []  # layers that a fit does not change, nor their statistics
+        self.frozen: list[nn.Module] = []  # layers whose weights and statistics stay unchanged
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
 
     @property
     def draws_one_by_one(self) -> bool:
-        """Whether predictions use one draw at a time, which lets torch convolve directly."""
+        """Whether to predict one draw at a time, which allows torch's own convolutions."""
         return False
 
     def forward(
@@ -48,8 +47,10 @@ class Network(nn.Module):
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
-        """Return outputs, features, and the KL of layers whose posterior depends on their input, if
-        there are any."""
+        """Return outputs, features, and the KL of layers whose posterior depends on their input.
+
+        The KL is None if there are no such layers.
+        """
         raise NotImplementedError
 
     def sample_locally(
@@ -59,7 +60,7 @@ class Network(nn.Module):
         std: Float[Tensor, "D"],
         num_draws: int,
     ) -> Float[Tensor, "K N C"]:
-        """Return outputs under independent normal weights, whose layers draw values row by row."""
+        """Return outputs under independent Gaussian weights, sampled separately for each row."""
         raise NotImplementedError
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
@@ -69,11 +70,11 @@ class Network(nn.Module):
     def initialise(
         self, x: Float[Tensor, "N I"], standardise: bool = True
     ) -> Float[Tensor, "D"] | None:
-        """Set the standardisation from a batch, and return theta's start, if it has one."""
+        """Set the standardisation from a batch, and return the initial theta, if defined."""
         raise NotImplementedError
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return -log N(W; 0, prior_std^2) of the weights that are not drawn, up to a constant."""
+        """Return -log N(W; 0, prior_std^2) of fixed weights, up to a constant."""
         raise NotImplementedError
 
     def scale(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
@@ -83,12 +84,12 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def fit_scale(self, x: Float[Tensor, "N I"]) -> None:
-        """Set the mean and deviation to the statistics of a batch, over all columns."""
+        """Set the mean and standard deviation to those of all numbers in a batch."""
         self.mean.copy_(x.mean())
         self.std.copy_(x.std().clamp(min=1e-12))
 
     def train(self, mode: bool = True) -> "Network":
-        """Set the mode of all layers except frozen ones, which stay in evaluation mode."""
+        """Set the mode of all layers; frozen layers stay in evaluation mode."""
         super().train(mode)
         for layer in self.frozen:
             layer.training = False
@@ -109,15 +110,15 @@ class BayesianModel(nn.Module):
         self.network = network
         self.posterior = posterior
         self.likelihood = likelihood
-        self.decay_prior_std = decay_prior_std  # of weights that are not drawn
+        self.decay_prior_std = decay_prior_std  # prior on fixed weights
 
     def sample(
         self, x: Float[Tensor, "N I"], eps: Float[Tensor, "S E"], groups: int = 1
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
-        """Return predictions for each draw and row, and the KL of each draw in nats, in training.
+        """Return training predictions of each draw and row, and the KL of each draw in nats.
 
-        With G `groups` of successive rows there are S = K G draws. The first G of them are the
-        first draws of the groups.
+        With G `groups` of successive rows, there are S = K G draws. The first G draws are the first
+        draws of all groups.
         """
         if isinstance(self.posterior, FactorialGaussian):
             kl = self.posterior.divergence(eps)
@@ -148,6 +149,6 @@ class BayesianModel(nn.Module):
     def serve(
         self, x: Num[Tensor, "N I"], theta: Float[Tensor, "K P D"], rows: int
     ) -> Float[Tensor, "K N C"]:
-        """Return predictions under draws of theta, computing `rows` rows at a time."""
+        """Predict under draws of theta, `rows` rows at a time."""
         parts = [self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)]
         return torch.cat(parts, dim=1)

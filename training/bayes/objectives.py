@@ -1,4 +1,4 @@
-"""Objectives of a training step."""
+"""The training objective."""
 
 import math
 
@@ -13,13 +13,14 @@ def alpha_objective(
     kl_weight: float | Tensor,
     alpha: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the loss per row, in nats, and its likelihood term alone.
+    """Compute the loss per row in nats, and its likelihood term.
 
         mean_n -1/alpha log mean_k p(y_n | x_n, theta_k)^alpha + kl_weight mean_k KL_k
 
-    (Li and Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences", the
-    reparametrised objective.) In the limit alpha = 0 the likelihood term is the mean of -log p over
-    draws, and with `kl_weight` = 1 / (training rows) the loss is the negative evidence lower bound.
+    This is the reparametrised objective of Li and Gal 2017, "Dropout inference in Bayesian neural
+    networks with alpha-divergences". For alpha = 0, the likelihood term is the mean of -log p over
+    draws. With `kl_weight` = 1 / (training rows), the loss is then the negative evidence lower
+    bound.
     """
     if alpha == 0:
         nll = -log_likelihood.mean()

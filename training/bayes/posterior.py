@@ -1,4 +1,4 @@
-"""A posterior: theta as a function of noise, and its divergence from the prior."""
+"""Base class and protocols of posteriors, and the noise that they map to theta."""
 
 import math
 from typing import Protocol, runtime_checkable
@@ -19,40 +19,39 @@ class Posterior(nn.Module):
 
     noise_dimension: int
     theta_dimension: int
-    algorithm = NOISE_ALGORITHM  # of the noise; the manifest has its name
+    algorithm = NOISE_ALGORITHM  # name of the noise in the manifest
     max_draws: int | None = None  # number of different draws; None if unlimited
-    trains_without_noise = False
+    trains_without_noise = False  # `sample` ignores its noise
 
     def __call__(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        """Return one draw of theta for each row of noise."""
+        """Map each row of noise to a draw of theta."""
         theta: Tensor = super().__call__(eps)
         return theta
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return draws of theta for training, each with an unbiased estimate of KL(q || p) in
-        nats."""
+        """Sample theta for training, with an unbiased estimate of KL(q || p) in nats."""
         raise NotImplementedError
 
     def spread_parameters(self) -> list[nn.Parameter]:
-        """Return the log-scale width parameters, which need a higher learning rate."""
+        """Return the parameters of log standard deviations, which need a higher learning rate."""
         return []
 
     def centre(self) -> Float[Tensor, "D"]:
-        """Return the mean of draws, or the first draw if the mean is undefined."""
+        """Return the posterior mean, or the first draw if draws are member indices."""
         raise NotImplementedError
 
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
-        """Move the posterior's centre, if it is movable."""
+        """Set the centre, if the posterior has a movable one."""
 
 
 @runtime_checkable
 class FactorialGaussian(Protocol):
-    """A factorial Gaussian, which lets a layer draw its output instead of its weights."""
+    """A factorial Gaussian, which supports the local reparameterisation trick."""
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 
     def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-        """Return the KL(q || p) of `sample`; an analytic one ignores the noise."""
+        """Return the KL(q || p) that `sample` returns."""
 
 
 @runtime_checkable
@@ -60,7 +59,7 @@ class LocationScale(Protocol):
     """A posterior with a density and draws of the form location + scale * noise."""
 
     def location(self) -> Float[Tensor, "D"] | None:
-        """Return the location of theta, or None if the network has other random parts."""
+        """Return the location of theta, or None if theta is restricted to a subspace."""
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
         """Return log p(theta), up to a constant."""
@@ -73,9 +72,10 @@ def step_noise(
     in_pairs: bool = False,
     device: torch.device = CPU,
 ) -> Float[Tensor, "K E"]:
-    """Return the noise of a training step: normal noise, member indices, or an empty tensor.
+    """Generate the noise of a training step.
 
-    With `in_pairs`, normal noise consists of antithetic pairs.
+    Depending on the posterior it is normal noise (in antithetic pairs if `in_pairs`), member
+    indices, or empty.
     """
     if posterior.trains_without_noise:
         return torch.empty(num_draws, 0, device=device)
@@ -89,7 +89,10 @@ def step_noise(
 def noise(
     posterior: Posterior, num_draws: int, *key: int, device: torch.device = CPU
 ) -> Float[Tensor, "K E"]:
-    """Return noise for up to `max_draws` draws: indices, or a function of the integers in `key`."""
+    """Generate member indices or normal noise for up to `max_draws` draws.
+
+    Normal noise is a function of the integers in `key`.
+    """
     num_draws = min(num_draws, posterior.max_draws or num_draws)
     if posterior.algorithm == DRAW_INDEX:
         return torch.arange(num_draws, dtype=torch.float32, device=device)[:, None]
@@ -100,12 +103,12 @@ def noise(
 def standard_noise(
     num_draws: int, dimension: int, *key: int, device: torch.device = CPU
 ) -> Float[Tensor, "K D"]:
-    """Return N(0, I) noise, a function of the integers in `key` and the kind of device."""
+    """Generate N(0, I) noise, which depends on the integers in `key` and the device type."""
     generator = torch.Generator(device).manual_seed(hash_key(*key))
     return torch.randn(num_draws, dimension, generator=generator, device=device)
 
 
 def log_normal(x: Float[Tensor, "K D"], std: float) -> Float[Tensor, "K"]:
-    """Return log N(x; 0, std^2 I) of each row, in nats."""
+    """Compute log N(x; 0, std^2 I) of each row, in nats."""
     constant = math.log(std) + 0.5 * math.log(2 * math.pi)
     return -0.5 * (x / std).square().sum(-1) - x.shape[-1] * constant

@@ -1,4 +1,4 @@
-"""Variational hypernetworks: layers that infer the posterior of their weights from their input."""
+"""Variational hypernetworks, whose layers infer a posterior of their weights from their input."""
 
 import math
 
@@ -12,14 +12,15 @@ from training.bayes.posterior import Posterior
 
 
 class HyperLayer(nn.Module):
-    """h W + c with W = M + A^1/2 E B^1/2, where q(W | h) = MVN(M, A = diag(a), B = diag(b)).
+    """A layer h W + c, where q(W | h) = MVN(M, A = diag(a), B = diag(b)).
 
-    (Kristiadi, "Variational hypernetworks", section 2.) An inference network computes M, a and b
-    from h. E is the layer's part of theta, standard normal and the same for all rows. M is diag(d)
-    V, with d from the inference network and V a parameter (vector scaling, equation 4), or all of
-    it is inferred (naive). The noise needs no W: h A^1/2 E B^1/2 = ((h sqrt(a)) E) sqrt(b).
-    Training draws the value (local reparametrisation) from N(h M, (sum_i h_i^2 a_i) b). The prior
-    is MVN(0, I, I).
+    See Kristiadi, "Variational hypernetworks", section 2. An inference network computes M, a and b
+    from h. With vector scaling (equation 4), M = diag(d) V, where d is inferred and V a parameter.
+    The prior is MVN(0, I, I).
+
+    W = M + A^1/2 E B^1/2, where E is the layer's part of theta. W itself is not needed:
+    h A^1/2 E B^1/2 = ((h sqrt(a)) E) sqrt(b). Training samples outputs from
+    N(h M, (sum_i h_i^2 a_i) b) instead of weights (local reparametrisation).
     """
 
     def __init__(
@@ -42,24 +43,23 @@ class HyperLayer(nn.Module):
             self.head.weight.mul_(0.1)
             mean, row, column = self.head.bias.split(self.sizes)
             mean.copy_(torch.ones(inputs) if vector_scaling else layer.weight.T.flatten())
-            # of a and b, variances: with both the same, a weight has this log std
+            # The log std of weights is `initial_log_std` if a = b.
             raw = -math.log(math.expm1(-stochastic.initial_log_std))
             row.fill_(raw)
             column.fill_(raw)
-            if is_trained:  # the mean of the weights is the layer's own for every row
+            if is_trained:  # the mean weights of every row equal the layer's weights
                 self.head.weight[: self.sizes[0]] = 0.0
 
     def infer(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Infer d or M, log a and log b for each row."""
         mean, *raw = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
-        # up to 1, the prior's: without a bound they grow with h, and overflow far from the data
+        # Variances up to the prior's, since unbounded ones would overflow far from the data.
         log_a, log_b = (-functional.softplus(-value) for value in raw)
         return mean, log_a, log_b
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the layer's value of a batch; in training, also add the rows' mean KL to the
-        pass."""
-        self.context.arrive(h)
+        """Compute the layer; in training, add the rows' mean KL to the network's KL."""
+        self.context.detect_shared_input(h)
         mean, log_a, log_b = self.infer(h)
         a, b = log_a.exp(), log_b.exp()
         if self.base is None:
@@ -87,9 +87,9 @@ class HyperLayer(nn.Module):
 
 
 class NoisePosterior(Posterior):
-    """theta = eps, the E of every layer's M + A^1/2 E B^1/2.
+    """theta = eps, which contains E of each layer's W = M + A^1/2 E B^1/2.
 
-    The layers compute M, A, B and the KL. In training they draw values instead.
+    Layers compute the KL themselves and sample outputs without E in training.
     """
 
     trains_without_noise = True
@@ -99,7 +99,7 @@ class NoisePosterior(Posterior):
         self.noise_dimension = self.theta_dimension = dimension
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        return eps * 1.0  # a graph needs an operator between its input and its output
+        return eps * 1.0  # an ONNX graph needs at least one operator
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         return eps.new_zeros(()).expand(len(eps), self.theta_dimension), eps.new_zeros(len(eps))

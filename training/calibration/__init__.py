@@ -1,1 +1,1 @@
-"""Calibration of a model as it is served."""
+"""Calibration of detectors and of the temperature."""

@@ -61,9 +61,9 @@ def calibrate(
     transform: Transform | None = None,
     by_category: CategoryChoice | None = None,
 ) -> Calibration:
-    """Fit and rank the detectors on two splits that the model was not fitted on."""
+    """Calibrate detectors on reference and ranking rows, which the fit does not use."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
-    (of_reference, reference_density), (scores, density) = (
+    (reference_scores, reference_density), (scores, density) = (
         served_scores(runtime, rows, counts, key, share, transform)
         for rows, key in (
             (reference, hash_key(seed, ServedRows.REFERENCE)),
@@ -72,12 +72,12 @@ def calibrate(
     )
     return Calibration.fit(
         counts,
-        by_detector(of_reference, reference_density, detectors.density),
+        by_detector(reference_scores, reference_density, detectors.density),
         by_detector(scores, density, detectors.density),
         np.stack([nonconformity(s, ranking.y, transform) for s in scores]),
         detectors,
         num_labels,
-        _answers(of_reference, scores, ranking.y),
+        _answers(reference_scores, scores, ranking.y),
         None if by_category is None else by_category.categories(scores, ranking),
     )
 
@@ -87,8 +87,8 @@ def by_detector(
     density: Float32[np.ndarray, "n M"],
     names: tuple[str, ...],
 ) -> DetectorScores:
-    detected = [detector_scores(s, density, names) for s in scores]
-    by_name = {name: np.stack([d[name] for d in detected]) for name in detected[0]}
+    parts = [detector_scores(s, density, names) for s in scores]
+    by_name = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
     return DetectorScores(by_name, np.stack([s.labels for s in scores]))
 
 
@@ -103,23 +103,23 @@ def nonconformity(
 
 
 def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray) -> Answers | None:
-    of_ranking = [s for s in ranking if isinstance(s, Scores)]
-    if not of_ranking:
+    scores = [s for s in ranking if isinstance(s, Scores)]
+    if not scores:
         return None
     return Answers.from_splits(
         np.stack([s.variation_ratio for s in reference if isinstance(s, Scores)]),
-        np.stack([s.variation_ratio for s in of_ranking]),
-        np.stack([s.label != y for s in of_ranking]),
+        np.stack([s.variation_ratio for s in scores]),
+        np.stack([s.label != y for s in scores]),
     )
 
 
 def match_groups(
     calibration: Calibration, rows: Rows, names: tuple[str, ...]
 ) -> Int64[np.ndarray, "N"] | None:
-    """Return rows' groups by the numbers of a calibration by group, `UNKNOWN` for other groups.
+    """Renumber the groups of rows as a calibration numbers them, with `UNKNOWN` for new groups.
 
-    None if the calibration is not by group or the rows have no groups. `names` are the groups by
-    the rows' numbers.
+    `names` are the names of the rows' groups. Returns None without a calibration by group, or if
+    rows have no groups.
     """
     categories = calibration.categories
     if categories is None or categories.kind != "group" or rows.groups is None:

@@ -1,18 +1,16 @@
-"""Temperature: one for what a fitted model says, where held-out log-likelihood asks for it.
+"""Temperature scaling of a fitted model.
 
-Each draw's p(y | x, theta) becomes p(y | x, theta)^(1/T), normalised: of classes, logits are
-divided by T (Guo et al., "On calibration of modern neural networks", 2017); of a Gaussian,
+Each draw's p(y | x, theta) becomes p(y | x, theta)^(1/T), normalised. For classes, logits are
+divided by T (Guo et al. 2017, "On calibration of modern neural networks"). For a Gaussian,
 variances are multiplied by T. T maximises
 
     sum_n log mean_k p_T(y_n | x_n, theta_k) - (log T)^2 / (2 PRIOR_STD^2)
 
-over validation rows, the mean over draws being what is served. The second term, a normal prior on
-log T, counts only where rows are few: of rows that are all predicted rightly the likelihood alone
-would take T to 0.
+over validation rows. The second term is a normal prior on log T. It matters if there are few rows:
+if all are predicted correctly, the likelihood alone would favour T = 0.
 
-T is kept if it pays on rows that it was not fitted on: with one half of the rows fitted, the other
-measured, and the other way about, the mean gain in log-likelihood must be more than its standard
-error. Else T is 1.
+T stays 1 unless it improves the log-likelihood in two-fold cross-validation by more than the
+standard error.
 """
 
 import math
@@ -30,9 +28,9 @@ from training.provenance import TemperatureChoice
 from training.seeds import Stream
 
 PRIOR_STD = 0.5  # of log T
-LARGEST = 10.0  # T, and the smallest is its inverse
+MAX_TEMPERATURE = 10.0  # the minimum is its inverse
 PRECISION = 1e-3  # of log T
-HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
+MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
 
 
 def set_temperature(
@@ -43,7 +41,7 @@ def set_temperature(
     draws = min(draws, model.posterior.max_draws or draws)
     device = likelihood.temperature.device
     rows = max_rows_for(likelihood, draws)
-    x, y = (torch.from_numpy(of[:rows]).to(device) for of in (validation.x, validation.y))
+    x, y = (torch.from_numpy(part[:rows]).to(device) for part in (validation.x, validation.y))
     eps = noise(model.posterior, draws, seed, Stream.TEMPERATURE, device=device)
     temperature = choose_temperature(likelihood, model.predict(x, eps).double(), y)
     likelihood.temperature.fill_(temperature.value)
@@ -51,38 +49,40 @@ def set_temperature(
 
 
 def max_rows_for(likelihood: Likelihood, draws: int) -> int:
-    return max(2, HELD_OUTPUTS // (draws * likelihood.outputs))
+    return max(2, MAX_OUTPUTS // (draws * likelihood.outputs))
 
 
 def choose_temperature(
-    likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor
+    likelihood: Likelihood, predictions: Float[Tensor, "K N C"], y: Tensor
 ) -> TemperatureChoice:
     if len(y) < 2:
         return TemperatureChoice(value=1.0, fitted=1.0, gain=0.0, standard_error=0.0)
-    before = likelihood.mixture_log_likelihood(served, y)
+    before = likelihood.mixture_log_likelihood(predictions, y)
     gain = torch.empty_like(before)
     halves = torch.arange(len(y), device=y.device) % 2 == 0
-    for fitted, measured in ((halves, ~halves), (~halves, halves)):
-        t = fit_temperature(likelihood, served[:, fitted], y[fitted])
-        tempered = likelihood.tempered(served[:, measured], t)
-        after = likelihood.mixture_log_likelihood(tempered, y[measured])
-        gain[measured] = after - before[measured]
+    for train, test in ((halves, ~halves), (~halves, halves)):
+        t = fit_temperature(likelihood, predictions[:, train], y[train])
+        tempered = likelihood.tempered(predictions[:, test], t)
+        after = likelihood.mixture_log_likelihood(tempered, y[test])
+        gain[test] = after - before[test]
     mean, error = gain.mean().item(), gain.std().item() / math.sqrt(len(gain))
-    fitted_t = fit_temperature(likelihood, served, y)
-    value = fitted_t if mean > error else 1.0
-    return TemperatureChoice(value=value, fitted=fitted_t, gain=mean, standard_error=error)
+    optimum = fit_temperature(likelihood, predictions, y)
+    value = optimum if mean > error else 1.0
+    return TemperatureChoice(value=value, fitted=optimum, gain=mean, standard_error=error)
 
 
-def fit_temperature(likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor) -> float:
-    """Return the T that maximises the penalised log-likelihood, by a bounded search over log T."""
+def fit_temperature(
+    likelihood: Likelihood, predictions: Float[Tensor, "K N C"], y: Tensor
+) -> float:
+    """Find the T that maximises the penalised log-likelihood."""
 
     def loss(log_t: float) -> float:
-        tempered = likelihood.tempered(served, math.exp(log_t))
-        held_out = likelihood.mixture_log_likelihood(tempered, y).sum().item()
-        return 0.5 * (log_t / PRIOR_STD) ** 2 - held_out
+        tempered = likelihood.tempered(predictions, math.exp(log_t))
+        log_likelihood = likelihood.mixture_log_likelihood(tempered, y).sum().item()
+        return 0.5 * (log_t / PRIOR_STD) ** 2 - log_likelihood
 
-    bound = math.log(LARGEST)
-    found = minimize_scalar(
+    bound = math.log(MAX_TEMPERATURE)
+    optimum = minimize_scalar(
         loss, bounds=(-bound, bound), method="bounded", options={"xatol": PRECISION}
     )
-    return math.exp(found.x)
+    return math.exp(optimum.x)

@@ -1,11 +1,14 @@
-"""Density detectors: how unlike the training data a row is, by the row alone.
+"""Density detectors, which score how much a row differs from the training rows.
 
-A detector is a module from rows of a space to one score a row; it is fitted on the training rows
-and exported into the network's graph, so that it costs no further pass and runs wherever the
-network does. Spaces are the input, its spectrum (its coordinates along the training rows' principal
-components), and the embedding: what the network's last layer takes in under the posterior's centre.
-Scores are 0 or more; large ones mean unlike the training rows, and of a two-sided detector small
-ones too.
+A detector is a module that maps rows of a space to one score per row. It is fitted on the training
+rows and exported as a part of the network's graph. The spaces are:
+
+* input: the raw row
+* spectrum: the row's coordinates along the principal components of the training rows
+* embedding: the input of the network's last layer at the centre of the posterior
+
+Scores are non-negative. Large scores are unusual. For a two-sided detector, small scores are
+unusual too.
 """
 
 from collections.abc import Callable
@@ -16,7 +19,12 @@ from typing import Literal
 from torch import nn
 
 from training.detectors.gaussian import ClassGaussian
-from training.detectors.neighbours import FEW_NEIGHBOUR, FEW_ROWS, CosineNeighbours, Neighbours
+from training.detectors.neighbours import (
+    EMBEDDING_NEIGHBOUR,
+    EMBEDDING_ROWS,
+    CosineNeighbours,
+    Neighbours,
+)
 from training.detectors.roughness import Roughness
 from training.detectors.spectrum import Mahalanobis, Residual
 
@@ -25,41 +33,44 @@ Space = Literal["input", "spectrum", "embedding"]
 
 @dataclass(frozen=True)
 class Kind:
-    fit: Callable[..., nn.Module]  # of rows, a generator, and labels or an image's shape if it has
+    fit: Callable[..., nn.Module]  # arguments: rows, generator, and labels or shape if needed
     space: Space
-    is_two_sided: bool = False  # whether small scores too mean unlike the data
-    has_classes: bool = False
-    is_of_images: bool = False
-    is_combined: bool = False
-    is_combined_of_encoded: bool = False  # where rows are what an encoder says
+    is_two_sided: bool = False  # small scores are unusual too
+    needs_labels: bool = False
+    needs_images: bool = False
+    is_combined: bool = False  # part of the flag by default
+    is_combined_if_encoded: bool = False  # the same for rows from an encoder
 
 
-_few_neighbours = partial(Neighbours.fit, bank_rows=FEW_ROWS, neighbour=FEW_NEIGHBOUR)
+_embedding_neighbours = partial(
+    Neighbours.fit, bank_rows=EMBEDDING_ROWS, neighbour=EMBEDDING_NEIGHBOUR
+)
 KINDS: dict[str, Kind] = {
     "residual": Kind(
-        Residual.fit, "spectrum", is_two_sided=True, is_combined=True, is_combined_of_encoded=True
+        Residual.fit, "spectrum", is_two_sided=True, is_combined=True, is_combined_if_encoded=True
     ),
     "mahalanobis": Kind(
         Mahalanobis.fit,
         "spectrum",
         is_two_sided=True,
         is_combined=True,
-        is_combined_of_encoded=True,
+        is_combined_if_encoded=True,
     ),
     "input_neighbours": Kind(Neighbours.fit, "input", is_combined=True),
-    "feature_neighbours": Kind(_few_neighbours, "embedding", is_combined=True),
-    "cosine_neighbours": Kind(CosineNeighbours.fit, "input", is_combined_of_encoded=True),
-    "feature_gaussian": Kind(ClassGaussian.fit, "embedding", has_classes=True),
-    "roughness": Kind(Roughness.fit, "input", is_of_images=True),
+    "feature_neighbours": Kind(_embedding_neighbours, "embedding", is_combined=True),
+    "cosine_neighbours": Kind(CosineNeighbours.fit, "input", is_combined_if_encoded=True),
+    "feature_gaussian": Kind(ClassGaussian.fit, "embedding", needs_labels=True),
+    "roughness": Kind(Roughness.fit, "input", needs_images=True),
 }
 
 
 def names_for(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
-    """Return the names of the detectors that rows of a shape can have; of ids, which have no size,
-    those of features alone.
+    """Return the names of the detectors that support rows of a shape.
+
+    Only detectors of the embedding support ids, because ids are not quantities.
     """
     if takes_ids:
         return tuple(name for name, kind in KINDS.items() if kind.space == "embedding")
     return tuple(
-        name for name, kind in KINDS.items() if not kind.is_of_images or len(shape) in (2, 3)
+        name for name, kind in KINDS.items() if not kind.needs_images or len(shape) in (2, 3)
     )

@@ -1,4 +1,4 @@
-"""A Gaussian for each class."""
+"""Gaussian density detector with one mean per class."""
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -7,15 +7,14 @@ from torch import Tensor, nn
 from training.bayes.layers import matmul
 from training.detectors.spectrum import Fold, square_norms
 
-SHRINKAGE = 1e-2  # of the mean variance, added to each direction's
+SHRINKAGE = 1e-2  # share of the mean variance that is added to each variance
 
 
 class ClassGaussian(nn.Module):
-    """Squared Mahalanobis distance to the nearest class mean, under the covariance within classes
-    that all share.
+    """Squared Mahalanobis distance to the nearest class mean.
 
-    Lee et al., "A simple unified framework for detecting out-of-distribution samples and
-    adversarial attacks", 2018, equation 2. Without a unit, 0 or more.
+    All classes share the within-class covariance (Lee et al. 2018, "A simple unified framework for
+    detecting out-of-distribution samples and adversarial attacks", equation 2).
     """
 
     def __init__(
@@ -43,16 +42,16 @@ class ClassGaussian(nn.Module):
         folded = fold(rows.double())
         centre = folded.mean(0)
         folded = folded - centre  # far from 0, float32 would lose small distances
-        known = (
+        index = (
             torch.zeros(len(rows), dtype=torch.long)
             if labels is None
             else labels.unique(return_inverse=True)[1]
         )
-        means = torch.stack([folded[known == c].mean(0) for c in range(int(known.max()) + 1)])
-        centred = folded - means[known]
+        means = torch.stack([folded[index == c].mean(0) for c in range(int(index.max()) + 1)])
+        centred = folded - means[index]
         variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
         floor = SHRINKAGE * variances.clamp(min=0).mean()
-        if floor <= 0:  # constant rows: any unit will do
+        if floor <= 0:  # constant rows
             floor = torch.ones_like(floor)
         whitening = directions / (variances.clamp(min=0) + floor).sqrt()
         return cls(fold, centre.float(), whitening.float(), (means @ whitening).float())

@@ -1,4 +1,4 @@
-"""How far a row is from the nearest training rows."""
+"""Density detectors based on distances to the nearest training rows."""
 
 import torch
 from jaxtyping import Float, Num
@@ -7,23 +7,22 @@ from torch import Tensor, nn
 from training.bayes.layers import matmul
 from training.detectors.spectrum import Fold, chunks, principal_components, square_norms
 
-BANK_ROWS = 5000  # of training rows, drawn at random
-NEIGHBOUR = 5  # the distance to which counts
-COSINE_ROWS = 1000  # of training rows, where directions are compared
-FEW_ROWS, FEW_NEIGHBOUR = 1000, 2  # the same of features, which tell as much from a bank of few
-# of squared distances of rows of about unit length in float32: nearer is not told apart
-ROUNDING = 1e-6
+BANK_ROWS = 5000  # random training rows
+NEIGHBOUR = 5  # k
+COSINE_ROWS = 1000  # random training rows for `CosineNeighbours`
+EMBEDDING_ROWS, EMBEDDING_NEIGHBOUR = 1000, 2  # for embeddings, which need fewer rows
+ROUNDING = 1e-6  # float32 rounding error of squared distances between rows of unit length
 DIRECTIONS = 64
-SOFTENING = 0.1  # of the mean length of rows, added to a row's
+SOFTENING = 0.1  # share of the mean length that is added to each length
 
 
 class Neighbours(nn.Module):
-    """Squared distance to the k-th nearest of a bank of training rows, without a unit, 0 or more.
+    """Squared distance to the k-th nearest row in a bank of training rows.
 
-    Rows are divided by their length (Sun et al., "Out-of-distribution detection with deep nearest
-    neighbors", 2022, section 3) plus a share of the mean length, so that rows near 0 keep their
-    place, and projected on the leading `DIRECTIONS` principal components of the training rows so
-    divided.
+    Rows are divided by their length (Sun et al. 2022, "Out-of-distribution detection with deep
+    nearest neighbors", section 3) and projected on the leading `DIRECTIONS` principal components.
+    A share of the mean length is added to each length, because the direction of a row near 0 is
+    arbitrary.
     """
 
     def __init__(
@@ -56,37 +55,33 @@ class Neighbours(nn.Module):
         rows = rows[torch.randperm(len(rows), generator=generator)[: 2 * BANK_ROWS]]
         rows = torch.cat([fold(part.float()) for part in chunks(rows)])
         softening = SOFTENING * square_norms(rows).sqrt().mean().clamp(min=1e-12)
-        divided = rows / (square_norms(rows).sqrt() + softening)[:, None]
-        mean, _, directions = principal_components(divided, Fold(torch.ones(divided.shape[1])))
+        normalised = rows / (square_norms(rows).sqrt() + softening)[:, None]
+        no_fold = Fold(torch.ones(normalised.shape[1]))
+        mean, _, directions = principal_components(normalised, no_fold)
         components = directions[:, :DIRECTIONS].float().contiguous()
-        bank = matmul(divided[:bank_rows] - mean.float(), components)
+        bank = matmul(normalised[:bank_rows] - mean.float(), components)
         return cls(fold, softening, mean.float(), components, bank, neighbour)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
         return square_norms(self._from_neighbour(rows)).clamp(min=ROUNDING)
 
     def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return the vector from the k-th nearest row, both divided and projected, along the axes
-        of the rows."""
+        """Return the vector from the k-th nearest row, along the axes of the input."""
         return matmul(self._from_neighbour(rows), self.components.T)
 
     def _from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
-        return from_kth(self._point(rows), self.bank, self.bank_squares, self.neighbour)
-
-    def _point(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
         rows = self.fold(rows)
-        divided = rows / (square_norms(rows).sqrt() + self.softening)[:, None]
-        return matmul(divided - self.mean, self.components)
+        normalised = rows / (square_norms(rows).sqrt() + self.softening)[:, None]
+        points = matmul(normalised - self.mean, self.components)
+        return vectors_from_neighbour(points, self.bank, self.bank_squares, self.neighbour)
 
 
 class CosineNeighbours(nn.Module):
-    """One less the cosine of a row's angle with the k-th nearest of a bank of training rows: from 0
-    to 2.
+    """Cosine distance to the k-th nearest row in a bank of training rows, from 0 to 2.
 
-    Of vectors u, v of length 1 it is |u - v|^2 / 2: the distance of Sun et al. 2022 (section 3) in
-    all directions. Where `Neighbours` looks at
-    the leading directions of the data, what is unlike them lies in the others: of what an encoder
-    that was trained on much says.
+    For vectors u and v of length 1, this is |u - v|^2 / 2 (Sun et al. 2022, section 3). In contrast
+    to `Neighbours`, all directions count, because unusual rows of a pretrained encoder often differ
+    in directions with little variance.
     """
 
     def __init__(
@@ -102,37 +97,37 @@ class CosineNeighbours(nn.Module):
     @classmethod
     def fit(cls, rows: Num[Tensor, "N I"], generator: torch.Generator) -> "CosineNeighbours":
         fold = Fold.fit(rows.shape[1], generator)
-        chosen = rows[torch.randperm(len(rows), generator=generator)[:COSINE_ROWS]]
-        bank = torch.cat([_unit(fold(part.float())) for part in chunks(chosen)])
+        sample = rows[torch.randperm(len(rows), generator=generator)[:COSINE_ROWS]]
+        bank = torch.cat([_normalise(fold(part.float())) for part in chunks(sample)])
         mean = bank.mean(0)
         return cls(fold, mean, bank - mean, NEIGHBOUR)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        points = _unit(self.fold(rows)) - self.mean
-        vectors = from_kth(points, self.bank, self.bank_squares, self.neighbour)
+        points = _normalise(self.fold(rows)) - self.mean
+        vectors = vectors_from_neighbour(points, self.bank, self.bank_squares, self.neighbour)
         return (0.5 * square_norms(vectors)).clamp(min=ROUNDING)
 
 
-def from_kth(
+def vectors_from_neighbour(
     points: Float[Tensor, "N D"],
     bank: Float[Tensor, "D B"],
     bank_squares: Float[Tensor, "B"],
     neighbour: int,
 ) -> Float[Tensor, "N D"]:
-    """Return the vector to each point from the `neighbour`-th nearest of a bank.
+    """Return the vector to each point from its k-th nearest point in a bank; `neighbour` is k.
 
-    |b|^2 - 2 b'p loses to float32's rounding what distances far shorter than p differ by: it
-    chooses twice as many as are wanted, whose vectors are then made.
+    In float32, |b|^2 - 2 b'p cannot rank distances far shorter than p. So it only preselects 2 k
+    points, which are then ranked by exact distances.
     """
-    others = bank_squares - 2.0 * matmul(points, bank)
-    few = min(2 * neighbour, bank.shape[1])
-    nearest = others.topk(few, dim=1, largest=False).indices
+    distances = bank_squares - 2.0 * matmul(points, bank)
+    count = min(2 * neighbour, bank.shape[1])
+    nearest = distances.topk(count, dim=1, largest=False).indices
     vectors = points[:, None] - bank[:, nearest].permute(1, 2, 0)
-    squares = square_norms(vectors.flatten(0, 1)).reshape(-1, few)
+    squares = square_norms(vectors.flatten(0, 1)).reshape(-1, count)
     kth = squares.topk(neighbour, dim=1, largest=False).indices[:, -1:, None]
     return vectors.gather(1, kth.expand(-1, -1, vectors.shape[2]))[:, 0]
 
 
-def _unit(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:
-    """Return rows divided by their length; a row of zeros stays one."""
+def _normalise(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:
+    """Divide rows by their length; rows of zeros stay unchanged."""
     return rows / square_norms(rows).sqrt().clamp(min=1e-12)[:, None]

@@ -1,5 +1,4 @@
-"""How rough an image is: what noise and shuffled pixels have, and photographs and drawings do
-not."""
+"""Roughness detector for images."""
 
 import math
 
@@ -10,18 +9,16 @@ from torch import Tensor, nn
 from training.bayes.layers import matmul
 from training.detectors.spectrum import chunks, square_norms
 
-FLOOR = 1e-4  # of the training rows' mean variance, added to a row's: a plain image is not rough
-LEAST = 1e-6
+FLOOR = 1e-4  # share of the training rows' mean variance, added to the denominator
+MIN_SCORE = 1e-6
 
 
 class Roughness(nn.Module):
-    """Mean squared difference of neighbouring pixels, divided by twice the variance of the pixels
-    of a channel.
+    """Mean squared difference of neighbouring pixels, divided by twice the variance of a channel.
 
-    Von Neumann, "Distribution of the ratio of the mean square successive difference to the
-    variance", 1941, along both sides of an image: about 1 of pixels that know nothing of their
-    neighbours, whatever their law, and near 0 of smooth images. It needs no direction of the
-    training rows, so it tells noise from photographs where rows are few. Without a unit, 0 or more.
+    This is von Neumann's ratio (1941, "Distribution of the ratio of the mean square successive
+    difference to the variance") along both axes of an image. It is about 1 for independent pixels,
+    such as noise, and near 0 for smooth images. It needs few training rows.
     """
 
     def __init__(self, shape: tuple[int, int, int], floor: float) -> None:
@@ -37,7 +34,7 @@ class Roughness(nn.Module):
         detector = cls((channels, height, width), 0.0)
         variances = [detector.variance(part.float()) for part in chunks(rows)]
         floor = FLOOR * float(torch.cat(variances).double().mean())
-        return cls(detector.shape, floor or 1.0)  # of plain images any unit will do
+        return cls(detector.shape, floor or 1.0)  # 1 if all images are constant
 
     def variance(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
         channels, height, width = self.shape
@@ -59,4 +56,4 @@ class Roughness(nn.Module):
         variance = 2.0 * self.variance(rows) + self.floor
         means = (square_norms(part) / part.shape[1] for part in differences)
         squares = sum(means, torch.zeros_like(variance))
-        return (squares / (max(len(differences), 1) * variance)).clamp(min=LEAST)
+        return (squares / (max(len(differences), 1) * variance)).clamp(min=MIN_SCORE)

@@ -1,4 +1,4 @@
-"""The input's spectrum: where a row lies along the principal components of the training rows."""
+"""Density detectors on the principal components of the training rows."""
 
 import torch
 from jaxtyping import Float, Num
@@ -6,19 +6,17 @@ from torch import Tensor, nn
 
 from training.bayes.layers import matmul
 
-EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
-FLOOR = 1e-4  # of the mean variance, added to each component's
-LARGEST = 4096  # numbers of a row; longer ones are folded
-# that are computed with at a time: of images of 224 pixels a side 111
-CHUNK_ROWS, CHUNK_NUMBERS = 4096, 1 << 24
-ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
+EXPLAINED = 0.9  # share of the variance that the leading components explain
+FLOOR = 1e-4  # share of the mean variance that is added to each variance
+MAX_LENGTH = 4096  # longer rows are folded
+CHUNK_ROWS, CHUNK_NUMBERS = 4096, 1 << 24  # limits of a chunk
+ROUNDING = 1e-9  # float32 rounding error of a residual, relative to the squared length
 
 Folded = Float[Tensor, "N F"]
 
 
 class Spectrum(nn.Module):
-    """Coordinates of inputs along the principal components of the training rows, those of most
-    variance first."""
+    """Coordinates along the principal components of the training rows, by decreasing variance."""
 
     def __init__(
         self, fold: "Fold", mean: Float[Tensor, "F"], components: Float[Tensor, "F D"]
@@ -37,23 +35,22 @@ class Spectrum(nn.Module):
     def forward(self, x: Float[Tensor, "N I"]) -> Folded:
         return matmul(self.fold(x) - self.mean, self.components)
 
-    def back(self, spectrum: Folded) -> Folded:
-        """Return vectors of the same lengths along the axes of the (folded) inputs."""
+    def invert(self, spectrum: Folded) -> Folded:
+        """Rotate coordinates back to the axes of the folded inputs."""
         return matmul(spectrum, self.components.T)
 
 
 class Residual(nn.Module):
-    """Squared distance of an input from the span of the training rows' leading principal
-    components.
+    """Squared distance of an input from the span of the leading principal components.
 
-    Natural data lie near few directions; noise, other data and perturbations have energy in all of
-    them; what is smoothed, faded or averaged has less than natural data. As many components are
-    kept as explain `EXPLAINED` of the variance. In squared units of the data, 0 or more.
+    The leading components explain `EXPLAINED` of the training rows' variance. Noise, perturbations
+    and other data have larger residuals than natural data; smoothed or faded images have smaller
+    ones.
     """
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, num_components: int) -> None:
         super().__init__()
-        self.kept = kept
+        self.num_components = num_components
 
     @classmethod
     def fit(cls, spectrum: Folded, _: torch.Generator) -> "Residual":
@@ -62,20 +59,21 @@ class Residual(nn.Module):
         return cls(min(int((share < EXPLAINED).sum()) + 1, len(variances) - 1))
 
     def forward(self, spectrum: Folded) -> Float[Tensor, "N"]:
-        rest = square_norms(spectrum[:, self.kept :])
-        return torch.maximum(rest, ROUNDING * square_norms(spectrum))
+        residual = square_norms(spectrum[:, self.num_components :])
+        return torch.maximum(residual, ROUNDING * square_norms(spectrum))
 
     def deviation(self, spectrum: Folded) -> Folded:
-        return nn.functional.pad(spectrum[:, self.kept :], (self.kept, 0))
+        residual = spectrum[:, self.num_components :]
+        return nn.functional.pad(residual, (self.num_components, 0))
 
 
 class Mahalanobis(nn.Module):
-    """Squared Mahalanobis distance of an input from the training rows, sum_i c_i^2 / (lambda_i +
-    floor).
+    """Squared Mahalanobis distance of an input from the training rows.
 
-    c are coordinates along the principal components and lambda their variances; the floor is
-    `FLOOR` of the mean variance. Directions in which the training rows hardly vary count most:
-    adversarial perturbations and noise that nobody sees lie in them. Without a unit, 0 or more.
+        sum_i c_i^2 / (lambda_i + FLOOR mean(lambda))
+
+    c are coordinates along the principal components, with variances lambda. Directions with little
+    variance count most. Adversarial perturbations and faint noise lie in these directions.
     """
 
     def __init__(self, weights: Float[Tensor, "F"]) -> None:
@@ -86,7 +84,7 @@ class Mahalanobis(nn.Module):
     def fit(cls, spectrum: Folded, _: torch.Generator) -> "Mahalanobis":
         variances = _mean_squares(spectrum)
         floor = FLOOR * variances.mean()
-        if floor <= 0:  # constant rows: any unit will do
+        if floor <= 0:  # constant rows
             floor = torch.ones_like(floor)
         return cls((1.0 / (variances + floor)).float())
 
@@ -94,21 +92,20 @@ class Mahalanobis(nn.Module):
         return matmul(spectrum.square(), self.weights)[:, 0]
 
     def deviation(self, spectrum: Folded) -> Folded:
-        """Return the whitened vector from the mean.
+        """Return the whitened deviation from the mean.
 
-        Turned back to the axes of inputs it is S^(-1/2) (x - mean), whose squares divide the
-        distance among inputs (Garthwaite and Koch, "Evaluating the contributions of individual
-        variables to a quadratic form", 2016).
+        Along the axes of the input it is S^(-1/2) (x - mean). Its squares attribute the distance to
+        inputs (Garthwaite and Koch 2016, "Evaluating the contributions of individual variables to a
+        quadratic form").
         """
         return spectrum * self.weights[:, 0].sqrt()
 
 
 class Fold(nn.Module):
-    """Rows of more than `LARGEST` numbers, sketched: numbers `LARGEST` apart are added up with
-    random signs.
+    """Sketch of rows with more than `MAX_LENGTH` numbers; shorter rows stay unchanged.
 
-    Inner products are kept on average (Charikar, Chen and Farach-Colton, "Finding frequent items in
-    data streams", 2002). Shorter rows stay as they are.
+    Numbers `MAX_LENGTH` apart are added with random signs, which preserves inner products on
+    average (Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams").
     """
 
     def __init__(self, signs: Float[Tensor, "F"]) -> None:
@@ -118,36 +115,34 @@ class Fold(nn.Module):
 
     @classmethod
     def fit(cls, length: int, generator: torch.Generator) -> "Fold":
-        if length <= LARGEST:
+        if length <= MAX_LENGTH:
             return cls(torch.ones(length))
         return cls(2.0 * torch.randint(0, 2, (length,), generator=generator) - 1.0)
 
     def forward(self, x: Float[Tensor, "N I"]) -> Folded:
-        if self.length <= LARGEST:
+        if self.length <= MAX_LENGTH:
             return x
-        parts = (x * self.signs).split(LARGEST, dim=1)
+        parts = (x * self.signs).split(MAX_LENGTH, dim=1)
         folded = parts[0]
         for part in parts[1:-1]:
             folded = folded + part
-        missing = LARGEST - parts[-1].shape[1]
+        missing = MAX_LENGTH - parts[-1].shape[1]
         return folded + nn.functional.pad(parts[-1], (0, missing))
 
     def spread(self, terms: Folded) -> Float[Tensor, "N I"]:
-        """Return terms of folded rows as terms of rows: the numbers that were added up have equal
-        parts of theirs."""
-        if self.length <= LARGEST:
+        """Distribute each number of a folded row equally over the numbers of its sum."""
+        if self.length <= MAX_LENGTH:
             return terms
-        together = torch.bincount(torch.arange(self.length) % LARGEST, minlength=LARGEST)
-        return (terms / together).repeat(1, -(-self.length // LARGEST))[:, : self.length]
+        together = torch.bincount(torch.arange(self.length) % MAX_LENGTH, minlength=MAX_LENGTH)
+        return (terms / together).repeat(1, -(-self.length // MAX_LENGTH))[:, : self.length]
 
 
 def principal_components(
     x: Num[Tensor, "N I"], fold: Fold
 ) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"], Float[Tensor, "F F"]]:
-    """Return mean, variances along principal components, largest first, and the components as
-    columns, in float64."""
-    parts = chunks(x)  # rows may be bytes, and eight times as large in float64
-    size = min(x.shape[1], LARGEST)
+    """Return mean, variances (largest first) and components (as columns), in float64."""
+    parts = chunks(x)  # bytes take eight times as much memory in float64
+    size = min(x.shape[1], MAX_LENGTH)
     zeros = torch.zeros(size, dtype=torch.float64)
     mean = sum((fold(part.double()).sum(0) for part in parts), zeros) / len(x)
     scatter = torch.zeros(size, size, dtype=torch.float64)
@@ -168,6 +163,5 @@ def _mean_squares(rows: Folded) -> Float[Tensor, "F"]:
 
 
 def square_norms(rows: Folded) -> Float[Tensor, "N"]:
-    """Return each row's squared length, summed in an order that does not depend on other
-    rows."""
+    """Return squared lengths, summed in an order that does not depend on the number of rows."""
     return matmul(rows.square(), torch.ones(rows.shape[1], 1, dtype=rows.dtype))[:, 0]

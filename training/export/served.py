@@ -14,7 +14,7 @@ from training.bayes.network import BayesianModel, Network
 from training.data import Rows
 from training.detectors import KINDS, Space, names_for
 from training.detectors.neighbours import Neighbours
-from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
+from training.detectors.spectrum import CHUNK_NUMBERS, MAX_LENGTH, Mahalanobis, Residual, Spectrum
 from training.recipe import DENSITY_NAMES, Recipe
 from training.seeds import Stream, hash_key
 
@@ -62,7 +62,7 @@ class ServedNetwork(nn.Module):
         """
         shape = self.network.shape
         place = math.prod(shape[-2:]) if len(shape) == 3 else math.prod(shape)
-        if math.prod(shape) > LARGEST and LARGEST % place:
+        if math.prod(shape) > MAX_LENGTH and MAX_LENGTH % place:
             return ()
         return tuple(
             name
@@ -79,7 +79,7 @@ class ServedNetwork(nn.Module):
             detector = self.density[name]
             assert isinstance(detector, VECTOR_DETECTORS)
             deviation = detector.deviation(self.rows_in(space, x))
-            inputs = self.spectrum.back(deviation) if space == "spectrum" else deviation
+            inputs = self.spectrum.invert(deviation) if space == "spectrum" else deviation
             parts.append(self.spectrum.fold.spread(inputs.square()))
         return torch.stack(parts, dim=1)
 
@@ -132,7 +132,7 @@ def served_network(
             rows[kind.space] = torch.cat(
                 [network.rows_in(kind.space, part.float()) for part in parts]
             )
-        extra = (sample_labels,) if kind.has_classes else (shape,) if kind.is_of_images else ()
+        extra = (sample_labels,) if kind.needs_labels else (shape,) if kind.needs_images else ()
         network.density[name] = kind.fit(rows[kind.space], generator, *extra)
     return network.eval()
 

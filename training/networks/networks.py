@@ -110,8 +110,8 @@ class DrawnNetwork(Network):
         module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
         self.is_trained = is_trained
         self.forward_context = ForwardContext()
-        self.is_paired = stochastic.drawn in ("scales", "masks")
-        self.folded = stochastic.drawn == "hypernet" or not _is_chain(module)
+        self.is_paired = stochastic.kind in ("scales", "masks")
+        self.folded = stochastic.kind == "hypernet" or not _is_chain(module)
         self.shares_input = True
         self.contexts: list[LayerContext] = []
         self.initial: dict[str, Tensor] = {}  # the module's weights by slot, if weights are drawn
@@ -245,7 +245,7 @@ class DrawnNetwork(Network):
         self, module: nn.Module, stochastic: Stochastic, drawn: Sequence[str], examples: Tensor
     ) -> nn.Module:
         layers = layers_by_name(module)
-        dropouts = mask_dropouts(module, stochastic.layers) if stochastic.drawn == "masks" else []
+        dropouts = mask_dropouts(module, stochastic.layers) if stochastic.kind == "masks" else []
         units = count_dropout_units(module, dropouts, examples) if dropouts else {}
         keep = keep_probabilities(module, drawn, dropouts, examples) if dropouts else {}
         first = True
@@ -275,13 +275,13 @@ class DrawnNetwork(Network):
     def _layer(
         self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, keep: Tensor | None
     ) -> nn.Module:
-        if stochastic.drawn == "scales":
+        if stochastic.kind == "scales":
             context = self._context(Slot(name, (len(layer.weight),)), first)
             return ScaledLayer(layer, context, self.is_trained)
-        if stochastic.drawn == "weights":
+        if stochastic.kind == "weights":
             self.initial[name] = weights = weights_of(layer)
             return WeightLayer(layer, self._context(Slot(name, tuple(weights.shape)), first))
-        if stochastic.drawn == "hypernet":
+        if stochastic.kind == "hypernet":
             if not isinstance(layer, nn.Linear):
                 raise unsupported(name, layer, "a variational hypernetwork needs Linear layers")
             context = self._context(Slot(name, (layer.in_features, layer.out_features)), first)

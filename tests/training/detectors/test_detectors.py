@@ -11,8 +11,8 @@ from training.detectors.gaussian import SHRINKAGE, ClassGaussian
 from training.detectors.neighbours import (
     BANK_ROWS,
     DIRECTIONS,
-    FEW_NEIGHBOUR,
-    FEW_ROWS,
+    EMBEDDING_NEIGHBOUR,
+    EMBEDDING_ROWS,
     NEIGHBOUR,
     SOFTENING,
     CosineNeighbours,
@@ -22,7 +22,7 @@ from training.detectors.roughness import Roughness
 from training.detectors.spectrum import (
     EXPLAINED,
     FLOOR,
-    LARGEST,
+    MAX_LENGTH,
     Fold,
     Mahalanobis,
     Residual,
@@ -60,14 +60,14 @@ def test_the_residual_is_that_of_numpys_svd():
     _, singular, directions = np.linalg.svd(x - x.mean(0), full_matrices=False)
     share = np.cumsum(singular**2) / np.sum(singular**2)
     kept = 1 + int(np.sum(share < EXPLAINED))
-    assert detector[1].kept == kept
+    assert detector[1].num_components == kept
     rest = (new - x.mean(0)) @ directions[kept:].T
     assert np.allclose(score(detector, new), np.square(rest).sum(1), rtol=1e-3)
 
 
 def test_points_of_the_span_score_nothing_and_others_their_squared_distance_from_it():
     detector = fitted(Residual, data())
-    spectrum, kept = detector[0], detector[1].kept
+    spectrum, kept = detector[0], detector[1].num_components
     components, mean = spectrum.components.numpy(), spectrum.mean.numpy()
     inside = mean + np.random.default_rng(2).normal(size=(20, kept)) @ components[:, :kept].T
     assert np.all(score(detector, inside) <= 1e-8 * np.square(inside - mean).sum(axis=1))
@@ -78,7 +78,7 @@ def test_points_of_the_span_score_nothing_and_others_their_squared_distance_from
 def test_one_direction_at_least_is_left_to_look_at(columns):
     x = np.random.default_rng(0).normal(size=(50, columns)) * np.array([100.0, 0.1, 0.1])[:columns]
     detector = fitted(Residual, x)
-    assert detector[1].kept < columns
+    assert detector[1].num_components < columns
     assert np.any(score(detector, x) > 0)
 
 
@@ -101,7 +101,7 @@ def test_the_mahalanobis_distance_is_that_of_numpys_covariance_with_a_floor():
     assert np.allclose(score(detector, new), expected, rtol=1e-2)
 
 
-@pytest.mark.parametrize("neighbour", [FEW_NEIGHBOUR, NEIGHBOUR])
+@pytest.mark.parametrize("neighbour", [EMBEDDING_NEIGHBOUR, NEIGHBOUR])
 def test_neighbours_are_those_of_brute_force(neighbour):
     x, new = data(200) - 20, data(30, seed=3) - 20
     # 8 directions: nothing is projected away
@@ -139,31 +139,31 @@ def test_few_training_rows_are_all_neighbours(rows):
 def test_the_bank_and_its_directions_are_bounded():
     x = torch.randn(BANK_ROWS + 100, DIRECTIONS + 6, generator=generator())
     assert Neighbours.fit(x, generator()).bank.shape == (DIRECTIONS, BANK_ROWS)
-    assert Neighbours.fit(x, generator(), FEW_ROWS, FEW_NEIGHBOUR).bank.shape == (
+    assert Neighbours.fit(x, generator(), EMBEDDING_ROWS, EMBEDDING_NEIGHBOUR).bank.shape == (
         DIRECTIONS,
-        FEW_ROWS,
+        EMBEDDING_ROWS,
     )
 
 
 def test_short_rows_are_not_folded_and_long_ones_keep_inner_products_on_average():
     short = torch.randn(2, 5, generator=generator())
     assert torch.equal(Fold.fit(5, generator())(short), short)
-    length = 2 * LARGEST + 7
+    length = 2 * MAX_LENGTH + 7
     x = torch.randn(2, length, generator=generator())
     folded = torch.stack(
         [Fold.fit(length, torch.Generator().manual_seed(seed))(x) for seed in range(100)]
     )
-    assert folded.shape == (100, 2, LARGEST)
+    assert folded.shape == (100, 2, MAX_LENGTH)
     products = (folded[:, 0] * folded[:, 1]).sum(-1)
     assert abs(products.mean() - x[0] @ x[1]) < 6 * products.std() / 10
 
 
 def test_the_spectrum_of_long_rows_is_that_of_their_folds():
-    x = torch.randn(30, LARGEST + 100, generator=generator())
+    x = torch.randn(30, MAX_LENGTH + 100, generator=generator())
     fold = Fold.fit(x.shape[1], generator())
-    mean = torch.zeros(LARGEST)
-    components = torch.linalg.qr(torch.randn(LARGEST, 3, generator=generator()))[0]
-    folded = Spectrum(Fold.fit(LARGEST, generator()), mean, components)
+    mean = torch.zeros(MAX_LENGTH)
+    components = torch.linalg.qr(torch.randn(MAX_LENGTH, 3, generator=generator()))[0]
+    folded = Spectrum(Fold.fit(MAX_LENGTH, generator()), mean, components)
     assert torch.equal(Spectrum(fold, mean, components)(x), folded(fold(x)))
 
 
@@ -294,7 +294,7 @@ def test_a_deviation_s_squared_length_is_the_score(kind):
     spectrum = detector[0](new)
     deviation = detector[1].deviation(spectrum)
     assert torch.allclose(deviation.square().sum(1), detector(new), rtol=1e-4)
-    assert torch.allclose(detector[0].back(deviation).square().sum(1), detector(new), rtol=1e-4)
+    assert torch.allclose(detector[0].invert(deviation).square().sum(1), detector(new), rtol=1e-4)
 
 
 def test_the_mahalanobis_deviation_is_the_symmetric_whitening():
@@ -304,7 +304,7 @@ def test_the_mahalanobis_deviation_is_the_symmetric_whitening():
     covariance += FLOOR * np.trace(covariance) / 8 * np.eye(8)
     variances, directions = np.linalg.eigh(covariance)
     expected = (new - x.mean(0)) @ (directions / np.sqrt(variances)) @ directions.T
-    found = spectrum.back(detector.deviation(spectrum(torch.from_numpy(np.float32(new))))).numpy()
+    found = spectrum.invert(detector.deviation(spectrum(torch.from_numpy(np.float32(new))))).numpy()
     assert np.allclose(found, expected, rtol=1e-2, atol=2e-2)
 
 
@@ -330,15 +330,15 @@ def test_terms_add_up_to_the_densities():
 
 
 def test_spread_terms_go_to_the_numbers_that_were_folded_together():
-    length = 2 * LARGEST + 7
-    fold, terms = Fold.fit(length, generator()), torch.rand(3, LARGEST, generator=generator())
+    length = 2 * MAX_LENGTH + 7
+    fold, terms = Fold.fit(length, generator()), torch.rand(3, MAX_LENGTH, generator=generator())
     spread = fold.spread(terms)
     assert spread.shape == (3, length)
     assert torch.allclose(spread.sum(1), terms.sum(1), rtol=1e-5)
     together = (
-        fold(torch.eye(length)[LARGEST + 5 : LARGEST + 6])[0].abs().argmax()
+        fold(torch.eye(length)[MAX_LENGTH + 5 : MAX_LENGTH + 6])[0].abs().argmax()
     )  # where that number is added
-    assert torch.allclose(spread[0][[5, LARGEST + 5, 2 * LARGEST + 5]], terms[0, together] / 3)
+    assert torch.allclose(spread[0][[5, MAX_LENGTH + 5, 2 * MAX_LENGTH + 5]], terms[0, together] / 3)
     short = Fold.fit(8, generator())
     assert torch.equal(short.spread(terms[:, :8]), terms[:, :8])
 
