@@ -1,6 +1,6 @@
-"""Networks, posteriors, fitting, calibration and export.
+"""Train Bayesian networks and publish them to the model store.
 
-Start from `training.fit` in Python and from `python -m training` on the command line.
+The entry points are `training.fit` and the command `python -m training`.
 """
 
 import logging
@@ -10,21 +10,21 @@ from contextlib import contextmanager
 
 from model_store.processes import processors
 
-# torch reads these variables once, on import. Its threads wait for each other some fifty times a
-# step. A long spin takes processor time from threads that other programs have preempted. A spin of
-# 4,000 turns lasts microseconds and still avoids most wake-ups.
+# torch reads these variables on import. Its threads synchronise about fifty times per step. Long
+# spinning takes CPU time from threads that wait for a core. A spin count of 4,000 lasts
+# microseconds and still avoids most wake-ups.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 os.environ.setdefault("OMP_NUM_THREADS", str(processors()))
 
-# The commands print its records as plain lines.
+# Commands print these records as plain lines.
 log = logging.getLogger("dubito.training")
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Suppress info messages, for example while data are read a second time."""
+    """Suppress info messages."""
     level = log.level
     log.setLevel(logging.WARNING)
     try:

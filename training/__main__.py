@@ -7,7 +7,10 @@ from training.commands import add_commands
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 success, 1 failure, 2 bad input, 130 interrupt."""
+    """Run a command, and return its exit code.
+
+    Exit codes are 0 (success), 1 (failure), 2 (bad input) and 130 (interrupt).
+    """
     parser = argparse.ArgumentParser("python -m training", description=__doc__)
     add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
     options = parser.parse_args(arguments)

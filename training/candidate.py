@@ -1,15 +1,15 @@
 """Fit a candidate on labels from the service, compare it with `latest`, and promote it.
 
-A candidate starts from the weights of `latest`. It is fitted on that version's training rows and on
-all labelled rows except control rows; each counts as one row. Validation, calibration and test rows
-stay the same. The candidate is always published under the alias `candidate`.
+A candidate starts from the weights of `latest`. Its training rows are those of `latest` and all
+labelled rows except control rows. Validation, calibration and test rows stay the same. The
+candidate is published under the alias `candidate`.
 
-`latest` moves to the candidate on these conditions:
+`latest` moves to the candidate under these conditions:
 
-* The candidate is not significantly worse than `latest` on the test rows.
-* The same holds on labelled control rows, which no fit uses, if there are enough of them.
-* It is not significantly worse than the best version of its lineage, so small losses cannot add up.
-* Every label was sent with a key.
+* The candidate is not significantly worse than `latest` on test rows.
+* It is not significantly worse on labelled control rows, if there are enough of them.
+* It is not significantly worse than the best version of its lineage, so small losses do not add up.
+* All labels were sent with a key.
 """
 
 from contextlib import suppress
@@ -59,7 +59,7 @@ UNKNOWN_KEYS = (
     "some labels were sent without a key; promote it yourself with "
     "`dubito store alias {name} latest {version}`"
 )
-# The metrics to compare if the recipe has no gate, and how much worse each may be.
+# The metrics of recipes without a gate, and the tolerated loss in each metric.
 GATES: dict[str, dict[str, float]] = {
     "classification": {"test_accuracy": 0.0, "test_log_likelihood": 0.01},
     "regression": {"test_rmse": 0.0, "test_log_likelihood": 0.01},
@@ -72,16 +72,16 @@ class CandidateData:
     data: Dataset
     splits: Splits  # without labelled rows
     labels: LabelledRows
-    usable: Bool[np.ndarray, "N"]  # labelled rows for fitting and testing
+    is_usable: Bool[np.ndarray, "N"]  # by labelled row
     provenance: AddedLabels
 
     @property
     def train(self) -> Rows:
-        return self._rows(self.usable & ~self.labels.is_control)
+        return self._rows(self.is_usable & ~self.labels.is_control)
 
     @property
     def control(self) -> Rows:
-        return self._rows(self.usable & self.labels.is_control)
+        return self._rows(self.is_usable & self.labels.is_control)
 
     def _rows(self, selection: Bool[np.ndarray, "N"]) -> Rows:
         index = np.flatnonzero(selection)
@@ -98,7 +98,7 @@ class CandidateData:
 def gather_labels(
     store: ModelStore, database: Database, name: str, root: Path, source: str | None = None
 ) -> CandidateData:
-    """Load the data of `latest` and the usable labels; `source` replaces the recipe's source."""
+    """Load the data of `latest` and the labels; `source` replaces the recipe's source."""
     parent = open_parent(store, f"{name}:{LATEST}", "NAME")
     data = fitted_data(parent, root, source)
     splits = split(data, split_sizes(parent.recipe))
@@ -115,13 +115,13 @@ def gather_labels(
         "classes or targets unknown to the version": int((~is_known).sum()),
         "copies of held-out rows": int((is_known & is_held_out).sum()),
     }
-    usable = is_known & ~is_held_out
+    is_usable = is_known & ~is_held_out
     facts = AddedLabels(
-        rows=int((usable & ~labels.is_control).sum()),
+        rows=int((is_usable & ~labels.is_control).sum()),
         digest=labels.digest(),
         left_out={reason: count for reason, count in left_out.items() if count},
     )
-    return CandidateData(parent, data, splits, labels, usable, facts)
+    return CandidateData(parent, data, splits, labels, is_usable, facts)
 
 
 def _have_known_values(
@@ -180,16 +180,16 @@ class Verdict:
     is_promoted: bool
     reason: str
     control: dict[str, Any] | None
-    losses: dict[str, Any]  # by metric, against the best version of the lineage
+    losses: dict[str, Any]  # by metric, relative to the best version of the lineage
 
     def content(self) -> dict[str, Any]:
         return {"why": self.reason, "control": self.control, "lost": self.losses}
 
 
 def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
-    """Return a version and its ancestors by labels on the same data, the newest first.
+    """Return a version and the versions that it was derived from by adding labels, newest first.
 
-    The lineage ends before the first ancestor that is missing from the store.
+    The lineage ends before the first version with other data or without an entry in the store.
     """
     line = [manifest]
     with suppress(StoreError):
@@ -206,7 +206,7 @@ def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
 
 
 def best_at(line: list[Manifest], metric: str) -> Manifest | None:
-    """Return the best version by a metric, or None if no version has it."""
+    """Return the best version by a metric, or None if no version has the metric."""
     measured = [version for version in line if metric in version.quality]
 
     def distance(version: Manifest) -> float:
@@ -216,7 +216,7 @@ def best_at(line: list[Manifest], metric: str) -> Manifest | None:
 
 
 def measure_loss(best: Manifest, manifest: Manifest, metric: str) -> dict[str, Any]:
-    """Measure and log a candidate's total loss against the best version of its lineage."""
+    """Measure and log a candidate's loss relative to the best version of its lineage."""
     before, after = best.quality[metric], manifest.quality[metric]
     loss = worse_by(metric, after, before)
     message = "%s: %.6g, %.6g worse than version %s (%.6g), the best of its lineage"
@@ -272,7 +272,10 @@ def _compare_on_control(
     gate: GateSection,
     rows: MeasuredRows,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the figures on control rows, and the metrics in which the candidate is worse."""
+    """Compare a candidate with `latest` on control rows.
+
+    Returns the figures, and the metrics in which the candidate is worse.
+    """
     manifest, seed = sources.parent.manifest, sources.parent.recipe.seed
     latest = Measurable.from_model(Model.load(store.open(manifest.name, manifest.version, NEEDED)))
     control_rows = replace(rows, test=sources.control)
@@ -289,7 +292,7 @@ def _compare_on_control(
 def compare_figures(
     first: dict[str, Figure], second: dict[str, Figure], seed: int
 ) -> dict[str, Any]:
-    """Compare two versions' test figures on the same rows, each with an interval."""
+    """Compare the test figures of two versions, with confidence intervals."""
     content = {}
     for metric in first.keys() & second.keys():
         if metric.startswith("test_"):
@@ -315,7 +318,7 @@ def make_candidate(
 ) -> Verdict | None:
     """Fit, publish, compare and promote a candidate.
 
-    Returns None if the same candidate was promoted before and rolled back since.
+    Returns None if the same candidate was promoted and rolled back before.
     """
     name, parent = sources.parent.manifest.name, sources.parent.manifest
     manifest = fit_candidate(store, sources, runs, device)

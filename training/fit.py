@@ -1,4 +1,4 @@
-"""Fit a recipe to data, and publish what was fitted: `publish(fit(recipe, data), store)`."""
+"""Fit a recipe to data, and publish the model: `publish(fit(recipe, data), store)`."""
 
 import math
 import shutil
@@ -47,17 +47,17 @@ from training.versions import Parent, load_for
 __all__ = ["Fitted", "fit", "publish"]
 
 LARGEST_PIXEL = 255
-SHORT_FIT = 0.2  # share of the epochs, to choose a target transform
+SHORT_FIT = 0.2  # share of the epochs for choosing a target transform
 SHORT_FITS = "target-"  # prefix of their folders
 REFIT = "refit"  # folder of the second fit
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A fitted model with everything that its publication needs.
+    """A fitted model with its data and provenance.
 
-    Training and validation rows of `splits` are encoded and their targets are transformed, as the
-    model expects them. The other rows are raw.
+    Training and validation rows of `splits` are encoded and have transformed targets. Other rows
+    are raw.
     """
 
     model: BayesianModel
@@ -83,11 +83,11 @@ class Fitted:
         return model.predict(rows, eps.to(device)).cpu().numpy()
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
-        """Compute log mean_k p(y | x, theta_k) of raw rows, in nats, in the target's own units."""
+        """Compute log mean_k p(y | x, theta_k) of raw rows, in nats and the target's units."""
         return self.score(rows)[1]
 
     def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
-        """Return the scores of raw rows, and their log-likelihoods."""
+        """Compute the scores and log-likelihoods of raw rows."""
         return score(self.outputs(rows.x), rows.y, self.recipe.task, self.transform)
 
     def discard_checkpoint(self) -> None:
@@ -112,8 +112,8 @@ def fit(
 ) -> Fitted:
     """Fit a recipe to data.
 
-    If a fit is interrupted, the same call resumes it from the last checkpoint and ends with the
-    same weights as an uninterrupted fit.
+    After an interruption, the same call resumes from the last checkpoint and ends with the same
+    weights as an uninterrupted fit.
 
         from pathlib import Path
         from model_store.artifacts.store import ModelStore
@@ -125,16 +125,16 @@ def fit(
 
     Args:
         recipe: a recipe, or the path of its file.
-        data: by default the data that the recipe's `[data]` names.
+        data: the data, by default those of the recipe's `[data]` section.
         start: a published version to start from (`training.versions`).
         extra: additional training rows, such as new labels. Validation, calibration and test rows
             stay the same.
         device: `auto`, `cpu` or `cuda`; `auto` uses CUDA if it is available.
         runs: the folder of checkpoints, metrics and plots, by default DUBITO_RUNS or `runs`.
         quiet: disable progress bars.
-        callback: called after each epoch with its metrics (docs/training.md), except during the
-            short fits that choose a target transform. A second fit continues the epoch count and
-            sets `refit` to 1. After a resume, only the remaining epochs are reported.
+        callback: called with the metrics of each epoch (docs/training.md), except in the short fits
+            that choose a target transform. A refit continues the epoch count and sets `refit` to 1.
+            After a resume, only the remaining epochs are reported.
 
     Raises:
         InvalidInput: if the recipe or the data are invalid or do not match `start`, or if another
@@ -216,7 +216,7 @@ class _Fits:
     def refit(
         self, run: Run, splits: Splits, folder: Path, quiet: bool, callback: Callback | None
     ) -> tuple[BayesianModel, dict[str, Any]]:
-        """Fit again on training and validation rows, for as many epochs as the best checkpoint had.
+        """Fit again on training and validation rows, up to the epoch of the best checkpoint.
 
         Returns the model and the changes of its provenance.
         """
@@ -247,10 +247,9 @@ class _Fits:
     def choose_transform(self, folder: Path) -> tuple[Transform | None, TransformChoice | None]:
         """Choose the target transform: the parent's, the recipe's, or the best of short fits.
 
-        The best transform has the highest log-likelihood of validation rows. The density is in the
-        target's own units, because a transform that shrinks the target would always win otherwise.
-        Transforms whose RMSE is more than twice that of a constant are excluded: the mean of a wide
-        log-normal can be astronomical.
+        The best transform has the highest log-likelihood of validation rows in the target's units.
+        Transforms whose RMSE is more than twice the RMSE of a constant are excluded, because the
+        mean of a wide log-normal can be huge.
         """
         kind = self.recipe.data.target_transform
         if self.recipe.task != "regression":
@@ -306,9 +305,9 @@ class _Fits:
 
 
 def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
-    """Return the best transform; a later one must win by more than a standard error.
+    """Return the transform with the highest log-likelihood.
 
-    The error is the standard error of the mean difference.
+    A later transform must be better by more than the standard error of the mean difference.
     """
     names = iter(likelihoods)
     best = next(names)
@@ -328,10 +327,9 @@ def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> Temperatur
 
 
 def join(rows: Rows, extra: Rows) -> Rows:
-    """Append rows; bytes stay bytes if the extra rows are representable as bytes."""
-    are_bytes = ((extra.x >= 0) & (extra.x <= 255) & (extra.x % 1 == 0)).all()
-    as_bytes = rows.x.dtype == np.uint8 and are_bytes
-    dtype = np.uint8 if as_bytes else np.float32
+    """Append rows; bytes stay bytes if the extra rows can be stored as bytes."""
+    fit_bytes = ((extra.x >= 0) & (extra.x <= 255) & (extra.x % 1 == 0)).all()
+    dtype = np.uint8 if rows.x.dtype == np.uint8 and fit_bytes else np.float32
     ids = groups = None
     if rows.ids is not None and extra.ids is not None:
         ids = np.concatenate([rows.ids.astype(str), extra.ids])
@@ -381,7 +379,10 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def check_pixels(recipe: Recipe, data: Dataset) -> None:
-    """Check that `network.pixel_mean` fits the data, and is set for a network trained on pixels."""
+    """Check that `network.pixel_mean` is set if, and only if, a trained network gets pixels.
+
+    It is optional for untrained networks.
+    """
     network = recipe.network
     are_pixels = data.train.x.dtype == np.uint8 or (
         data.image is not None and data.maximum == LARGEST_PIXEL

@@ -1,4 +1,4 @@
-"""The folders of data and runs (`DUBITO_DATA`, `DUBITO_RUNS`), and locks on run folders."""
+"""The folders of data and runs, and locks on run folders."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ class RunLockedError(InvalidInput):
 
 @contextmanager
 def hold(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Lock a run's folder, so that two processes never write the same run.
+    """Lock the folder of a run.
 
     Raises:
         RunLockedError: if another process has the lock and `wait` is false.

@@ -1,7 +1,7 @@
-"""Methods: one class for each value of a recipe's `method`.
+"""The methods, one class for each value of the recipe key `method`.
 
-A method is also the recipe's `[posterior]` section. It builds the network and the posterior over
-theta, and has defaults for training.
+A method is also the recipe's `[posterior]` section. It builds the network and the posterior, and
+has training defaults.
 """
 
 import math
@@ -37,9 +37,9 @@ MemberCount = Annotated[int, Field(ge=2, le=100)]
 
 @dataclass(frozen=True, eq=False)
 class Blueprint:
-    """The inputs from which a method builds a network."""
+    """The module of a recipe, with everything that a method needs to build a network."""
 
-    make: Callable[[], nn.Module]  # returns a fresh module
+    make: Callable[[], nn.Module]  # returns a new module
     shape: tuple[int, ...]  # of a row
     examples: Num[Tensor, "R ..."]  # valid rows
     layers: Sequence[str] | None = None  # patterns of layers to draw; None for all
@@ -48,13 +48,13 @@ class Blueprint:
 
 
 class Method(Section):
-    """A method's recipe keys, its network and posterior, and its defaults of training."""
+    """Base class of methods; fields are recipe keys, and class variables training defaults."""
 
     name: ClassVar[str]
     is_variational: ClassVar[bool] = False  # maximises a bound
-    has_integers: ClassVar[bool] = False  # can be served in int8
-    groups_rows: ClassVar[bool] = False  # draws differ by row group in a training step
-    # A full KL weight from the start would pull weights to their prior before they fit the data.
+    supports_int8: ClassVar[bool] = False
+    groups_rows: ClassVar[bool] = False  # groups of rows have separate draws in a training step
+    # With the full KL weight from the start, weights could collapse to the prior.
     ramps_kl: ClassVar[bool] = False
     alpha: ClassVar[float] = 0.0  # of the objective
     samples: ClassVar[int] = 1  # draws per training step
@@ -79,7 +79,7 @@ class DrawnMethod(Method):
         return Stochastic("weights")
 
     def patterns(self, _: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
-        """Return name patterns of the layers to draw, or None for all layers."""
+        """Return name patterns of layers to draw, or None for all layers."""
         return blueprint.layers
 
     def network(self, blueprint: Blueprint) -> DrawnNetwork:
@@ -94,7 +94,7 @@ class RealNVP(DrawnMethod):
 
     name = "bhn-realnvp"
     is_variational = True
-    has_integers = True
+    supports_int8 = True
     groups_rows = True
     samples = 2
 
@@ -142,7 +142,7 @@ class WeightHypernetwork(IAF):
     """A flow over all weights of a small network."""
 
     name = "bhn-weights"
-    has_integers = False
+    supports_int8 = False
     groups_rows = False
     ramps_kl = True
 
@@ -153,13 +153,13 @@ class WeightHypernetwork(IAF):
         return Stochastic("weights")
 
     def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
-        has_couplings = self.flow == "realnvp"  # path gradients would need the inverse of iaf
+        has_couplings = self.flow == "realnvp"  # path gradients of iaf need its inverse
         flow = realnvp if has_couplings else iaf
         return self._flow_posterior(flow, network, generator, self.noise_dimension, has_couplings)
 
 
 class VariationalHypernet(DrawnMethod):
-    """Layers that infer the posterior of their weights from their input."""
+    """Layers that infer a posterior of their weights from their input."""
 
     name = "variational-hypernet"
     is_variational = True
@@ -167,7 +167,7 @@ class VariationalHypernet(DrawnMethod):
 
     hidden: Count = 50
     mean: Literal["vector-scaling", "naive"] = "vector-scaling"
-    initial_log_std: Annotated[LogStd, Field(lt=0)] = -4.0  # less than the prior's
+    initial_log_std: Annotated[LogStd, Field(lt=0)] = -4.0  # below the prior's
 
     @property
     def stochastic(self) -> Stochastic:
@@ -183,7 +183,7 @@ class VariationalHypernet(DrawnMethod):
 
 
 class GaussianWeights(DrawnMethod):
-    """Gaussians over weights."""
+    """Base class of Gaussians over weights."""
 
     is_variational = True
     ramps_kl = True
@@ -255,7 +255,7 @@ class Dropout(DrawnMethod):
 
 
 class AlphaDropout(Dropout):
-    """Dropout, fitted by an alpha-divergence (Li and Gal 2017)."""
+    """Dropout fitted by an alpha-divergence (Li and Gal 2017)."""
 
     name = "dropout-alpha"
     alpha = 0.5
@@ -299,7 +299,7 @@ class Laplace(DrawnMethod):
 
 
 class MaximumLikelihood(Method):
-    """One network: a point estimate, from which other methods can start."""
+    """A single network without uncertainty, from which other methods can start."""
 
     name = "mle"
 
@@ -349,7 +349,7 @@ class Ensemble(MaximumLikelihood):
 
 
 class AnchoredEnsemble(Ensemble):
-    """Networks that decay towards draws of their prior (Pearce et al. 2020)."""
+    """Networks that decay towards draws from their prior (Pearce et al. 2020)."""
 
     name = "anchored-ensemble"
 

@@ -1,4 +1,4 @@
-"""Build a Bayesian model from a recipe: its network, posterior and likelihood."""
+"""Build Bayesian models from recipes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,17 +41,17 @@ def build(
     weights: Mapping[str, Tensor] | None = None,
     largest_id: int | None = None,
 ) -> BayesianModel:
-    """Build the model of a recipe; its parameters are a function of the recipe's seed.
+    """Build the model of a recipe, initialised from the recipe's seed.
 
     Args:
         recipe: the recipe.
-        shape: the shape of a row of the data.
+        shape: the shape of a raw row.
         classes: the number of classes; 0 for regression.
         rows: some training rows, encoded if there is an encoder. None if the caller loads
             parameters afterwards.
         encoded: the length of an encoded row, if there is an encoder.
-        weights: the `state_dict` of a trained network, which replaces the recipe's start.
-        largest_id: the largest id in the data, which the module must accept.
+        weights: the `state_dict` of a trained network, which replaces the recipe's weights.
+        largest_id: the largest id that the module must accept, if rows consist of ids.
     """
     section, likelihood = recipe.network, get_likelihood(recipe, classes)
     row_shape = _row_shape(recipe, shape, encoded)
@@ -82,7 +82,7 @@ def build(
 
 
 def _row_shape(recipe: Recipe, shape: Sequence[int], encoded: int | None) -> tuple[int, ...]:
-    """Return the shape of the network's input rows."""
+    """Return the shape of the network's input."""
     if encoded is not None:
         return (encoded,)
     if recipe.network.hidden is not None:
@@ -98,10 +98,7 @@ def _examples(
     std: Tensor,
     takes_ids: bool,
 ) -> Num[Tensor, "R ..."]:
-    """Return valid input rows for tests of the network.
-
-    They are real rows, or noise if the network standardises its input.
-    """
+    """Return rows for tests of the network: real rows, or noise if rows are standardised."""
     if recipe.network.is_standardised:
         examples = noise_rows(shape)
     elif rows is None:
@@ -114,10 +111,7 @@ def _examples(
 def with_knots(
     recipe: Recipe, data: Dataset, x: Num[np.ndarray, "N I"], start: "Parent | None" = None
 ) -> Recipe:
-    """Set the knots of a recipe's column encoding, if `bins` is set.
-
-    The knots are those of `start`, or quantiles of the rows x.
-    """
+    """Set the knots of a recipe with `bins` to those of `start`, or to quantiles of rows x."""
     network = recipe.network
     if network.bins is None or network.knots is not None:
         return recipe
@@ -163,7 +157,10 @@ def make_module(section: NetworkSection, shape: Sequence[int], outputs: int) -> 
 def standardisation(
     section: NetworkSection, shape: tuple[int, ...] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the pixel mean and deviation of a recipe; 0 and 1 for encoded rows (no shape)."""
+    """Return a recipe's pixel mean and standard deviation, by default 0 and 1.
+
+    `shape` is None for encoded rows, which are not standardised by pixel statistics.
+    """
     if section.pixel_mean is None or section.pixel_std is None or shape is None:
         return torch.zeros(()), torch.ones(())
     channels = shape[0] if len(shape) == 3 else 1
@@ -178,13 +175,10 @@ def standardisation(
 
 
 def initialise(model: BayesianModel, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
-    """Initialise from a batch: standardise rows, and set scales for unit pre-activation variance.
-
-    See Salimans and Kingma 2016, section 3.
-    """
+    """Initialise standardisation and theta from a batch (Salimans and Kingma 2016, section 3)."""
     start = model.network.initialise(x, standardise)
     if start is not None:
         model.posterior.start_at(start)
-        # The posterior's mean must equal a trained network's scales; `start_at` sets its shift.
+        # `start_at` sets the shift, but the mean must equal the scales of the trained network.
         if isinstance(model.network, DrawnNetwork) and model.network.is_trained:
             model.posterior.start_at(2 * start - model.posterior.centre())

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal, otherwise an occasional log line."""
+"""Progress bars, which become log lines outside a terminal."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ LINE_S = 30.0  # between lines
 
 class Bar(tqdm):  # type: ignore[misc]
     def __init__(self, total: int, unit: str, quiet: bool, **options: Any) -> None:
-        disable = True if quiet else None  # tqdm disables the bar outside a terminal if None
+        disable = True if quiet else None  # None disables the bar outside a terminal
         super().__init__(total=total, unit=unit, disable=disable, dynamic_ncols=True, **options)
         self._logs_lines = self.disable and not quiet
         self._last_line_s = time.monotonic()

@@ -1,7 +1,4 @@
-"""The provenance of a version: `training` in `manifest.json`.
-
-Unset fields are omitted, so a manifest survives a round trip through any version of the code.
-"""
+"""The provenance of a version, stored as `training` in `manifest.json`."""
 
 from typing import Any
 
@@ -23,7 +20,7 @@ class ParentVersion(Record):
 
 
 class Pruning(ParentVersion):
-    """The remaining weights, and request times before and after pruning."""
+    """Weights, sizes and request times before and after pruning."""
 
     fraction: float
     weights: int
@@ -35,7 +32,7 @@ class Pruning(ParentVersion):
 
 
 class Recalibration(ParentVersion):
-    """The rows of a recalibration, which replaced the fit's calibration split."""
+    """The rows that replaced the calibration split of the fit."""
 
     source: str
     target: str | None = None
@@ -46,26 +43,26 @@ class Recalibration(ParentVersion):
 
 
 class TemperatureChoice(Record):
-    value: float  # in use: `fitted`, or 1
-    fitted: float  # optimum on the validation rows
-    gain: float  # of cross-validated log-likelihood, in nats a row
+    value: float  # `fitted` or 1
+    fitted: float  # optimum on validation rows
+    gain: float  # of the cross-validated log-likelihood, in nats per row
     standard_error: float
 
 
 class TransformChoice(Record):
     chosen: str
-    log_likelihood: dict[str, float]  # on validation rows, nats a row, in the target's units
+    log_likelihood: dict[str, float]  # of validation rows, in nats per row
     rmse: dict[str, float] | None = None
 
 
 class AddedLabels(Record):
     rows: int
-    digest: str  # of all labels of the model, including control rows
+    digest: str  # of all labels, including control rows
     left_out: dict[str, int]  # row counts by reason
 
 
 class Provenance(Record):
-    run: str | None = None  # unique token of the run that published the version
+    run: str | None = None  # unique token of the run
     recipe: dict[str, Any] | None = None
     rows: dict[str, int] | None = None
     epochs: int | None = None
@@ -94,6 +91,6 @@ class Provenance(Record):
         return cls.model_validate(description.training)
 
     def derived(self, **facts: Any) -> "Provenance":
-        """Return the provenance of a version derived from this one, without this one's run."""
+        """Return the provenance of a derived version, without the run."""
         content = {name: value for name, value in self.content().items() if name != "run"}
         return Provenance.model_validate({**content, **facts})

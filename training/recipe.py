@@ -1,4 +1,4 @@
-"""Recipes: TOML files that describe fits."""
+"""Recipes, the TOML files that describe fits."""
 
 import tomllib
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ COMBINED: dict[Task, list[str]] = {
     "regression": ["epistemic_std", *COMBINED_DENSITIES],
 }
 
-# The better direction of each metric of `quality`, or its ideal value.
+# Better direction or ideal value of each metric.
 BETTER: dict[str, Literal["more", "less"] | float] = {
     "test_accuracy": "more",
     "test_log_likelihood": "more",
@@ -55,14 +55,13 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
 }
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
-Side = Annotated[int, Field(ge=1, le=4096)]  # of an image, in pixels
-
+Side = Annotated[int, Field(ge=1, le=4096)]  # pixels
 
 S = TypeVar("S", bound=Section)
 
 
 class DataSection(Section):
-    """`[data]`: the source, its columns, and the sizes of the splits."""
+    """`[data]`: the source, its columns and the split sizes."""
 
     source: str
     trained_on: str | None = None
@@ -141,7 +140,7 @@ class DataSection(Section):
 
     @property
     def takes_ids(self) -> bool:
-        """Whether rows consist of ids, such as text tokens, instead of quantities."""
+        """Whether rows consist of ids, such as tokens."""
         return self.integers or self.text is not None
 
     @property
@@ -150,12 +149,12 @@ class DataSection(Section):
 
     @property
     def is_stratified(self) -> bool:
-        """Whether all split sizes are fractions; splits are then stratified by class."""
+        """Whether splits are stratified by class, which requires sizes as fractions."""
         counts = (self.validation_rows, self.reference_rows, self.ranking_rows)
         return all(count is None for count in counts)
 
     def held_out(self, split: str) -> int | float | None:
-        """Return a split's size as a row count or a fraction; None for the default."""
+        """Return the size of a split as a number of rows or a fraction, or None if unset."""
         rows: int | None = getattr(self, f"{split}_rows")
         return getattr(self, split) if rows is None else rows
 
@@ -167,7 +166,7 @@ EncoderName = Annotated[str, StringConstraints(pattern=r"^(onnx:.+|[A-Za-z_][\w.
 
 
 class NetworkSection(Section):
-    """`[network]`: the primary network, its initial weights and its encoder."""
+    """`[network]`: the network, its initial weights and its encoder."""
 
     hidden: list[Count] | None = None
     dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -216,7 +215,7 @@ class NetworkSection(Section):
 
     @property
     def is_custom(self) -> bool:
-        """Whether the network's code belongs to the user."""
+        """Whether the network is a user's module."""
         return self.factory is not None and not self.factory.startswith(f"{mlp.__module__}:")
 
     @property
@@ -225,9 +224,9 @@ class NetworkSection(Section):
 
     @property
     def is_standardised(self) -> bool:
-        """Whether rows are standardised before the network."""
+        """Whether the network standardises rows by a batch of training rows."""
         are_raw = self.pixel_mean is None or self.encoder is not None
-        if self.bins is not None or self.knots is not None:  # columns are standardised already
+        if self.bins is not None or self.knots is not None:  # the data standardise columns
             return False
         return not self.is_trained and are_raw and self.standardise is not False
 
@@ -261,7 +260,7 @@ class TrainingSection(Section):
 
 
 class AugmentationSection(Section):
-    """`[augmentation]`: random changes of images, different in every training step."""
+    """`[augmentation]`: random transformations of training images."""
 
     flip: list[Literal["horizontal", "vertical"]] = Field(default=[])
     shift: Annotated[int, Field(ge=0)] = 0
@@ -273,7 +272,7 @@ class LikelihoodSection(Section):
 
 
 class ServingSection(Section):
-    """`[serving]`: defaults of requests, and the scores that the flag combines."""
+    """`[serving]`: request defaults, calibration and the detectors of the flag."""
 
     draws: Annotated[int, Field(ge=2, le=1000)] = 100
     precision: Literal["float32", "int8"] = "float32"
@@ -289,10 +288,10 @@ def _takes_ids(data: dict[str, Any]) -> bool:
 
 
 class GateSection(Section):
-    """`[gate]`: refuse to publish a version that is worse than the version of an alias.
+    """`[gate]`: refuse to publish a version that is worse than a reference version.
 
-    `metrics` has the tolerated loss in each metric. `level` is the probability that a version with
-    exactly this loss is refused.
+    `against` is the alias of the reference version, `metrics` the tolerated loss in each metric,
+    and `level` the probability of refusing a version with exactly this loss.
     """
 
     against: Name = "champion"
@@ -331,7 +330,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _disable_standardisation_of_ids(cls, content: Any) -> Any:
-        """Disable standardisation of ids, unless an encoder turns them into numbers."""
+        """Disable standardisation of ids, unless they are encoded."""
         data, network = (
             content.get(key) if isinstance(content, dict) else None for key in ("data", "network")
         )
@@ -385,10 +384,10 @@ class Recipe(Section):
         return self.posterior.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
-        """Return a SHA-256 of the recipe that does not depend on its file's layout.
+        """Return a SHA-256 of the recipe, independent of the layout of its file.
 
-        The gate is excluded, so that a fit that one gate refused can pass another gate later. Knots
-        that follow from bins and data are excluded too.
+        It excludes the gate, because the gate does not change the fit, and knots that follow from
+        bins.
         """
         exclude: dict[str, Any] = {"gate": True}
         if self.network.bins is not None:
@@ -400,7 +399,7 @@ def from_manifest(content: Any) -> Recipe:
     """Read the recipe of a published version, ignoring keys that no longer exist.
 
     Raises:
-        ValidationError: if other keys have changed.
+        ValidationError: if the recipe is otherwise invalid.
     """
     kinds: dict[str, type[Section]] = {
         "data": DataSection,
@@ -420,8 +419,8 @@ def from_manifest(content: Any) -> Recipe:
 def load(path: Path, root: Path | None = None) -> Recipe:
     """Read a recipe from a file.
 
-    A relative path in the recipe is looked up in the recipe's folder, then in `root` (by default
-    DUBITO_DATA), then in the current folder.
+    Relative paths are looked up in the recipe's folder, in `root` (by default DUBITO_DATA) and in
+    the current folder, in this order.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -438,8 +437,8 @@ def load(path: Path, root: Path | None = None) -> Recipe:
 def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
     """Make paths absolute if their readers would not find them.
 
-    Readers look for data in `root` and then in the current folder, and for networks in the current
-    folder only. Other paths stay as written, so that a recipe is the same on every machine.
+    Readers look for data in `root` and the current folder, and for networks in the current folder.
+    Other paths stay relative, so that a recipe has the same digest on every machine.
     """
     current = Path()
 
@@ -505,7 +504,7 @@ def validate(content: dict[str, Any], origin: str) -> Recipe:
 def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     data, serving = recipe.data, recipe.serving
     if serving.precision == "int8":
-        if not recipe.posterior.has_integers:
+        if not recipe.posterior.supports_int8:
             yield "serving.precision", f"float32 for method {recipe.method}", "'int8'"
         if recipe.task == "regression":
             yield "serving.precision", "float32 for task regression", "'int8'"

@@ -1,7 +1,4 @@
-"""Score rows as the service does: with a version's graphs, and a separate seed for each request.
-
-Calibration, publication, evaluation and benchmarks all use this module.
-"""
+"""Score rows as the service does, with a version's graphs and a seed per request."""
 
 import math
 from collections.abc import Iterator
@@ -24,12 +21,12 @@ from training.seeds import Stream, hash_key
 
 DRAW_COUNTS = (1, 2, 3, 5, 10, 20, 30, 50, 75, 100, 200, 500, 1000)
 CHUNK_ROWS = 32
-MAX_NOISE_NUMBERS = 2_000_000_000  # per calibration split; about a minute on one core
-MIN_SHARING_ROWS = 16  # per draw set, if draws are large
+MAX_NOISE_NUMBERS = 2_000_000_000  # per calibration split, about a minute on one core
+MIN_SHARING_ROWS = 16  # minimum rows per draw set, if draws are large
 
 
 def draw_counts(default_draws: int) -> list[int]:
-    """Return the draw counts to calibrate: a grid up to and including the default."""
+    """Return the draw counts to calibrate, up to the default."""
     return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
 
 
@@ -38,12 +35,12 @@ def draw_seed(seed: int, request: int) -> int:
 
 
 def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
-    """Return how many calibration rows share a draw set.
+    """Return the number of calibration rows that share a draw set.
 
-    Each row gets separate draws if a draw is small. If a draw contains every weight, at least
-    `MIN_SHARING_ROWS` rows share a set, which limits the noise to about `MAX_NOISE_NUMBERS`. Scores
-    of rows that share draws are slightly correlated, so the flag's rate varies more between
-    calibrations. If draws do not depend on the seed, all rows share them.
+    Small draws are not shared. If a draw contains all weights, at least `MIN_SHARING_ROWS` rows
+    share a draw set, which limits the noise to about `MAX_NOISE_NUMBERS`. This correlates their
+    scores slightly, so the flag rate varies more between calibrations. Draws of ensembles do not
+    depend on the seed, so all rows share them.
     """
     if runtime.algorithm == DRAW_INDEX:
         return rows
@@ -56,9 +53,9 @@ def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
 def served_outputs(
     runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int = 1
 ) -> Iterator[tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]]:
-    """Yield outputs and density scores of rows, batch by batch, in requests of `share` rows.
+    """Yield outputs and density scores of batches of rows.
 
-    Request i has the seed `draw_seed(seed, i)`.
+    Each request has `share` rows, and request i has the seed `draw_seed(seed, i)`.
     """
     if not runtime.paired:  # all rows of a run share their draws
         for i, start in enumerate(range(0, len(rows), share)):
@@ -83,8 +80,8 @@ def served_scores(
 ) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"]]:
     """Score rows with the outputs of `served_outputs`, once for each draw count.
 
-    Smaller counts use a prefix of the same draws. Returns the scores for each count, and the
-    density detectors' scores.
+    Smaller counts use a prefix of the draws. Returns the scores for each count and the density
+    scores.
     """
     predictive = get_predictive(runtime.task, transform)
     scores, densities = [], []
@@ -109,8 +106,7 @@ def scores_and_likelihoods(
 ) -> tuple[AnyScores, Float32[np.ndarray, "N M"], Float64[np.ndarray, "N"]]:
     """Score rows with the outputs of `served_outputs`.
 
-    Returns their scores, the density detectors' scores, and the log-likelihood of each row under
-    the mixture of its draws.
+    Returns scores, density scores and log-likelihoods under the mixture of draws.
     """
     scores, densities, likelihoods = [], [], []
     first = 0
@@ -130,7 +126,7 @@ def score(
     task: Task,
     transform: Transform | None = None,
 ) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
-    """Compute scores and log mean_k p(y | x, theta_k), in nats, in the target's own units."""
+    """Compute scores, and log mean_k p(y | x, theta_k) in nats and the target's units."""
     predictive = get_predictive(task, transform)
     scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
     if isinstance(scores, Scores):

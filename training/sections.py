@@ -1,4 +1,4 @@
-"""The base class of recipe sections, and types of their keys."""
+"""Base class of recipe sections, and types of their keys."""
 
 from typing import Annotated
 

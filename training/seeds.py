@@ -1,8 +1,8 @@
-"""Random streams: each use of random numbers has its own key.
+"""Keys of random streams.
 
 A key consists of a seed, a stream and counters within the stream, such as a step. Each enumeration
-belongs to a different seed, and its values are unique. The values determine the bits of every fit:
-give a new stream a new value, and never change an existing one.
+belongs to a different seed. The values determine the bits of every fit, so never change or reuse
+them.
 """
 
 from enum import IntEnum, unique
@@ -19,13 +19,13 @@ class Stream(IntEnum):
     ORDER = 2
     STEP_NOISE = 3
     VALIDATION_NOISE = 4
-    CALIBRATION = 5  # with the seed of one of `ServedRows`
-    LAYER_NOISE = 6  # layers that draw random numbers themselves
+    CALIBRATION = 5  # the seed is derived from one of `ServedRows`
+    LAYER_NOISE = 6  # random numbers inside layers
     DETECTORS = 7
     TEMPERATURE = 8
-    SPLIT = 9  # rows of a recalibration
-    PULL = 10  # rows and draws of the convergence diagnostics
-    IMPORTANCE = 11  # draws of the importance sampling diagnostics
+    SPLIT = 9  # of rows for a recalibration
+    PULL = 10  # convergence diagnostics
+    IMPORTANCE = 11  # importance sampling diagnostics
     AUGMENTATION = 12
     NEAREST_ROWS = 20  # training rows published for explanations
 
@@ -35,16 +35,13 @@ class ServedRows(IntEnum):
     REFERENCE = 0
     RANKING = 1
     TEST = 2
-    NOISE_VALUES = 3  # contents of the noise rows
+    NOISE_VALUES = 3  # values of noise rows
     NOISE = 4
 
 
 @unique
 class EvaluationStream(IntEnum):
-    """Streams of the seed of `python -m training evaluate`.
-
-    Keys of draws also contain the names of their rows.
-    """
+    """Streams of the seed of `python -m training evaluate`."""
 
     UNIFORM = 0
     GAUSSIAN = 1
@@ -54,7 +51,7 @@ class EvaluationStream(IntEnum):
     OCCLUDED = 13
     FIXED_DRAWS = 20  # for an attacker's gradients
     FRESH_DRAWS = 21
-    STARTS = 22  # starting points of attacks
+    STARTS = 22  # initial points of attacks
     TEST_ROWS = 30
     OUTLIER_ROWS = 31
     RESAMPLES = 32  # bootstrap resamples for intervals

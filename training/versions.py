@@ -1,4 +1,4 @@
-"""Published versions as starting points of training."""
+"""Published versions as inputs of training."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -66,7 +66,7 @@ class Parent:
 
 
 def open_parent(store: ModelStore, text: str, field: str) -> Parent:
-    """Open NAME[:VERSION]; VERSION is a number or an alias, by default `latest`."""
+    """Open the version NAME[:VERSION]; VERSION is a number or an alias, by default `latest`."""
     artifact = open_version(store, text, (WEIGHTS, TOKENIZER))
     refuse_derived(artifact.manifest, "pruned", field)
     return load_parent(artifact, field)
@@ -102,7 +102,7 @@ def refuse_derived(
 
 
 def match_version(data: Dataset, manifest: Manifest, field: str) -> Dataset:
-    """Renumber the classes of data as a version numbers them, and check that its rows fit."""
+    """Renumber the classes of data to match a version, and check the shape and ids of rows."""
     data, spec = renumber(data, manifest.classes or ()), manifest.input
     if data.shape != spec.shape:
         expected = f"rows of shape {spec.shape}, the input of {manifest.label}"
@@ -125,7 +125,7 @@ def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
 def load_unfitted(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | None) -> Dataset:
     """Read data that a model was not fitted on, in the format of its recipe's data.
 
-    All rows are used without a split. They need no ids, and can all belong to one group.
+    The data are not split, so ids are optional and all rows can belong to one group.
     """
 
     def read(without: str | None, **changes: str | None) -> Dataset:
@@ -148,8 +148,8 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
     """Load the data that a version was fitted on, from its recipe's source or from `source`.
 
     Raises:
-        InvalidInput: if the data are missing or different. New splits of different data would mix
-            rows that the model was fitted on with rows that it is tested on.
+        InvalidInput: if the data are missing or have changed. Splits of changed data could mix the
+            model's training and test rows.
     """
     recipe = parent.recipe if source is None else override(parent.recipe, source=source)
     data = load_for(recipe, root, parent)
@@ -162,7 +162,7 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
 
 
 def manifests(store: ModelStore, name: str) -> Iterator[Manifest]:
-    """Yield the manifests of a model's versions, the newest first, but for broken ones."""
+    """Yield the manifests of a model's intact versions, newest first."""
     for version in reversed(store.versions(name)):
         try:
             yield store.manifest(name, version)
@@ -173,10 +173,10 @@ def manifests(store: ModelStore, name: str) -> Iterator[Manifest]:
 def find_fitted(
     store: ModelStore, recipe: Recipe, data: Dataset, start: Parent | None
 ) -> Manifest | None:
-    """Return the latest intact version that a recipe was fitted to on these data, if any.
+    """Find the latest intact version that was fitted with the same recipe and data.
 
-    Returns None if the network comes from a factory, a weights file or an encoder, because the
-    recipe does not identify their contents.
+    Returns None for networks from a factory, a weights file or an encoder, because the recipe does
+    not identify their contents.
     """
     network = recipe.network
     if network.factory is not None or network.weights is not None or network.encoder:

@@ -70,10 +70,13 @@ class Neighbours(nn.Module):
         return matmul(self._from_neighbour(rows), self.components.T)
 
     def _from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
+        points = self._project(rows)
+        return vectors_from_neighbour(points, self.bank, self.bank_squares, self.neighbour)
+
+    def _project(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
         rows = self.fold(rows)
         normalised = rows / (square_norms(rows).sqrt() + self.softening)[:, None]
-        points = matmul(normalised - self.mean, self.components)
-        return vectors_from_neighbour(points, self.bank, self.bank_squares, self.neighbour)
+        return matmul(normalised - self.mean, self.components)
 
 
 class CosineNeighbours(nn.Module):

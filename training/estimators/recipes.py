@@ -16,7 +16,7 @@ from model_store.types import Task
 from training import log
 from training.data.findings import inspect_source
 from training.data.plan import SPLITS, make_plan
-from training.networks import given
+from training.networks import registry
 from training.recipe import DataSection, Recipe, validate
 
 NAMES: dict[Task, str] = {"classification": "classifier", "regression": "regressor"}
@@ -43,7 +43,7 @@ def make_recipe(
     method, network = parameters["method"], parameters["network"]
     if parameters["start"] is not None:
         method = method or AFTER_TRAINING
-        factory = given.keep(parameters["start"])
+        factory = registry.register(parameters["start"])
         network = {"factory": factory, "start": "trained", **(network or {})}
     if method not in (None, content["method"]):
         training = {key: content["training"][key] for key in OF_ANY_METHOD}

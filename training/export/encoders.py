@@ -1,6 +1,6 @@
-"""Build `encoder.onnx` from a torch module or from an ONNX file of another program.
+"""Build `encoder.onnx` from a torch module or an ONNX file.
 
-The graph maps raw rows, `x` (rows, I) float32, to encoded rows, `encoded` (rows, F) float32.
+The graph maps raw rows `x` (rows, I) to encoded rows `encoded` (rows, F), both float32.
 """
 
 import itertools
@@ -29,16 +29,16 @@ from training.export.graphs import export_graph
 FIELD = "network.encoder"
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 INTEGERS = (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.INT8)
-MASK, TYPES = "attention_mask", "token_type_ids"  # inputs that follow from the ids
+MASK, TYPES = "attention_mask", "token_type_ids"  # inputs that are derived from ids
 ROWS_AT_ONCE = 8  # if rows are independent
-OWN, THEIRS = "rows.", "file."  # prefixes of added names, and of names in the file
+ADDED, FILE = "rows.", "file."  # prefixes of added names, and of names in the file
 MAX_NAMES = 20  # in an error
-MAX_DIFFERENCE = 0.01  # between a row encoded alone and among others, relative
+MAX_DIFFERENCE = 0.01  # relative, between a row encoded alone and in a batch
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderInput:
-    """The conversion of raw rows for an encoder: shape, pixel standardisation, ids, padding."""
+    """The conversion of raw rows to the input of an encoder."""
 
     shape: tuple[int, ...]
     mean: Float32[np.ndarray, "..."] | None = None
@@ -48,13 +48,13 @@ class EncoderInput:
 
 
 class _RawRowEncoder(nn.Module):
-    """A user's module with the conversion of flat raw rows to its input."""
+    """A user's encoder for raw rows."""
 
     def __init__(self, encoder: nn.Module, rows: EncoderInput) -> None:
         super().__init__()
         self.encoder = encoder
         self.shape, self.takes_ids = rows.shape, rows.takes_ids
-        # The exporter confuses constants and operators with equal names; no operator has these.
+        # The exporter confuses constants and operators with equal names, such as `mean`.
         self.pixel_mean = None if rows.mean is None else torch.from_numpy(rows.mean)
         self.pixel_std = None if rows.std is None else torch.from_numpy(rows.std)
 
@@ -74,13 +74,13 @@ def module_graph(encoder: nn.Module, rows: EncoderInput) -> onnx.ModelProto:
 
 
 def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onnx.ModelProto:
-    """Read an ONNX file, and add the conversion of raw rows to its input.
+    """Read an ONNX file, and add the conversion of raw rows.
 
-    The input can have any number type, channels last, and a first axis of length 1 (the service
-    then encodes one row at a time). The mask and token types of a text encoder are derived from the
-    ids. `output` names an output or an inner value of the graph, by default its only output.
+    The input can have any numeric type, channels first or last, and a first axis of length 1. The
+    mask and token types of a text encoder are derived from the ids. `output` is the name of an
+    output or inner value, by default the only output.
     """
-    model = onnx.compose.add_prefix(_read(path), THEIRS)
+    model = onnx.compose.add_prefix(_read(path), FILE)
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {value.name: value for value in model.graph.input if value.name not in weights}
     derived = {name: value for name, value in inputs.items() if _plain(name) in (MASK, TYPES)}
@@ -95,8 +95,8 @@ def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onn
     for name, value in derived.items():
         nodes += _derive_from_ids(name, value, source, rows.pad_id, tensors)
     nodes += model.graph.node
-    nodes.append(helper.make_node("Flatten", [encoded], [f"{OWN}flat"], axis=1))
-    nodes.append(helper.make_node("Cast", [f"{OWN}flat"], [OUTPUT], to=TensorProto.FLOAT))
+    nodes.append(helper.make_node("Flatten", [encoded], [f"{ADDED}flat"], axis=1))
+    nodes.append(helper.make_node("Cast", [f"{ADDED}flat"], [OUTPUT], to=TensorProto.FLOAT))
     graph = helper.make_graph(
         nodes,
         "encoder",
@@ -121,10 +121,9 @@ def serialise(model: onnx.ModelProto) -> bytes:
 def examine(
     path: Path, row_size: int, examples: Float32[np.ndarray, "N I"], rows_at_once: int | None
 ) -> EncoderSpec:
-    """Test whether rows depend on each other, and return an encoder's entry in the manifest.
+    """Test an encoder, and return its entry in the manifest.
 
-    Each row is encoded alone and in batches, at two positions. If the bits differ, the service will
-    encode rows one at a time, unless the recipe sets `rows_at_once`.
+    Rows are encoded alone and in batches. If the bits differ, `rows_at_once` defaults to 1.
     """
     try:
         width = _width(path, examples[:1])
@@ -154,7 +153,7 @@ def _difference(
     alone: Float32[np.ndarray, "N F"],
     together: int,
 ) -> float:
-    """Return the largest relative difference between rows encoded alone and in batches.
+    """Return the largest difference between rows encoded alone and in batches.
 
     Differences are relative to the largest number of the encoded row.
     """
@@ -215,21 +214,21 @@ def _find_output(model: onnx.ModelProto, name: str | None) -> str:
         if len(outputs) != 1:
             raise InvalidInput("network.output", expected, "no name")
         name = outputs[0]
-    if not any(THEIRS + name in node.output for node in model.graph.node):
+    if not any(FILE + name in node.output for node in model.graph.node):
         raise InvalidInput("network.output", f"{expected}, or an inner value", repr(name))
-    return THEIRS + name
+    return FILE + name
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix(THEIRS)
+    return name.removeprefix(FILE)
 
 
 def _prefix(
     value: onnx.ValueInfoProto, rows: EncoderInput
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], str]:
-    """Build the nodes from raw rows to a graph's input.
+    """Build the nodes that convert raw rows to a graph's input.
 
-    Returns them with their constants and the name of the converted rows.
+    Returns the nodes, their constants, and the name of the converted rows.
     """
     kind = value.type.tensor_type
     dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
@@ -251,19 +250,21 @@ def _prefix(
             break
     else:
         raise InvalidInput(FIELD, f"an input for rows of shape {rows.shape}", actual)
-    tensors = [numpy_helper.from_array(np.array([-1, *shape], dtype=np.int64), f"{OWN}shape")]
-    nodes = [helper.make_node("Reshape", [INPUT, f"{OWN}shape"], [f"{OWN}rows"])]
-    name = f"{OWN}rows"
+    tensors = [numpy_helper.from_array(np.array([-1, *shape], dtype=np.int64), f"{ADDED}shape")]
+    nodes = [helper.make_node("Reshape", [INPUT, f"{ADDED}shape"], [f"{ADDED}rows"])]
+    name = f"{ADDED}rows"
     if rows.mean is not None and rows.std is not None:
-        tensors.append(numpy_helper.from_array(rows.mean, f"{OWN}mean"))
-        tensors.append(numpy_helper.from_array(rows.std, f"{OWN}std"))
-        nodes.append(helper.make_node("Sub", [name, f"{OWN}mean"], [f"{OWN}centred"]))
-        nodes.append(helper.make_node("Div", [f"{OWN}centred", f"{OWN}std"], [f"{OWN}standard"]))
-        name = f"{OWN}standard"
+        tensors.append(numpy_helper.from_array(rows.mean, f"{ADDED}mean"))
+        tensors.append(numpy_helper.from_array(rows.std, f"{ADDED}std"))
+        nodes.append(helper.make_node("Sub", [name, f"{ADDED}mean"], [f"{ADDED}centred"]))
+        nodes.append(
+            helper.make_node("Div", [f"{ADDED}centred", f"{ADDED}std"], [f"{ADDED}standard"])
+        )
+        name = f"{ADDED}standard"
     if order != tuple(range(len(shape))):
         axes = [0, *(i + 1 for i in order)]
-        nodes.append(helper.make_node("Transpose", [name], [f"{OWN}places"], perm=axes))
-        name = f"{OWN}places"
+        nodes.append(helper.make_node("Transpose", [name], [f"{ADDED}places"], perm=axes))
+        name = f"{ADDED}places"
     nodes.append(helper.make_node("Cast", [name], [value.name], to=kind.elem_type))
     return nodes, tensors, name
 
@@ -271,19 +272,21 @@ def _prefix(
 def _derive_from_ids(
     name: str, value: onnx.ValueInfoProto, ids: str, pad_id: int, tensors: list[onnx.TensorProto]
 ) -> list[onnx.NodeProto]:
-    """Build the nodes of the mask (1 except for padding), or of the token types (0)."""
+    """Build the nodes that compute the mask (0 for padding, else 1) or the token types (0)."""
     kind = value.type.tensor_type.elem_type
     if kind not in (*FLOATS, *INTEGERS):
         actual = TensorProto.DataType.Name(kind).lower()
         raise InvalidInput(FIELD, f"a numeric input {_plain(name)}", actual)
-    if _plain(name) == TYPES:  # all tokens have type 0
+    if _plain(name) == TYPES:
         return [
-            helper.make_node("Sub", [ids, ids], [f"{OWN}{name}.none"]),
-            helper.make_node("Cast", [f"{OWN}{name}.none"], [name], to=kind),
+            helper.make_node("Sub", [ids, ids], [f"{ADDED}{name}.none"]),
+            helper.make_node("Cast", [f"{ADDED}{name}.none"], [name], to=kind),
         ]
-    tensors.append(numpy_helper.from_array(np.array(pad_id, dtype=np.float32), f"{OWN}{name}.pad"))
+    tensors.append(
+        numpy_helper.from_array(np.array(pad_id, dtype=np.float32), f"{ADDED}{name}.pad")
+    )
     return [
-        helper.make_node("Equal", [ids, f"{OWN}{name}.pad"], [f"{OWN}{name}.fills"]),
-        helper.make_node("Not", [f"{OWN}{name}.fills"], [f"{OWN}{name}.says"]),
-        helper.make_node("Cast", [f"{OWN}{name}.says"], [name], to=kind),
+        helper.make_node("Equal", [ids, f"{ADDED}{name}.pad"], [f"{ADDED}{name}.fills"]),
+        helper.make_node("Not", [f"{ADDED}{name}.fills"], [f"{ADDED}{name}.says"]),
+        helper.make_node("Cast", [f"{ADDED}{name}.says"], [name], to=kind),
     ]

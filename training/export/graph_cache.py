@@ -1,11 +1,15 @@
 """Export modules to ONNX, with a cache of graphs without weights.
 
-torch's exporter takes seconds for a graph, but weights are only its initialisers. The cache, in
-memory and in a folder, contains graphs without weights. The key is a digest of everything else that
-a graph depends on: the submodules with their plain attributes, the names and shapes of their
-tensors, the operators that run on the example inputs (with the values of tensors that are neither
-parameters nor buffers), and the versions of the libraries and of this code. Constants are folded
-after weights are inserted, so a cached graph yields the same bytes as a new one.
+torch's exporter takes seconds for a graph. The cache, in memory and in a folder, contains graphs
+without weights. Its key is a digest of:
+
+* the submodules with their plain attributes
+* the names and shapes of parameters and buffers
+* the operators that run on the example inputs, with the values of other tensors
+* the versions of the libraries and of this code
+
+Constants are folded after weights are inserted, so a cached graph yields the same bytes as a new
+one.
 """
 
 import functools
@@ -79,8 +83,7 @@ def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:
                 return None
             tensor.raw_data = b""
     strip_notes(proto)
-    # A deserialised graph would number new values and nodes from 0, so the exporter's counters are
-    # stored. They are private to onnx_ir.
+    # Store the exporter's private counters, since a deserialised graph numbers new values from 0.
     names = model.graph._name_authority
     counters = f"{names._value_counter} {names._node_counter}"
     onnx.helper.set_model_props(proto, {COUNTERS: counters})
@@ -100,7 +103,7 @@ def _with_weights(cached: bytes, module: nn.Module) -> ir.Model:
 
 
 def strip_notes(graph: onnx.ModelProto) -> None:
-    """Remove the exporter's notes, which contain file names of the local machine."""
+    """Remove the exporter's metadata, which contains local file names."""
     graph.doc_string = ""
     parts = graph.graph
     for part in (parts, *parts.input, *parts.output, *parts.value_info, *parts.node):
@@ -116,7 +119,7 @@ def folder() -> Path | None:
 
 
 def _read(key: str) -> bytes | None:
-    """Return the cached graph of a key; damaged files are ignored."""
+    """Return the cached graph of a key, or None if there is no intact one."""
     if key not in _in_memory and (cache := folder()) is not None:
         with suppress(OSError):
             content = (cache / key).read_bytes()
@@ -126,7 +129,7 @@ def _read(key: str) -> bytes | None:
 
 
 def _write(key: str, graph: bytes) -> None:
-    """Cache a graph in memory and, if possible, in the folder."""
+    """Cache a graph in memory and in the folder, if the folder is writable."""
     _in_memory[key] = graph
     if (cache := folder()) is None:
         return
@@ -144,9 +147,9 @@ def _write(key: str, graph: bytes) -> None:
 def structure(
     module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
 ) -> str | None:
-    """Return a digest of everything except weights that determines a module's graph.
+    """Return the cache key of a module's graph.
 
-    Returns None if the digest would be unreliable, because the module reads values of tensors.
+    Returns None if the module reads values of tensors, which can change its graph.
     """
     names: dict[int, str] = {}
     for name, tensor in _all_tensors(module):
@@ -177,7 +180,7 @@ def _all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @functools.cache
 def _versions() -> str:
-    """Return the versions of the libraries, and a digest of the code that determines graphs."""
+    """Return the versions of libraries and a digest of the code that determines graphs."""
     digest = hashlib.sha256()
     for name in CODE_FOLDERS:
         for path in sorted((Path(__file__).parent.parent / name).glob("*.py")):
@@ -186,7 +189,7 @@ def _versions() -> str:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """Convert a value to one with a stable `repr`; objects are represented by their class."""
+    """Convert a value to an object with a stable `repr`."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return value
     if isinstance(value, type):
@@ -199,7 +202,7 @@ def _plain(value: object, depth: int = 0) -> object:
 
 
 class _Run(TorchDispatchMode):
-    """Hashes the operators of a run and their arguments; tensors are identified by origin."""
+    """Hashes the operators of a run and their arguments; tensors are identified by their origin."""
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Export a fitted model to the two graphs that the service runs, and compare them with torch."""
+"""Export a fitted model to ONNX graphs, and compare them with torch."""
 
 import copy
 import io
@@ -33,7 +33,7 @@ from training.networks.networks import MemberNetwork
 from training.networks.probes import find_operator, reads_values
 
 ROWS, DRAWS = "rows", "draws"  # axes whose length varies
-PARITY_TOLERANCE = 1e-3  # far above rounding errors, far below differences of wrong exports
+PARITY_TOLERANCE = 1e-3  # far above rounding errors
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
 CHECKED_ROWS = 16
@@ -44,7 +44,7 @@ UNTRANSLATED = re.compile(r"Error when translating node .*?target=torch\.ops\.(\
 
 
 class ParityError(DubitoError):
-    """The exported graphs do not compute what the fitted model computes."""
+    """The exported graphs and the fitted model have different outputs."""
 
 
 def export(
@@ -52,16 +52,15 @@ def export(
 ) -> dict[str, bytes]:
     """Export `sampler.onnx` (eps -> theta) and `network.onnx`.
 
-    The network maps (x, theta) to outputs, features and density scores. With terms, it also returns
-    the contributions of a row's numbers to the scores of attributed detectors.
+    The network maps (x, theta) to outputs, features and density scores. With `with_terms`, it also
+    returns `ServedNetwork.terms`.
     """
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
     k, n = torch.export.Dim(DRAWS), torch.export.Dim(ROWS)
     sampler = export_graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
-    # The graph is exported for a theta that all rows share, so that x alone determines the number
-    # of rows. The same graph works for a theta with a row for each row of x, by broadcasting.
+    # Export for a shared theta; a paired theta works in the same graph by broadcasting.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
     module: nn.Module = network
@@ -73,18 +72,14 @@ def export(
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
     layers = [part for part in model.modules() if isinstance(part, WeightLayer)]
     if any(layer.index is not None for layer in layers):  # pruned
-        # The network expands theta into larger matrices.
+        # The graph expands theta to matrices with zeros.
         numbers = sum(math.prod(layer.shape) for layer in layers if layer.index is not None)
         served.metadata_props.add(key=WEIGHTS_PER_DRAW, value=str(numbers))
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
 def temper_graph(network: bytes, factor: float) -> bytes:
-    """Multiply the temperature of `network.onnx` by a factor.
-
-    Log-probabilities are divided by it and normalised again. Variances of a regression are
-    multiplied by it.
-    """
+    """Multiply the temperature of `network.onnx` by a factor."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
     output = graph.output[0].name
@@ -117,10 +112,7 @@ class _WithTerms(nn.Module):
 
 
 def load_runtime(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
-    """Load graphs into a CPU runtime, for checks and calibration.
-
-    On a GPU, the bits of an answer can depend on the batch.
-    """
+    """Load graphs into a CPU runtime, because a GPU's bits can depend on the batch."""
     return Runtime(
         graphs["sampler.onnx"],
         graphs["network.onnx"],
@@ -137,7 +129,7 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
     `x` are valid input rows, by default noise.
 
     Raises:
-        InvalidInput: if the network cannot be exported, or computes something else than torch.
+        InvalidInput: if the network cannot be exported, or its graph differs from torch.
     """
     trial = copy.deepcopy(model).cpu().eval()
     if x is None:
@@ -156,7 +148,7 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
 
 @torch.no_grad()
 def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
-    """Explain a failed export as (expected, got); the exporter's own errors fill pages."""
+    """Explain a failed export as (expected, got), because the exporter's errors fill pages."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         assert isinstance(cause, Exception)
@@ -167,7 +159,7 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
         unknown = NO_SUCH_OPERATOR.search(text) or UNTRANSLATED.search(text)
         if unknown is not None:
             operator = unknown[1].rpartition(".")[2]
-            # The converted module has the layer names of the user's module.
+            # Layers of the converted module have the names of the user's layers.
             module = (
                 network.members[0]
                 if isinstance(network, MemberNetwork)
@@ -182,15 +174,15 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
     if isinstance(error, GraphError):
         expected = "a module of operators that the service supports (docs/networks.md)"
         return expected, one_line(error)
-    reason = texts[-1].partition(" While executing ")[0][:200]  # without file names of torch
+    reason = texts[-1].partition(" While executing ")[0][:200]  # file names follow
     return "a module that can be exported and served", f"{type(causes[-1]).__name__}: {reason}"
 
 
 class ExportSubstitutes(TorchFunctionMode):
-    """Replaces functions that cannot be exported reliably.
+    """Replaces functions that the exporter or onnxruntime do not support reliably.
 
-    The exporter supports `scaled_dot_product_attention` only for four axes. If an axis is not the
-    last, the order in which onnxruntime sums over it depends on the number of rows.
+    The exporter supports `scaled_dot_product_attention` only with four axes. The order of
+    onnxruntime's sums depends on the number of rows, unless they are over the last axes.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -236,7 +228,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute softmax(q k' scale + mask) v, as torch documents it, without dropout."""
+    """Compute softmax(q k' scale + mask) v, as documented by torch, without dropout."""
     if enable_gqa:
         key, value = (
             part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value)
@@ -257,7 +249,7 @@ def export_graph(
     dynamic_shapes: dict[str, dict[int, torch.export.Dim]],
     outputs: list[str],
 ) -> onnx.ModelProto:
-    """Export a module to a graph with names for inputs, variable axes and outputs."""
+    """Export a module to a graph with named inputs, variable axes and outputs."""
     discarded = io.StringIO()
     for name in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -285,7 +277,7 @@ def export_graph(
 
 
 def _largest_result(graph: onnx.GraphProto) -> int:
-    """Return the size of the largest intermediate result per row and draw, 0 if there is none."""
+    """Return the size of the largest intermediate result per row and draw, or 0."""
     sizes = []
     for value in graph.value_info:
         axes = value.type.tensor_type.shape.dim
@@ -296,10 +288,9 @@ def _largest_result(graph: onnx.GraphProto) -> int:
 
 
 def _pool_globally(graph: onnx.GraphProto) -> None:
-    """Replace means over pictures by global average pooling.
+    """Replace means over image axes by global average pooling.
 
-    The order of sums in onnxruntime's ReduceMean depends on memory addresses, so a row's bits would
-    depend on its position in a batch.
+    The order of sums in onnxruntime's ReduceMean depends on memory addresses.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
@@ -324,15 +315,15 @@ def _pool_globally(graph: onnx.GraphProto) -> None:
 def parity(
     model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows: Rows
 ) -> dict[str, float]:
-    """Compare torch and the runtime on the same noise, with shared and paired draws.
+    """Compare the runtime with torch on the same noise, with shared and paired draws.
 
-    Returns the largest difference of each kind. Differences of probabilities and log-variances are
-    absolute. The others are relative:
+    Returns the largest difference by kind. Differences of probabilities and log variances are
+    absolute. The others are relative to:
 
-    * theta: to its size, to the coordinate's mean size, or to 1, whichever is largest
-    * density scores: to the score or the detector's mean, whichever is larger
-    * terms of density scores: to their sum over the row
-    * means of a regression: to the target's standard deviation
+    * theta: the largest of its size, the coordinate's mean size and 1
+    * density scores: the larger of the score and the detector's mean
+    * terms of density scores: their sum over the row
+    * means of a regression: the target's standard deviation
 
     Raises:
         ParityError: if a difference exceeds `PARITY_TOLERANCE`, or if a row's bits depend on the
@@ -369,7 +360,7 @@ def parity(
 
 
 def _check_independent_rows(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> None:
-    """Check that each row's answer has the same bits alone and in a batch."""
+    """Check that each row's results have the same bits alone and in a batch."""
 
     def answers(rows: np.ndarray) -> dict[str, np.ndarray]:
         outputs, densities = runtime.run(rows, theta)
@@ -396,12 +387,12 @@ def _differences(
 
 
 def _relative(actual: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return differences over a row's size or the mean size, whichever is larger."""
+    """Divide differences by the size or the mean size, whichever is larger."""
     scale = np.maximum(size, size.mean(axis=0))
     difference = actual - expected
     return np.divide(difference, scale, out=difference, where=scale > 0)
 
 
 def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value, or NaN if there is one."""
+    """Return the largest absolute value; NaNs propagate."""
     return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

@@ -1,21 +1,18 @@
-"""Integer arithmetic for the products that every draw repeats: int8 weights, 7-bit activations.
+"""Quantise graphs to int8 weights and 7-bit activations.
 
-**Network.** A hidden layer multiplies its input by directions V that all draws share. The exported
-network's large products are replaced by
+**Network.** All draws share the directions V of a hidden layer. Large products are replaced by
 
-    h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = round(h / s_row) in 0 .. 127,    q_V in -127 ..
-    127,
+    h V^T  ~  s_row (q_h q_V^T) s_unit
 
-with a scale for each row (its largest activation / 127) and for each unit. A row's answer is
-therefore independent of other rows. The first layer, which runs once for all draws, and the small
-last layer stay in float32.
+with q_h = round(h / s_row) in 0..127 and q_V in -127..127. Each row has a scale, its largest
+activation / 127, so results are independent of other rows. The first layer, which runs once for all
+draws, and small layers stay in float32.
 
-**Sampler.** A linear layer's input has one scale for all draws: the largest value among
-`RANGE_DRAWS` draws. Larger values are clipped. An input with both signs is stored as 64 + q in
-1 .. 127. A draw is therefore independent of other draws.
+**Sampler.** The input of a linear layer has one scale, the largest value among `RANGE_DRAWS` draws.
+Larger values are clipped. Inputs with both signs are stored as 64 + q in 1..127.
 
 Integer sums are exact. Processors without VNNI add pairs of products in 16 bits. With 7-bit
-activations these sums cannot overflow, so all processors give the same result.
+activations these sums cannot overflow, so all processors compute the same result.
 """
 
 import math
@@ -41,7 +38,7 @@ FUSED = "com.microsoft"  # onnxruntime's operators, including MatMulIntegerToFlo
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """RMS change of mean probabilities by quantisation, and by a new draw set."""
+    """RMS change of mean probabilities by quantisation and by a new draw set."""
 
     int8_probabilities: float
     int8_monte_carlo: float
@@ -53,11 +50,7 @@ class QuantisationError:
 
 
 def quantise_network(network: bytes) -> bytes:
-    """Quantise the large products of `network.onnx` that each draw repeats.
-
-    A small network stays unchanged. Lengths |V| become part of the units' scales, or of V if it
-    stays in float32.
-    """
+    """Quantise the large products of `network.onnx`; a small network stays unchanged."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -91,7 +84,7 @@ def quantise_network(network: bytes) -> bytes:
             added[f"{name}.unit_scale"] = (unit_scale / _length(direction)).astype(np.float32)
             activation = inputs["Relu"].get(node.input[0], node.input[0])
             nodes += _integer_product(activation, name, node.output[0])
-    if len(nodes) == len(graph.node) - len(scales):  # nothing became integers
+    if len(nodes) == len(graph.node) - len(scales):  # no large product
         return network
     for name in lengths.values():
         length = _length(weights[name]).reshape(-1, *[1] * (weights[name].ndim - 1))
@@ -111,11 +104,10 @@ def _length(direction: np.ndarray) -> np.ndarray:
 
 
 def _integer_product(activation: str, weight: str, product: str) -> list[onnx.NodeProto]:
-    """Return the nodes that multiply an activation by a weight of unit length.
+    """Return the nodes that multiply an activation by an int8 weight.
 
-    Negative activations are rounded to 0, so a preceding Relu is not needed.
+    Negative activations are rounded to 0, which replaces a preceding Relu.
     """
-
     parts = ("largest", "range", "inverse", "scaled", "levels", "sums", "scale")
     largest, span, inverse, scaled, levels, sums, scale = (f"{product}.{part}" for part in parts)
     factors = [levels, f"{weight}.int8", "one", f"{weight}.unit_scale", "zero"]
@@ -176,7 +168,7 @@ def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
 
 
 def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, tuple[float, float]]:
-    """Return the smallest and largest value of a sampler's tensors over `RANGE_DRAWS` draws."""
+    """Return the range of a sampler's tensors over `RANGE_DRAWS` draws."""
     model = onnx.load_model_from_string(graph)
     names = list(dict.fromkeys(names))
     shapes = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
@@ -192,7 +184,7 @@ def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, t
 def _with_nodes(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
 ) -> bytes:
-    """Replace a model's nodes and add constants, keeping only what its outputs need."""
+    """Replace a model's nodes and add constants, without unused ones."""
     graph = model.graph
     needed = {output.name for output in graph.output}
     needed_nodes: list[onnx.NodeProto] = []
@@ -216,12 +208,12 @@ def _with_nodes(
 def quantisation_error(
     exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int
 ) -> QuantisationError:
-    """Compare a quantised model with the exact one on the same seed, and measure the MC error."""
+    """Measure the errors of quantisation and of Monte Carlo sampling on rows."""
     x = rows.x[:CHECKED_ROWS].astype(np.float32)
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))
     actual = _scores(quantised, x, quantised.draw(0, 0, num_draws))
     fresh = _scores(exact, x, exact.draw(1, 0, num_draws))
-    # The difference between two draw sets is sqrt(2) times the error of one.
+    # The difference between two draw sets is sqrt(2) times the Monte Carlo error.
     return QuantisationError(
         int8_probabilities=_rms(actual.probabilities - expected.probabilities),
         int8_monte_carlo=_rms(fresh.probabilities - expected.probabilities) / math.sqrt(2.0),

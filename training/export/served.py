@@ -1,4 +1,4 @@
-"""The module that becomes `network.onnx`: the network with its fitted detectors."""
+"""The network with its detectors, which is exported as `network.onnx`."""
 
 import math
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from training.detectors.spectrum import CHUNK_NUMBERS, MAX_LENGTH, Mahalanobis, 
 from training.recipe import DENSITY_NAMES, Recipe
 from training.seeds import Stream, hash_key
 
-FITTED_ROWS = 10_000  # random training rows for the detectors' fit
+FITTED_ROWS = 10_000  # random training rows that detectors are fitted to
 CHUNK_ROWS = 1000
-# Detectors whose score is the squared length of their `deviation`.
+# The score of these detectors is the squared length of their `deviation`.
 VECTOR_DETECTORS = (Residual, Mahalanobis, Neighbours)
 
 
 class ServedNetwork(nn.Module):
-    """The primary network with the density detectors."""
+    """A network with density detectors."""
 
     def __init__(
         self,
@@ -50,15 +50,14 @@ class ServedNetwork(nn.Module):
 
     @property
     def two_sided(self) -> tuple[str, ...]:
-        """Names of the detectors for which small scores are unusual too."""
+        """Names of two-sided detectors."""
         return tuple(name for name in self.density if KINDS[name].is_two_sided)
 
     @property
     def attributed(self) -> tuple[str, ...]:
-        """Return the names of the detectors whose scores can be attributed to inputs.
+        """Names of detectors whose scores can be attributed to inputs.
 
-        Long rows are folded, so their numbers are not distinguishable and the list is empty, unless
-        the fold only adds up the channels of each pixel.
+        There are none for folded rows, unless the fold only adds the channels of each pixel.
         """
         shape = self.network.shape
         place = math.prod(shape[-2:]) if len(shape) == 3 else math.prod(shape)
@@ -71,7 +70,7 @@ class ServedNetwork(nn.Module):
         )
 
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
-        """Return the non-negative contribution of each number of a row to each attributed score."""
+        """Attribute scores to the numbers of a row; contributions are non-negative."""
         parts = []
         assert self.spectrum is not None
         for name in self.attributed:
@@ -110,8 +109,8 @@ def served_network(
         x: training rows.
         seed: the seed of random choices.
         labels: the classes of the rows, if any.
-        names: the detectors, by default all that suit the rows.
-        shape: the shape of a row, if the network's input is flat.
+        names: the detectors, by default all that support the rows.
+        shape: the shape of a row, by default the network's.
     """
     shape = model.network.shape if shape is None else shape
     names = names_for(shape, model.network.takes_ids) if names is None else names
@@ -140,11 +139,7 @@ def served_network(
 def fit_detectors(
     model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
 ) -> ServedNetwork:
-    """Fit the recipe's detectors on training rows, and attach them to a model's network.
-
-    Density detectors that the flag does not combine are omitted, because they would slow down every
-    request.
-    """
+    """Fit the density detectors of the flag, and attach them to a model's network."""
     labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
     densities = [name for name in recipe.combined if name in DENSITY_NAMES]
     seed = hash_key(recipe.seed, Stream.DETECTORS)
@@ -152,7 +147,7 @@ def fit_detectors(
 
 
 def fold(model: BayesianModel) -> None:
-    """Normalise all directions of weight normalisation permanently, without changing the model."""
+    """Replace weight normalisation by plain weights for faster inference."""
     for module in model.modules():
         if isinstance(module, ScaledLayer | WeightNormLinear):
             module.fold()

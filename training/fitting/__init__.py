@@ -1,1 +1,1 @@
-"""The training loop with its stopping rules, checkpoints, warm starts and plots."""
+"""The training loop, stopping rules, checkpoints, warm starts and plots."""

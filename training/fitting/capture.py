@@ -1,7 +1,4 @@
-"""Run a training step as a CUDA graph.
-
-One launch replaces those of hundreds of kernels, which take longer than the arithmetic.
-"""
+"""Training steps as CUDA graphs, which replace hundreds of kernel launches by one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WARMUP_CALLS = 3  # in which libraries and the optimiser allocate persistent memory
+WARMUP_CALLS = 3  # before capture, to let libraries and the optimiser allocate memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +17,10 @@ class Graph:
 
 
 class GraphedFunction:
-    """Runs a function of GPU tensors as CUDA graphs, one for each combination of input shapes.
+    """Run a function of GPU tensors as CUDA graphs, one for each combination of input shapes.
 
-    The first calls run without a graph. After that, the first call with new shapes is captured, and
-    later calls with these shapes replay its kernels. The function must run the same kernels for all
-    input values, and must not wait for any result.
+    The first `WARMUP_CALLS` calls run eagerly. The function must run the same kernels for all input
+    values, and must not synchronise with the GPU.
     """
 
     def __init__(self, compute: Callable[..., Tensor]) -> None:

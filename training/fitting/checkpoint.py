@@ -1,4 +1,4 @@
-"""Checkpoints of a run: tensors and facts in one safetensors file, replaced atomically."""
+"""Write and read checkpoints, which are safetensors files with JSON metadata."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from model_store.errors import InvalidInput
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that readers see either the old or the new content, even after a crash."""
+    """Replace a file atomically."""
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("wb") as file:
         file.write(content)
@@ -29,7 +29,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, An
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint's tensors and facts.
+    """Read the tensors and metadata of a checkpoint.
 
     Raises:
         InvalidInput: if the file is not a checkpoint.

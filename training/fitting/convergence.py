@@ -18,12 +18,12 @@ from training.bayes.diagnostics import (
 from training.bayes.network import BayesianModel
 from training.seeds import Stream, hash_key
 
-WINDOW = 0.2  # share of the epochs, at the end, over which curves must be level
-HALF_WINDOW = 0.05  # share of the epochs, in the middle of the path and at its end
-# Largest relative change of a level curve: the bound's over half of the path, the spread's per
+WINDOW = 0.2  # share of the last epochs over which curves must be level
+HALF_WINDOW = 0.05  # share of the epochs over which `later_fall` averages
+# Maximum relative change of a level curve: of the bound over half of the path, of the spread per
 # epoch.
 LEVEL = 0.01
-# The remaining fall is proportional to the path to the power of -EXPONENT, measured on digits.
+# The remaining fall is proportional to path^-EXPONENT. The exponent was measured on digits.
 EXPONENT = 0.5
 SETTLED_PULL = 0.25
 
@@ -71,7 +71,10 @@ def convergence(
 
 
 def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, float]:
-    """Return the least-squares slope per epoch at the end of a curve, and its error."""
+    """Estimate the slope per epoch at the end of a curve by least squares.
+
+    Returns the slope and its standard error.
+    """
     last = np.array(values[-_window(len(values), share) :], dtype=np.float64)
     if len(last) < 3:
         return math.nan, math.nan
@@ -83,11 +86,11 @@ def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, floa
 
 
 def later_fall(history: list[dict[str, float | int]]) -> tuple[float, float]:
-    """Return the fall of the bound over the second half of the path, and its error.
+    """Return how much the bound fell over the second half of the path, and the standard error.
 
-    The path is the sum of learning rates. Decayed rates make the slope per epoch small even if the
-    bound could fall further. The fall over half of the path does not have this problem: a path
-    twice as long would lower the bound by about as much again.
+    The path is the cumulative learning rate. After the learning rate has decayed, the slope per
+    epoch is small even if the bound could still fall. The fall over half of the path is comparable
+    to the fall that a path of twice the length would add.
     """
     path = np.cumsum([m["learning_rate"] for m in history])
     half, window = int(np.searchsorted(path, path[-1] / 2)), _window(len(history), HALF_WINDOW)

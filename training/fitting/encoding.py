@@ -1,4 +1,4 @@
-"""Export the encoder of a recipe (`[network] encoder`), and encode rows once before the fit."""
+"""Export the encoder of a recipe (`network.encoder`), and encode rows before the fit."""
 
 import math
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class Encoding:
     def encode(self, splits: Splits, quiet: bool = False) -> Splits:
         """Encode training and validation rows into one memory-mapped array.
 
-        The other rows stay raw, because they are scored through the service's own encoder path.
+        Other rows stay raw, because they are scored as the service scores raw rows.
         """
         train, validation = splits.train, splits.validation
         path = self.path.with_name(ENCODED)

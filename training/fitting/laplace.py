@@ -1,4 +1,4 @@
-"""Fit Laplace's approximation around a network's trained weights, and choose its prior."""
+"""Fit the Laplace approximation of a trained network, and choose its prior."""
 
 import math
 import time
@@ -32,9 +32,9 @@ from training.recipe import Recipe
 from training.seeds import Stream
 from training.versions import Parent
 
-PRIOR_STDS = [10.0 ** (i / 2) for i in range(-6, 5)]  # grid on held-out rows
-STD_TOLERANCE = 0.03  # of the logarithm to base 10
-LOST_NATS = 0.01  # per held-out row; a smaller loss is tolerated
+PRIOR_STDS = [10.0 ** (i / 2) for i in range(-6, 5)]  # candidates for held-out rows
+STD_TOLERANCE = 0.03  # of log10(prior_std)
+LOST_NATS = 0.01  # tolerated loss per held-out row
 
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
@@ -54,16 +54,16 @@ def check_trained(recipe: Recipe, parent: Parent | None) -> None:
 
 @dataclass(frozen=True)
 class CurvatureFacts:
-    """The curvature and the quality of fit at a model's centre, on the same rows."""
+    """The curvature and the fit at a model's centre."""
 
     eigen: Eigen
-    log_likelihood: float  # weighted sum over rows, in nats
-    square_error: float  # regression: sum over rows, in the target's units
+    log_likelihood: float  # sum over rows with class weights, in nats
+    square_error: float  # sum over rows in squared target units; 0 for classifiers
 
 
 @torch.no_grad()
 def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
-    """Compute the curvature of a model's last layer from one pass over the rows."""
+    """Compute the curvature of a model's last layer."""
     network, posterior, likelihood = model.network, model.posterior, model.likelihood
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, LaplacePosterior)
@@ -77,7 +77,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
     model.eval()
     with watch({"": layer}, lambda _, h: inputs_seen.append(h)):
         for rows, targets in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
-            # float32 would round p - p^2 and log p to 0 if the network is very certain.
+            # In float32, p - p^2 and log p are 0 for very confident networks.
             values = network(rows.float(), theta)[0][0].double()
             h = inputs_seen.pop().reshape(len(rows), -1)
             a = torch.cat([h, h.new_ones(len(h), 1)], dim=1) if layer.has_bias else h
@@ -100,18 +100,17 @@ def fit_laplace(
     times: float = 1.0,
     finds_noise: bool = False,
 ) -> dict[str, Any]:
-    """Fit the posterior of a trained model, and return the manifest's facts about it.
+    """Fit the Laplace posterior of a model, and return its summary for the manifest.
 
     Args:
         model: a model whose posterior mean is trained.
-        section: the structure, and the choice of the prior.
+        section: the recipe's `[posterior]` section.
         train: rows and targets for the curvature.
         validation: rows and targets for the choice of the prior.
         seed: the seed of draws on validation rows.
-        draws: the number of these draws.
+        draws: the number of draws on validation rows.
         times: the factor of the log-likelihood, 1 unless it is tempered.
-        finds_noise: whether to set a homoscedastic regression's noise to the root mean squared
-            error, because no training has fitted it.
+        finds_noise: whether to set homoscedastic noise to the RMSE, because it is not trained.
     """
     start = time.monotonic()
     posterior = model.posterior
@@ -155,10 +154,7 @@ def fit_laplace(
 
 @dataclass(frozen=True, eq=False)
 class _Losses:
-    """Negative log-likelihoods of held-out rows under priors of each width, with the same noise.
-
-    A width is the logarithm of the prior's standard deviation to base 10.
-    """
+    """Negative log-likelihoods of held-out rows as a function of log10(prior_std)."""
 
     model: BayesianModel
     eigen: Eigen
@@ -188,11 +184,11 @@ class _Losses:
         return 10.0 ** (-2.0 * width)
 
     def widest_precision(self, precision: float) -> float:
-        """Return the smallest acceptable precision that is at least `precision`.
+        """Find the smallest acceptable precision that is not below `precision`.
 
-        A precision is acceptable if the mean held-out loss exceeds the lowest one by up to
-        `LOST_NATS` or by up to one standard error. The best precision itself is often infinite:
-        draws that all agree predict a little better, but have no uncertainty.
+        A precision is acceptable if its mean held-out loss is within `LOST_NATS` or one standard
+        error of the lowest loss. The precision with the lowest loss is often infinite, which would
+        remove all uncertainty.
         """
         start = -0.5 * math.log10(precision)
         widths = [*(math.log10(std) for std in PRIOR_STDS if math.log10(std) < start), start]
@@ -217,13 +213,13 @@ class _Losses:
 
 @torch.no_grad()
 def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
-    """Predict each draw and row; all draws share one pass through the layers before the last."""
+    """Predict rows; draws share one pass through all layers except the last."""
     theta = model.posterior(eps)[:, None]
     return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))
 
 
 def _set_noise(model: BayesianModel, facts: CurvatureFacts, rows: int) -> CurvatureFacts:
-    """Set a regression's noise to the root mean squared error; return the curvature under it."""
+    """Set homoscedastic noise to the RMSE, and return the facts under this noise."""
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     assert likelihood.log_variance is not None
@@ -245,9 +241,9 @@ def loss_warning(
     likelihood: Likelihood,
     section: Laplace,
 ) -> str:
-    """Return a warning if draws predict validation rows significantly worse than their centre.
+    """Return a warning if draws predict significantly worse than the centre, otherwise "".
 
-    Both arguments are values of `Likelihood.validation`. Without a warning the string is empty.
+    `before` and `after` are results of `Likelihood.validation`.
     """
     loss = before[:, 1] - after[:, 1]
     if not loss.mean() > max(LOST_NATS, 2.0 * (loss.std() / math.sqrt(len(loss))).item()):

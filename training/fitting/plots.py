@@ -1,7 +1,4 @@
-"""Plot the curves of a run.
-
-Figures are made without pyplot, which would use a notebook's backend.
-"""
+"""Plot the curves of a run, without pyplot, which would use a notebook's backend."""
 
 import io
 import math
@@ -20,7 +17,7 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
 
 
 def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) -> None:
-    """Draw loss, KL, accuracy or RMSE, and the spread of theta against the epoch."""
+    """Draw loss, KL, accuracy or RMSE, and the spread of theta by epoch."""
     panels = {
         "nats a row": {
             "loss": "-ELBO",
@@ -55,7 +52,7 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
             axis.plot(epochs, values, label=name, marker="o" if len(epochs) == 1 else None)
         axis.set(xlabel="epoch", ylabel=label)
         axis.grid(alpha=0.3)
-        if label == "bound, nats a row":  # the plot must show whether its end is level
+        if label == "bound, nats a row":  # zoom in to show whether the end is level
             axis.set_ylim(*_end_range([float(metrics["objective"]) for metrics in history]))
         elif min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")

@@ -1,8 +1,7 @@
-"""The training loop: seeded, resumable, with progress, metrics and a plot.
+"""The training loop, with checkpoints, metrics and a plot.
 
-All random numbers depend only on the recipe's seed and on the step or epoch. A checkpoint contains
-the remaining state: parameters, optimiser, best parameters and the epoch's sums. An interrupted run
-therefore resumes with the same arithmetic, and ends with the same weights.
+Random numbers depend only on the recipe's seed and the step or epoch. A checkpoint contains all
+other state, so an interrupted run ends with the same weights as an uninterrupted one.
 """
 
 import json
@@ -67,8 +66,7 @@ CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000
 MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
 WRITE_INTERVAL_S = 1  # minimum between two writes of metrics.jsonl
-PLOT_INTERVAL_S = 20  # minimum between two plots, which take half a second each
-
+PLOT_INTERVAL_S = 20  # minimum between two plots
 
 Callback = Callable[[Metrics], object]  # called with the metrics of each epoch
 
@@ -100,7 +98,7 @@ class Run:
 
         Args:
             recipe: the recipe.
-            splits: rows; with an encoder, training and validation rows are encoded.
+            splits: the rows. If there is an encoder, training and validation rows are encoded.
             shape: the shape of a raw row.
             num_classes: the number of classes; 0 for regression.
             folder: the folder of the run's files.
@@ -132,11 +130,10 @@ class Run:
         self.laplace: dict[str, Any] | None = None  # facts for the manifest, after its fit
         self.optimizer = adam(self.model, recipe.training)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # NLL, KL, metric
-        # The losses of an epoch's steps at the full KL weight.
+        # The loss of each step of the epoch, at the full KL weight.
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
         self.best: dict[str, Tensor] = {}
-        # The scores of the best epoch: one for each validation row or step, or one for early
-        # stopping.
+        # The scores of the best epoch, per validation row or step; a scalar for early stopping.
         self.lowest: Tensor | None = None
         self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8), {})
         self.plotted = time.monotonic()
@@ -174,7 +171,7 @@ class Run:
     def initial_quality(self) -> str:
         """Describe a trained network's validation scores before the first step.
 
-        Poor scores mean that the rows differ from the network's own training data.
+        Poor scores suggest that the rows differ from the data that the network was trained on.
         """
         likelihood, (x, y) = self.model.likelihood, self.validation
         centre = self.model.posterior.centre().to(self.device)[None, None]
@@ -200,11 +197,11 @@ class Run:
         return self.epochs * self.epoch_steps
 
     def stopped(self) -> str:
-        """Describe when and why the fit ended."""
+        """Return when and why the fit ended, for the log."""
         return self.stopping.reason(self.progress)
 
     def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
-        """Train to the end, and return the model with the parameters of the best epoch."""
+        """Train the model, and return it with the parameters of the best epoch."""
         start_s = saved_s = time.monotonic()
         previous_s = self.progress.seconds
         bar = Bar(self.steps, "step", quiet, initial=self.progress.step)
@@ -357,7 +354,7 @@ class Run:
         return self._validate()[:, 1].mean().item()
 
     def _is_best(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
-        """Check whether to save an epoch's model; never while the KL weight still rises."""
+        """Check whether to save an epoch's parameters; false while the KL weight rises."""
         if self.recipe.choose == "last":
             return True
         if isinstance(self.stopping, EarlyStopping):
@@ -404,8 +401,8 @@ class Run:
 def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenance:
     """Return the provenance of a finished run.
 
-    For transformed targets g(y), `log_slope` is the mean of log g'(y) over validation rows. It
-    converts their log-likelihood into that of y.
+    For transformed targets g(y), `log_slope` is the mean of log g'(y) over validation rows, which
+    converts the log-likelihood of g(y) to that of y.
     """
     facts: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.provenance}
     if run.laplace is not None:

@@ -1,7 +1,4 @@
-"""A training step: augmentation, loss, optimiser and learning rates.
-
-Its random numbers depend only on the seed and the step.
-"""
+"""Training steps: augmentation, loss, optimiser and learning rates."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -22,31 +19,31 @@ from training.fitting.capture import GraphedFunction
 from training.recipe import AugmentationSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
-GRADIENT_NORM = 5.0  # upper limit, over all parameters
-ROW_GROUPS = 8  # per step, with separate draws, if the method groups rows
+GRADIENT_NORM = 5.0  # maximum
+ROW_GROUPS = 8  # groups of rows with separate draws, for methods that group rows
 VALIDATION_DRAWS = 20
-SPREAD_RATE = 0.1  # of log standard deviations; changes a deviation by 10 % a step
+SPREAD_RATE = 0.1  # learning rate of log standard deviations
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
-SMALL_STEP = 50_000_000  # multiplications per step; fewer are faster with one thread
-NEGLIGIBLE_MEAN = 1e-30  # of Adam's moments; smaller ones do not change parameters
-FLUSH_STEPS = 100  # short enough to keep moments from becoming denormal
-RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # limits of the KL ramp: steps, and share of all epochs
+SMALL_STEP = 50_000_000  # multiplications per step below which one thread is faster
+NEGLIGIBLE_MEAN = 1e-30  # moments of Adam below this do not change parameters
+FLUSH_STEPS = 100  # interval of `flush_moments`
+RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps and as a share
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 CACHED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The loss of a step in nats a row, and its terms."""
+    """The loss of a step and its terms."""
 
-    total: Float[Tensor, ""]
-    nll: Float[Tensor, ""]  # the likelihood term
-    kl: Float[Tensor, "K"]  # of each draw, in nats
+    total: Float[Tensor, ""]  # nats per row
+    nll: Float[Tensor, ""]  # likelihood term, nats per row
+    kl: Float[Tensor, "K"]  # nats
     predictions: Float[Tensor, "K N C"]
 
 
 class Steps:
-    """Performs the optimiser steps of a fit on batches of rows with a `shape`."""
+    """Performs the optimiser steps of a fit."""
 
     def __init__(
         self,
@@ -63,7 +60,7 @@ class Steps:
         self.samples = model.posterior.max_draws or recipe.samples
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute: Callable[..., Tensor] = self._compute
-        # A user's network may read values, which a CUDA graph cannot do.
+        # CUDA graphs do not support networks that read values, as a user's network may do.
         if self.parameters[0].is_cuda and not recipe.network.is_custom:
             self.compute = GraphedFunction(self._compute)
         spare_threads(model, batch_rows, self.samples)
@@ -71,10 +68,10 @@ class Steps:
     def take(
         self, x: Num[Tensor, "N I"], y: Num[Tensor, "N"], kl_weight: float, step: int
     ) -> Float64[Tensor, "3"]:
-        """Update parameters by the gradient of a batch's loss under fresh draws.
+        """Take optimiser step number `step` (from 0) on a batch.
 
-        Steps count from 0. Returns the likelihood term in nats a row, the KL in nats (both means
-        over draws), and the mean of the rows' `errors` under the first draw.
+        Returns the likelihood term in nats per row, the mean KL of draws in nats, and the mean of
+        `Likelihood.errors` under the first draw.
         """
         device = x.device
         x, eps = step_inputs(self.model, self.recipe, self.shape, x, self.samples, step)
@@ -106,7 +103,7 @@ def step_inputs(
     samples: int,
     step: int,
 ) -> tuple[Float[Tensor, "N I"], Float[Tensor, "S E"]]:
-    """Return augmented rows, and the noise of `samples` draws for each group of rows."""
+    """Augment rows, and generate the noise of `samples` draws for each group of rows."""
     x = x.float()
     if recipe.augmentation is not None:
         seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)
@@ -118,7 +115,7 @@ def step_inputs(
 
 
 def row_groups(recipe: Recipe, rows: int) -> int:
-    """Return the number of row groups of a step, each of which has separate draws."""
+    """Return the number of row groups with separate draws in a step."""
     return min(ROW_GROUPS if recipe.posterior.groups_rows else 1, rows)
 
 
@@ -137,10 +134,9 @@ def step_loss(
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
-    """Scale gradients down to a global norm if theirs is larger.
+    """Clip the global norm of gradients.
 
-    On a CPU, smaller gradients are not written. On a GPU, the scaling always runs, because the
-    condition would wait for the norm.
+    On a GPU, the scaling always runs, because a condition would wait for the norm.
     """
     total = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
     if total.is_cuda or not total <= norm:
@@ -150,8 +146,7 @@ def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
 def flush_moments(optimizer: torch.optim.Optimizer) -> None:
     """Set negligible moments of Adam to zero.
 
-    Moments of zero gradients, such as those of inactive units, decay until they are denormal
-    numbers, which make arithmetic many times slower.
+    Otherwise the moments of inactive units decay to denormal numbers, which slow down arithmetic.
     """
     for state in optimizer.state.values():
         for mean in (state["exp_avg"], state["exp_avg_sq"]):
@@ -181,9 +176,8 @@ def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
 def keep_freed_memory() -> None:
     """Configure glibc to reuse large freed blocks.
 
-    By default, it returns blocks of more than 32 MB to the system. The activations of a convolution
-    are that large, and mapping their pages again would take a quarter of each step. Has no effect
-    with other C libraries.
+    By default it returns blocks of more than 32 MB, such as activations of convolutions, to the
+    system, and mapping them again is slow. This has no effect with other C libraries.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -196,7 +190,7 @@ def full_kl_weight(settings: TrainingSection, rows: int) -> float:
 
 
 def kl_ramp(recipe: Recipe, epoch_steps: int) -> float:
-    """Return the number of epochs over which the KL weight rises to its full value."""
+    """Return the number of epochs until the KL weight reaches its full value."""
     if recipe.training.kl_ramp_epochs is not None:
         return recipe.training.kl_ramp_epochs
     if not (recipe.posterior.ramps_kl and recipe.task == "regression"):
@@ -214,10 +208,7 @@ def kl_weight(
 
 
 def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
-    """Return the optimiser, with a higher learning rate for log standard deviations.
-
-    They must change more during a fit than means.
-    """
+    """Create the optimiser, with a higher learning rate for log standard deviations."""
     spread = model.posterior.spread_parameters()
     means = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
     final = settings.final_learning_rate
@@ -250,7 +241,7 @@ def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
 
 
 def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]) -> None:
-    """Check that rows are images, and larger than the largest shift."""
+    """Check that rows are images and exceed the maximum shift."""
     if section is None:
         return
     if len(shape) not in (2, 3):
@@ -264,19 +255,18 @@ def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]
 def augment(
     x: Float[Tensor, "N I"], shape: Sequence[int], section: AugmentationSection, seed: int
 ) -> Float[Tensor, "N I"]:
-    """Augment images at random; the result depends only on the images and the seed.
+    """Augment images at random.
 
     Each image is flipped with probability 1/2 along each axis in `flip`, shifted by up to `shift`
-    whole pixels along both axes, and cropped to at least 1 - `crop` of its height and width at a
-    random position. Each row gets one affine map with bilinear interpolation; outside the image,
-    the nearest pixel counts. Flips and shifts keep pixel values up to rounding.
+    pixels along both axes, and cropped to at least 1 - `crop` of its height and width at a random
+    position. The interpolation is bilinear, and edge pixels are repeated outside the image.
     """
     height, width = shape[-2:]
     generator = torch.Generator().manual_seed(seed)
-    # For each row and axis (across, down): sign, cropped size, and position from -1 to 1.
+    # Uniform numbers for the flip, size and position of each row along both axes.
     uniform = torch.rand(3, len(x), 2, generator=generator)
-    may_flip = torch.tensor([axis in section.flip for axis in ("horizontal", "vertical")])
-    sign = torch.where(may_flip & (uniform[0] < 0.5), -1.0, 1.0)
+    can_flip = torch.tensor([axis in section.flip for axis in ("horizontal", "vertical")])
+    sign = torch.where(can_flip & (uniform[0] < 0.5), -1.0, 1.0)
     size = 1.0 - section.crop * uniform[1]
     pixels = torch.randint(-section.shift, section.shift + 1, (len(x), 2), generator=generator)
     position = (1.0 - size) * (2.0 * uniform[2] - 1.0)

@@ -1,12 +1,10 @@
-"""Stopping rules: when a fit ends, and how far its learning rates have decayed.
+"""Stopping rules, which also determine the decay of learning rates.
 
 * `FixedEpochs`: a fixed number of epochs, over which the rates decay.
-* `EarlyStopping`: `patience` epochs after the highest held-out likelihood (Prechelt 1998), at the
-  initial rates.
-* `Plateau`: at the initial rates until the relevant curves have levelled off over the last
-  `patience` epochs. The rates then decay over half as many epochs again.
-
-A rule reads and updates the run's `Progress`, which checkpoints contain.
+* `EarlyStopping`: ends `patience` epochs after the best held-out likelihood (Prechelt 1998). The
+  rates are constant.
+* `Plateau`: constant rates until the curves have levelled off over `patience` epochs. The rates
+  then decay over half as many epochs as before.
 """
 
 import math
@@ -20,28 +18,28 @@ from training.methods import Laplace
 from training.recipe import Recipe, TrainingSection
 from training.versions import Parent
 
-Metrics = dict[str, float | int]  # of an epoch: a line of metrics.jsonl
+Metrics = dict[str, float | int]  # a line of metrics.jsonl
 
 PLATEAU_STEPS, PLATEAU_EPOCHS = 600, 5  # lower limits of the default `patience`
-STOPPING_STEPS, STOPPING_EPOCHS = 400, 16  # the same, for early stopping
-COOLING = 1 / 2  # of the epochs before
-LEVEL_NATS = 0.01  # per row; a smaller rise of the held-out likelihood over the window is level
+STOPPING_STEPS, STOPPING_EPOCHS = 400, 16  # the same for early stopping
+COOLING = 1 / 2  # decay epochs, as a share of the epochs before
+LEVEL_NATS = 0.01  # maximum change of a level curve over the window, per row
 LEVELLED_OFF = "levelled off"  # part of the reason if a plateau ended the fit
 AT_LIMIT = "the limit of training.max_epochs"
 
 
 @dataclass
 class Progress:
-    """The state of a run except its tensors; stored as JSON."""
+    """The state of a run in checkpoints, without tensors."""
 
     step: int
     best_epoch: int
     history: list[Metrics]
     seconds: float
-    token: str  # identifies this run; its publication carries it
-    start_log_std: dict[str, float]  # of theta, by layer, for variational methods
-    levelled: int = 0  # epoch after which the rates began to decay; 0 before that
-    still_moving: list[str] = field(default_factory=list)  # curves that were not level by then
+    token: str  # identifies the run in the manifest
+    start_log_std: dict[str, float]  # initial log std of theta by layer, for variational methods
+    levelled: int = 0  # epoch after which the rates began to decay; 0 before the decay
+    still_moving: list[str] = field(default_factory=list)  # curves that were not level
 
 
 @dataclass(frozen=True)
@@ -49,18 +47,18 @@ class FixedEpochs:
     number: int
 
     def epochs(self, _: Progress) -> int:
-        """Return the number of epochs, as far as the progress determines it."""
+        """Return the current estimate of the number of epochs."""
         return self.number
 
     def decay(self, progress: Progress, epoch_steps: int) -> float:
-        """Return how far the rates have decayed, from 0 (the first) to 1 (the final ones)."""
+        """Return the decay of the learning rates, from 0 (initial) to 1 (final)."""
         return progress.step / (self.number * epoch_steps)
 
     def update(self, progress: Progress) -> None:
-        """Update the state at the end of an epoch."""
+        """Update the progress at the end of an epoch."""
 
     def reason(self, _: Progress) -> str:
-        """Describe why the fit ended."""
+        """Return why the fit ended, for the log."""
         if self.number == 0:
             return "before the first epoch: the network was already trained"
         return f"after {self.number} epochs, as configured"
@@ -91,8 +89,8 @@ class EarlyStopping:
 class Plateau:
     patience: int
     max_epochs: int
-    ramp_epochs: float  # of the KL's weight
-    has_bound: bool  # a variational bound, which must level off too
+    ramp_epochs: float  # until the KL weight reaches its full value
+    has_bound: bool  # a variational bound must level off too
 
     def epochs(self, progress: Progress) -> int:
         if progress.levelled == 0:
@@ -107,7 +105,7 @@ class Plateau:
         return (progress.step - start) / max(1, end - start)
 
     def update(self, progress: Progress) -> None:
-        """Start the decay if the curves are level, or if the remaining epochs require it."""
+        """Start the decay if the curves are level or `max_epochs` is near."""
         epochs = len(progress.history)
         must_end = epochs + cooling_epochs(epochs, self.patience) >= self.max_epochs
         if progress.levelled or (not must_end and epochs < self.ramp_epochs + self.patience):
@@ -140,7 +138,7 @@ def stopping_rule(
 
 
 def fixed_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
-    """Return the recipe's number of epochs, if set; 0 for laplace with a trained network."""
+    """Return `training.epochs`, which defaults to 0 for laplace with a trained network."""
     is_trained = recipe.network.is_trained or parent is not None
     skips_training = isinstance(recipe.posterior, Laplace) and is_trained
     return 0 if skips_training and recipe.training.epochs is None else recipe.training.epochs
@@ -161,15 +159,15 @@ def cooling_epochs(epochs: int, patience: int) -> int:
 def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[str]:
     """Name the curves that have not levelled off over the last `patience` epochs.
 
-    Relevant curves are the held-out likelihood and, for methods with a bound, the bound and theta's
-    spread.
+    The curves are the held-out likelihood and, for methods with a bound, the bound and the spread
+    of theta.
     """
     if len(history) < patience + 1:
         return ["too few epochs to tell"]
     window = max(3, patience)
 
     def rise(key: str, min_rise: float) -> float:
-        """Return the rise over the window, 0 if it is within two standard errors or small."""
+        """Return the rise over the window, or 0 if it is small or insignificant."""
         per_epoch, error = slope([m[key] for m in history[-window:]], share=1.0)
         is_rise = abs(per_epoch) > 2 * error and abs(per_epoch) * window > min_rise
         return per_epoch * window if is_rise else 0.0
@@ -191,23 +189,22 @@ def add_wrong_row(
     log_wrong: Float[Tensor, "N"],
     wrong_log_likelihood: Float[Tensor, "N"],
 ) -> Float[Tensor, ""]:
-    """Return the mean log-likelihood of held-out rows and one more row with a wrong label.
+    """Return the mean log-likelihood of held-out rows and an additional row with a wrong label.
 
     By the rule of succession, after N correct predictions the next one is wrong with probability
     1 / (N + 2). Without the additional row, a few correctly predicted rows would favour the most
-    confident network. The network's own odds weight the rows: exp(`log_wrong`) is the probability
-    of all labels except the correct one, and `wrong_log_likelihood` their mean log-likelihood.
+    confident network. The log-likelihood of the additional row is the average of
+    `wrong_log_likelihood` over rows, weighted by the probability exp(`log_wrong`) of a wrong label.
     """
     error = (log_wrong.softmax(0) * wrong_log_likelihood).sum()
     return (log_likelihood.sum() + error) / (len(log_likelihood) + 1)
 
 
 def is_as_good(scores: Float[Tensor, "N"], lowest: Float[Tensor, "N"], paired: bool) -> bool:
-    """Check that the mean of scores (less is better) is within a standard error of the lowest.
+    """Check that mean scores (less is better) are within a standard error of the lowest ones.
 
-    The standard error is for the difference of means, over the same rows (paired) or over different
-    steps. Among statistically equal checkpoints, the latest was trained with the smallest steps
-    (Breiman et al. 1984, the one-standard-error rule).
+    This is the one-standard-error rule (Breiman et al. 1984) for the difference of means, over the
+    same rows (paired) or over different steps.
     """
     if len(scores) < 2:  # a standard error needs two scores
         return True

@@ -1,17 +1,14 @@
-"""Warm starts: start a new model from a published version, possibly with more classes.
+"""Warm starts from a published version, possibly with additional classes.
 
-All state is copied except the temperature, which is fitted again: parameters, standardisation and
-normalisation statistics. Old classes come first, so a tensor with a class axis gets a copy in its
-leading part. The rest is fresh: weights as the module initialises them, V random, biases 0, and
-scales g at the mean of the old classes with the recipe's initial spread.
+Parameters and statistics are copied; the temperature is fitted again. Old classes come first, so
+tensors with a class axis are copied into the leading part of the new ones. The rest is initialised
+as usual, except that new scales start at the mean of the old ones.
 
-A flow over scales or weights cannot gain coordinates, because its couplings split them in halves.
-If theta grows, the flow starts again near the identity, and its last, affine layer gets the mean
-and standard deviation of each old coordinate: the factorial Gaussian nearest to the old posterior.
-With `noise_dimension`, the flow draws coordinates of a subspace of constant dimension, so it is
-copied completely.
+A flow cannot gain coordinates. If theta grows, its couplings start near the identity, and its last
+layer gets the mean and standard deviation of the old coordinates. With `noise_dimension`, the flow
+has a constant dimension and is copied.
 
-Other methods can start from the network of an `mle` version, as from any trained network.
+Other methods can start from the network of an `mle` version.
 """
 
 import torch
@@ -36,16 +33,16 @@ FREE_KEYS = {"prior_std", "pi", "std_1", "std_2", "initial_log_std"}
 
 
 def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
-    """Check that a recipe's model can start from the weights of a published version."""
+    """Check that a recipe's model can start from a published version."""
     old = parent.recipe
     origin = f"as in {parent.label}"
     had_transform, configured = parent.manifest.transform, recipe.data.target_transform
     kind = "none" if had_transform is None else had_transform.kind
     is_point, is_drawn = old.method == "mle", isinstance(recipe.posterior, DrawnMethod)
     changes_method = is_point and is_drawn
-    may_differ = {"bayesian", "trained"} if changes_method else None
+    free_keys = {"bayesian", "trained"} if changes_method else None
     had_network, has_network = (
-        section.model_dump(exclude_none=True, exclude=may_differ)
+        section.model_dump(exclude_none=True, exclude=free_keys)
         for section in (old.network, recipe.network)
     )
     for field, had, has in (
@@ -77,7 +74,7 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
 def start_from_network(
     model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"]
 ) -> None:
-    """Initialise a model built with the network of an `mle` version from a first batch."""
+    """Initialise a model that was built with the network of an `mle` version."""
     initialise(model, x, standardise=False)
     model.network.mean, model.network.std = parent.network.mean, parent.network.std
     state = model.likelihood.state_dict()
@@ -129,7 +126,7 @@ def copy_weights(model: BayesianModel, parent: BayesianModel, new_classes: int) 
 
 
 def _fresh(model: BayesianModel, parent: BayesianModel) -> Float[Tensor, "D"]:
-    """Return the start of theta: the module's weights, or each layer's mean old scale."""
+    """Return initial values of theta: the module's weights, or the mean old scale by layer."""
     network, old_network = model.network, parent.network
     assert isinstance(network, DrawnNetwork)
     assert isinstance(old_network, DrawnNetwork)
@@ -162,7 +159,7 @@ def _copy_theta(
 
 
 def _copy_leading(name: str, old: Tensor, new: Tensor, new_classes: int) -> None:
-    """Copy a tensor into the leading part of one with up to `new_classes` more along one axis."""
+    """Copy a tensor into the leading part of a tensor that can have more classes."""
     gains = sorted(b - a for a, b in zip(old.shape, new.shape, strict=False))
     fits = old.ndim == new.ndim and not any(gains[:-1])
     if not fits or max(gains, default=0) not in (0, new_classes):

@@ -1,1 +1,1 @@
-"""Convert any module into a network that is a function of an input and theta."""
+"""Networks as functions of an input and theta, converted from any module."""

@@ -1,4 +1,4 @@
-"""Build the modules that a recipe can name: standard architectures and user factories."""
+"""Build modules from standard architectures, user factories and weight files."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -64,14 +64,15 @@ ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 
 def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
-    """Call the user's `package.module:factory` with a row's shape and the number of outputs."""
+    """Call a user's `package.module:factory` with the row shape and the number of outputs."""
     return call_factory("network.factory", path, tuple(shape), outputs)
 
 
 def call_factory(field: str, path: str, *arguments: object) -> nn.Module:
     """Call a user's `package.module:function`, and check that it returns a module.
 
-    Errors name the recipe's `field`.
+    Raises:
+        InvalidInput: naming `field`, if the function fails.
     """
     module_name, _, name = path.partition(":")
     try:
@@ -111,5 +112,5 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 def channels_first(shape: Sequence[int]) -> tuple[int, ...]:
-    """Add a channel axis to the shape of a picture, (height, width)."""
+    """Add a channel axis to the shape (height, width)."""
     return (1, *shape) if len(shape) == 2 else tuple(shape)

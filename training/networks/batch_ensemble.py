@@ -1,4 +1,4 @@
-"""An ensemble whose members share all weights except a few numbers per unit."""
+"""BatchEnsemble networks."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from training.networks.probes import DROPOUTS
 
 
 class BatchEnsemble(Network):
-    """M members of a chain of Linear layers and nonlinearities; theta is a member's index."""
+    """An ensemble of MLPs whose members share most weights; theta is the member index."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BatchEnsemble(Network):
         return outputs, standard, None
 
     def _run(self, h: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and the input of the last Linear layer."""
+        """Return the outputs and the input of the last Linear layer."""
         draws = theta[:, 0, 0].long()
         last_input = h
         for layer in self.module:
@@ -63,7 +63,7 @@ class BatchEnsemble(Network):
         return h, last_input
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Return the input of the last layer of one member."""
+        """Return the input of the last layer for one member."""
         last_input = self._run(self.scale(x).flatten(1), theta)[1]
         return last_input if last_input.ndim == 2 else last_input[0]
 
@@ -73,10 +73,7 @@ class BatchEnsemble(Network):
             self.fit_scale(x)
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum |W|^2 / (2 prior_std^2) over weight matrices, the mean over members.
-
-        Adapters are excluded.
-        """
+        """Return sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members."""
         layers = [layer for layer in self.module if isinstance(layer, MemberLinear)]
         squares = [layer.weight.square().sum() / layer.copies for layer in layers]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)

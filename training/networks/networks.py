@@ -1,8 +1,7 @@
-"""Primary networks as functions of an input and theta: outputs[k, n] = f(x[n], theta[k]).
+"""Convert modules into networks: outputs[k, n] = f(x[n], theta[k]).
 
-Any module can be converted. In a copy of it, selected Linear and convolution layers are replaced by
-layers that read a part of theta (`training.bayes.layers`). Everything else stays, including the
-module's `forward`.
+In a copy of the module, selected Linear and convolution layers are replaced by layers that read a
+part of theta (`training.bayes.layers`).
 """
 
 import math
@@ -26,7 +25,7 @@ from training.bayes.layers import (
     Stochastic,
     WeightLayer,
 )
-from training.bayes.layers import initial_weights as weights_of
+from training.bayes.layers import initial_weights as layer_weights
 from training.bayes.network import Network
 from training.bayes.variational_hypernet import HyperLayer
 from training.networks.piecewise import PiecewiseLinear
@@ -46,9 +45,9 @@ from training.networks.probes import (
 )
 from training.networks.selection import (
     EXCLUDE,
-    drawn_layers,
     freeze,
     layers_by_name,
+    select_layers,
     unsupported,
 )
 
@@ -79,11 +78,11 @@ WEIGHTED = (
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 Layer = TypeVar("Layer", ScaledLayer, WeightLayer)
 
-torch.backends.mha.set_fastpath_enabled(False)  # one operator, unknown to ONNX
+torch.backends.mha.set_fastpath_enabled(False)  # ONNX does not support the fast path
 
 
 class DrawnNetwork(Network):
-    """A module whose drawn layers read theta; `slots` assigns parts of theta to layers."""
+    """A module with random layers; `slots` assigns parts of theta to layers."""
 
     def __init__(
         self,
@@ -98,11 +97,11 @@ class DrawnNetwork(Network):
 
         Args:
             module: a module that returns one output row for each input row.
-            stochastic: the layers to draw, and the method.
+            stochastic: the layers to draw, and the kind of random parameters.
             shape: the shape of a row.
-            trained: patterns of other layers to train; None for all.
-            examples: valid input rows for tests of the module, by default normal noise. Integers
-                mean that the module's input consists of ids.
+            trained: name patterns of other layers to train; None for all.
+            examples: valid input rows for tests of the module, by default normal noise. Integer
+                rows are ids.
             is_trained: whether theta starts at the module's weights.
         """
         examples = noise_rows(shape) if examples is None else examples
@@ -114,16 +113,16 @@ class DrawnNetwork(Network):
         self.folded = stochastic.kind == "hypernet" or not _is_chain(module)
         self.shares_input = True
         self.contexts: list[LayerContext] = []
-        self.initial: dict[str, Tensor] = {}  # the module's weights by slot, if weights are drawn
-        # Parameter names of fixed weights, each with the buffer of its inputs' keep probabilities.
+        self.initial: dict[str, Tensor] = {}  # the module's weights by slot, if weights are random
+        # Parameter names of masked weights, and buffer names of their keep probabilities.
         self.masked_weights: list[tuple[str, str]] = []
-        drawn = drawn_layers(module, stochastic.layers)
-        _check_supported(module, drawn)
+        selection = select_layers(module, stochastic.layers)
+        _check_supported(module, selection)
         check_repeatable(module, examples)
-        check_calls(module, drawn, examples)
+        check_calls(module, selection, examples)
         module = copy_module(module)
-        self.frozen = freeze(module, trained, list(drawn))
-        self.module = self._convert(module, stochastic, list(drawn), examples)
+        self.frozen = freeze(module, trained, list(selection))
+        self.module = self._convert(module, stochastic, list(selection), examples)
         self.slots = [context.slot for context in self.contexts if context.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
@@ -138,8 +137,8 @@ class DrawnNetwork(Network):
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
         """Return outputs, features and KL.
 
-        Features are the first layer's product, or the standardised row if that product depends on
-        the draw.
+        Features are the output of the first layer before it depends on the draw, or the
+        standardised row.
         """
         self.forward_context.num_draws = theta.shape[0]
         return self._run(x, theta)
@@ -172,16 +171,12 @@ class DrawnNetwork(Network):
         std: Float[Tensor, "D"],
         num_draws: int,
     ) -> Float[Tensor, "K N C"]:
-        """Return outputs for training with the local reparameterisation of Gaussian weights.
-
-        Layers draw their outputs for each row instead of their weights.
-        """
         self.forward_context.std = self._by_layer(std)
         self.forward_context.num_draws = num_draws
         return self._run(x, mean[None, None])[0]
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        # With a single draw, onnxruntime would choose the order of a product by the number of rows.
+        # With a single draw, onnxruntime's summation order would depend on the number of rows.
         draws = theta if self.is_paired else theta.expand(2, -1, -1)
         h = last_input(self.module, lambda: self.run(x, draws))
         return (h[: x.shape[0]] if self.folded or h.ndim == 2 else h[0]).flatten(1)
@@ -190,11 +185,11 @@ class DrawnNetwork(Network):
     def initialise(
         self, x: Float[Tensor, "N I"], standardise: bool = True
     ) -> Float[Tensor, "D"] | None:
-        """Set standardisation from a batch, and return the start of theta if it has one.
+        """Set the standardisation from a batch, and return the initial theta, if defined.
 
-        Scales and biases are set so that pre-activations have mean 0 and variance 1 over the batch
-        (Salimans and Kingma 2016, section 3). Weights start at the module's weights. A trained
-        network starts at the scales that reproduce it.
+        Random weights start at the module's weights. Random scales start at values for which
+        pre-activations have mean 0 and variance 1 over the batch (Salimans and Kingma 2016,
+        section 3), or at the scales of the trained module.
         """
         if standardise:
             self.fit_scale(x)
@@ -223,7 +218,7 @@ class DrawnNetwork(Network):
         return not self.is_paired
 
     def get_layers(self, kind: type[Layer]) -> list[Layer]:
-        """Return the drawn layers of a class, in theta's order."""
+        """Return the random layers of a class, in the order of theta."""
         layers = [layer for layer in self.modules() if isinstance(layer, kind)]
         order = [slot.name for slot in self.slots]
         return sorted(layers, key=lambda layer: order.index(layer.context.slot.name))
@@ -231,8 +226,8 @@ class DrawnNetwork(Network):
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Return sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of masked layers l.
 
-        Up to a constant, this is the KL of a dropout posterior from the prior N(0, prior_std^2 I)
-        on weights (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", appendix,
+        Up to a constant, this is the KL between a dropout posterior and the prior N(0, prior_std^2
+        I) on weights (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", appendix,
         equation 13).
         """
         weights = self.module.get_parameter
@@ -242,15 +237,15 @@ class DrawnNetwork(Network):
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
     def _convert(
-        self, module: nn.Module, stochastic: Stochastic, drawn: Sequence[str], examples: Tensor
+        self, module: nn.Module, stochastic: Stochastic, selection: Sequence[str], examples: Tensor
     ) -> nn.Module:
         layers = layers_by_name(module)
         dropouts = mask_dropouts(module, stochastic.layers) if stochastic.kind == "masks" else []
         units = count_dropout_units(module, dropouts, examples) if dropouts else {}
-        keep = keep_probabilities(module, drawn, dropouts, examples) if dropouts else {}
+        keep = keep_probabilities(module, selection, dropouts, examples) if dropouts else {}
         first = True
         for name, layer in layers.items():
-            # A user's forward may read the rate of a Dropout, so the replacement has one.
+            # The user's forward may read the rate of a Dropout.
             replacement: nn.Module = nn.Dropout(0.0)
             if isinstance(layer, DROPOUTS):
                 if name in dropouts:
@@ -262,7 +257,7 @@ class DrawnNetwork(Network):
                         reason = f"it runs {times} times; use a separate Dropout for each call"
                         raise unsupported(name, layer, reason)
                     replacement = self._mask(name, units[name][0], 1.0 - layer.p)
-            elif name in drawn:
+            elif name in selection:
                 assert isinstance(layer, DRAWABLE)
                 replacement = self._layer(name, layer, stochastic, first, keep.get(name))
                 first = False
@@ -279,7 +274,7 @@ class DrawnNetwork(Network):
             context = self._context(Slot(name, (len(layer.weight),)), first)
             return ScaledLayer(layer, context, self.is_trained)
         if stochastic.kind == "weights":
-            self.initial[name] = weights = weights_of(layer)
+            self.initial[name] = weights = layer_weights(layer)
             return WeightLayer(layer, self._context(Slot(name, tuple(weights.shape)), first))
         if stochastic.kind == "hypernet":
             if not isinstance(layer, nn.Linear):
@@ -312,7 +307,7 @@ class DrawnNetwork(Network):
 
     @torch.no_grad()
     def _try(self, examples: Num[Tensor, "R ..."]) -> None:
-        """Detect layers whose input all draws share; check that rows and draws never mix."""
+        """Detect layers with shared inputs, and check that rows and draws do not mix."""
         generator = torch.Generator().manual_seed(0)
         x = examples[:TRIAL_ROWS].flatten(1).float()
         x = x.repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]
@@ -347,7 +342,7 @@ class DrawnNetwork(Network):
 
 
 class MemberNetwork(Network):
-    """Members of an ensemble; theta is a member's index. With one member, a plain network."""
+    """An ensemble of networks; theta is the member index."""
 
     def __init__(
         self,
@@ -359,15 +354,16 @@ class MemberNetwork(Network):
     ) -> None:
         """Build a network from modules that differ only in their weights.
 
-        With `anchor_std`, each member starts at a draw from the prior and decays towards it instead
-        of 0 (Pearce, Leibfried and Brintrup 2020, "Uncertainty in neural networks: approximately
-        Bayesian ensembling", equation 9). Under the prior, weights of a unit with I inputs are
-        N(0, 2 anchor_std^2 / I), and biases N(0, anchor_std^2).
+        With `anchor_std`, each member starts at a draw from the prior, its anchor, and weight decay
+        is relative to the anchor (Pearce, Leibfried and Brintrup 2020, "Uncertainty in neural
+        networks: approximately Bayesian ensembling", equation 9). The prior is
+        N(0, 2 anchor_std^2 / I) for weights of a unit with I inputs, and N(0, anchor_std^2) for
+        biases.
         """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         self.members = nn.ModuleList(members)
-        # Parameters, each with the name of its anchor's buffer and the prior's relative scale.
+        # For each parameter, the buffer name of its anchor and the relative scale of the prior.
         self.anchors: list[tuple[nn.Parameter, str, float]] = []
         if anchor_std is not None:
             self._draw_anchors(anchor_std)
@@ -375,7 +371,7 @@ class MemberNetwork(Network):
         self.theta_dimension = 1
         self.is_paired = False
         check_repeatable(members[0], examples)
-        copy_module(members[0])  # the export check works on a copy
+        copy_module(members[0])  # fails early, since the export check needs a copy
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
@@ -385,7 +381,7 @@ class MemberNetwork(Network):
         return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1).float(), None
 
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Return the input of the first member's last layer; members share no feature space."""
+        """Return the input of the first member's last layer."""
         standard = self.scale(x)
         return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
 
@@ -398,7 +394,7 @@ class MemberNetwork(Network):
     def _draw_anchors(self, prior_std: float) -> None:
         for layer in self.members.modules():
             parameters = dict(layer.named_parameters(recurse=False))
-            if "weight" not in parameters or parameters["weight"].ndim < 2:  # normalisation layers
+            if "weight" not in parameters or parameters["weight"].ndim < 2:  # normalisation layer
                 continue
             for parameter in parameters.values():
                 inputs = parameter[0].numel() if parameter.ndim > 1 else 2
@@ -409,10 +405,9 @@ class MemberNetwork(Network):
                 self.anchors.append((parameter, anchor, scale))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum |W|^2 / (2 prior_std^2) over weight matrices, the mean over members.
+        """Return sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members.
 
-        Like the likelihood term, it is a mean. Anchored members use W minus its anchor, over the
-        prior's scale.
+        Anchored members use (W - anchor) / scale instead of W.
         """
         if self.anchors:
             squares = [
@@ -443,17 +438,17 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
 
 
 def _sum_squares(weight: Tensor, keep: Float[Tensor, "I"]) -> Float[Tensor, ""]:
-    """Return the sum of squared weights, weighted by their inputs' keep probabilities."""
+    """Return sum_i keep_i |W_i|^2 over inputs i."""
     squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
     groups = len(keep) // squares.shape[1]  # of a convolution
     return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), keep)
 
 
-def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
-    """Check that no other layer shares the weights of a drawn layer."""
+def _check_supported(module: nn.Module, selection: dict[str, Drawable]) -> None:
+    """Check that no other layer shares the weights of the selected layers."""
     names: dict[int, str] = {}
     owners: dict[int, str] = {}  # layer names by id of the parameter
-    for name, layer in drawn.items():
+    for name, layer in selection.items():
         names.setdefault(id(layer), name)
         for parameter in layer.parameters(recurse=False):
             owners.setdefault(id(parameter), name)
@@ -470,10 +465,7 @@ def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Whether a module is a sequence of Linear layers and elementwise nonlinearities.
-
-    A piecewise linear encoding is also possible.
-    """
+    """Whether a module consists only of Linear layers, encodings and elementwise functions."""
     return isinstance(module, nn.Sequential) and all(
         isinstance(layer, (nn.Linear, PiecewiseLinear, *ELEMENTWISE, *DROPOUTS)) for layer in module
     )

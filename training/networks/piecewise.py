@@ -8,20 +8,19 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-MIN_VALUES = 3  # per column; bins of two values would be useless
+MIN_VALUES = 3  # different values per encoded column
 
 
 class PiecewiseLinear(nn.Module):
     """Append the piecewise linear encoding of each number of a row.
 
     A number x with knots b_0 < ... < b_T is encoded as clip((x - b_{t-1}) / (b_t - b_{t-1}), 0, 1),
-    t = 1, ..., T. A linear layer is then a piecewise linear function of each number, and imitates
-    the steps of a boosted tree (Gorishniy et al. 2022, "On embeddings for numerical features in
-    tabular deep learning", section 3.2).
+    t = 1, ..., T (Gorishniy et al. 2022, "On embeddings for numerical features in tabular deep
+    learning", section 3.2).
     """
 
     def __init__(self, knots: Sequence[Sequence[float]]) -> None:
-        """`knots` has a list for each number of a row, which is empty if it is not encoded."""
+        """`knots` has a list for each number of a row; numbers with empty lists are not encoded."""
         super().__init__()
         bins = [(i, a, b) for i, edges in enumerate(knots) for a, b in pairwise(edges)]
         index, left, right = zip(*bins, strict=True) if bins else ((), (), ())
@@ -46,7 +45,7 @@ def quantile_knots(x: Num[np.ndarray, "N I"], bins: int) -> list[list[float]]:
     knots_by_column = []
     for column in x.astype(np.float32).T:
         has_few_values = len(np.unique(column)) < MIN_VALUES
-        # Knots that are distinct in float64 could be equal in the network's float32.
+        # The network's float32 can merge knots that are distinct in float64.
         knots = np.unique(np.quantile(column, levels).astype(np.float32))
         knots_by_column.append([] if has_few_values else [float(knot) for knot in knots])
     return knots_by_column

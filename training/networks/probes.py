@@ -1,4 +1,4 @@
-"""Test and observe modules by running them on rows."""
+"""Test modules by running them on example rows."""
 
 import copy
 from collections import Counter
@@ -24,9 +24,9 @@ from training.networks.selection import (
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 REPEATED_ROWS = 3
-ROWS = 32  # enough to make it unlikely that a unit is 0 in all of them by chance
+ROWS = 32  # so many that a live unit is unlikely to be 0 in all of them
 
-READS_VALUES = ("_local_scalar_dense", "is_nonzero")  # operators that read a value into Python
+READS_VALUES = ("_local_scalar_dense", "is_nonzero")  # operators that return a Python value
 SEPARATE_ROWS = "one output row for each input row, independent of other rows"
 
 Layers = Mapping[str, nn.Module]
@@ -48,7 +48,7 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
 def check_outputs(
     module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], likelihood: Likelihood
 ) -> None:
-    """Check that a factory's module returns the likelihood's outputs, logits for classes."""
+    """Check that a module returns the outputs of a likelihood, without a final softmax."""
     width = likelihood.outputs
     layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
     calls: list[str] = []
@@ -77,7 +77,11 @@ def _are_probabilities(outputs: Num[Tensor, "R C"]) -> bool:
 
 
 def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
-    """Return the name of the Linear layer that computes the module's outputs."""
+    """Return the name of the final Linear layer.
+
+    Raises:
+        InvalidInput: if the module's outputs are not those of a Linear layer.
+    """
     calls: list[tuple[str, object]] = []
     layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
     with watch_outputs(layers, lambda name, values: calls.append((name, values))):
@@ -91,7 +95,7 @@ def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
 
 
 def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
-    """Check that a module accepts ids from 0 to the largest in every position of a row."""
+    """Check that a module accepts rows of id 0 and rows of the largest id."""
     try:
         run_on_rows(module, torch.tensor([0, largest]).view(2, *[1] * len(shape)).expand(2, *shape))
     except InvalidInput as error:
@@ -100,7 +104,7 @@ def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
 
 
 def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
-    """Check that a module's outputs are deterministic and independent of other rows."""
+    """Check that outputs are deterministic and independent of other rows."""
     rows = examples[:REPEATED_ROWS]
     layers = {name: layer for name, layer in module.named_modules() if name}
     first, first_calls = _run_with_seed(module, layers, rows, 1)
@@ -109,7 +113,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
         raise InvalidInput("network", "a module that returns a tensor", actual)
     second, second_calls = _run_with_seed(module, layers, rows, 2)
     if not _are_equal(first, second):
-        # Hooks of inner layers run first, so the first difference is in the innermost layer.
+        # Hooks of inner layers run first, so the first difference belongs to the innermost layer.
         random = (
             f"layer {a.name}: {type(layers[a.name]).__name__}"
             for a, b in zip(first_calls, second_calls, strict=False)
@@ -130,7 +134,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
 
 
 def are_close(a: Tensor, b: Tensor) -> bool:
-    """Whether outputs are equal up to rounding errors, relative to the largest of them."""
+    """Whether outputs are equal up to rounding errors."""
     if a.shape != b.shape:
         return False
     tolerance = 1e-3 + 1e-5 * float(b.nan_to_num().abs().max())
@@ -146,7 +150,7 @@ class _LayerCall(NamedTuple):
 def _run_with_seed(
     module: nn.Module, layers: Layers, rows: Tensor, seed: int
 ) -> tuple[Any, list[_LayerCall]]:
-    """Return a module's outputs, and the inputs and outputs of its layers."""
+    """Run a module, and return its outputs and the calls of its layers."""
     calls: list[_LayerCall] = []
     with ExitStack() as stack, torch.random.fork_rng(devices=[]):
         for name, layer in layers.items():
@@ -168,23 +172,21 @@ def copy_module(module: nn.Module) -> nn.Module:
         raise InvalidInput("network", "a module that copy.deepcopy can copy", reason) from error
 
 
-def check_calls(
-    module: nn.Module, drawn: Mapping[str, nn.Module], examples: Num[Tensor, "R ..."]
-) -> None:
-    """Check that each drawn layer runs once, and that only its own run reads its weights.
+def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R ..."]) -> None:
+    """Check that each selected layer runs once, and that no other code reads its weights.
 
-    The layer that replaces it reads theta and has no weights.
+    Its replacement reads theta and has no weights.
     """
     calls: Counter[str] = Counter()
     running: list[str] = []
-    reads: Counter[str] = Counter()  # of weights, outside the layer's run
+    reads: Counter[str] = Counter()  # of weights while the layer does not run
 
     def begin(name: str) -> None:
         calls[name] += 1
         running.append(name)
 
     owners: dict[int, str] = {}
-    for name, layer in drawn.items():
+    for name, layer in selection.items():
         owners |= {id(parameter): name for parameter in layer.parameters(recurse=False)}
 
     def note_reads(_: Any, arguments: tuple[Any, ...]) -> None:
@@ -194,12 +196,12 @@ def check_calls(
                 reads.update([owner] if owner is not None and owner not in running else [])
 
     with (
-        watch(drawn, lambda name, _: begin(name)),
-        watch_outputs(drawn, lambda name, _: running.remove(name)),
+        watch(selection, lambda name, _: begin(name)),
+        watch_outputs(selection, lambda name, _: running.remove(name)),
         FunctionRecorder(note_reads),
     ):
         run_on_rows(module, examples)
-    for name, layer in drawn.items():
+    for name, layer in selection.items():
         if reads[name]:
             reason = "forward reads its weights directly; call the layer instead"
         elif not calls[name]:
@@ -212,7 +214,7 @@ def check_calls(
 
 
 def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
-    """Return the innermost layer of a module that runs an operator such as `cumprod`, if any."""
+    """Find the innermost layer that runs an operator such as `cumprod`."""
     layers = {name: layer for name, layer in module.named_modules() if name}
     running: list[str] = []
     matches: list[str] = []
@@ -227,7 +229,7 @@ def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -
 
 
 def reads_values(run: Callable[[], object]) -> bool:
-    """Whether a function reads values of tensors, for example with `if`, `int` or `item`."""
+    """Whether a function converts tensors to Python values, for example by `if` or `item`."""
     reads: list[str] = []
     with _OperatorRecorder(lambda name: reads.extend([name] if name in READS_VALUES else [])):
         run()
@@ -257,7 +259,7 @@ class FunctionRecorder(TorchFunctionMode):
 
 
 def _are_equal(a: object, b: object) -> bool:
-    """Whether two values of a layer are equal; only tensors and tensors in lists are compared."""
+    """Compare the tensors in two values, which can be nested lists."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -266,7 +268,7 @@ def _are_equal(a: object, b: object) -> bool:
 
 
 def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
-    """Return the names of the Dropouts to convert to masks: those with a rate above 0."""
+    """Return the names of the Dropouts that masks replace."""
     return [
         name
         for name, layer in layers_by_name(module).items()
@@ -277,7 +279,7 @@ def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> list[str
 def count_dropout_units(
     module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, list[int]]:
-    """Return the number of units or channels in each call of each Dropout, by name."""
+    """Return the number of units or channels in each call of each Dropout."""
     dropouts = {name: module.get_submodule(name) for name in names}
     units: dict[str, list[int]] = {name: [] for name in dropouts}
     with watch(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
@@ -286,14 +288,15 @@ def count_dropout_units(
 
 
 def keep_probabilities(
-    module: nn.Module, drawn: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
+    module: nn.Module, names: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, Float[Tensor, "I"]]:
-    """Return the probability with which Dropouts keep each input or channel of drawn layers.
+    """Return the probability that Dropouts keep each input or channel of layers.
 
     An input depends on a Dropout if zeroing the Dropout's output zeroes the input. Outputs of
-    weighted layers are replaced by noise, so that only Dropouts between successive layers count.
+    Linear and convolution layers are replaced by noise, so that only Dropouts between successive
+    layers count.
     """
-    layers = {name: module.get_submodule(name) for name in drawn}
+    layers = {name: module.get_submodule(name) for name in names}
     keep: dict[str, Tensor] = {}
     for name, layer in layers.items():
         assert isinstance(layer, DRAWABLE)

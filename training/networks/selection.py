@@ -1,4 +1,4 @@
-"""Select the layers of a module to draw, and the other layers to train."""
+"""Select the layers of a module to draw and to train."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -9,7 +9,7 @@ from model_store.errors import InvalidInput
 from training.bayes.layers import DRAWABLE, Drawable
 
 MAX_NAMES = 12  # in an error
-EXCLUDE = ", or exclude it with network.bayesian"  # advice in errors about a drawn layer
+EXCLUDE = ", or exclude it with network.bayesian"  # advice in errors
 
 
 def unsupported(name: str, layer: nn.Module, reason: str) -> InvalidInput:
@@ -21,14 +21,13 @@ def layers_by_name(module: nn.Module) -> dict[str, nn.Module]:
     return {name: layer for name, layer in module.named_modules(remove_duplicate=False) if name}
 
 
-def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, Drawable]:
-    """Return the layers to draw, by name; without patterns, all layers that can be drawn.
+def select_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, Drawable]:
+    """Return the layers to draw by name, or all drawable layers without patterns.
 
-    A pattern selects the matching layers and all layers inside them. `*` matches any text, and `?`
-    any character.
+    A pattern (see `fnmatch`) selects the matching layers and all layers inside them.
     """
     layers = layers_by_name(module)
-    # Attention reads the weights of its inner layers directly.
+    # Attention reads the weights of its inner layers directly, so they are not drawable.
     attentions = [n for n, layer in layers.items() if isinstance(layer, nn.MultiheadAttention)]
     drawable: dict[str, Drawable] = {
         name: layer
@@ -59,7 +58,7 @@ def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str,
 
 
 def is_named(name: str, patterns: Sequence[str] | None) -> bool:
-    """Whether patterns match a layer or one around it; without patterns, all layers match."""
+    """Whether patterns match a layer or an enclosing layer; no patterns match every layer."""
     if patterns is None:
         return True
     parts = name.split(".")
@@ -72,17 +71,16 @@ def is_within(name: str, outer: str) -> bool:
 
 
 def freeze(
-    module: nn.Module, patterns: Sequence[str] | None, drawn: Sequence[str]
+    module: nn.Module, patterns: Sequence[str] | None, random_layers: Sequence[str]
 ) -> list[nn.Module]:
-    """Freeze the parameters of layers that are not drawn and that no pattern matches.
+    """Freeze all layers except random ones and those that match a pattern.
 
-    Without patterns, nothing is frozen. Returns the frozen layers, whose statistics must not change
-    either.
+    Without patterns, no layer is frozen. Returns the frozen layers.
     """
     if patterns is None:
         return []
     layers = layers_by_name(module)
-    trained = set(drawn)
+    trained = set(random_layers)
     for i, pattern in enumerate(patterns):
         matches = [name for name in layers if fnmatchcase(name, pattern)]
         if not matches:

@@ -123,7 +123,10 @@ def test_distances_within_tight_clusters_far_apart_are_no_rounding_of_float32():
         size=(200, 4)
     )
     detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator(), neighbour=NEIGHBOUR)
-    point, bank = detector._point(torch.from_numpy(np.float32(x))).double(), detector.bank.double()
+    point, bank = (
+        detector._project(torch.from_numpy(np.float32(x))).double(),
+        detector.bank.double(),
+    )
     exact = (point[:, None] - bank.T[None]).square().sum(-1).sort(dim=1).values[:, NEIGHBOUR - 1]
     exact = exact.clamp(min=1e-6).numpy()
     assert exact.mean() < 1e-4
@@ -338,7 +341,9 @@ def test_spread_terms_go_to_the_numbers_that_were_folded_together():
     together = (
         fold(torch.eye(length)[MAX_LENGTH + 5 : MAX_LENGTH + 6])[0].abs().argmax()
     )  # where that number is added
-    assert torch.allclose(spread[0][[5, MAX_LENGTH + 5, 2 * MAX_LENGTH + 5]], terms[0, together] / 3)
+    assert torch.allclose(
+        spread[0][[5, MAX_LENGTH + 5, 2 * MAX_LENGTH + 5]], terms[0, together] / 3
+    )
     short = Fold.fit(8, generator())
     assert torch.equal(short.spread(terms[:, :8]), terms[:, :8])
 

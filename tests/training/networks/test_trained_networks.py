@@ -20,7 +20,7 @@ from training.fit import check_pixels
 from training.methods import METHODS
 from training.model import build, initialise
 from training.networks.networks import DrawnNetwork, MemberNetwork
-from training.networks.selection import drawn_layers, freeze
+from training.networks.selection import freeze, select_layers
 from training.recipe import Recipe
 
 SHAPE, CLASSES = (2, 6, 6), 3
@@ -159,7 +159,7 @@ class Parts(nn.Module):
     ],
 )
 def test_patterns_name_the_layers_that_are_drawn(patterns, names):
-    assert list(drawn_layers(Parts(), patterns)) == names
+    assert list(select_layers(Parts(), patterns)) == names
     for drawn in ("scales", "weights"):
         network = DrawnNetwork(Parts(), Stochastic(drawn, patterns), (8,))
         assert [slot.name for slot in network.slots] == names
@@ -183,7 +183,7 @@ def test_patterns_name_the_layers_that_are_drawn(patterns, names):
 )
 def test_patterns_that_name_nothing_that_can_be_drawn_are_refused(patterns, says):
     with pytest.raises(InvalidInput) as refused:
-        drawn_layers(Parts(), patterns)
+        select_layers(Parts(), patterns)
     assert says in str(refused.value)
 
 

@@ -1,7 +1,6 @@
-"""A registry of networks that a program passes as objects.
+"""Registry of networks that a program passes as objects.
 
-`training.networks.given:network_ID` is the factory of a registered network, valid in the process
-that registered it.
+A registered network has the factory `training.networks.registry:network_ID` in this process.
 """
 
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from torch import nn
 _NETWORKS: dict[str, nn.Module] = {}
 
 
-def keep(network: nn.Module) -> str:
-    """Register a network, and return its value of `network.factory`; ID is a digest."""
+def register(network: nn.Module) -> str:
+    """Register a network, and return its value for the recipe key `network.factory`."""
     tensors = {name: t.detach().clone().contiguous() for name, t in network.state_dict().items()}
     name = f"network_{sha256(save(tensors) + repr(network).encode()).hexdigest()[:16]}"
     _NETWORKS[name] = network
