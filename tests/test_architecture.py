@@ -1,5 +1,3 @@
-"""ARCHITECTURE.md agrees with the tree, and imports go the ways that it says."""
-
 import ast
 import re
 from graphlib import CycleError, TopologicalSorter
@@ -17,7 +15,6 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
 def rooms(package):
-    """The folders of a package that hold modules, or a page's files, as the page writes them."""
     modules = [*(ROOT / package).rglob("*.py"), *(ROOT / package).rglob("index.html")]
     folders = {path.parent for path in modules} - {ROOT / package}
     return {f"{folder.relative_to(ROOT)}/" for folder in folders}
@@ -43,8 +40,6 @@ def test_every_test_on_the_page_exists():
 
 
 def imported_modules(path):
-    """The modules that a file imports, wherever in it but for the type checker alone; of
-    `from a import b` both `a` and `a.b`."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -88,7 +83,6 @@ def room_of(module):
 
 
 def imports_between_rooms(package):
-    """For each room of a package, and each module at its top, the others that it imports."""
     graph = {}
     for path in FOLDERS[package].rglob("*.py"):
         names = path.relative_to(FOLDERS[package].parent).with_suffix("").parts

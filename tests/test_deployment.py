@@ -1,5 +1,3 @@
-"""Containers run without rights, images hold only what they need, and settings reach the service."""
-
 import re
 import subprocess
 import sys
@@ -117,7 +115,6 @@ def test_actions_are_pinned_by_commit():
 
 
 def test_the_lock_fits_the_project():
-    """If this fails, run `make lock`."""
     lock = tomllib.loads((ROOT / "uv.lock").read_text())
     (project,) = (package for package in lock["package"] if package["name"] == "dubito")
     locked = {
@@ -164,7 +161,6 @@ def test_every_package_is_installed():
 
 @cache
 def export_lock(purpose, runtime):
-    """Return the locked versions of what docker/install.sh installs."""
     extras = [option for extra in (runtime, *EXTRAS[purpose]) for option in ("--extra", extra)]
     command = [sys.executable, "-m", "uv", "export", "--frozen", "--quiet", "--no-emit-project"]
     text = subprocess.run(
@@ -176,6 +172,5 @@ def export_lock(purpose, runtime):
 
 
 def _copied(dockerfile):
-    """Return what the last stage of a Dockerfile copies from the build context."""
     lines = re.findall(r"^COPY (?!--from)(.*)$", dockerfile.rpartition("\nFROM ")[2], re.M)
     return {source for line in lines for source in line.split()[:-1]}

@@ -1,6 +1,3 @@
-"""The documents agree with the code: links lead somewhere, and what can be asked for is
-described."""
-
 import re
 
 import pytest
@@ -72,7 +69,6 @@ def guide(name):
 
 
 def keys(section, prefix=""):
-    """The keys of a recipe's section, dotted, those of its method's `[posterior]` aside."""
     for name, field in section.model_fields.items():
         kinds = [
             kind
@@ -137,7 +133,6 @@ def test_every_acquisition_is_in_the_reference():
 
 
 def parse_options(schema, prefix=""):
-    """The dotted names of a record's fields, with those of the records in it."""
     for name, field in schema.model_fields.items():
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
         inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]

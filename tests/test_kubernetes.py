@@ -1,9 +1,3 @@
-"""The Kubernetes manifests fit its schemas, the image, and the service's settings, routes and
-metrics.
-
-`tests/real/test_kubernetes.py` checks them with `kubectl` and Ray.
-"""
-
 import re
 
 import kubernetes_validate
@@ -52,7 +46,6 @@ UNITS = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 def quantity(text):
-    """Parse a Kubernetes quantity, in processors or bytes."""
     number, unit = re.fullmatch(r"([\d.]+)(\w*)", str(text)).groups()
     return float(number) * UNITS[unit]
 
@@ -63,7 +56,6 @@ def container_of(pod):
 
 
 def settings(name):
-    """Return the settings of a pod of the service; its variables must be settings."""
     container = container_of(PODS[name])
     limits = container["resources"]["limits"]
     variables = dict(re.findall(r"(DUBITO_\w+)=(\S+)", IMAGE))

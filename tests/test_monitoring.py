@@ -1,8 +1,3 @@
-"""Rules and dashboard use metrics that exist, and the guide describes each alert.
-
-`tests/real/test_monitoring.py` checks and runs them in Prometheus itself.
-"""
-
 import json
 import math
 import re
@@ -34,7 +29,6 @@ GUIDE = (ROOT / "docs" / "monitoring.md").read_text()
 
 
 def collect_expressions():
-    """Return all expressions of rules and dashboard, by their place."""
     places = {rule.get("record") or rule["alert"]: rule["expr"] for rule in RULES}
     for panel in PANELS:
         places |= {f"{panel['title']} {t['refId']}": t["expr"] for t in panel["targets"]}
@@ -99,7 +93,6 @@ def test_the_guide_lists_exactly_the_alerts():
 @pytest.mark.parametrize("calibration", [19, 59, 199, 999, 9999])
 @pytest.mark.parametrize("rows", [100, 500, 5000])
 def test_a_flag_rate_rarely_leaves_its_band_without_drift(calibration, rows):
-    """Flags among rows like the calibration rows are beta-binomial."""
     gaps = calibration + 1
     known = {
         "dubito:watched_rows:increase1h": rows,

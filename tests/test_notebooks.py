@@ -1,6 +1,3 @@
-"""The notebooks as they are stored: short, small, run from top to bottom and without errors.
-tests/real/test_notebooks.py runs them."""
-
 import json
 
 import pytest

@@ -1,6 +1,3 @@
-"""What README and the guides show works: recipes are valid, JSON parses, commands take their
-options, imports are there, requests go to routes, and the tutorial ends as it says."""
-
 import argparse
 import ast
 import importlib
@@ -62,7 +59,6 @@ def blocks(*languages):
 
 
 def commands(block):
-    """Yield the words of each command of a block, without what the shell does with its output."""
     lines = iter(block.splitlines())
     for line in lines:
         if not line.startswith("$ "):
@@ -76,7 +72,6 @@ def commands(block):
 
 
 def words_of(command):
-    """Return a command's words, or nothing if it goes on in the next line."""
     if command.endswith("\\"):
         return []
     parts = shlex.shlex(command, posix=True, punctuation_chars="|&;<>")

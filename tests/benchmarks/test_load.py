@@ -1,6 +1,3 @@
-"""The load generator: what it sends, when, and what it counts, against a small server on
-loopback."""
-
 import json
 import socket
 import subprocess
@@ -21,8 +18,6 @@ REQUEST = post("/predict", b'{"inputs": [[1]]}')
 
 @contextmanager
 def server(answer: Callable[[int], bytes | None]) -> Iterator[int]:
-    """Serve on loopback, a thread a connection; `answer` gives the n-th request's bytes, or None to
-    hang up."""
     count, lock = iter(range(10**6)), threading.Lock()
 
     def talk(connection: socket.socket) -> None:

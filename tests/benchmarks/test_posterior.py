@@ -1,5 +1,3 @@
-"""The torch code behind the peers computes what the published graphs compute."""
-
 import numpy as np
 import torch
 

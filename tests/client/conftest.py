@@ -12,7 +12,6 @@ KEY = "the-key-of-the-client-s-tests"
 
 @pytest.fixture(scope="session")
 def url(tables, tmp_path_factory, digits_rows):
-    """The URL of a service that serves `tables`, and wants `KEY`."""
     pools = tmp_path_factory.mktemp("pools")
     np.save(pools / "digits.npy", digits_rows)
     settings = {
@@ -32,7 +31,6 @@ def key():
 
 @pytest.fixture
 def run(url, key, monkeypatch, tmp_path, capsys):
-    """Run a command in a folder of the test's own; gives its exit status and what it printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(URL_VARIABLE, url)
     monkeypatch.setenv(KEY_VARIABLE, key)

@@ -29,8 +29,6 @@ PEOPLE = {"age": [31.0, None, 70.0], "city": ["Rome", "Oslo", "Bern"]}
 
 @pytest.fixture(params=CLIENTS)
 def ask(request, url, key):
-    """Ask by a method of either client: `ask("predict", rows, seed=7)`."""
-
     def by_sync(method, *arguments, **options):
         with Client(url, key=key) as client:
             return getattr(client, method)(*arguments, **options)

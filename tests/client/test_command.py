@@ -1,5 +1,3 @@
-"""`dubito` on the command line, and the examples of the client's page, against a real service."""
-
 import csv
 import io
 import json

@@ -1,5 +1,3 @@
-"""`dubito`: one tree of commands, of all packages that are installed."""
-
 import argparse
 import subprocess
 import sys

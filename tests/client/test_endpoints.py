@@ -1,6 +1,3 @@
-"""When requests are sent again, and what answers of failure become. Steps are done by hand: nothing
-sleeps here."""
-
 import copy
 import io
 from datetime import UTC, datetime, timedelta
@@ -44,8 +41,6 @@ def made(left_s):
 
 
 def outcome(steps, *came):
-    """What steps give when these come for their requests, in turn, and the seconds that they
-    pause."""
     answers, pauses, step = iter(came), [], next(steps)
     try:
         while True:

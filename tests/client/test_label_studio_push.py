@@ -1,5 +1,3 @@
-"""`dubito label-studio push`: a ranking becomes tasks of Label Studio that carry their row."""
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,7 +20,6 @@ def config_of(kind, classes):
 
 @pytest.fixture
 def studio(monkeypatch):
-    """A server in Label Studio's place: its configuration and its tasks; tokens are exchanged."""
     state = {"label_config": "", "tasks": [], "tokens": set()}
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,8 +61,6 @@ def studio(monkeypatch):
 
 @pytest.fixture
 def backend(url, key):
-    """Ask the service as Label Studio does; gives what it predicts of tasks."""
-
     def predict(model, state):
         asked = {"tasks": state["tasks"], "label_config": state["label_config"]}
         path = f"{url}/label-studio/{model}/predict"

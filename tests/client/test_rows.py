@@ -1,5 +1,3 @@
-"""What users have becomes what the service reads. Nothing is sent here."""
-
 import io
 import json
 from datetime import date, datetime

@@ -1,5 +1,3 @@
-"""Hamiltonian Monte Carlo against a posterior that is known."""
-
 import torch
 
 from experiments.certify.hamiltonian import sample, split_r_hat

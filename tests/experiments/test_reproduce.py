@@ -1,6 +1,3 @@
-"""Cells of the papers' tables: measured once, shown with their spread, empty where they do not
-count."""
-
 import json
 import math
 from dataclasses import replace
@@ -45,8 +42,6 @@ MOVING = "the held-out likelihood still rose"
 
 
 def target_of(measured, seeds=3):
-    """A target of three rows whose cells are counted; the second's first curve still moves."""
-
     def measure(row):
         def of_seed(seed, _):
             measured.append((row, seed))

@@ -1,6 +1,3 @@
-"""/label-studio: what its protocol asks for; `tests/real/test_label_studio.py` runs Label Studio
-itself."""
-
 import base64
 
 import httpx
@@ -18,7 +15,6 @@ KEY = "the-key-of-the-labellers"
 
 @pytest.fixture
 def service(serve, digits_store, tmp_path):
-    """A service with a key that may label, and one that may not."""
     keys = tmp_path / "keys.toml"
     keys.write_text(
         f'[[keys]]\nname = "studio"\nkey = "{KEY}"\nscopes = ["read", "predict", "acquire", '
@@ -36,7 +32,6 @@ def service(serve, digits_store, tmp_path):
 
 
 def webhook(digit, task=1, row=None, action="ANNOTATION_CREATED", **annotation):
-    """What Label Studio sends when an annotation is made."""
     result = [
         {
             "from_name": "digit",

@@ -1,5 +1,3 @@
-"""MLflow's scoring protocol over HTTP."""
-
 import base64
 import json
 import tracemalloc

@@ -1,5 +1,3 @@
-"""A version as a model of MLflow's, without MLflow; tests/real/test_mlflow_models.py has it."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""The Open Inference Protocol over HTTP. Some cases are after KServe's and MLServer's own tests."""
-
 import base64
 import gzip
 import io
@@ -58,7 +56,6 @@ def elements(values):
 
 
 def post(client, content, model="digits", parts=(), headers=(), encode=None):
-    """The answer to a request: its JSON, and tensors after it as bytes."""
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     headers = dict(headers) | ({HEADER: str(len(text))} if parts else {})
     body = b"".join([text, *parts])
@@ -76,12 +73,10 @@ def infer(client, inputs, model="digits", **fields):
 
 
 def arrays(answer):
-    """The tensors of an answer in JSON, by name."""
     return {o["name"]: np.array(o["data"]).reshape(o["shape"]) for o in answer["outputs"]}
 
 
 def binary_arrays(answer):
-    """The tensors of an answer that come as bytes, by name."""
     length = int(answer.headers[HEADER])
     rest, found = answer.content[length:], {}
     for output in json.loads(answer.content[:length])["outputs"]:
@@ -105,7 +100,6 @@ def binary_arrays(answer):
 
 
 def refusal(answer, status=400):
-    """The text of an error, in the protocol's form."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     assert set(answer.json()) == {"error"}
@@ -113,7 +107,6 @@ def refusal(answer, status=400):
 
 
 def native(client, inputs, model="digits", **fields):
-    """What /predict answers, as arrays."""
     asked = {"model": model, "inputs": inputs, "seed": 7, **fields}
     answer = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
     assert answer.status_code == 200, answer.text
@@ -122,7 +115,6 @@ def native(client, inputs, model="digits", **fields):
 
 
 def assert_same(found, expected):
-    """All row arrays of /predict are there, and the same."""
     about = {
         "model",
         "version",

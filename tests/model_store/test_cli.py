@@ -1,5 +1,3 @@
-"""`python -m model_store`: list, show, verify, alias, keep, delete."""
-
 import shutil
 import subprocess
 import sys
@@ -13,7 +11,6 @@ from tests.support.environment import ROOT, run_store
 
 @pytest.fixture
 def store(tmp_path, digits_store):
-    """Three versions of `digits`, the first one real, and one of `other`."""
     root = tmp_path / "models"
     shutil.copytree(digits_store, root)
     store = ModelStore(root)

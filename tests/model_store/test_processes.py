@@ -1,5 +1,3 @@
-"""How many processors a process may use, and how threads of training wait for each other."""
-
 import os
 import subprocess
 import sys

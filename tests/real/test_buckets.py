@@ -44,7 +44,6 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def url(server, monkeypatch):
-    """A place of a test's own in the bucket, with what the environment needs."""
     for name, value in credentials(server.url).items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
@@ -159,7 +158,6 @@ def test_workers_and_jobs_take_versions_from_a_bucket(url, tmp_path):
 
 
 def run(*command, **environment):
-    """What a command printed, and its exit code."""
     done = subprocess.run(
         [sys.executable, "-m", *command],
         env=environment_with(**environment),
@@ -210,7 +208,6 @@ def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
 
 
 def test_a_server_that_ignores_conditions_is_read_and_refused_for_writing(tmp_path, monkeypatch):
-    """It serves a folder, so a store that was made as a folder is read as a bucket."""
     with rclone(tmp_path / "rclone") as address:
         tiny.publish(ModelStore(tmp_path / "rclone" / BUCKET / "prefix"), "m")
         settings = {

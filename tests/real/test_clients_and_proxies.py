@@ -61,8 +61,6 @@ def needs(program):
 
 @contextmanager
 def nginx(folder, service):
-    """nginx in front of a service, with the usual map for WebSockets and connections that are kept;
-    its port."""
     port = free_port()
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)

@@ -33,7 +33,6 @@ DIGITS = {"model": "digits", "version": "1"}
 
 
 def workers(url, **labels):
-    """What a gauge or counter says, by replica."""
     name = labels.pop("name", "dubito_ready")
     page = httpx.get(f"{url}/metrics", headers=ADMIN, timeout=60).text
     found = {
@@ -45,7 +44,6 @@ def workers(url, **labels):
 
 
 def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path):
-    """Answers, errors, administration, drift, metrics and jobs, on one cluster of two replicas."""
     rows = digits_rows[:ROWS]
     settings = {"DUBITO_ADMIN_KEY": ADMIN["X-API-Key"], "DUBITO_POLL_INTERVAL_S": "3600"}
     pool = {"pool": digits_rows[:100].tolist(), "k": 10, "seed": 5, "acquisition": "batchbald"}
@@ -122,7 +120,6 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
 
 
 def listening():
-    """The addresses and ports that this machine listens on, in hexadecimal."""
     tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
     lines = [line for table in tables for line in table.splitlines()]
     return {line.split()[1] for line in lines if line.split()[3] == "0A"}
@@ -130,7 +127,6 @@ def listening():
 
 @pytest.mark.parametrize("options", [[], ["--by-model"]], ids=["HAProxy", "Ray's proxy"])
 def test_everything_of_a_cluster_here_listens_on_loopback(digits_store, tmp_path, options):
-    """Ray's ports for metrics and HAProxy's pages take no token."""
     before = listening()
     with cluster(digits_store, tmp_path, options) as (url, _):
         assert answers(f"{url}/models")
@@ -160,7 +156,6 @@ def test_what_a_replica_cannot_take_is_refused_with_429_and_when_to_come_again(
 def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(
     own_store, digits_store, digits_rows, tmp_path
 ):
-    """Three nodes: one killed, a new version rolled out, a replica that hangs; all under load."""
     with serving(own_store.root) as (url, _):
         due = {"1": due_answers(url, digits_rows[:ROWS])}
         publish_again(own_store, digits_store)
@@ -319,7 +314,6 @@ def test_what_is_wrong_is_said_in_one_line(digits_store, tmp_path, options, sett
 
 
 def test_the_private_names_of_ray_that_the_service_uses_are_there():
-    """Ray promises none of them: where one is gone, this names the version."""
     code = (
         "import inspect, ray; from integrations.ray.app import uses_haproxy; "
         "uses_haproxy(); from ray.serve._private import replica; replica.add_port_to_grpc_server; "

@@ -31,8 +31,6 @@ TO_LABEL = 12
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """A folder with the table of one's own, and a pool of flowers that nobody has named; the names
-    by id."""
     folder = tmp_path_factory.mktemp("work")
     flowers = load_iris()
     names = [str(flowers.target_names[c]) for c in flowers.target]
@@ -49,7 +47,6 @@ def work(tmp_path_factory):
 
 
 def dubito(folder, *arguments, **settings):
-    """Begin a command, in a folder."""
     environment = environment_in(folder) | settings | {"DUBITO_STATE": str(folder / "state")}
     del environment["DUBITO_DATA"]  # the table lies in the current folder
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
@@ -102,7 +99,6 @@ def rank(driver, url, pool):
 
 
 def label(driver, truth):
-    """Name each flower, by its button, as somebody does who knows them."""
     for n in range(1, TO_LABEL + 1):
         until(driver, lambda n=n: get_text(driver, ".labelling-head").startswith(f"Row {n} of"))
         name = truth[get_text(driver, ".labelling-row > p")]

@@ -35,7 +35,6 @@ CONFIG = (
 
 @contextmanager
 def label_studio(folder):
-    """Label Studio on a free port; yields its URL and the token of its one user."""
     port = free_port()
     token = secrets.token_hex(20)
     environment = {
@@ -74,7 +73,6 @@ def png(row):
 
 @pytest.fixture(scope="module")
 def digits():
-    """Rows of digits and their labels, in a random order."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)

@@ -52,7 +52,6 @@ def folder(kinds, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(kinds):
-    """What the service says of the rows, by model."""
     with serving(kinds) as (url, _), Client(url) as client:
         asked = {"people": TABLE, "rents": TABLE, "texts": [*ROWS["texts"].text]}
         asked["digits"] = ROWS["digits"].to_numpy()

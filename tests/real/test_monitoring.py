@@ -50,8 +50,6 @@ def test_promtool_finds_nothing_wrong(command):
 
 @contextmanager
 def prometheus(folder, urls):
-    """A Prometheus as ours is, but each second, of services by the names of their jobs; yields a
-    client of it."""
     config = copy.deepcopy(PROMETHEUS)
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(FOLDER / name) for name in config["rule_files"]]
@@ -87,7 +85,6 @@ def prometheus(folder, urls):
 
 @pytest.fixture(scope="module")
 def watched(digits_store, tmp_path_factory):
-    """A client of a service, and of a Prometheus that scrapes it, and another that has keys."""
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "keys.toml").write_text(
         f'[[keys]]\nname = "prometheus"\nkey = "{KEY}"\nscopes = ["metrics"]\n'
@@ -102,7 +99,6 @@ def watched(digits_store, tmp_path_factory):
 
 
 def asked(server, query):
-    """What Prometheus answers to a query now: values by labels."""
     answer = server.get("/api/v1/query", params={"query": query})
     assert answer.status_code == 200, (query, answer.text)
     result = answer.json()["data"]["result"]
@@ -110,7 +106,6 @@ def asked(server, query):
 
 
 def firing(server):
-    """The alerts that fire now, by their names."""
     alerts = server.get("/api/v1/alerts").json()["data"]["alerts"]
     return {alert["labels"]["alertname"]: alert for alert in alerts if alert["state"] == "firing"}
 
@@ -188,7 +183,6 @@ def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
 
 
 def chosen(expression):
-    """A panel's expression with all jobs and models, as Grafana would send it."""
     for variable, value in (("$__rate_interval", "30s"), ("$job", ".*"), ("$model", ".*")):
         expression = expression.replace(variable, value)
     return expression

@@ -53,7 +53,6 @@ def url(kinds):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, digits_rows):
-    """What clients send: rows of digits, and a picture."""
     folder = tmp_path_factory.mktemp("clients")
     np.save(folder / "digits.npy", digits_rows[:5])
     Image.new("RGB", (1, 1), (128, 128, 128)).save(folder / "picture.png")
@@ -62,7 +61,6 @@ def folder(tmp_path_factory, digits_rows):
 
 @pytest.fixture(scope="module")
 def expected(url, folder):
-    """The predictions of /predict, by kind."""
     picture = base64.b64encode((folder / "picture.png").read_bytes()).decode()
     rows = {
         "digits": np.load(folder / "digits.npy").tolist(),
@@ -78,7 +76,6 @@ def expected(url, folder):
 
 
 def told(client, url, folder):
-    """What a client's script says that it got."""
     python = ROOT / f".venv-{CLIENTS[client]}" / "bin" / "python"
     if not python.exists():
         pytest.skip(f"{CLIENTS[client]} is not installed: make test-real")

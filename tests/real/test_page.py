@@ -72,7 +72,6 @@ def select_model(driver, model):
 
 
 def png(pixels):
-    """Encode pixels, (H, W) or (H, W, channels), as PNG."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()

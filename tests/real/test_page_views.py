@@ -68,7 +68,6 @@ HISTORY = """({ History, parseMetrics }, ...pages) => {
 
 @pytest.fixture(scope="module")
 def store(evaluated_store, tmp_path_factory):
-    """Publish version 1 with a report, 2 (`latest`) with another quality, and 3, damaged."""
     folder = tmp_path_factory.mktemp("views") / "models"
     shutil.copytree(evaluated_store, folder)
     store = ModelStore(folder)
@@ -125,7 +124,6 @@ def driver(saved):
 
 @pytest.fixture(scope="module")
 def pool(digits_rows, tmp_path_factory):
-    """Write a compressed npz of 40 rows with IDs; return its path and rows."""
     folder = tmp_path_factory.mktemp("pools")
     rows = digits_rows[:40]
     np.savez_compressed(
@@ -137,7 +135,6 @@ def pool(digits_rows, tmp_path_factory):
 
 
 def table_of(driver, caption):
-    """Return a table's cells by row, or None if no table has this caption."""
     return driver.execute_script(TABLE, caption)
 
 

@@ -53,8 +53,6 @@ def url(evaluated_store):
 
 @pytest.fixture(scope="module")
 def document(url, tmp_path_factory):
-    """The OpenAPI document of the service, with rows as `digits` has them, so that many requests
-    are answered 200."""
     document = httpx.get(f"{url}/openapi.json").json()
     for name, field in (("predict", "inputs"), ("acquire", "pool")):
         del document["paths"][f"/{name}"]["post"]["parameters"]  # JSON goes without

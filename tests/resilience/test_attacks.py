@@ -1,6 +1,3 @@
-"""All attacks together against a service in little memory: it stays, and what honest clients get is
-right."""
-
 import json
 import os
 import shutil
@@ -31,7 +28,6 @@ MOST_BYTES = 2 << 30  # of all processes together, as in compose
 
 @pytest.fixture(scope="module")
 def attacked_store(digits_store, tmp_path_factory):
-    """`digits`, and next to it a model of very many classes that takes images."""
     from model_store.artifacts.store import ModelStore
     from tests.support.models import publish_wide
 
@@ -42,7 +38,6 @@ def attacked_store(digits_store, tmp_path_factory):
 
 
 def resident_bytes(pid):
-    """Memory of a process and its children in bytes; what they share counts for each."""
     total = 0
     for each in (pid, *children(pid)):
         try:
@@ -56,8 +51,6 @@ def resident_bytes(pid):
 
 
 def withstand(serve, store, seconds, workers):
-    """Attack a service for so long; return its largest memory, what honest clients got, and workers
-    replaced."""
     largest, statuses, health, wrong, latencies = 0, Counter(), Counter(), [], []
     settings = {"DUBITO_WORKERS": str(workers), "DUBITO_DEFAULT_MODEL": "digits"}
     with (

@@ -1,6 +1,3 @@
-"""Versions damaged in whatever way: the service goes on with a whole one, answers 503 for the
-damaged one by name, and never ends."""
-
 import shutil
 from collections import Counter
 
@@ -19,7 +16,6 @@ OF_ONE_SERVICE = 100  # whose log nobody reads meanwhile
 
 
 def ask_of_damaged_versions(folder, seeds, kinds, trials):
-    """Damage version 2 by each seed, and ask for it and for `latest`; return what was answered."""
     store = tiny.published(folder / "models", versions=2)
     of_model, whole = store.root / "tiny", folder / "whole"
     shutil.copytree(of_model / DAMAGED, whole)

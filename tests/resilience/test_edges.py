@@ -1,6 +1,3 @@
-"""Right answers at the edges: what a client, or a damaged store, can put where nobody expects
-it."""
-
 import time
 
 import httpx

@@ -1,6 +1,3 @@
-"""One client that asks for as much as it can get, and others that ask for little: these are
-answered soon."""
-
 import subprocess
 import sys
 import time
@@ -25,8 +22,6 @@ GREEDY, OTHER = "127.0.0.2", "127.0.0.3"
 
 @contextmanager
 def greedy(port, kind, address):
-    """Ask in one of the ways of `tests.support.greedy` while the block runs; it begins with the
-    first answer."""
     command = [sys.executable, "-m", "tests.support.greedy", str(port), kind, address]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -38,8 +33,6 @@ def greedy(port, kind, address):
 
 
 def asked(port, seconds, address):
-    """Ask for little for a while: the statuses, and the latencies of predictions and of health in
-    seconds."""
     statuses, predicted, health = Counter(), [], []
     end = time.monotonic() + seconds
     with Connection(port, source=address) as connection, Connection(port, source=address) as prober:
@@ -55,7 +48,6 @@ def asked(port, seconds, address):
 
 
 def compare(serve, store, kind, address, seconds):
-    """What a client gets alone, and next to one that takes what it can."""
     with serve(store) as (url, _):
         port = int(url.rpartition(":")[2])
         asked(port, 0.5, OTHER)
@@ -96,7 +88,6 @@ def test_small_requests_are_let_in_while_others_send_the_largest_pools(
 def test_whatever_one_client_does_others_are_answered_within_a_tenth_of_a_second(
     serve, digits_store, kind, address
 ):
-    """On an otherwise idle machine with a processor for those who ask."""
     _, (statuses, predicted, health) = compare(serve, digits_store, kind, address, 15.0)
     assert set(statuses) == {200}
     assert np.quantile(health, 0.99) < 0.05

@@ -1,5 +1,3 @@
-"""What a request held is free when it is answered, not when some later request takes its place."""
-
 import httpx
 import pytest
 

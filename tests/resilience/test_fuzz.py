@@ -46,11 +46,6 @@ RIGHT = {"model": "digits", "inputs": [[8] * 64], "seed": 7}
 
 
 class Watch(threading.Thread):
-    """Polls a service's health and memory.
-
-    A wait counts only as far as the service worked meanwhile, since the machine has other work.
-    """
-
     def __init__(self, url, process):
         super().__init__(daemon=True)
         self.url, self.process = url, process
@@ -81,7 +76,6 @@ class Watch(threading.Thread):
 
 @pytest.fixture(scope="module")
 def service(digits_store, tmp_path_factory):
-    """A client of a service with models of every kind of row, and its process."""
     from model_store.artifacts.store import ModelStore
 
     folder = tmp_path_factory.mktemp("fuzz")
@@ -112,7 +106,6 @@ def service(digits_store, tmp_path_factory):
 
 
 def check_answer(status, media_type, body):
-    """Check that an answer is as intended, in a documented form, and repeats nothing."""
     assert status < 500 or status in INTENDED, body
     if status >= 400:
         assert CANARY.encode() not in body
@@ -126,8 +119,6 @@ def check_answer(status, media_type, body):
 
 
 def hold(service, examples, *strategies):
-    """Return a decorator that sends generated requests, and checks the service meanwhile and
-    afterwards."""
     client, process = service
     url = str(client.base_url)
     max_examples = parameter("EXAMPLES", examples)

@@ -1,6 +1,3 @@
-"""Memory has a bound that no input can pass: each attack in its short form, against small
-limits."""
-
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -22,7 +19,6 @@ GROWTH = 48 << 20  # beyond the budget: what the allocator and the system's buff
 
 @pytest.fixture(scope="module")
 def bounded(digits_store):
-    """A service with a small budget: its port and process."""
     settings = {"DUBITO_MEMORY_BUDGET_BYTES": str(BUDGET), "DUBITO_DEADLINE_S": "30"}
     with serving(digits_store, **settings) as (url, process):
         port = int(url.rpartition(":")[2])
@@ -33,8 +29,6 @@ def bounded(digits_store):
 
 
 def is_well(port):
-    """Assert that an honest client is answered, and that the budget is there again for a large
-    body."""
     with Connection(port) as connection:
         assert connection.ask(LIVE).status == 200
         assert connection.ask(GOOD).status == 200
@@ -236,7 +230,6 @@ def test_when_all_connections_are_in_work_a_further_one_may_ask_for_health_alone
 
 
 def test_whoever_has_all_connections_makes_room_for_others_and_health(serve, digits_store):
-    """One client has up to three quarters of the connections."""
     with serve(digits_store, DUBITO_MAX_CONNECTIONS="160") as (url, _), ExitStack() as stack:
         port = int(url.rpartition(":")[2])
         idle = [stack.enter_context(Connection(port)) for _ in range(260)]
@@ -248,7 +241,6 @@ def test_whoever_has_all_connections_makes_room_for_others_and_health(serve, dig
 
 
 def _has_ended(connection):
-    """Whether the server has ended a connection; what it has sent is passed over."""
     connection.socket.setblocking(False)
     try:
         while connection.socket.recv(1 << 16):

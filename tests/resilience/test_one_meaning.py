@@ -1,6 +1,3 @@
-"""One connection, one meaning: no bytes of one request are taken for another's, no matter who stands in
-between."""
-
 import random
 import time
 from contextlib import ExitStack
@@ -35,7 +32,6 @@ def connection(client):
 
 
 def refused(connection, content, status=400):
-    """Assert that content is answered with a refusal, and nothing after it."""
     connection.send(content)
     answer = connection.answer()
     assert (answer.status, answer.closes) == (status, True), content[:200]

@@ -1,6 +1,3 @@
-"""Serving where the system has no calls of Linux's, as macOS: the service and its preflights do without
-them."""
-
 import os
 
 import httpx

@@ -1,6 +1,3 @@
-"""Versions are tried in a process of their own: no graph stops the start, other models, or the
-end."""
-
 import os
 import signal
 import subprocess
@@ -40,7 +37,6 @@ def graphs(digits_store):
 
 @pytest.fixture
 def preflights(own_store, monkeypatch):
-    """Preflights of `own_store` within 60 s and little memory, and what ends them."""
     monkeypatch.setattr(limits, "PREFLIGHT_BYTES", BYTES)
     ending = threading.Event()
     made = Preflights(Settings(store=own_store.root, preflight_timeout_s=60), ending)
@@ -50,7 +46,6 @@ def preflights(own_store, monkeypatch):
 
 
 def is_running(pid):
-    """Whether a process is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -96,7 +91,6 @@ def test_the_process_that_tries_a_version_ends_with_the_one_that_started_it_howe
 
 
 def _is_in_python(pid):
-    """Whether the process that tries versions has said that it wants to be killed first."""
     return Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
 
 

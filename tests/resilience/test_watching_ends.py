@@ -1,6 +1,3 @@
-"""Commands that wait for something, again and again, end well when they are told to while there is
-nothing to do."""
-
 import signal
 import subprocess
 import sys

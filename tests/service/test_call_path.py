@@ -1,5 +1,3 @@
-"""A request of one row passes few modules: what there is to read in order to follow it."""
-
 import json
 import subprocess
 import sys

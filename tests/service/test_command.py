@@ -1,5 +1,3 @@
-"""`python -m service`: its options, and what keeps it from starting, said at once in one line."""
-
 import signal
 import socket
 import subprocess

@@ -1,6 +1,3 @@
-"""Imports point one way, service -> model_store <- training; the service needs nothing that only
-training does."""
-
 import ast
 import json
 import subprocess

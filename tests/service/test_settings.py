@@ -1,6 +1,3 @@
-"""Settings: every one is documented, and a wrong one ends the service at once with one line that
-names it."""
-
 import re
 
 import pytest

@@ -1,5 +1,3 @@
-"""Processes that share state: evidence of drift, notices and metrics."""
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,7 +20,6 @@ def ranking():
 
 
 def requests(ranking, count, shift):
-    """Requests of three rows: p-values and rows; some rows come twice."""
     generator = np.random.default_rng(1)
     x = generator.normal(size=(count, 3, 4)).astype(np.float32)
     x[1::7] = x[::7][: len(x[1::7])]

@@ -37,7 +37,6 @@ def pipeline_unread(port, ending):
 
 
 def unfinished_body(port, ending):
-    """Send most of a large body, and hold on."""
     with Connection(port, 5.0) as connection:
         connection.send(LARGE)
         for _ in range(50):
@@ -86,7 +85,6 @@ def many_classes(port, ending):
 
 
 def many_scans(port, ending):
-    """Send a small JPEG file that goes over its pixels again and again."""
     body = jpeg_of_scans(SCANS)
     path = f"/predict?model={WIDE}&num_samples=1"
     with Connection(port, 60.0) as connection:
@@ -95,7 +93,6 @@ def many_scans(port, ending):
 
 
 def jpeg_of_scans(scans):
-    """A progressive JPEG file of a large picture whose last scan comes again and again."""
     made = io.BytesIO()
     Image.new("L", (2000, 2000), 128).save(made, "JPEG", progressive=True)
     content = made.getvalue()
@@ -110,7 +107,6 @@ def form_of(file):
 
 
 def slow_head(port, ending):
-    """Hold connections with heads that never end."""
     connections = [Connection(port, 5.0) for _ in range(50)]
     try:
         while not ending.wait(0.5):

@@ -22,7 +22,6 @@ BUCKET, KEY, SECRET = "models", "a-key-of-tests", "a-secret-of-tests-0123456789"
 
 
 def credentials(url: str) -> dict[str, str]:
-    """What the environment says of a server."""
     return {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,

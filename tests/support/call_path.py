@@ -31,7 +31,6 @@ def profile(frame, event, _):
 
 
 def count(port):
-    """Send requests, and print the counts of the one that passes least."""
     global calls
     counted = []
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)

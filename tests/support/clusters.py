@@ -171,7 +171,6 @@ class Load:
 def due_answers(
     url: str, rows: Sequence[Sequence[float]], **fields: object
 ) -> list[tuple[dict[str, object], bytes]]:
-    """Requests of one row with seeds, and what a single process answers them."""
     requests = [
         {"inputs": [list(map(float, row))], "seed": seed, **fields} for seed, row in enumerate(rows)
     ]

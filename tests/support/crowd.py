@@ -94,7 +94,6 @@ class Crowd:
         return sum(told.right for told in self.told)
 
     def whole(self):
-        """What all were told."""
         whole = Told()
         for told in self.told:
             for name, value in vars(told).items():

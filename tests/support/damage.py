@@ -35,7 +35,6 @@ def damage(folder: Path, seed: int, kinds: "tuple[Kind, ...]") -> str:
 
 
 def seal(folder: Path, content: dict[str, Any] | None = None) -> None:
-    """Have the manifest say what its files are, and its digest what it says."""
     path = folder / MANIFEST
     content = json.loads(path.read_text()) if content is None else content
     files = content.get("files")
@@ -96,7 +95,6 @@ def change_arrays(folder: Path, random: Random) -> None:
 
 
 def lying_header(folder: Path, random: Random) -> None:
-    """Have a safetensors file announce what it has not."""
     path = folder / random.choice(ARRAYS)
     content = bytearray(path.read_bytes())
     length = int.from_bytes(content[:8], "little")

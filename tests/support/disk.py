@@ -64,7 +64,6 @@ class Disk:
             raise Stopped
 
     def lose(self) -> None:
-        """Take away what was not synced."""
         if self.loss == "entries lost":
             for folder, undo in reversed(self.entries):
                 places = [

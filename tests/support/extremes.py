@@ -7,7 +7,6 @@ from service.api.predictions import PredictAnswer
 
 
 def assert_extremes_are_answered_or_refused(client, model, size):
-    """Ask for rows of all magnitudes, with and without samples, of one draw and of several."""
     generator, answered, refused = np.random.default_rng(0), 0, 0
     for magnitude in 10.0 ** np.arange(0.0, 38.5, 1.0):
         signs = generator.choice([-1.0, 1.0], size)

@@ -28,8 +28,6 @@ RECOVERY_S = 5.0
 
 
 def reading_log(process):
-    """Read a service's log from now on, which else fills its pipe."""
-
     def read():
         with suppress(OSError, ValueError):
             while os.read(process.stderr.fileno(), 1 << 16):
@@ -39,7 +37,6 @@ def reading_log(process):
 
 
 def assert_right(told, port, may_end=0):
-    """Every answer was 200 and right; at most these connections ended without one."""
     assert told.wrong == [], told.wrong[:5]
     assert set(told.statuses) <= {200}, told.statuses
     assert told.ended <= may_end, told.ended
@@ -47,7 +44,6 @@ def assert_right(told, port, may_end=0):
 
 
 def starts(url):
-    """When each worker's process started, as its metrics say."""
     page = httpx.get(f"{url}/metrics", timeout=60).text
     return [metric(page, "process_start_time_seconds", worker=worker) for worker in "01"]
 
@@ -95,7 +91,6 @@ def signalled_worker(serve, store, made, seconds, how):
 
 
 def hang_ups(serve, store, made, seconds, clients=8):
-    """Clients of which 30 % hang up at random moments of their requests; return figures."""
     with serve(store) as (url, process):
         reading_log(process)
         port = urlsplit(url).port

@@ -21,7 +21,6 @@ def npy_bytes(array: Any) -> bytes:
 
 
 def npz_bytes(**arrays: Any) -> bytes:
-    """An npz file of arrays, deflated; of bytes, members as they are."""
     members = {
         f"{name}.npy": array if isinstance(array, bytes) else npy_bytes(array)
         for name, array in arrays.items()
@@ -38,7 +37,6 @@ def zip_bytes(members: Mapping[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> 
 
 
 def npy_header(shape: Any, dtype: Any = "<f4", fortran: Any = False) -> bytes:
-    """The header of an npy file of format 1.0, whatever it says, without its numbers."""
     text = f"{{'descr': {dtype!r}, 'fortran_order': {fortran!r}, 'shape': {shape!r}, }}"
     content = text.encode("latin-1") + b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(content).to_bytes(2, "little") + content

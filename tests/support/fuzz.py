@@ -168,7 +168,6 @@ HUGE: list[Callable[[int], str]] = [
 
 
 def json_bodies(seed: int, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, bytes]]:
-    """Yield routes and bodies: an odd or huge value stands somewhere in a valid body."""
     rng = random.Random(seed)
     sizes = [size for size in (1000, 60_000, 300_000, MAX_BYTES - 8192) if size <= max_bytes]
     while True:

@@ -35,7 +35,6 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(most_bytes: int) -> Iterator[MemoryGroup | None]:
-    """Make a group that may take so much memory; None where this process may not."""
     root, limit = (VERSION_2, "memory.max")
     if (VERSION_1 / "memory.limit_in_bytes").exists():
         root, limit = VERSION_1, "memory.limit_in_bytes"

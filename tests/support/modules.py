@@ -230,7 +230,6 @@ def random_module(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
 def _layer(
     chance: random.Random, before: list[nn.Module], shape: Shape
 ) -> tuple[nn.Module, tuple[int, ...]] | None:
-    """A random layer that runs on rows of a shape, and the shape of what it gives."""
     for _ in range(20):
         try:
             layer = chance.choice(BY_AXES[len(shape)])(shape).eval()

@@ -39,7 +39,6 @@ LYING_SHAPES = (
 
 
 def arrow_arrays() -> Iterator[tuple[str, pa.Array]]:
-    """Columns of `ROWS` values that Parquet can hold, by what they are."""
     numbers = [1, None, 3, 0]
     for kind in (pa.int8(), pa.uint64(), pa.int64(), pa.float16(), pa.float32(), pa.float64()):
         yield str(kind), pa.array([1, 2, 3, 0]).cast(kind)
@@ -111,7 +110,6 @@ def arrow_arrays() -> Iterator[tuple[str, pa.Array]]:
 
 
 def bad_utf8(name: str) -> pa.Array:
-    """Texts, as a type of pyarrow's names them, that are no UTF-8."""
     kind, wide = (pa.large_string(), pa.large_binary())
     if name == "string":
         kind, wide = pa.string(), pa.binary()
@@ -289,7 +287,6 @@ def odd_files() -> list[OddFile]:
 
 
 def damaged(files: list[OddFile], count: int, seed: int) -> Iterator[OddFile]:
-    """Yield files that are cut, or of which bytes are others, repeated or another file's."""
     chooser = random.Random(seed)
     for _ in range(count):
         what, media_type, content = chooser.choice(files)

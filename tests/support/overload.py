@@ -40,12 +40,10 @@ class Overload:
 
     @property
     def goodput(self):
-        """Good answers a second under overload, of the capacity."""
         return self.loaded.rate / self.capacity
 
     @property
     def slowdown(self):
-        """The 99th percentile of the latency of accepted requests, of that without load."""
         return self.loaded.percentile(99) / self.unloaded.percentile(99)
 
     def __str__(self):

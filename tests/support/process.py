@@ -12,7 +12,6 @@ from typing import Any
 
 
 def pss_bytes(pid):
-    """Memory of a process in bytes, its share of what is shared."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return 1024 * int(line.split()[1])
@@ -75,7 +74,6 @@ def measuring() -> Iterator[Callable[..., Any]]:
 
 
 def taken_bytes(work: Callable[[], object]) -> int:
-    """How much more memory than before this process has while it does something, at most."""
     gc.collect()
     library = ctypes.CDLL(None)
     library.mallopt(-3, 1 << 20)  # large blocks are given back, as in the service

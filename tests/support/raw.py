@@ -27,7 +27,6 @@ class Answer:
 
     @property
     def closes(self):
-        """Whether the server ends the connection after it."""
         return self.headers.get(b"connection", b"").lower() == b"close"
 
 
@@ -42,7 +41,6 @@ def request(method, path, body=None, headers=(), content_type=JSON):
 
 
 def raw(text):
-    """Bytes as they are, text as UTF-8."""
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
 
 
@@ -74,7 +72,6 @@ class Connection:
             raise Ended from None
 
     def answer(self, head=False):
-        """The next answer, after those of status 100; `head` where the request was HEAD."""
         while True:
             end = self._until(b"\r\n\r\n")
             top = bytes(self.received[: end + 2])
@@ -123,7 +120,6 @@ class Connection:
         return self._take(int(headers[b"content-length"]))
 
     def _until(self, mark):
-        """Where a mark is in what was received, reading on until it is there."""
         while (end := self.received.find(mark)) < 0:
             self._read()
         return end

@@ -62,7 +62,6 @@ def recipe_with(**changes: Any) -> Recipe:
 
 
 def recipe_of(source: str, task: str = "classification", **data: Any) -> Recipe:
-    """A recipe for a data source, with what else its `[data]` says."""
     return recipe_with(task=task, data={"source": source, **ONE_ROW_EACH, **data})
 
 

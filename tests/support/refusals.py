@@ -8,7 +8,6 @@ from model_store.errors import InvalidInput
 
 
 def refused(call: Callable[[], object], *says: str) -> None:
-    """Assert that a call refuses its input in one line that says these things."""
     with pytest.raises(InvalidInput) as error:
         call()
     for text in says:

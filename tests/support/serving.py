@@ -71,7 +71,6 @@ def serving(
 
 
 def service_arguments(limits: Mapping[str, float] | None) -> list[str]:
-    """The arguments with which Python runs the service, with other limits if there are any."""
     if not limits:
         return ["-m", "service"]
     changes = "; ".join(f"limits.{name} = {value}" for name, value in limits.items())
@@ -95,7 +94,6 @@ def client_of(
 
 
 def answers(url: str) -> bool:
-    """Whether a URL answers 200."""
     try:
         return httpx.get(url, timeout=5).status_code == 200
     except httpx.HTTPError:

@@ -22,7 +22,6 @@ RACERS = 16
 
 
 def publish(store, name="m", content=b"weights", **options):
-    """Publish a version with some content of its own, and return its number."""
     return store.publish(
         name, DESCRIPTION, tiny_files() | {"weights.safetensors": content}, **options
     ).version
@@ -137,7 +136,6 @@ def bad_names_are_refused(make):
 
 
 def concurrent_writers_never_share_a_number(make):
-    """Each writer's version is whole, and `latest` names the newest."""
     begin = threading.Barrier(RACERS)
 
     def race(racer):

@@ -25,7 +25,6 @@ def tiny_files() -> dict[str, bytes]:
 
 
 def tiny_description() -> Description:
-    """What goes with `tiny_files`."""
     return Description.model_validate(
         {
             "method": "test",

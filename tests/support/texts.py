@@ -18,7 +18,6 @@ VOCABULARY = len(SPECIAL) + sum(map(len, WORDS.values()))
 
 
 def tokenizer() -> Tokenizer:
-    """A tokenizer of whole words, with a token at the start of a text."""
     tokens = [*SPECIAL, *(word for words in WORDS.values() for word in words)]
     made = Tokenizer(
         models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]")
@@ -31,7 +30,6 @@ def tokenizer() -> Tokenizer:
 
 
 def texts(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Texts of six to nine words, of which two or three are of their label, and labels."""
     rng = np.random.default_rng(seed)
     found, labels = [], []
     for i in range(count):

@@ -86,7 +86,6 @@ def _runtime(paired: bool) -> Runtime:
 
 
 def description(paired: bool = True) -> Description:
-    """What goes with the files."""
     return Description.model_validate(
         {
             "method": "test",

@@ -1,6 +1,3 @@
-"""A candidate of labels: fitted on those that were not set aside, compared, promoted if it may
-be."""
-
 import shutil
 from contextlib import closing
 from types import SimpleNamespace
@@ -33,7 +30,6 @@ HELD_OUT = 3  # labelled rows that are test rows
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """A folder with a version fitted on few digits, and the rows that are left to be labelled."""
     from training.data import digits
 
     folder = tmp_path_factory.mktemp("few")
@@ -64,7 +60,6 @@ def fitted(tmp_path_factory):
 
 @pytest.fixture
 def work(fitted, tmp_path):
-    """A copy of it, in which 200 rows were acquired, 60 of them set aside."""
     shutil.copytree(fitted.folder, tmp_path / "work")
     folder = tmp_path / "work"
     store = ModelStore(folder / "models")
@@ -89,7 +84,6 @@ def work(fitted, tmp_path):
 
 
 def label(work, values, key):
-    """Label all rows of the pool, and some that are test rows."""
     labels = [Label(str(i), str(value)) for i, value in enumerate(values)]
     of_test = zip(work.test[:HELD_OUT], work.of_test[:HELD_OUT], strict=True)
     labels += [Label(f"test {i}", str(value), row) for i, (row, value) in enumerate(of_test)]
@@ -97,7 +91,6 @@ def label(work, values, key):
 
 
 def said_of(kept):
-    """What is said of a candidate next to its counts."""
     return {name: kept[name] for name in ("why", "control")}
 
 
@@ -161,7 +154,6 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
 
 
 def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
-    """As .986 became .981 by fifteen labels at a time, each loss within what is allowed."""
     from training.candidate import best_at, lineage, measure_loss
 
     store = ModelStore(tmp_path)
@@ -190,7 +182,6 @@ def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
 
 
 def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch):
-    """`latest` is as bad as the candidate will be; the version that it came of is better."""
     from training import candidate as candidates_made
 
     parent = work.store.manifest("digits", "1")

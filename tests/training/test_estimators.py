@@ -1,6 +1,3 @@
-"""`Classifier` and `Regressor`: they say what the service says, and are estimators of
-scikit-learn's."""
-
 import copy
 import subprocess
 import sys
@@ -278,7 +275,6 @@ def test_scikit_learns_checks(estimator, check):
 
 @pytest.mark.parametrize("estimator", CHECKED, ids=["Classifier", "Regressor"])
 def test_scikit_learns_checks_of_parameters(estimator):
-    """Those of scikit-learn's that fit nothing."""
     found = [check for _, check in estimator_checks_generator(estimator)]
     checks = {getattr(check, "func", check).__name__: check for check in found}
     for name in WITHOUT_FITS:

@@ -1,5 +1,3 @@
-"""`training.fit` as a notebook calls it."""
-
 import inspect
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Messages of training are log records, which a command prints as plain lines."""
-
 from training import log
 from training.commands import print_messages
 

@@ -1,5 +1,3 @@
-"""How far long work is: a bar for people, a line now and then for files."""
-
 import io
 import sys
 

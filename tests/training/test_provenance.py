@@ -1,6 +1,3 @@
-"""Facts of a manifest are read and written as they are, whichever version of the code wrote
-them."""
-
 from model_store.artifacts.store import ModelStore
 from training.provenance import ParentVersion, Provenance, Pruning
 

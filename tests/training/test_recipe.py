@@ -1,5 +1,3 @@
-"""Recipes: what is refused, and that the refusal names the field."""
-
 import os
 
 import pytest

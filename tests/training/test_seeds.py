@@ -1,5 +1,3 @@
-"""Random streams are held apart: by key, by value, and by name wherever a key is made."""
-
 import ast
 from enum import IntEnum
 
@@ -49,8 +47,6 @@ def test_every_key_names_its_stream():
 
 
 def streams_in(path):
-    """Each key that a module makes of a seed and more: where, and the enumeration that its stream
-    is of."""
     tree = ast.parse(path.read_text())
     foreign = {  # `noise` of draws as served has no key
         alias.name

@@ -1,5 +1,3 @@
-"""Which rows get labels first, which an acquisition looks at, and which it takes."""
-
 import numpy as np
 import pytest
 
@@ -14,9 +12,6 @@ def log_probs(rng, draws, rows, classes=3):
 
 
 def taken(outputs, acquisition, k, task="classification", race=None, asked=None):
-    """Rows that are taken of those whose outputs these are; `asked` notes how many each call is
-    about."""
-
     def predict(rows, draws):
         if asked is not None:
             asked.append((len(rows), draws.stop - draws.start))

@@ -1,5 +1,3 @@
-"""Labels needed for a target, and labels saved against random choice."""
-
 import numpy as np
 import pytest
 from scipy import stats

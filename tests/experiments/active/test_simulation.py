@@ -1,6 +1,3 @@
-"""`python -m training active`: simulations on real digits, killed ones too, and what is reported of
-them."""
-
 import json
 import shutil
 import signal
@@ -42,14 +39,12 @@ TWO_SEEDS = [*OPTIONS, "--seeds", "2", "--start", "both"]
 
 
 def simulated(folder, *options, name="small", **changes):
-    """Simulate in a folder of one's own; return the exit code."""
     with working_in(folder):
         recipe = write_recipe(folder, name=name, network={"hidden": [8]}, **changes)
         return main(["active", str(recipe), "--quiet", *options])
 
 
 def rounds_of(folder):
-    """All rounds of all arms and seeds, without what they took."""
     records = sorted(folder.glob("runs/active/*/*.jsonl"))
     return {
         path.name: [
@@ -67,7 +62,6 @@ def report_of(folder):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A folder in which both starts of BALD and of random choice were simulated with two seeds."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     assert simulated(folder, *TWO_SEEDS) == 0
     return folder

@@ -1,6 +1,3 @@
-"""What Label Studio's configurations, tasks and annotations mean; what is fetched, and what never
-is."""
-
 import base64
 import json
 import threading
@@ -141,7 +138,6 @@ def test_labels_of_annotations():
 
 @pytest.fixture
 def studio():
-    """A server that is asked in Label Studio's place; it notes what came."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):

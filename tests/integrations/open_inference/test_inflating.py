@@ -1,6 +1,3 @@
-"""Compressed bodies, however they come in pieces: what is read is what was compressed, and no more
-than may be."""
-
 import asyncio
 import gzip
 import zlib
@@ -21,7 +18,6 @@ few = settings(max_examples=60, database=None)
 
 
 def read(pieces, coding, limit, most=1 << 30):
-    """What is read of a body that comes in pieces, and the reservation that counts it."""
     waiting = [*pieces]
     reservation = Reservation(ByteBudget(most))
 

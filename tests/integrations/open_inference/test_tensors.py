@@ -1,6 +1,3 @@
-"""The codec of tensors against its definition: arrays in C order, little-endian, and elements after
-their lengths."""
-
 import json
 import math
 import struct

@@ -1,5 +1,3 @@
-"""Rankings of pools: by brute force, ties by seed and id, what is refused, and batches."""
-
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -103,7 +101,6 @@ def said(seed):
 
 
 def best_of(probs, most, part):
-    """The best candidates, of parts of some rows."""
     best = TopCandidates(most)
     for first in range(0, ROWS, part):
         best.add(BatchBald.from_samples(probs[:, first : first + part]), first)
@@ -124,7 +121,6 @@ def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
-    """If the last one chosen gains more than the first one left out did alone."""
     probs, copies = said(seed), find_copies(np.arange(ROWS, dtype=np.float32)[:, None])
     hashes = id_hashes([str(i) for i in range(ROWS)], seed)
 
@@ -142,8 +138,6 @@ def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
 
 
 def raced(draws, k, stages, probability):
-    """A race of rows whose score is the mean of what draws say of them, and how many numbers it
-    looked at."""
     laps = race(draws.shape[1], k, stages, len(draws), probability)
     lap, looked = next(laps), 0
     while True:
@@ -212,8 +206,6 @@ def test_a_row_whose_few_draws_agree_is_as_uncertain_as_rows_like_it():
 
 
 def test_a_race_that_would_leave_many_rows_learns_its_bounds_from_a_sample():
-    """Of 40 rows 4 are judged: one is .35 above its first score, so another may be. Student's bound
-    is .8, and would leave 280 rows."""
     laps = race(400, 1, (10,), 100, 0.5)
     next(laps)
     found = np.linspace(0.0, 1.0, 400)
@@ -271,7 +263,6 @@ def test_a_race_does_not_depend_on_the_unit_of_the_target(unit):
 
 
 def coarse_pool(rng, rows):
-    """What 100 draws say of rows, each of which few draws or many take to be uncertain."""
     return (rng.random((100, rows)) < rng.uniform(0.02, 0.4, rows)) * rng.uniform(0.5, 1.5, rows)
 
 

@@ -1,6 +1,3 @@
-"""Rows set aside: decided by id alone, uniform, as many as asked for, whatever was ranked or
-labelled before."""
-
 import numpy as np
 import pytest
 

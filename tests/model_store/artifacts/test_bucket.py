@@ -1,6 +1,3 @@
-"""Stores in a bucket: servers that ignore conditions, writers that are killed, buckets that go
-away, copies."""
-
 import builtins
 import os
 from datetime import UTC, datetime, timedelta
@@ -108,7 +105,6 @@ def test_what_a_killed_writer_left_is_deleted_a_day_later_and_not_before(server,
 def test_a_number_that_was_given_and_taken_back_meanwhile_is_not_given_again(
     server, store, tmp_path
 ):
-    """A publisher chose a number; then others publish that number and delete it."""
     store.publish("m", DESCRIPTION, CONTENT)
     other = server.store(tmp_path / "other")
     tried = []
@@ -284,7 +280,6 @@ def test_a_damaged_copy_is_fetched_again(server, store, tmp_path, damage, is_kno
 
 
 def test_another_version_of_the_same_number_is_no_copy(server, store, tmp_path):
-    """The bucket was emptied and filled again."""
     store.publish("m", DESCRIPTION, CONTENT)
     held = store.open("m", "1")
     store.delete("m", force=True)

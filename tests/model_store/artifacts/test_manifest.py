@@ -1,5 +1,3 @@
-"""The manifest: what does not go together is refused."""
-
 import pytest
 from pydantic import ValidationError
 

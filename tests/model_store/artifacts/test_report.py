@@ -1,5 +1,3 @@
-"""Evaluation reports are read only whole, and only their own files."""
-
 import pytest
 
 from model_store.artifacts.report import evaluation_report, publish_report

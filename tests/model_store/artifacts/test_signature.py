@@ -1,6 +1,3 @@
-"""Signed versions: a store with a public key reads what its private key has signed, and nothing
-else."""
-
 import json
 import os
 import shutil
@@ -39,8 +36,6 @@ def key():
 
 @pytest.fixture
 def trusting(store, key):
-    """A store with versions 1 and 2 of `m` and 1 of `n`, all of the same files and signed, that
-    trusts their key."""
     for name, version in (("m", "1"), ("m", "2"), ("n", "1")):
         assert store.publish(name, tiny_description(), tiny_files()).version == version
         store.sign(name, version, key)
@@ -67,7 +62,6 @@ def test_what_is_signed_is_read_and_what_is_not_is_refused_by_name(trusting):
 
 
 def test_the_signature_is_that_of_the_format(trusting, key):
-    """As the format's page has it, without this code."""
     digest = json.loads((trusting.root / "m" / "2" / "manifest.json").read_text())["digest"]
     text = f"dubito version 1\nm\n2\n{digest}\n".encode()
     key.public_key().verify(signature_of(trusting, "m", "2").read_bytes(), text)
@@ -209,7 +203,6 @@ def test_a_pair_of_keys_is_written_once_and_read_back(tmp_path, store):
 
 
 def pem_files(folder):
-    """Files that are no Ed25519 key to sign with, none to verify with, or neither."""
     key, other = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
     form = (Encoding.PEM, PrivateFormat.PKCS8)
     contents = {

@@ -1,5 +1,3 @@
-"""A store in a folder and a store in a bucket have the same properties."""
-
 from itertools import count
 
 import pytest
@@ -14,8 +12,6 @@ from tests.support.stores import tiny_description, tiny_files
 
 @pytest.fixture(params=["folder", "bucket"])
 def make(request, tmp_path):
-    """Return a function that opens the store anew; in a bucket each time with another cache, like
-    another machine."""
     if request.param == "folder":
         return lambda: ModelStore(tmp_path / "models")
     server, numbers = FaultyBucket(), count()

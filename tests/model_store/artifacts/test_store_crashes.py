@@ -1,5 +1,3 @@
-"""A store holds whole versions or none, whichever change a writer was making when it failed."""
-
 import shutil
 import signal
 import subprocess
@@ -37,8 +35,6 @@ OPERATIONS = {
 
 
 class FolderWithFaults:
-    """A store in a folder whose disk stops, or is full, at one change."""
-
     def __init__(self, folder, loss):
         self.folder, self.loss = folder, loss
 
@@ -53,7 +49,6 @@ class FolderWithFaults:
         return ModelStore(self.folder / "models", trusted)
 
     def fail_at(self, position, operation):
-        """Run an operation that fails at one change; return whether it came to its end."""
         with stopping(self.folder, position, self.loss) as disk:
             operation(self.open())
         return disk.calls < position
@@ -64,8 +59,6 @@ class FolderWithFaults:
 
 
 class BucketWithFaults:
-    """A store in a bucket whose writer is killed, or gets no answer, at one request."""
-
     def __init__(self, folder, fault):
         self.folder, self.fault = folder, fault
 
@@ -77,7 +70,6 @@ class BucketWithFaults:
         return ModelStore(self.server.bucket(self.folder / "cache"), trusted)
 
     def fail_at(self, position, operation):
-        """Run an operation that fails at one request; return whether it came to its end."""
         self.server.changes = 0
         setattr(self.server, self.fault, position)
         with suppress(Killed, StoreUnreachable):
@@ -106,7 +98,6 @@ def _publish_three(store):
 
 
 def read(open_store):
-    """Read the files and the signature of every version, and all aliases."""
     store, trusting = open_store(), open_store(KEY.public_key())
 
     def read_version(name, version):
@@ -169,9 +160,6 @@ def test_the_first_version_of_a_new_store_is_durable(tmp_path, loss):
 
 
 class AnyOperations(RuleBasedStateMachine):
-    """Operations in any order against a dictionary, with a reader before every change to the disk;
-    some are stopped in the middle."""
-
     factory: pytest.TempPathFactory
 
     def __init__(self):
@@ -180,7 +168,6 @@ class AnyOperations(RuleBasedStateMachine):
         self.versions, self.aliases, self.published = {}, {}, 0
 
     def change(self, operation, stop, loss, *legal):
-        """Run an operation, which may stop; readers see a legal state or the present one."""
         legal = [*legal, (self.versions, self.aliases)]
 
         def check_reader():
@@ -266,7 +253,6 @@ while True:
 
 
 def test_processes_that_are_killed_leave_whole_versions(store):
-    """Two processes write at once, and are killed at any moment."""
     command = [sys.executable, "-c", WRITER, str(store.root), DESCRIPTION.model_dump_json()]
     for _ in range(2):
         writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]

@@ -1,5 +1,3 @@
-"""A store refuses damaged, linked and badly named entries, and names them."""
-
 import json
 import os
 import shutil
@@ -172,7 +170,6 @@ def test_a_linked_folder_of_aliases_is_not_followed(published, tmp_path):
 
 
 def flip_each_byte(content):
-    """Yield a content with one bit changed, for each of its bytes."""
     for position in range(len(content)):
         changed = bytearray(content)
         changed[position] ^= 1 << (position % 8)

@@ -1,6 +1,3 @@
-"""Abstention: thresholds by brute force, and the risk of what is answered over many
-calibrations."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -124,16 +121,12 @@ def test_no_risk_is_certified_where_every_row_is_flagged_or_wrong():
 
 
 def population(generator):
-    """A large population: uncertainty, the flag's statistic, and P(wrong label), rising with
-    both."""
     uncertainty = 0.8 * generator.beta(0.4, 2.0, TYPES)
     statistic = uncertainty + generator.normal(scale=0.3, size=TYPES)
     return uncertainty, statistic, np.clip(0.9 * uncertainty + 0.1 * (statistic > 0.5), 0, 1)
 
 
 def fitted(generator, uncertainty, statistic, wrong_probability):
-    """An abstention fitted on rows of a population, with the sorted statistics, and the reference
-    uncertainty."""
     reference, ranking = (
         generator.integers(len(uncertainty), size=n) for n in (REFERENCE, RANKING)
     )
@@ -162,7 +155,6 @@ class WithStatistic(Abstention):
 
 
 def of_answered(rows, limit, flag_above):
-    """The share of the population that is answered, and the true risk of it."""
     uncertainty, statistic, wrong_probability = rows
     answered = (uncertainty <= limit) & (statistic <= flag_above)
     return answered.mean(), wrong_probability[answered].mean() if answered.any() else 0.0

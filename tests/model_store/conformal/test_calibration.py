@@ -1,6 +1,3 @@
-"""Calibration: conformal p-values by hand, false-positive rates over many splits, prediction sets,
-tensors."""
-
 import math
 import re
 
@@ -327,8 +324,6 @@ def test_malformed_tensors_are_refused_by_name(fault):
 
 
 def scores_of(generator, rows, decimals=None):
-    """Scores of three dependent detectors, two of them skewed, and labels; `decimals` rounds
-    scores: ties."""
     common = generator.normal(size=rows)
     scores = {
         "a": common + 0.3 * generator.normal(size=rows),

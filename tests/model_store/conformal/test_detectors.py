@@ -1,6 +1,3 @@
-"""Detection: surprisals against their definition, scores standardised by label, and their harmonic
-mean."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Benjamini-Hochberg against its definition, and the rate that it keeps on conformal p-values."""
-
 import math
 from fractions import Fraction
 from itertools import product

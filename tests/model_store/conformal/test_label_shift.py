@@ -1,6 +1,3 @@
-"""Label shift: Bayes' rule, and coverage of weighted sets and rates of weighted flags where the
-shares are others."""
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,6 +1,3 @@
-"""Guarantees within categories: rates over many splits against the beta-binomial, where those of
-all rows fail."""
-
 import math
 
 import numpy as np
@@ -54,8 +51,6 @@ def calibration(generator, kind, rows=ROWS, **changed):
 
 
 def is_beta_binomial(generator, counts, law):
-    """Whether counts over splits follow a law; randomised, so that it fails a right one once in 1e7
-    runs."""
     uniform = law.cdf(counts - 1) + generator.uniform(size=len(counts)) * law.pmf(counts)
     return stats.kstest(uniform, "uniform").pvalue > 1e-7
 

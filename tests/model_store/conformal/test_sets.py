@@ -1,6 +1,3 @@
-"""Prediction sets and intervals: nonconformity by hand, and coverage over many splits as the
-beta-binomial says."""
-
 import math
 from fractions import Fraction
 
@@ -114,8 +111,6 @@ def test_the_largest_coverage_is_kept_and_a_larger_one_is_not(rows, confidence):
 
 
 def test_coverage_is_kept_with_the_confidence_asked_for():
-    """Of many choices of calibration rows: the coverage that each gives is known exactly, by the
-    law of the rows."""
     generator = np.random.default_rng(7)
     rows, coverage, choices = 60, 0.8, 4000
     nonconformity = np.sort(generator.exponential(size=(choices, rows)), axis=1)
@@ -195,9 +190,6 @@ def test_intervals_by_hand():
 
 
 def is_beta_binomial(counts, ranking, coverage, generator):
-    """Whether counts of covered new rows follow their law: given its distribution F, the randomised
-    F(count - 1) + U P(count) is uniform, and the Kolmogorov-Smirnov test fails a right coverage
-    once in 1e7 runs."""
     position = math.ceil((ranking + 1) * coverage)
     law = stats.betabinom(NEW, position, ranking + 1 - position)
     counts = np.array(counts)
@@ -206,8 +198,6 @@ def is_beta_binomial(counts, ranking, coverage, generator):
 
 
 def labelled(generator, rows):
-    """Probabilities of five classes, and labels of others: the model is wrong about its
-    uncertainty."""
     probs = generator.dirichlet(np.full(5, 0.6), rows)
     true = 0.8 * probs + 0.04
     labels = (true.cumsum(axis=1) < generator.uniform(size=(rows, 1))).sum(axis=1).clip(max=4)
@@ -215,7 +205,6 @@ def labelled(generator, rows):
 
 
 def targets(generator, rows):
-    """Targets with predictions that are wrong: biased, and of a std that says little."""
     std = np.exp(generator.normal(size=rows))
     mean = generator.normal(size=rows)
     return (

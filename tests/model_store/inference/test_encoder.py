@@ -1,5 +1,3 @@
-"""Encoders: graphs of their own, loaded from their file and shared."""
-
 import gc
 import subprocess
 import sys
@@ -43,7 +41,6 @@ def spec(rows_at_once=1, outputs=WIDTH):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The rows and the threads of each run of a graph, as they come."""
     found = []
 
     def run(session, outputs, values):

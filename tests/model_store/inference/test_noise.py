@@ -1,6 +1,3 @@
-"""The noise of a draw: golden values, the algorithm written out again in plain Python, prefixes,
-distribution."""
-
 import math
 from hashlib import sha256
 from statistics import NormalDist
@@ -172,8 +169,6 @@ def test_neighbours_in_draw_position_and_seed_are_independent(seed):
 
 
 def extreme_words():
-    """Words at the tails' ends, about the median, and on both sides of powers of two, where lines
-    meet."""
     near_ends = np.arange(3000)
     edges = [2**power + step for power in range(4, 31) for step in range(-3, 4)]
     half = np.array([*near_ends, *(2**31 - 1 - near_ends), *edges])
@@ -181,7 +176,6 @@ def extreme_words():
 
 
 def plain_words(seed, draw, count):
-    """The first 32-bit words of a draw, as the module's text says."""
     words = []
     blocks = -(-count // 8)
     for block in range(draw * blocks + 1, (draw + 1) * blocks + 1):
@@ -191,7 +185,6 @@ def plain_words(seed, draw, count):
 
 
 def philox4x64(counter, key):
-    """Philox4x64-10 of Salmon et al. (2011), section 3.3, in Python's integers."""
     a, b, c, d = counter
     k0, k1 = key
     for _ in range(10):
@@ -203,7 +196,6 @@ def philox4x64(counter, key):
 
 
 def plain_normal(word):
-    """A word's number, with the line between the two nodes next to it worked out afresh."""
     f = np.float32(word & 0x7FFFFFFF) + np.float32(0.5)
     mantissa, exponent = math.frexp(float(f))
     low = math.floor(mantissa * 512) / 512 * 2.0**exponent  # 256 nodes from 1/2 to 1

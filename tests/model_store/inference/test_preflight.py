@@ -1,6 +1,3 @@
-"""What a preflight predicts, in this process; how processes are limited and ended is in
-tests/resilience."""
-
 import numpy as np
 import onnx
 import pytest
@@ -43,7 +40,6 @@ def test_draws_that_cannot_be_made_are_the_version_s_fault(tmp_path, monkeypatch
 
 
 def test_a_network_that_has_no_answer_for_zeros_is_loaded_without_a_warning(tmp_path):
-    """As the mean of a text's tokens, of which padding alone has none."""
     graph = onnx.load_model_from_string(tiny.network())
     graph.graph.node[0].input[0] = "kept"
     for node in (

@@ -1,6 +1,3 @@
-"""The runtime: graphs that are refused, and rows and draws that do not see each other, bit for
-bit."""
-
 import dataclasses
 
 import numpy as np
@@ -32,14 +29,12 @@ def model(digits_store):
 
 @pytest.fixture(scope="module")
 def wide(model, digits_rows):
-    """40 rows under 130 draws at once: theta, log probabilities and density scores."""
     theta = model.runtime.draw(3, 0, 130)
     return digits_rows[:40], theta, *model.runtime.run(digits_rows[:40], theta[:, None])
 
 
 @pytest.fixture
 def providers_asked(monkeypatch):
-    """What sessions ask for where onnxruntime has CUDA; they get the processor."""
     asked = []
     available = ["TensorrtExecutionProvider", CUDA, PROCESSORS]
     monkeypatch.setattr(ort, "get_available_providers", lambda: available)
@@ -93,7 +88,6 @@ def test_log_probabilities_and_density_are_the_networks(rows, draws, paired):
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("chunk_bytes", [1, 32 << 20])
 def test_many_rows_compute_each_draw_once(monkeypatch, paired, chunk_bytes):
-    """A lone draw of weights is computed twice, so a chunk of them has two."""
     computed = []
 
     def counted(session, outputs, values):
@@ -424,8 +418,6 @@ def sampler():
 
 
 def with_theta_of(length):
-    """The network with a number of numbers in a draw, None where the graph does not fix it; they scale
-    all logits."""
     made = network()
     (theta,) = (given for given in made.graph.input if given.name == "theta")
     theta.CopyFrom(value("theta", "K", "P", "D" if length is None else length))
@@ -433,7 +425,6 @@ def with_theta_of(length):
 
 
 def network():
-    """log_probs = log softmax(theta * (x W)); features = x W; density = |x|^2."""
     nodes = [
         helper.make_node("MatMul", ["x", "W"], ["features"]),
         helper.make_node("Mul", ["features", "theta"], ["logits"]),
@@ -472,7 +463,6 @@ def assert_refused(file, content, reason):
 
 
 def numbers(model, prediction):
-    """Everything numeric in a prediction, by name; the first axis is rows."""
     scores = prediction.scores
     errors = {f"error of {name}": values for name, values in (scores.standard_error or {}).items()}
     detected = {

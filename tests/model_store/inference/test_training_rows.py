@@ -1,6 +1,3 @@
-"""Training rows that explanations name: the nearest by brute force, and what a damaged file is
-refused for."""
-
 import numpy as np
 import pytest
 

@@ -1,6 +1,3 @@
-"""Predictive scores: cases by hand, brute force, merging, standard errors in simulation,
-cancellation."""
-
 import math
 from fractions import Fraction
 
@@ -207,8 +204,6 @@ def test_nearly_certain_rows_keep_their_digits(num_draws, tiny):
 
 
 def dirichlet(draws, rows, classes, concentration, seed=0):
-    """Probabilities (K, N, C); concentrations near 0 give rows of which many entries underflow to
-    0."""
     return np.random.default_rng(seed).dirichlet(np.full(classes, concentration), (draws, rows))
 
 

@@ -1,6 +1,3 @@
-"""Joint scores: against all configurations of labels, against determinants, against a search that
-computes all."""
-
 import subprocess
 import sys
 from itertools import product
@@ -20,7 +17,6 @@ JOINT = {
 
 
 def samples_of(name, seed, draws=6, rows=7, classes=3):
-    """What draws say of rows: probabilities, some of them 0, or means and standard deviations."""
     rng = np.random.default_rng(seed)
     if name == "max_det of targets":
         return np.stack(
@@ -32,7 +28,6 @@ def samples_of(name, seed, draws=6, rows=7, classes=3):
 
 
 def information(probs, chosen):
-    """I(y_S; w) by the sum over all configurations of labels."""
     entropy = conditional = 0.0
     for labels in product(range(probs.shape[2]), repeat=len(chosen)):
         of_draws = np.prod([probs[:, n, c] for n, c in zip(chosen, labels, strict=True)], axis=0)
@@ -42,7 +37,6 @@ def information(probs, chosen):
 
 
 def determinant(name, samples, chosen):
-    """1/2 log det(I + D^-1/2 Cov D^-1/2), with D the noise."""
     if name == "max_det of targets":
         mean, std = samples[..., 0], samples[..., 1]
         cov, noise = np.cov(mean.T, bias=True), np.square(std).mean(axis=0)
@@ -55,7 +49,6 @@ def determinant(name, samples, chosen):
 
 
 def worth(name, samples, chosen):
-    """What a batch is worth."""
     if not chosen:
         return 0.0
     return (

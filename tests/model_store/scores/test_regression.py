@@ -1,6 +1,3 @@
-"""Scores of mixtures of Gaussians: cases by hand, sampling, merging, standard errors in simulation,
-far-off units."""
-
 import math
 
 import numpy as np
@@ -153,7 +150,6 @@ def draws(num_draws, rows, seed=0):
 
 
 def outputs(mean, std):
-    """What a network gives."""
     return np.stack([np.asarray(mean), 2.0 * np.log(std)], axis=-1)
 
 

@@ -1,6 +1,3 @@
-"""Monte Carlo standard errors: the jackknife by brute force, the deviation among seeds, and where
-there are none."""
-
 import numpy as np
 import pytest
 from scipy.special import digamma
@@ -42,7 +39,6 @@ TARGETS = (  # the laws of m_k and the deviations of log s_k, a row each
     ("num_draws", "groups"), [(2, 100), (3, 100), (5, 100), (40, 100), (17, 7), (30, 10), (9, 4)]
 )
 def test_standard_errors_are_the_jackknife_s(task, num_draws, groups):
-    """Each group's draws are left out of the array of draws, and all scores made again."""
     generator = np.random.default_rng([num_draws, groups])
     draws = {
         "classification": lambda: generator.dirichlet([3.0, 1.0, 0.3, 0.3], (num_draws, 50)),
@@ -59,7 +55,6 @@ def test_standard_errors_are_the_jackknife_s(task, num_draws, groups):
 
 @pytest.mark.parametrize(("num_draws", "groups"), [(2, 100), (3, 100), (40, 100), (17, 7), (9, 3)])
 def test_corrected_bald_is_the_jackknife_s(num_draws, groups):
-    """G times BALD, less the weighted BALD of the draws without each group."""
     generator = np.random.default_rng([num_draws, groups])
     draws = generator.dirichlet([3.0, 1.0, 0.3, 0.3], (num_draws, 50))
     found = scored("classification", draws, groups)
@@ -104,14 +99,6 @@ def test_nothing_is_corrected_of_one_draw_or_of_draws_that_agree():
 @pytest.mark.parametrize("num_draws", BANDS)
 @pytest.mark.parametrize("task", NAMES)
 def test_standard_errors_are_the_deviation_among_seeds(task, num_draws):
-    """Of 1,000 seeds: the root mean square of standard errors is not too small, and their mean not
-    too large.
-
-    Both over the deviation of the scores, the median of some rows, each known to some 3 %. They
-    differ as a standard error of few draws is itself uncertain: by 6 % for the mean of 5 normal
-    draws, by more with longer tails. For a standard deviation of 5 normal draws they are 1.13 and
-    .98.
-    """
     generator = np.random.default_rng(num_draws)
     if task == "classification":
         rows = [generator.dirichlet(alpha, (num_draws, SEEDS)) for alpha in CLASSES]
@@ -141,8 +128,6 @@ def test_standard_errors_are_the_deviation_among_seeds(task, num_draws):
 @pytest.mark.parametrize("task", NAMES)
 @pytest.mark.parametrize("num_draws", [101, 150, 300])
 def test_groups_of_many_draws_have_the_standard_errors_of_their_draws(task, num_draws):
-    """Of 150 draws in 100 groups half of the groups have two. A mean square over 300 rows of 99
-    degrees of freedom each deviates by .01."""
     generator = np.random.default_rng(num_draws)
     draws = (
         generator.dirichlet([3.0, 1.0, 0.3, 0.3], (num_draws, 300))
@@ -170,7 +155,6 @@ def test_few_draws_have_no_standard_error_of_their_disagreement(task):
 
 
 def scored(task, draws, groups=100):
-    """Scores of draws: class probabilities, or means and log variances."""
     if task == "classification":
         with np.errstate(divide="ignore"):
             return predictive_scores(predictive_sums(np.log(draws), groups=groups))
@@ -199,8 +183,6 @@ def defined(task, draws):
 
 
 def jackknife(task, draws, groups):
-    """Busing, Meijer and van der Leeden (1999), equation 4; with groups of one draw Tukey's
-    jackknife."""
     num_draws = len(draws)
     members = [np.arange(j, num_draws, groups) for j in range(min(groups, num_draws))]
     whole, without = (
@@ -219,7 +201,6 @@ def jackknife(task, draws, groups):
 
 @pytest.mark.parametrize("task", PREDICTIVES)
 def test_draws_without_a_number_are_the_first(task):
-    """So sums of the first draws go together with those of the following, one draw a group."""
     outputs = np.random.default_rng(8).normal(size=(7, 4, 2)).astype(np.float32)
     predictive, of_task = (
         PREDICTIVES[task],

@@ -1,5 +1,3 @@
-"""Sums over draws, of classes and of targets alike: they merge, and each row is by itself."""
-
 import itertools
 
 import numpy as np
@@ -28,7 +26,6 @@ def outputs(case, num_draws, rows):
 
 
 def arrays(scores):
-    """All that is said of rows, by name; standard errors under their names too."""
     said = {name: of for name, of in vars(scores).items() if isinstance(of, np.ndarray)}
     errors = scores.standard_error or {}
     return said | {f"error of {name}": error for name, error in errors.items()}

@@ -1,5 +1,3 @@
-"""What depends on the task: samples of each draw, and what a pool is ranked by."""
-
 import numpy as np
 import pytest
 
@@ -26,7 +24,6 @@ def test_samples_of_a_regression_are_mean_and_standard_deviation():
 
 
 def test_pools_are_ranked_by_the_score_that_is_asked_for():
-    """Of a regression by a variance, in the target's units squared."""
     log_probs = OUTPUTS - np.logaddexp.reduce(OUTPUTS, axis=2, keepdims=True)
     classes, target = PREDICTIVES["classification"], PREDICTIVES["regression"]
     scores = classes.scores(classes.sums(log_probs))

@@ -1,6 +1,3 @@
-"""Transformed targets: against scipy's distributions, and what holds of any increasing
-transform."""
-
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -29,7 +26,6 @@ Y = np.array([0.01, 0.5, 1.0, 4.0, 80.0, 3000.0])
 
 
 def outputs(mean, std):
-    """What a network gives: (K, N) means and standard deviations of the transformed target."""
     return np.stack([np.asarray(mean), 2.0 * np.log(std)], axis=-1).astype(np.float32)
 
 

@@ -1,5 +1,3 @@
-"""Times as numbers: what is read, by hand, and where in a cycle a time is."""
-
 from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np

@@ -1,6 +1,3 @@
-"""Rows of named columns as numbers: what stands where, what is missing, and what is refused by its
-place."""
-
 import re
 
 import numpy as np

@@ -1,6 +1,3 @@
-"""Pool files: what is read of each kind, whole or in parts, and what is refused with which
-words."""
-
 import csv
 import io
 import zipfile
@@ -242,7 +239,6 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
 def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
     tmp_path, delimiter, encoding, before, point, none
 ):
-    """Whatever training makes of a CSV file, the service makes of it."""
     rng = np.random.default_rng(0)
     names = ["key", "age", "city", "vip", "income", "joined", "label"]
     odd = "Lag\x81" if encoding == "latin-1" else "Köln"
@@ -349,7 +345,6 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
 
 
 def test_a_column_may_be_in_the_names_of_folders(tmp_path):
-    """As Spark and Hive divide data sets."""
     listed = DataFile(
         "width=2.5/city=S%C3%A3o Paulo/is sold=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 1, ""
     )

@@ -1,5 +1,3 @@
-"""What decoding an image takes is never more than is counted for it, whatever the file."""
-
 import io
 
 import pytest
@@ -52,7 +50,6 @@ def test_decoding_takes_no_more_than_is_counted(call, kind, mode, options):
 
 
 def of_decoding(content, spec, shape):
-    """The bytes that decoding takes, and those that are counted for it."""
     image = open_image(content, "inputs.0")
     counted = decoding_bytes(image, resized(image, shape, spec, "inputs.0"))
     return taken_bytes(lambda: pixels(image, shape, spec, "inputs.0")), counted

@@ -1,5 +1,3 @@
-"""Images as rows of pixels, and files that are none."""
-
 import io
 import time
 
@@ -36,13 +34,10 @@ def decoded(content, shape, spec):
 
 
 def png_that_says(width, height):
-    """A PNG file whose header says a size, with one row of data, or the beginning of a long one."""
     return png_file((width, height, 8, 0, 0, 0, 0), bytes(min(width, 10_000) + 1))
 
 
 def raw_rows(values, bits):
-    """Rows of numbers of some bits each, (H, W times channels), as a PNG file has them before
-    compression."""
     packed = np.unpackbits(values[..., None], axis=-1)[..., 8 - bits :].reshape(len(values), -1)
     return b"".join(b"\0" + row.tobytes() for row in np.packbits(packed, axis=1))
 

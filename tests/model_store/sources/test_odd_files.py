@@ -1,5 +1,3 @@
-"""Odd files of every format: rows, or an error that says what is wrong with them."""
-
 import warnings
 
 import numpy as np
@@ -46,7 +44,6 @@ def encoder():
 
 
 def read(media_type, content, spec, encoder=None):
-    """All that routes read of a file, as JSON can hold it."""
     try:
         file = open_rows(content, spec, "pool", ENDINGS[media_type])
         shown = [file.read_as, file.ignored, preview_rows(file, [0, 1, 9])]

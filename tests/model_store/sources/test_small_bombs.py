@@ -1,6 +1,3 @@
-"""Files of few bytes that announce or repeat very much: they are refused, or read in bounded
-pieces, before memory is taken for them."""
-
 import tracemalloc
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Text as rows of ids, and files that are no tokenizers."""
-
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -224,7 +222,6 @@ def test_tokenising_takes_no_more_than_is_counted(call, form, normaliser, text):
 
 
 def of_tokenising(form, normaliser, text):
-    """The bytes that tokenising takes, and those that are counted for it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     model, before = {
         "words": (models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"), pre_tokenizers.Whitespace()),

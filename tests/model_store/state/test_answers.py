@@ -1,5 +1,3 @@
-"""Answers that are kept for requests that come again: for a day, whatever the clock does."""
-
 import time
 from contextlib import closing
 
@@ -18,7 +16,6 @@ def database(tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time, which the tests set."""
     now = [1_000_000.0]
     monkeypatch.setattr(time, "time", lambda: now[0])
     return now

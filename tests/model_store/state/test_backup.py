@@ -1,5 +1,3 @@
-"""Backups of the state: made while it is in use, whole, and restored to an empty folder alone."""
-
 import stat
 
 import numpy as np
@@ -14,7 +12,6 @@ from model_store.state.labels import Label, accept, counts
 
 @pytest.fixture
 def state(tmp_path):
-    """A state folder in use: a job that is done, one that runs, one that is queued, and a label."""
     database = Database(tmp_path / "state")
     jobs = Jobs(database)
     for _ in range(3):

@@ -1,6 +1,3 @@
-"""The state's database: whole transactions or none, between processes, on full disks, in folders
-that cannot be."""
-
 import os
 import sqlite3
 import stat
@@ -162,7 +159,6 @@ def test_a_folder_that_is_a_file_and_a_database_that_is_none_are_told(tmp_path):
 
 
 def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
-    """Bytes are changed in the text of jobs and labels, and anywhere."""
     database, said = Database(tmp_path), {"probabilities": {"3": 0.5, "4": 0.5}, "set": ["3"]}
     jobs, row = Jobs(database), np.zeros(4, np.float32)
     ids = [jobs.new_folder()[0] for _ in range(8)]

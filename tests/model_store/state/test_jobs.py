@@ -1,6 +1,3 @@
-"""Jobs as they are kept: claimed once, in their turn, put back when their process is gone, and at
-last given up."""
-
 import os
 import subprocess
 import sys

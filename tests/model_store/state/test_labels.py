@@ -1,5 +1,3 @@
-"""Labels are kept all or none and once each, whatever happens to who writes them."""
-
 import random
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Figures of live data: by hand on few rows, and their intervals by how often they hold."""
-
 import math
 import tracemalloc
 

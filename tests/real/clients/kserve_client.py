@@ -31,7 +31,6 @@ def tensor(name, array, datatype, binary):
 
 
 async def infer(client, model, inputs, request_id="a request", **options):
-    """What one request gets: its id, parameters, and tensors flat."""
     request = InferRequest(
         model,
         inputs,

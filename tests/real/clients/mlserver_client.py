@@ -45,7 +45,6 @@ def plain(output):
 
 
 def infer(model, request):
-    """What one request gets: its id, parameters, and tensors flat."""
     answer = post(model, request)
     assert answer.status_code == 200, answer.text
     response = InferenceResponse.model_validate_json(answer.content)

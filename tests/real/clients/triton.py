@@ -28,7 +28,6 @@ def plain(array):
 
 
 def infer(model, inputs, **options):
-    """What one request gets: its id, parameters, and tensors flat."""
     result = client.infer(model, inputs, parameters={"seed": 7}, **options)
     answer = result.get_response()
     tensors = {

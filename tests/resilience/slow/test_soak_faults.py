@@ -37,8 +37,6 @@ AT_ONCE = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.2", "DUBITO_ADMIN
 
 
 class Faults:
-    """What goes wrong with a service of two workers, of which the elder one is never hit."""
-
     def __init__(self, url, process, store, source):
         self.url, self.process, self.store, self.source = url, process, store, source
         self.port = urlsplit(url).port
@@ -48,11 +46,9 @@ class Faults:
         self._hit(signal.SIGKILL)
 
     def stop(self):
-        """Stop the younger worker, so that it does nothing and is replaced."""
         self._hit(signal.SIGSTOP)
 
     def publish(self):
-        """Publish a version, serve it, and go back."""
         version = publish_again(self.store, self.source)
         self.store.set_alias("digits", "latest", version)
         self._look()

@@ -1,6 +1,3 @@
-"""Rows that are left undecided: the levels that a request or a version asks for, and what is
-refused."""
-
 import io
 import json
 import shutil
@@ -33,7 +30,6 @@ def model(digits_store):
 
 @pytest.fixture(scope="module")
 def rows(digits_rows):
-    """Digits, and next to them noise, which is flagged."""
     return np.concatenate([digits_rows[:150], np.random.default_rng(0).integers(0, 17, (20, 64))])
 
 
@@ -129,7 +125,6 @@ def test_the_level_of_a_version_holds_for_requests_that_name_none(
 
 
 def test_a_label_that_the_judged_draws_do_not_give_is_in_the_set_and_undecided(model):
-    """Of 7 draws the first 5, which are calibrated, say 0 and all of them 1."""
     probs = np.full((7, 2, 10), 1e-3)
     probs[:5, :, 0], probs[:5, :, 1] = 0.502, 0.49
     probs[5:, :, 1] = 0.991

@@ -1,6 +1,3 @@
-"""POST /acquire: the ranking is the scores', in whatever order the pool comes; seed and id decide
-ties."""
-
 from itertools import pairwise
 
 import numpy as np
@@ -141,8 +138,6 @@ def test_rows_of_few_draws_run_no_race_and_other_acquisitions_have_none(client, 
 
 
 def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(client, digits_rows):
-    """Of Gumbel noise on log BALD: the first is a row with the probability of its share of
-    BALD^beta."""
     pool, ids = digits_rows[:60].tolist(), [str(i) for i in range(60)]
     bald = {row["id"]: row["score"] for row in acquire(client, pool, seed=1, k=60)["ranking"]}
     balds = np.array([bald[name] for name in ids])

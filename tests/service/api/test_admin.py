@@ -1,5 +1,3 @@
-"""Administration: there only with a key, and what it does."""
-
 import httpx
 import pytest
 
@@ -14,7 +12,6 @@ LATER = {"DUBITO_POLL_INTERVAL_S": "86400", "DUBITO_ADMIN_KEY": ADMIN}
 
 @pytest.fixture
 def administrator(client_of, own_store):
-    """An administrator's client of a service that looks at the store only when told to."""
     with client_of(own_store.root, **LATER, headers={"X-API-Key": ADMIN}) as client:
         yield client
 

@@ -1,5 +1,3 @@
-"""Properties of the answers of `/predict`, for models of every kind of row and task."""
-
 import io
 
 import numpy as np

@@ -1,6 +1,3 @@
-"""Models that are calibrated by class or by group, over HTTP: what rows are judged by, and how
-groups are said."""
-
 import io
 
 import numpy as np
@@ -21,8 +18,6 @@ X = tiny.rows(np.random.default_rng(8), len(GROUPS))
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """The models by kind, as published, and a client of a service of them and of one without
-    categories."""
     store = ModelStore(tmp_path_factory.mktemp("categories") / "models")
     for kind in KINDS:
         tiny.publish(store, kind, kind=kind)

@@ -1,6 +1,3 @@
-"""Rows of numbers for a model of columns, at every door: refused, unless they are said to be
-encoded."""
-
 import io
 import json
 

@@ -1,6 +1,3 @@
-"""Bad requests: each is a problem that names the field, never a failure of the service, and never
-an echo."""
-
 import gzip
 import socket
 from urllib.parse import urlsplit

@@ -1,5 +1,3 @@
-"""`explain`: what made a row strange, over HTTP, of a table and of digits."""
-
 import io
 import shutil
 
@@ -22,9 +20,6 @@ SEED = {"seed": 3}
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory, digits_store, fits):
-    """A store with `people`, whose columns a and b nearly agree, `hidden`, published without
-    training rows, an older version's `tiny`, and `digits`."""
-
     def fit(root):
         generator = np.random.default_rng(0)
         z, u = generator.normal(size=(2, 900))

@@ -1,5 +1,3 @@
-"""Parquet files of few bytes that take very much: they are read where it may fail, and refused."""
-
 import threading
 import time
 from contextlib import closing

@@ -1,6 +1,3 @@
-"""The flag fires at the stated rate on rows that nothing was fitted on, each sent as a lone
-request."""
-
 import pytest
 from scipy import stats
 

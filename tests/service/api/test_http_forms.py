@@ -1,6 +1,3 @@
-"""What HTTP lets a client ask of every route: HEAD, ETag, Accept, gzip, queries, /v1, lists in
-parts, and requests that come again."""
-
 import gzip
 import io
 import json

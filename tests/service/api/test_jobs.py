@@ -1,6 +1,3 @@
-"""Jobs over HTTP: the answers of /acquire and /predict, progress, cancelling, restarts, and what is
-refused."""
-
 import io
 import os
 import signal
@@ -25,7 +22,6 @@ IDS = [f"row {i}" for i in range(359)]
 
 @pytest.fixture(scope="module")
 def pools(tmp_path_factory, digits_rows):
-    """Files of the digits' rows, and one that takes long."""
     folder = tmp_path_factory.mktemp("pools")
     np.savez(folder / "rows.npz", x=digits_rows, ids=np.array(IDS))
     again = np.concatenate([digits_rows[:40], digits_rows[:40]])  # copies
@@ -70,7 +66,6 @@ def over(client, job, seconds=60):
 
 
 def rows_kept(client):
-    """What the metrics say: rows kept for labels, and those of them that were set aside."""
     page, of_model = client.get("/metrics").text, {"model": "digits", "version": "1"}
     return tuple(
         metric(page, f"dubito_{kind}_rows_total", **of_model) for kind in ("acquired", "control")

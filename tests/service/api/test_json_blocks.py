@@ -1,6 +1,3 @@
-"""Large JSON block by block: the same content as from a parser that takes it whole, and nothing
-else is accepted."""
-
 import json
 
 import orjson
@@ -40,7 +37,6 @@ def _small_blocks():
 
 
 def read(text):
-    """The content of a body, block by block, or None where it is refused."""
     try:
         content, rows = split_json(text, "inputs", 1000)
         if rows is not None:

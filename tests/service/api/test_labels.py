@@ -1,6 +1,3 @@
-"""Labels come back: POST /labels, what /acquire keeps and leaves out for them, and GET
-/models/{name}/labels."""
-
 from datetime import UTC, datetime
 
 import httpx
@@ -10,7 +7,6 @@ import pytest
 
 @pytest.fixture
 def own(client_of, digits_store, tmp_path):
-    """A client of a service with a state of its own, and the folder."""
     with client_of(digits_store, DUBITO_STATE=str(tmp_path / "state")) as client:
         yield client, tmp_path / "state"
 

@@ -1,5 +1,3 @@
-"""A request of very many faults: one error is made, not an object for each."""
-
 import tracemalloc
 
 import pytest

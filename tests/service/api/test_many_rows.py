@@ -1,5 +1,3 @@
-"""Rows of a list that are read in steps: all of them, each in its place, whatever they come as."""
-
 import io
 
 import numpy as np

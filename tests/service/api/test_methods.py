@@ -1,5 +1,3 @@
-"""An ensemble is fitted and served with no special case, except that it has few draws."""
-
 import httpx
 import numpy as np
 import pytest

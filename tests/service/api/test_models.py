@@ -1,6 +1,3 @@
-"""The store while the service runs: what is published, moved, broken or removed, and what requests
-then see."""
-
 import shutil
 
 import httpx
@@ -15,7 +12,6 @@ from tests.support.stores import publish_again
 
 
 def serving(client):
-    """What the service says that it serves."""
     return {model["name"]: model["serving"] for model in client.get("/models").json()["models"]}
 
 

@@ -1,6 +1,3 @@
-"""A service that keeps no jobs and labels, as where several machines serve: it says so where they
-are asked for."""
-
 from tests.support.serving import client_of
 
 

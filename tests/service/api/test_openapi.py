@@ -1,6 +1,3 @@
-"""GET /docs and /openapi.json: every route is there, examples work as they stand, nothing comes
-from elsewhere."""
-
 import importlib
 import json
 import pkgutil
@@ -23,7 +20,6 @@ PROTOCOLS = ("open_inference", "mlflow")  # that others have specified
 
 
 def routes():
-    """The paths of all routes: those of protocols, those for administrators, and the others."""
     paths = {"admin": set(), "others": set(), "protocols": set()}
     for package in (service.api, integrations):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -1,5 +1,3 @@
-"""Answers of a real service are as its OpenAPI document says, of every operation."""
-
 import shutil
 import time
 
@@ -75,7 +73,6 @@ def test_every_error_is_a_problem(document):
 
 
 def assert_as_documented(document, method, path, answer):
-    """An answer has a status, media type and fields that the document gives, and no others."""
     documented = operations(document)[method, path]["responses"]
     content = documented.get(str(answer.status_code), documented["default"])["content"]
     media_type = answer.headers["content-type"]

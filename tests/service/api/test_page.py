@@ -1,5 +1,3 @@
-"""Test the files of the page, their compression and their content policy; tests/real tests the views."""
-
 import gzip
 import re
 from hashlib import sha256

@@ -1,6 +1,3 @@
-"""Large bodies and answers are read and written in short steps: a step keeps the interpreter from
-the event loop."""
-
 import asyncio
 import gc
 import signal
@@ -23,9 +20,6 @@ ROW = b"[" + b",".join([b"8"] * 64) + b"]"
 
 
 class Stopwatch:
-    """Measures the longest step between pauses, in seconds of a processor, garbage collection
-    included."""
-
     def __init__(self):
         self.longest, self._begun = 0.0, time.thread_time()
 
@@ -35,7 +29,6 @@ class Stopwatch:
 
 
 def longest_step(work):
-    """The result of work that pauses, and its longest step."""
     watch = Stopwatch()
     result = work(RequestContext(on_pause=watch))
     watch()

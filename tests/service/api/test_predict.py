@@ -1,6 +1,3 @@
-"""POST /predict: the contract's shape, replayable draws, rows that do not see each other, and
-arrays for JSON."""
-
 import io
 import math
 from itertools import pairwise

@@ -1,5 +1,3 @@
-"""POST /acquire/preview: rows of files as /acquire reads them."""
-
 import base64
 import json
 

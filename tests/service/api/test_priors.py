@@ -1,5 +1,3 @@
-"""`priors`: shares of the classes that a request states, over HTTP."""
-
 import io
 from dataclasses import replace
 

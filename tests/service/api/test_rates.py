@@ -1,6 +1,3 @@
-"""What rows are judged by: stated in each answer, never a silent default, and advised only where it
-is accepted."""
-
 import io
 import re
 import shutil
@@ -19,8 +16,6 @@ FEW = 2  # ranking rows: no rate below 1 / 3, whose six digits are less than it
 
 @pytest.fixture(scope="module")
 def few(digits_store, tmp_path_factory):
-    """What `calibrate` says of `digits` with `FEW` ranking rows, and a client of a service of
-    it."""
     folder = tmp_path_factory.mktemp("few")
     shutil.copytree(digits_store, folder / "models")
     rows = digits().test

@@ -1,6 +1,3 @@
-"""Regression from the command to HTTP: known answers are recovered, and answers are as the contract
-says."""
-
 import math
 import shutil
 from itertools import pairwise
@@ -58,8 +55,6 @@ def true_mean(x):
 
 
 def linear_rows():
-    """Signs: columns that are nearly orthogonal to each other and to 1, whichever rows are held
-    out."""
     signs = np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=np.float64)
     return np.tile(signs, (100, 1)) * np.array([1.0, 2.0, 0.5])
 

@@ -1,5 +1,3 @@
-"""Evaluation reports over HTTP: linked from the model, its own files and no others."""
-
 import shutil
 
 import pytest

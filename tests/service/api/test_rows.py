@@ -1,5 +1,3 @@
-"""Rows as people have them, over HTTP: objects keyed by column, and PNG and JPEG files."""
-
 import base64
 import io
 import json
@@ -24,8 +22,6 @@ PEOPLE = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory, fits):
-    """A client of a service with a model of columns, `people`, and one of colour images,
-    `pictures`."""
     folder = tmp_path_factory.mktemp("rows")
     rng = np.random.default_rng(0)
     lines = ["age,city,vip,income,label"]

@@ -1,6 +1,3 @@
-"""Models of text: strings are posted, and answers are those of torch for the ids of their
-tokens."""
-
 import numpy as np
 import onnx
 import pytest

@@ -1,5 +1,3 @@
-"""Targets with heavy tails, of any scale, and counts: from the command to HTTP."""
-
 import io
 import json
 
@@ -29,7 +27,6 @@ FIT = {
 
 
 def rows(name):
-    """Inputs and targets of a model: log-normal with a log standard deviation of 0.5, or counts."""
     generator = np.random.default_rng(0)
     x = generator.uniform(-2.0, 2.0, (ROWS + TEST, 3))
     if name == "counts":

@@ -1,5 +1,3 @@
-"""Without keys a browser's user is the key: what pages of other origins have it send is refused."""
-
 import httpx
 import pytest
 

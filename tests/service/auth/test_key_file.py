@@ -1,5 +1,3 @@
-"""The file of keys: names, scopes, expiries, and changes that are seen without a restart."""
-
 import json
 import logging
 import re
@@ -31,7 +29,6 @@ ASKED = {  # a request for each scope; one of its answers with a key that has it
 
 
 def entry(name, scopes, expires=None, is_hashed=False):
-    """The entry of a key that is made of its name."""
     key = key_of(name)
     given = f'sha256 = "{sha256(key.encode()).hexdigest()}"' if is_hashed else f'key = "{key}"'
     end = "" if expires is None else f"expires = {expires}\n"
@@ -52,7 +49,6 @@ FILE = "".join(
 
 
 def ask(client, name, scope):
-    """The answer to a scope's request, with a key."""
     method, path, content, _ = ASKED[scope]
     return client.request(method, path, json=content, headers={"X-API-Key": key_of(name)})
 
@@ -93,7 +89,6 @@ def test_a_key_does_what_its_scopes_say_and_nothing_else(keyed, needed):
     ],
 )
 def test_a_new_line_at_a_path_s_end_opens_nothing(keyed, needed, method, path):
-    """A route's pattern matches before it too: its scope is that of the route."""
     for scope in SCOPES:
         if scope != needed:
             headers = {"X-API-Key": key_of(f"only-{scope}")}
@@ -144,7 +139,6 @@ def test_the_log_says_which_key_asked_and_never_the_key(serve, digits_store, tmp
 
 
 def replace(file, text):
-    """Change a file at once, as a whole."""
     file.with_suffix(".new").write_text(text)
     file.with_suffix(".new").rename(file)
 

@@ -1,5 +1,3 @@
-"""Keys: what needs one, which are taken, and that they are never told."""
-
 import json
 import socket
 from urllib.parse import urlsplit

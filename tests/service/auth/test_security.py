@@ -1,5 +1,3 @@
-"""Security rules of docs/security.md that no other test proves."""
-
 import ast
 import json
 import re
@@ -19,7 +17,6 @@ FORM = {"Content-Type": "multipart/form-data; boundary=b"}
 
 
 def tree(root):
-    """All that is below a folder: kinds, bytes and times of change."""
     return {
         path.relative_to(root): (
             path.lstat().st_mode,
@@ -31,7 +28,6 @@ def tree(root):
 
 
 def bad_requests(client):
-    """Answers to requests that are wrong in many ways, each with a mark in what is wrong."""
     fields = [
         *(
             {"model": MARK},
@@ -112,6 +108,5 @@ def modules_of(path):
 
 @pytest.mark.parametrize("package", ["integrations", "service", "model_store"])
 def test_the_service_has_no_client_with_which_to_fetch_an_address(package):
-    """But that of Label Studio, whose one origin the operator names."""
     for path in (ROOT / package).rglob("*.py"):
         assert path.parent.name == "label_studio" or not CLIENTS & {*modules_of(path)}, path.name

@@ -1,6 +1,3 @@
-"""Whole data sets: answers are those of /predict and /acquire, whatever is killed, and bad input is
-named."""
-
 import argparse
 import base64
 import io
@@ -70,8 +67,6 @@ def run_command(store, kind, *arguments):
 
 @pytest.fixture
 def run(digits_store, monkeypatch):
-    """Run a command without processes of its own; with `workers=2` with them."""
-
     def run(kind, source, out=None, *options, workers=None, **given):
         monkeypatch.setattr(
             command, "run_local", in_this_process if workers is None else shards.run_local
@@ -96,7 +91,6 @@ def run(digits_store, monkeypatch):
 
 @pytest.fixture(scope="module")
 def scored(data, digits_store, tmp_path_factory):
-    """The output of a job that nothing disturbed. Do not change it."""
     out = tmp_path_factory.mktemp("scored") / "out"
     options = [
         "--quiet",
@@ -297,8 +291,6 @@ def test_a_shard_whose_workers_die_is_given_up(run, data, tmp_path, monkeypatch)
 
 
 def odd_rows(folder, digits_rows):
-    """100 rows of which four cannot be read: none, too few numbers, one that is not finite, one
-    without an id."""
     rows = [row.tolist() for row in digits_rows[:100]]
     rows[3], rows[50] = None, rows[50][:63]
     rows[70][5] = float("nan")
@@ -526,7 +518,6 @@ def kinds_service(kinds):
 
 
 def of_kind(model):
-    """Columns of a file, and the same rows as a request has them."""
     if model == "texts":
         texts = ["a lovely film", "the meal was cold", "and it"]
         return {"text": texts, "other": [1, 2, 3]}, texts

@@ -1,6 +1,3 @@
-"""Files of data sets and outputs, in a folder and in a bucket: listed, read in part, created
-once."""
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +18,6 @@ ROWS = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
 
 @pytest.fixture(params=["folder", "bucket"])
 def place(request, tmp_path, monkeypatch):
-    """Files of a folder or a bucket, and a function that puts a file there behind their back."""
     if request.param == "folder":
 
         def put(name, content):
@@ -37,7 +33,6 @@ def place(request, tmp_path, monkeypatch):
 
 
 def parquet(**options):
-    """A file of the rows, with names."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         pa.table({"id": [f"r{i}" for i in range(1000)], "x": list(ROWS)}), sink, **options
@@ -126,8 +121,6 @@ def test_drafts_of_killed_writers_are_no_files_and_are_cleared_away(tmp_path):
 
 def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
     class Careless:
-        """A store that writes whatever was there."""
-
         def __init__(self):
             self.memory = MemoryStore()
 

@@ -1,5 +1,3 @@
-"""Columns on the disk: what was synced is taken up, what was not is cut off."""
-
 import io
 import os
 from pathlib import Path

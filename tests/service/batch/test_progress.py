@@ -1,5 +1,3 @@
-"""What is said while a data set is worked on."""
-
 import re
 from types import SimpleNamespace
 
@@ -41,8 +39,6 @@ def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
 
 
 def test_a_job_that_chooses_can_be_cancelled():
-    """Choosing a batch takes long and computes no rows: it asks whether to go on as it pauses."""
-
     def advance(row_draws):
         assert row_draws == 0
         raise Cancelled

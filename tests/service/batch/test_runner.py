@@ -1,5 +1,3 @@
-"""The thread that starts jobs, where something keeps it from starting one."""
-
 import shutil
 from contextlib import closing
 

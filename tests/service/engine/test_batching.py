@@ -1,6 +1,3 @@
-"""Micro-batches: requests that wait together are computed together, each answered as it would be
-alone."""
-
 import asyncio
 import math
 import threading
@@ -75,8 +72,6 @@ def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
 
 
 class HeldReservoir(Reservoir):
-    """Draws that are made when the test says so: until then the worker waits for them."""
-
     def __init__(self, model):
         super().__init__(model, 0, threading.Event())
         self.begin = threading.Event()
@@ -87,7 +82,6 @@ class HeldReservoir(Reservoir):
 
 
 def held(served):
-    """A job that keeps the worker busy, and what ends that."""
     reservoir = HeldReservoir(served.model)
     return job(
         ServedModel(served.model, reservoir, served.drift), np.zeros((1, 64), np.float32)
@@ -95,11 +89,6 @@ def held(served):
 
 
 def together(engine, jobs, order=None):
-    """What becomes of jobs that all wait when the worker has time for the first: results and
-    errors.
-
-    `order` takes in the jobs in the order in which they end.
-    """
     served = jobs[0].served_model
 
     async def asked(job):
@@ -135,8 +124,6 @@ def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alon
 
 
 def test_a_micro_batch_takes_three_quarters_of_those_about(engine, served, digits_rows):
-    """So that the others are read while these are computed; of few it takes all."""
-
     def batches(waiting):
         found = together(engine, [job(served, digits_rows[:1]) for _ in range(waiting)])
         return list(Counter(work.draw_seed for work in found).values())
@@ -284,7 +271,6 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
     admission = limited_admission(monkeypatch, 10_000, 2_000)
 
     def fits(rows):
-        """Whether that many rows of one draw are let in next to what is there."""
         try:
             with admission.admit(rows, 1, BATCH_ROW_DRAWS):
                 return True
@@ -319,7 +305,6 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
     admission = limited_admission(monkeypatch, 10_000, 1_000)
 
     def let_in():
-        """How many rows of one draw are let in at most, when clients ask for as many as ever."""
         with admission.admit(1, 1, BATCH_ROW_DRAWS):
             return max(rows for rows in range(500, 20_000, 500) if fits(rows))
 
@@ -427,8 +412,6 @@ def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(ser
 
 
 class Clock:
-    """A clock that stands still unless it is moved."""
-
     def __init__(self):
         self.now = 100.0
 

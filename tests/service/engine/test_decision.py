@@ -1,5 +1,3 @@
-"""Decisions are a pure function of a prediction and the options that a request named."""
-
 import math
 
 import numpy as np

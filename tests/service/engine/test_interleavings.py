@@ -1,6 +1,3 @@
-"""Whatever requests come together, each is answered as if it were alone: of models whose rows may
-have draws of their own, and of those whose draws hold every weight."""
-
 import asyncio
 import threading
 
@@ -25,7 +22,6 @@ ROWS = tiny.rows(np.random.default_rng(0), 64)
 
 @pytest.fixture(scope="module", autouse=True)
 def models(tmp_path_factory):
-    """A model of each kind, and micro-batches that are soon full."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "BATCH_ROW_DRAWS", PART_ROW_DRAWS)
         for paired in (True, False):
@@ -37,8 +33,6 @@ MODELS = {}  # by whether rows may have draws of their own
 
 
 class HeldReservoir(Reservoir):
-    """Draws of which a request has to wait until the test lets it go on."""
-
     def __init__(self, model):
         super().__init__(model, 0, threading.Event())
         self.waits, self.go_on = threading.Event(), threading.Event()
@@ -50,8 +44,6 @@ class HeldReservoir(Reservoir):
 
 
 class Requests:
-    """An engine, a loop of events, and what was asked so far."""
-
     def __init__(self, paired):
         self.model = MODELS[paired]
         self.loop = asyncio.new_event_loop()
@@ -73,13 +65,11 @@ class Requests:
         )
 
     def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, acquisition=None):
-        """Ask for some rows; the answer is checked by `answers`."""
         x = ROWS[first : first + count]
         job = EngineWork(self.served, x, num_samples, seed, acquisition=acquisition)
         self.asked.append((job, self._begin(job)))
 
     def hold(self):
-        """Keep the worker busy until `let_go`: what is asked meanwhile waits together."""
         reservoir = HeldReservoir(self.model)
         self.held = reservoir, self._begin(EngineWork(self._served(reservoir), ROWS[:1], 1, None))
         while not reservoir.waits.wait(0.001):
@@ -98,7 +88,6 @@ class Requests:
         self.loop.run_until_complete(asyncio.sleep(0))
 
     def answers(self):
-        """Wait for all answers, and compare each with that of its request alone."""
         self.let_go()
         for job, task in self.asked:
             answer = self.loop.run_until_complete(asyncio.wait_for(task, 60))
@@ -161,7 +150,6 @@ def test_seeded_and_fresh_requests_that_wait_together_are_answered_as_alone(requ
 
 
 def test_the_rest_of_a_large_request_is_not_computed_under_the_draws_of_others(requests):
-    """Nor others under its own: a large request and small ones wait together, in either order."""
     large = 2 * part_rows(requests.served.model, tiny.DRAWS) + 1  # of which the last part is small
     for sizes in ([large, 2, 3], [2, large, 3], [large, large, 1]):
         requests.hold()
@@ -172,9 +160,6 @@ def test_the_rest_of_a_large_request_is_not_computed_under_the_draws_of_others(r
 
 
 class AnyInterleaving(RuleBasedStateMachine):
-    """Requests of every kind, that come while the worker is busy or idle, wait together, and hang
-    up."""
-
     paired: bool
 
     def __init__(self):

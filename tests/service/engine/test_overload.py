@@ -1,6 +1,3 @@
-"""Too much work, clients that hang up, and the end: nobody else is hurt, and what was begun is
-answered."""
-
 import io
 import socket
 import struct
@@ -35,12 +32,10 @@ def rank(url, pool):
 
 
 def row_draws(url):
-    """How much work the service says is waiting or in work."""
     return metric(httpx.get(f"{url}/metrics", timeout=60).text, "dubito_queued_row_draws")
 
 
 def post_and_hang_up(url, sent):
-    """Send a part of a request, or all of it, and go away without a look at the answer."""
     with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=30) as raw:
         raw.sendall(sent)
         raw.setsockopt(

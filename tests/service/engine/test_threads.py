@@ -1,6 +1,3 @@
-"""Threads next to the event loop: work is done in slices, by clients' shares, and ends with its
-deadline or client."""
-
 import asyncio
 import gc
 import threading
@@ -34,7 +31,6 @@ def spin(seconds):
 
 
 def run(threads, work, client=None, size=SLICE_BYTES, **of_call):
-    """Run work, which takes its call, in the threads."""
     call = RequestContext(client=client, **of_call)
     return threads.run(call, size, partial(work, call))
 

@@ -1,6 +1,3 @@
-"""The models in memory, of a store in a bucket: one request a look, and no bucket needed for what
-was copied."""
-
 import logging
 import threading
 

@@ -1,6 +1,3 @@
-"""Drift: an exact martingale under the null, alarms seldom while nothing drifts and soon where
-something does."""
-
 import math
 import re
 import threading
@@ -29,7 +26,6 @@ def generator():
 
 
 def target(ranking, scores, rows_at_once=16):
-    """The report on live scores, in requests of some rows."""
     drift = Drift(DriftTarget.from_statistics(ranking))
     for start in range(0, len(scores), rows_at_once):
         drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking))

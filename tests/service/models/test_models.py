@@ -1,6 +1,3 @@
-"""The models in memory: what is broken is tried again, what is wanted by several is loaded once,
-what is gone is forgotten."""
-
 import errno
 import os
 import shutil
@@ -51,8 +48,6 @@ def watcher_of(store, trusted=None):
 
 
 class Clock:
-    """A clock that stands still unless it is moved."""
-
     def __init__(self):
         self.now = 1000.0
 
@@ -205,7 +200,6 @@ def test_a_version_published_anew_under_a_number_given_before_begins_with_no_dri
 
 
 def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_next_loaded(store):
-    """What was verified and is in memory goes on; the next process serves what is signed."""
     key = Ed25519PrivateKey.generate()
     for version in ("1", "2"):
         store.sign("tiny", version, key)
@@ -231,7 +225,6 @@ def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_ne
 
 
 def test_a_store_that_cannot_be_written_is_served(monkeypatch, store):
-    """As Compose mounts it: whatever opens a file there to write it fails."""
     opened = os.open
 
     def read_only(path, flags, *arguments, **options):
@@ -272,10 +265,6 @@ def test_drift_is_not_reset_where_the_evidence_of_all_cannot_be_reached(monkeypa
 
 
 class AnyStore(RuleBasedStateMachine):
-    """Versions that are published, damaged, repaired and deleted, aliases that move, looks at the
-    store and requests, in any order: what is served is whole, and it is what its alias named when
-    the store was last looked at, or as `latest` a version before that."""
-
     factory: pytest.TempPathFactory
 
     def __init__(self):

@@ -1,6 +1,3 @@
-"""Publications and roll-backs under load: no request fails, and every answer is that of the version
-it names."""
-
 import os
 import re
 import shutil
@@ -25,9 +22,6 @@ VERSION = re.compile(rb'"version":"(\d+)"')
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened: requests answered, and seconds from a moved alias to the first answer that
-    follows it."""
-
     requests: int
     versions: int
     wrong: list[str]
@@ -44,8 +38,6 @@ class Outcome:
 
 
 def changed(sampler):
-    """A sampler whose draws differ from another's: its largest tensor of weights is 1.5 times as
-    large."""
     graph = onnx.load_model_from_string(sampler)
     floats = [t for t in graph.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
     largest = max(floats, key=lambda tensor: numpy_helper.to_array(tensor).size)
@@ -54,17 +46,12 @@ def changed(sampler):
 
 
 def read_log(process):
-    """Read what a service logs: one whose log nobody reads waits when the pipe is full."""
     with suppress(OSError):
         while os.read(process.stderr.fileno(), 1 << 16):
             pass
 
 
 def cycle(digits_store, folder, cycles, clients=2, **settings):
-    """Publish and roll back `cycles` times while clients ask by alias and by number.
-
-    Versions of odd and of even numbers have different samplers.
-    """
     shutil.copytree(digits_store, folder / "models")
     store = ModelStore(folder / "models")
     artifact = store.open("digits", "1")

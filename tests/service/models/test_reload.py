@@ -1,6 +1,3 @@
-"""Versions in memory: aliases that move to what cannot be served, and room for as many versions as
-the bound says."""
-
 import shutil
 import threading
 
@@ -16,7 +13,6 @@ from tests.support.stores import publish_again
 
 
 def model(client, name="digits"):
-    """What the service says of a model."""
     return client.get(f"/models/{name}").json()
 
 

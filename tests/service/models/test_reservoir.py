@@ -1,5 +1,3 @@
-"""Fresh seeds: any that a request may name, each as likely."""
-
 from model_store.inference.noise import MAX_SEED
 from service.models.reservoir import fresh_seed
 

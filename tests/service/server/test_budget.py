@@ -1,5 +1,3 @@
-"""The budget of bytes: never more than there is, and something is left for newcomers."""
-
 import io
 
 import pytest

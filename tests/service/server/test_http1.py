@@ -1,6 +1,3 @@
-"""The parser of requests: what it accepts has the meaning that h11 without our guards sees, however
-it is cut; what h11 is lenient with is refused."""
-
 import random
 
 import h11
@@ -84,8 +81,6 @@ BODIES = (
 
 
 def ours(content, cuts=()):
-    """What a request means to us: method, headers, body and what is left; None if it is not
-    whole."""
     buffer, parser, head, body = StrictBuffer(), None, None, b""
     for begin, end in zip((0, *cuts), (*cuts, len(content)), strict=True):
         buffer += content[begin:end]
@@ -102,7 +97,6 @@ def ours(content, cuts=()):
 
 
 def theirs(content):
-    """The same by h11; None if it is not whole."""
     while content.startswith(
         b"\r\n"
     ):  # empty lines before a request, which it does not pass over as it may
@@ -168,7 +162,6 @@ def test_a_request_means_the_same_however_it_is_cut():
 
 
 def test_the_versions_of_h11_that_are_installed_use_our_buffer():
-    """A version that renames its buffer would read without our guards."""
     buffer = StrictBuffer()
     parser = new_parser(buffer)
     parser.receive_data(b"GET / HTTP/1.1\nHost: x\n\n")

@@ -1,6 +1,3 @@
-"""Fair shares: nobody waits for all of another's work, nothing is lost, and equals keep their
-order."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
@@ -15,7 +12,6 @@ ARRIVALS = st.lists(
 
 
 def taken_one_by_one(shares):
-    """What waits, in the order in which it is taken a piece at a time."""
     order = []
     while shares:
         piece = shares.turns()[0]
@@ -70,7 +66,6 @@ def test_who_comes_waits_for_no_more_of_each_other_client_than_it_brings(waiting
 
 @given(st.integers(1, 40), st.integers(1, 10))
 def test_a_small_request_does_not_wait_for_large_ones_of_its_own_client(large, begun):
-    """As where all clients come from one address."""
     shares = Shares()
     for number in range(large):
         shares.put(number, "all", LARGEST)
@@ -97,7 +92,6 @@ def test_small_requests_without_end_do_not_stop_a_large_one():
 
 
 def test_clients_are_done_for_equally_whatever_they_bring():
-    """One with forty requests waiting, one with one large request in pieces."""
     shares, done = Shares(), {"many": 0, "one": 0}
     for _ in range(40):
         shares.put(None, "many", 3)

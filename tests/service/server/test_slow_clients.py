@@ -1,5 +1,3 @@
-"""Clients that take for ever, or send heads without end: each is hung up on, and holds nothing."""
-
 import asyncio
 import json
 import select
@@ -30,7 +28,6 @@ def port_of(url):
 
 @pytest.fixture(scope="module")
 def impatient(digits_store):
-    """A service that waits for half a second, and its process."""
     from tests.support.serving import serving
 
     with serving(digits_store, DUBITO_DEADLINE_S="0.5") as (url, process):
@@ -88,7 +85,6 @@ def test_what_is_refused_before_it_is_whole_is_refused_as_its_protocol_has_it(
 
 
 def refused_as(answer, status, named):
-    """Look at a refusal: the text is in the field of a name, or there is none."""
     assert (answer.status, answer.closes) == (status, True)
     if named is None:
         assert answer.body == b""

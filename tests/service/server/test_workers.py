@@ -1,6 +1,3 @@
-"""Several worker processes: their metrics, workers that are killed or stopped, the supervisor's end
-and theirs."""
-
 import io
 import os
 import re
@@ -33,7 +30,6 @@ def workers_of(process):
 
 
 def is_running(pid):
-    """Whether a process is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -46,8 +42,6 @@ def workers_on(page):
 
 
 def ready_workers(url, headers=None):
-    """The workers that have answered lately, after a few more requests, each on a connection of its
-    own."""
     for _ in range(8):
         httpx.get(f"{url}/health/ready", timeout=60)
     return workers_on(httpx.get(f"{url}/metrics", headers=headers, timeout=60).text)
@@ -113,7 +107,6 @@ def test_workers_answer_what_they_have_accepted_when_the_supervisor_is_told_to_e
 
 
 def row_draws(url):
-    """How much work the workers say is waiting or in work."""
     page = httpx.get(f"{url}/metrics", timeout=60).text
     return sum(metric(page, "dubito_queued_row_draws", worker=worker) for worker in "01")
 

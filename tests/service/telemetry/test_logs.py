@@ -1,6 +1,3 @@
-"""The log: a line for each request, in JSON, that says what was done and nothing of what was
-sent."""
-
 import asyncio
 import json
 import logging
@@ -34,8 +31,6 @@ FIELDS = {
 
 @pytest.fixture
 def logged(serve, digits_store):
-    """What a service logs while requests are sent by a function that takes a client."""
-
     def log(send, **settings):
         with serve(digits_store, **settings) as (url, process):
             with httpx.Client(base_url=url, timeout=60) as client:
@@ -47,7 +42,6 @@ def logged(serve, digits_store):
 
 
 def of_requests(lines):
-    """The lines of requests but for those that wait for the service to be live."""
     found = [json.loads(line) for line in lines]
     return [
         line

@@ -1,5 +1,3 @@
-"""GET /metrics: each counter counts what it says."""
-
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +19,12 @@ VERSION_LABELS = {"model": "digits", "version": "1"}
 
 @pytest.fixture
 def fresh(client_of, digits_store):
-    """A client of a service that nobody has asked anything but whether it lives."""
     with client_of(digits_store) as client:
         yield client
 
 
 @pytest.fixture
 def metrics():
-    """Metrics that nothing was counted in."""
     return Metrics()
 
 

@@ -1,5 +1,3 @@
-"""Spans of requests, as a collector on loopback gets them."""
-
 import subprocess
 import sys
 import threading
@@ -28,7 +26,6 @@ class Collector:
         self.spans, self.paths = [], set()
 
     def take(self, path: str, body: bytes) -> None:
-        """Take in what an exporter posts."""
         self.paths.add(path)
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.spans += [span for scope in resource.scope_spans for span in scope.spans]
@@ -40,7 +37,6 @@ class Collector:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """A collector; its `url` is what the service is given."""
     taken = Collector()
 
     class Handler(BaseHTTPRequestHandler):
@@ -180,7 +176,6 @@ def test_without_a_collector_requests_are_answered_and_the_service_ends(serve, d
 
 
 def run(code, **settings):
-    """What a fresh interpreter prints, and its exit code."""
     return subprocess.run(
         [sys.executable, "-c", code],
         env=environment_with(**settings),

@@ -1,5 +1,3 @@
-"""Laplace's curvature of the last layer, against automatic derivatives of outputs by weights."""
-
 import pytest
 import torch
 from torch.autograd import functional as derivatives
@@ -24,7 +22,6 @@ def rows_like(*shape):
 
 
 def model_of(structure, task="classification", **changes):
-    """A model away from its start, with rows and targets."""
     recipe = recipe_with(
         method="laplace",
         task=task,
@@ -58,8 +55,6 @@ def exact(model, x, y):
 
 
 def row_hessian(likelihood, outputs, y):
-    """The expected second derivative of a row. For classes it is the Hessian itself, which does not
-    depend on the label."""
     if likelihood.task == "classification":
         return derivatives.hessian(
             lambda o: -likelihood.weighted_log_likelihood(likelihood(o[None, None]), y).sum(),
@@ -93,7 +88,6 @@ def rebuilt(model, eigen):
 @pytest.mark.parametrize(("task", "changes"), TASKS)
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_curvature_is_exact(structure, task, changes):
-    """A Kronecker product is exact for a lone row."""
     model, x, y = model_of(structure, task, **changes)
     if structure == "kronecker":
         x, y = x[:1], y[:1]

@@ -1,6 +1,3 @@
-"""Each family's KL against a reference, and posteriors known in closed form recovered as well as a
-family allows."""
-
 import math
 
 import pytest
@@ -64,7 +61,6 @@ def test_the_mixture_kl_is_the_log_ratio_of_densities_draw_by_draw(pi, std_1, st
 
 
 def test_the_mixture_kl_has_the_gradient_of_the_log_ratio():
-    """Of log q(mu + sigma eps | mu, sigma) - log p(mu + sigma eps), all paths of it."""
     prior, eps = ScaleMixturePrior(0.3, 1.2, 0.1), standard_noise(7, 5, 0).double()
     made = jiggled(GaussianPosterior(5, -1.0, prior))
     theta, kl = made.sample(eps)
@@ -226,8 +222,6 @@ def test_masks_are_kept_as_often_as_they_should_be_and_have_mean_1():
 
 
 def problem():
-    """A linear regression y = X theta + noise with a prior: its precision, posterior mean, and log
-    evidence."""
     generator = torch.Generator().manual_seed(0)
     mix = torch.tensor([[1.0, 0.6, 0.0], [0.0, 1.0, 0.0], [0.0, 0.3, 2.0]], dtype=torch.float64)
     design = torch.randn(40, 3, generator=generator, dtype=torch.float64) @ mix
@@ -375,7 +369,6 @@ def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
 
 
 def gradients(posterior, eps):
-    """The gradient of the mean log ratio with respect to every parameter, as one vector."""
     loss = posterior.sample(eps)[1].mean()
     found = torch.autograd.grad(loss, [*posterior.parameters()], allow_unused=True)
     return torch.cat([g.flatten() for g in found if g is not None])

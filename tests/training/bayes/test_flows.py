@@ -1,5 +1,3 @@
-"""Flows: one table of properties over every flow and every transform."""
-
 import pytest
 import torch
 from torch import nn
@@ -46,8 +44,6 @@ every_flow = pytest.mark.parametrize(("name", "dimension"), CASES)
 
 
 def make(name, dimension, seed=0, perturbed=True):
-    """A transform in float64, its parameters moved away from their start, which is nearly the
-    identity."""
     generator = torch.Generator().manual_seed(seed)
     flow = TRANSFORMS[name](dimension, generator).double()
     with torch.no_grad():

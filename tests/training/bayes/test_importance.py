@@ -1,5 +1,3 @@
-"""k-hat of importance ratios: against distributions whose tails are known, and exact posteriors."""
-
 import math
 
 import numpy as np

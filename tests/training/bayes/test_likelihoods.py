@@ -1,6 +1,3 @@
-"""Likelihoods: next to distributions of torch, CRPS by its definition, units, and methods with a
-Gaussian."""
-
 import math
 
 import numpy as np
@@ -124,8 +121,6 @@ def test_crps_is_the_integral_of_the_squared_difference_of_distributions(draws, 
 
 @pytest.fixture(scope="module", params=[*METHODS.items()], ids=METHODS)
 def case(request):
-    """A regression by a method, away from its start: the model, its served network, its runtime and
-    its rows."""
     method, posterior = request.param
     kind = NOISES[[*METHODS].index(method) % 2]
     recipe = Recipe.model_validate(

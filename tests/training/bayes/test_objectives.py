@@ -1,5 +1,3 @@
-"""The training objective: the evidence lower bound, and alpha-divergences."""
-
 import math
 
 import pytest

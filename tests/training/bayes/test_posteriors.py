@@ -1,5 +1,3 @@
-"""Hypernetwork posteriors: densities, divergences, noise, and a posterior known in closed form."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""The product of weight normalisation: what it computes, and its gradients."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Calibration as served: a row is scored as a lone request would be, and measured quality."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""A known temperature is found, kept only where it pays, and served by every graph."""
-
 import functools
 import math
 
@@ -32,8 +30,6 @@ ROWS = 20_000
 
 
 def classes(rows, scale=1.0, seed=0):
-    """Log-probabilities of one draw whose logits are `scale` times the true ones, and labels of the
-    true ones."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2.0 * torch.randn(rows, 5, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
@@ -112,7 +108,6 @@ def test_one_row_keeps_what_there_is():
 
 @pytest.fixture(scope="module")
 def model():
-    """A model of rows whose labels it knows nothing of, with logits that are far too large."""
     model = scale_model(realnvp, 20, 96, 96, 96, 5, hidden=16)
     x = torch.randn(300, 20, generator=torch.Generator().manual_seed(0))
     initialise(model, x)

@@ -1,5 +1,3 @@
-"""`npz:FILE`: arrays and their labels, and arrays that do not go together."""
-
 import io
 import zipfile
 

@@ -1,6 +1,3 @@
-"""Cells that are not as the rest of their column: named and refused, or read as missing; what is
-left out."""
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,9 +1,3 @@
-"""Files as they come, damaged or odd: each is read as what it is, or refused in one sentence that
-says what to do.
-
-Each goes the way of `fit` without a recipe, up to the rows that a fit would see.
-"""
-
 import io
 
 import numpy as np
@@ -34,7 +28,6 @@ def table(delimiter=",", end="\n", **columns):
 
 
 def numbered(text):
-    """A table as pandas writes it, with its index."""
     return "\n".join(f"{i - 1 if i else ''},{line}" for i, line in enumerate(text.split()))
 
 
@@ -156,7 +149,6 @@ REFUSED = {
 
 
 def seen(folder, name, content, task=None, target="y", **data):
-    """The data that a fit without a recipe would see, and their splits."""
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     kind = {"zip": "images"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
     named = {"target": target} if kind in ("csv", "parquet") else {}

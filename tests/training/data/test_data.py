@@ -1,5 +1,3 @@
-"""Data sources and splits: what is read, and what is refused by the name of its file."""
-
 import gzip
 import re
 import struct
@@ -16,16 +14,12 @@ from training.data.arrays import read_idx
 
 
 def idx_bytes(array, shape=None, magic=None):
-    """An IDX file: two zero bytes, the type (8: unsigned byte), the number of axes, the shape, the
-    data."""
     shape = array.shape if shape is None else shape
     magic = bytes([0, 0, 8, len(shape)]) if magic is None else magic
     return magic + struct.pack(f">{len(shape)}I", *shape) + array.astype(np.uint8).tobytes()
 
 
 def write_idx(folder, zipped=False, **changed):
-    """Write the four files of a small data set of three classes, 4x5 pixels; return what is in
-    them."""
     rng = np.random.default_rng(0)
     arrays = {
         "train-images-idx3-ubyte": rng.integers(0, 256, (12, 4, 5)),
@@ -215,7 +209,6 @@ def test_files_that_do_not_go_together_are_refused(tmp_path, changed, says):
 
 
 def numbered(rows, classes=2):
-    """A data set whose rows are told apart by their number."""
     x = np.arange(rows, dtype=np.float32)[:, None]
     y = (np.arange(rows) % classes).astype(np.int64)
     return Dataset(

@@ -1,5 +1,3 @@
-"""Rows of ids: text of a column, and arrays of integers; what is none is refused before a fit."""
-
 import dataclasses
 import logging
 

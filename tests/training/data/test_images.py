@@ -1,5 +1,3 @@
-"""`images:PATH`: folders and zips of classes, and files that stop a fit."""
-
 import io
 import zipfile
 
@@ -14,7 +12,6 @@ from training.data import load
 
 
 def files(train=6, test=2, shape=(4, 5, 3), suffix="png", seed=0):
-    """Image files by name, and their pixels: two classes."""
     rng = np.random.default_rng(seed)
     content, arrays = {}, {}
     for part, count in (("train", train), ("test", test)):

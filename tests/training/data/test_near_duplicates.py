@@ -1,5 +1,3 @@
-"""Rows nearly the same in two splits, and classes that a table leaves out."""
-
 import numpy as np
 import pytest
 
@@ -15,8 +13,6 @@ CLASSES = ["a", "b", "c", "d"]
 
 
 def splits(dtype=np.float32):
-    """Fifty training rows, and 20 of each other split, of which 5, 0, 1 and 20 are copies but for
-    the last digit."""
     train = (RNG.normal(size=(50, 4)) * 100).astype(dtype)
     parts = [(RNG.normal(size=(20, 4)) * 100).astype(dtype) for _ in range(4)]
     for part, copies in zip(parts, (5, 0, 1, 20), strict=True):

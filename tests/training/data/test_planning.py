@@ -1,5 +1,3 @@
-"""What data are taken for, and the recipe that follows: `inspect`, and `fit` without a recipe."""
-
 import csv
 import json
 import re

@@ -1,5 +1,3 @@
-"""Splits: by number, share or default; class by class, by group, by time."""
-
 import csv
 from itertools import pairwise
 
@@ -16,7 +14,6 @@ NAMES = ("validation", "reference", "ranking")
 
 
 def parts_of(sizes, rows, keys=None):
-    """The four parts of a split, which share no row and hold all."""
     parts = sizes.split(rows, keys)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
     return parts
@@ -115,7 +112,6 @@ def test_the_latest_rows_calibrate_and_test():
 
 
 def write_visits(folder, rows=120):
-    """A table of patients' visits: `when` is a date, `patient` one of 30."""
     lines = [("when", "patient", "pulse", "ill")]
     for i in range(rows):
         date = np.datetime64("2023-01-01") + (i * 37) % rows

@@ -1,6 +1,3 @@
-"""`csv:`, `parquet:` and `uci:`: columns, what is missing, and that nothing but the training split
-is looked at."""
-
 import json
 from pathlib import Path
 

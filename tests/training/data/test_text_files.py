@@ -1,5 +1,3 @@
-"""CSV files as people have them: encodings, delimiters, decimal commas, dates, many categories."""
-
 import gzip
 import json
 

@@ -1,6 +1,3 @@
-"""Rows that a network was trained on before the fit: none of them validates, calibrates or
-tests."""
-
 import numpy as np
 import pytest
 
@@ -15,7 +12,6 @@ ROWS, SEEN = 200, 120
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Data as arrays and as a table, and files of the first rows of each."""
     folder = tmp_path_factory.mktemp("seen")
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 99, (ROWS, 3)), np.arange(ROWS) % 2

@@ -1,6 +1,3 @@
-"""Numbers as people write them: read where there is one way to, in training and in requests
-alike."""
-
 import json
 
 import numpy as np

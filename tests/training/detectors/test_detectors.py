@@ -1,5 +1,3 @@
-"""Density detectors against numpy, and their cases in closed form."""
-
 import numpy as np
 import pytest
 import torch
@@ -117,7 +115,6 @@ def test_neighbours_are_those_of_brute_force(neighbour):
 
 
 def test_distances_within_tight_clusters_far_apart_are_no_rounding_of_float32():
-    """As of images of one colour each, of which a network's features are a few lines."""
     noise = np.random.default_rng(5)
     x = np.repeat([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], 100, axis=0) + 0.004 * noise.normal(
         size=(200, 4)
@@ -276,7 +273,6 @@ def test_cosine_neighbours_are_those_of_all_directions_whatever_the_length():
 
 
 def test_small_angles_are_no_rounding_of_float32():
-    """As of what language models say of texts, whose vectors lie in a narrow cone."""
     x = np.float32(1 + 0.01 * np.random.default_rng(6).normal(size=(200, 384)))
     detector = CosineNeighbours.fit(torch.from_numpy(x), generator())
     unit = x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)

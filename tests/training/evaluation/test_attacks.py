@@ -1,6 +1,3 @@
-"""Attacks: gradients known analytically, steps within their bounds, labels that change, and replays
-from a seed."""
-
 import pytest
 import torch
 from torch import nn
@@ -57,7 +54,6 @@ def labels(attacked, x):
 
 
 def gradient(attacked, x, y, draws):
-    """The gradient of -log mean_k softmax(W_k x)_y, by hand."""
     weights = torch.stack(
         [m.weight for m in attacked.network.modules() if isinstance(m, nn.Linear)]
     )[:draws].double()
@@ -164,7 +160,6 @@ def test_pgd_finds_a_loss_at_least_as_high_as_fgsm(attacked, rows):
 
 
 def test_a_quiet_attack_changes_labels_and_is_quieter_than_pgd(attacked, rows):
-    """A detector of one direction, which an attack on the label alone does not mind."""
     y = labels(attacked, rows)
 
     def statistic(_, density):

@@ -1,6 +1,3 @@
-"""Each class's probability against scikit-learn, and against what is measured of all classes
-together."""
-
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score

@@ -1,6 +1,3 @@
-"""Even rows: rows of a table like any other, but for what columns say together; noise where that
-means something."""
-
 import numpy as np
 import pytest
 

@@ -1,6 +1,3 @@
-"""Confidence intervals: against other implementations, and how often they hold the truth over many
-samples."""
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,8 +27,6 @@ RARE = 1e-6  # the probability that a test fails by chance
 
 
 def holds(count, level=0.95):
-    """Whether an interval that held the truth in `count` of `SAMPLES` samples may be one of that
-    level."""
     return stats.binom.cdf(count, SAMPLES, level) > RARE
 
 

@@ -1,6 +1,3 @@
-"""Measures of detection: against brute force over pairs and thresholds, scikit-learn, and by
-hand."""
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""Evaluation sets: shape, range, what is random and what is not, sources as users name them."""
-
 import gzip
 import io
 import struct

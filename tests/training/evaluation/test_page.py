@@ -1,5 +1,3 @@
-"""The report as a page: whole by itself, with nothing in it that runs, whatever names are."""
-
 import base64
 from html.parser import HTMLParser
 
@@ -15,8 +13,6 @@ VOID = {"meta", "img", "br"}
 
 
 class Reader(HTMLParser):
-    """What a browser would see: elements with their attributes, and the text of each."""
-
     def __init__(self, text):
         super().__init__()
         self.open, self.elements, self.texts = [], [], []

@@ -1,6 +1,3 @@
-"""Versions compared in pairs: tests against scipy and by hand, intervals and error rates over many
-samples."""
-
 import json
 
 import numpy as np
@@ -64,8 +61,6 @@ def test_tangos_interval_holds_what_was_found_and_has_a_length(pairs):
 
 
 def versions(generator, rows, shift):
-    """Whether rows are right under two versions that share most of their errors; the second loses
-    `shift` of them."""
     hardness = generator.random(rows)
     first = hardness + 0.1 * generator.normal(size=rows) < 0.9
     second = hardness + 0.1 * generator.normal(size=rows) < 0.9
@@ -165,7 +160,6 @@ def test_rates_are_worse_where_they_are_farther_from_what_they_should_be():
 
 @pytest.fixture
 def compare(evaluated_store, tmp_path, monkeypatch, capsys):
-    """Compare versions by the command that users run; returns exit code, output and errors."""
     monkeypatch.setenv("DUBITO_STORE", str(evaluated_store))
     monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))

@@ -1,5 +1,3 @@
-"""Evaluation reports: what they hold, that figures are as served, and what is refused."""
-
 import json
 import re
 import shutil
@@ -264,7 +262,6 @@ def people(rows, seed=0):
 
 @pytest.fixture(scope="module")
 def people_folder(tmp_path_factory, fits):
-    """A store with a table's model, which is not fitted, and its file."""
     folder = tmp_path_factory.mktemp("people")
     (folder / "people.csv").write_text(people(400))
     rows = {"validation_rows": 30, "reference_rows": 30, "ranking_rows": 30}

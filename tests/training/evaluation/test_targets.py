@@ -1,5 +1,3 @@
-"""Measures of a regression's targets: against integrals, scipy and scikit-learn."""
-
 import numpy as np
 import pytest
 from scipy import integrate, stats

@@ -1,6 +1,3 @@
-"""ONNX files of other people as encoders: what they take is recognised, what cannot be is refused
-by name."""
-
 import numpy as np
 import onnx
 import pytest
@@ -19,7 +16,6 @@ PIXELS = EncoderInput(
 
 
 def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
-    """A file: `inputs` by name their type and shape."""
     graph = helper.make_graph(
         nodes,
         "theirs",

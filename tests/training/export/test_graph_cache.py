@@ -1,5 +1,3 @@
-"""Cached graphs are equal to those that torch's exporter makes."""
-
 import onnx_ir
 import pytest
 import torch

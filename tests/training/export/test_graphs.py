@@ -1,5 +1,3 @@
-"""Export: the graphs compute what torch computes, and hold nothing else."""
-
 import copy
 
 import numpy as np
@@ -184,7 +182,6 @@ def test_graphs_hold_their_weights_and_say_nothing_of_the_machine_that_wrote_the
 
 @pytest.mark.usefixtures("fits")
 def test_the_network_says_how_large_its_largest_result_is():
-    """Of 3x3 patches of 8 channels at 4x4 places, of a convolution whose weights are drawn."""
     recipe = recipes.validate(
         {
             "name": "pictures",

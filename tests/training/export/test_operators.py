@@ -1,5 +1,3 @@
-"""Layers that users may bring export to operators that are served."""
-
 import pytest
 import torch
 from torch import nn

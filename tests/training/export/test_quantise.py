@@ -1,6 +1,3 @@
-"""Integer arithmetic in the exported network: what it computes, and that rows still do not see each
-other."""
-
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -24,7 +21,6 @@ DIMENSION = 3 * HIDDEN + 10
 
 @pytest.fixture(scope="module")
 def graphs(fits):
-    """Sampler and network of a model on random rows, in float32 and in integers, and the rows."""
     generator = torch.Generator().manual_seed(0)
     model = scale_model(realnvp, INPUTS, HIDDEN, HIDDEN, HIDDEN, 10, hidden=64)
     x = torch.randn(200, INPUTS, generator=generator)
@@ -46,7 +42,6 @@ def graphs(fits):
 
 @pytest.fixture(scope="module")
 def runtimes(graphs):
-    """The runtimes of both: float32, integers."""
     exact, integer, _ = graphs
     return (
         Runtime(exact["sampler.onnx"], exact["network.onnx"], DIMENSION),
@@ -178,9 +173,6 @@ def test_inputs_that_reach_farther_below_0_than_above_are_not_clipped():
 
 
 class Scattered(Runtime):
-    """Two classes, whose mean probabilities have a known error: a deviation of .01 around 1/2, each
-    row's its own."""
-
     def __init__(self):
         pass
 

@@ -1,6 +1,3 @@
-"""Images changed in training: by a seed, as the recipe says, and no other rows than those of a
-step."""
-
 import numpy as np
 import pytest
 import torch

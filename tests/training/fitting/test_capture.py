@@ -1,5 +1,3 @@
-"""On a GPU a step is a graph, which computes what the step does."""
-
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -37,7 +35,6 @@ def parameters_after(method, network, is_captured):
 @on_gpu
 @pytest.mark.parametrize("network", [{"hidden": [12]}, {"kind": "gal-cnn"}])
 def test_a_captured_step_of_each_method_does_what_the_step_does(network):
-    """But for the order of a convolution's sums, which differs from call to call."""
     of_layers = {"variational-hypernet", "batch-ensemble"} if "kind" in network else set()
     for method in METHODS.keys() - of_layers:
         results, parameters = parameters_after(method, network, is_captured=True)
@@ -48,8 +45,6 @@ def test_a_captured_step_of_each_method_does_what_the_step_does(network):
 
 
 class FakeGraph:
-    """Replays by calling what was captured with what its inputs hold by then."""
-
     def replay(self):
         self.result.copy_(self.compute(*self.inputs))
 

@@ -1,5 +1,3 @@
-"""`data.class_weights`: what rows count for, and what probabilities then mean."""
-
 import numpy as np
 import pytest
 import torch
@@ -33,10 +31,6 @@ def test_weights_are_1_on_average_and_balanced_ones_make_classes_count_alike():
 
 @pytest.mark.parametrize("weights", ["balanced", {"a": 0.2, "c": 30.0}])
 def test_a_weighted_fit_still_says_the_classes_own_shares(weights):
-    """Of logits that do not depend on x the weighted likelihood is highest at p_w = w_c n_c / sum,
-    so what is served is n_c / N: whatever the weights, probabilities are those of rows like the
-    data.
-    """
     likelihood = Categorical(3, is_weighted=True).double()
     log_weights = torch.from_numpy(np.log(class_weights(weights, CLASSES, Y)))
     likelihood.log_weights.copy_(log_weights)

@@ -1,6 +1,3 @@
-"""Posteriors that have converged: variances and means of linear regressions, and what is said of a
-fit's end."""
-
 import math
 
 import numpy as np
@@ -26,8 +23,6 @@ def problem():
 
 
 def found(problem, method, start, folder):
-    """Variances over the best of the factorial Gaussians, and means off by how many standard
-    deviations."""
     model, run = fit(problem, recipe(method, start, **METHODS[method]), folder)
     return *compare(model, problem), run_provenance(run, problem.splits)
 

@@ -1,6 +1,3 @@
-"""Laplace's approximation: exact where the problem is linear and Gaussian, and how its prior is
-chosen."""
-
 import math
 
 import pytest
@@ -59,7 +56,6 @@ def fitted(model, settings, problem):
 
 
 def covariance(posterior):
-    """Of draws, from those of each number of noise alone."""
     deviations = posterior(torch.eye(posterior.noise_dimension)) - posterior.mean
     return (deviations.T @ deviations).detach().double()
 
@@ -101,7 +97,6 @@ def test_the_marginal_likelihood_is_the_evidence(problem, structure):
 
 
 def evidence(model, problem, prior_std):
-    """log N(y; m, s^2 I + prior_std^2 X X')."""
     x, y = (part.double() for part in rows_of(problem.splits.train))
     scale = model.likelihood.target_std.double()
     inputs = torch.cat([x, torch.ones(len(x), 1)], 1) * scale * prior_std

@@ -1,6 +1,3 @@
-"""Fits that are told no number of epochs: they go on until what counts has levelled off, and say
-what had not."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +12,6 @@ from training.recipe import TrainingSection
 
 
 def history(epochs=60, noise=0.001, **slopes):
-    """Metrics that change by so much an epoch, with noise."""
     rng = np.random.default_rng(0)
     names = {"validation_log_likelihood": -1.0, "objective": 1.0, "log_std": -3.0}
     return [

@@ -1,5 +1,3 @@
-"""Fitting: killed and resumed, seeded, refused; metrics and plot."""
-
 import json
 import random
 import shutil
@@ -34,7 +32,6 @@ from training.recipe import load
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, fits):
-    """A folder in which `fit` ran from beginning to end."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     with fitting(folder) as process:
         _, errors = process.communicate(timeout=240)
@@ -44,8 +41,6 @@ def uninterrupted(tmp_path_factory, fits):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, fits):
-    """A folder in which `fit` was killed at a random moment after its first checkpoint. Copy it to
-    write in it."""
     folder = tmp_path_factory.mktemp("killed")
     kill_after_a_checkpoint(folder)
     return folder
@@ -274,7 +269,6 @@ def test_a_corrupt_checkpoint_is_exit_code_2_and_one_line(killed, tmp_path, monk
 
 
 def refusal(folder, monkeypatch, capsys, recipe, *options):
-    """What `fit` says when it refuses: one line; nothing is published."""
     set_folders(folder, monkeypatch)
     assert main(["fit", str(recipe), "--quiet", *options]) == 2
     assert not (folder / "models").exists()
@@ -302,7 +296,6 @@ def set_folders(folder, monkeypatch):
 
 
 def fit_here(folder, monkeypatch, *options, epochs=4):
-    """The exit code of what `fitting` runs, in this process."""
     set_folders(folder, monkeypatch)
     recipe = str(recipe_in(folder, epochs))
     return main(["fit", recipe, "--quiet", "--device", "cpu", *options])
@@ -310,8 +303,6 @@ def fit_here(folder, monkeypatch, *options, epochs=4):
 
 @contextmanager
 def fitting(folder, epochs=4):
-    """`python -m training fit` as a process; when the block ends it is killed, if it has not
-    ended."""
     environment = environment_with(
         DUBITO_STORE=str(folder / "models"), DUBITO_RUNS=str(folder / "runs"), OMP_NUM_THREADS="1"
     )
@@ -358,7 +349,6 @@ def checkpoint_of(folder):
 
 
 def published_weights(folder):
-    """Each tensor of version 1, as bytes."""
     weights = load_file(folder / "models" / "small" / "1" / "weights.safetensors")
     return {
         name: (array.shape, str(array.dtype), array.tobytes()) for name, array in weights.items()

@@ -1,10 +1,3 @@
-"""Simulation-based calibration: parameters drawn from the prior rank uniformly among draws of their
-posteriors.
-
-Talts et al. (2018), "Validating Bayesian inference algorithms with simulation-based calibration".
-Inputs are orthogonal and few, so that the exact posteriors are in every family here, or nearly.
-"""
-
 import numpy as np
 import pytest
 import torch
@@ -29,8 +22,6 @@ NOISE_STD = 0.5
 
 
 class LogOdds(nn.Module):
-    """Two classes: 0, and w x + b."""
-
     def __init__(self, inputs):
         super().__init__()
         self.odds = nn.Linear(inputs, 1)

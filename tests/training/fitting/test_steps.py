@@ -1,6 +1,3 @@
-"""A step of a fit: its draws come in pairs; what has faded of Adam's means is dropped, and changes
-no parameter."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -25,8 +22,6 @@ STEPS = 1500  # .9 to that power is denormal from about the 830th on
 
 
 def fitted(fades_over: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Parameters whose gradients are zero from the third step on, but for the last's, and their
-    mean gradients."""
     weights = nn.Parameter(torch.linspace(-1.0, 1.0, 9))
     optimizer = torch.optim.Adam([weights], lr=1e-2, fused=True)
     for step in range(STEPS):

@@ -1,6 +1,3 @@
-"""Warm starts: what is carried over from a published version, also with more classes, and what is
-refused."""
-
 import dataclasses
 import json
 import shutil
@@ -43,7 +40,6 @@ def recipe(method, **posterior):
 
 
 def fitted_like(settings, classes=OLD):
-    """A model away from its start, and rows."""
     generator = torch.Generator().manual_seed(0)
     model = build(settings, SHAPE, classes).eval()
     x = 3 + 2 * torch.randn(30, *SHAPE, generator=generator)
@@ -155,7 +151,6 @@ def run_in(folder, settings, splits, classes, parent=None):
 
 @pytest.fixture(scope="module")
 def parent(digits_store, tmp_path_factory, fits):
-    """A fitted model of three classes, as if it were published."""
     settings = recipe("bbb-gaussian")
     settings = settings.model_copy(
         update={"training": settings.training.model_copy(update={"epochs": 30})}
@@ -297,7 +292,6 @@ def test_what_differs_is_named(parent):
 
 @pytest.fixture(scope="module")
 def of_mle(parent):
-    """A version of mle, of three classes."""
     settings = recipe("mle")
     model, _ = fitted_like(settings)
     weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})

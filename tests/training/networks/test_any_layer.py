@@ -1,6 +1,3 @@
-"""Networks of layers that are not drawn, fitted, published and served: answers are those of
-torch."""
-
 import httpx
 import numpy as np
 import pytest
@@ -55,8 +52,6 @@ class Depthwise(nn.Module):
 
 
 class UShaped(nn.Module):
-    """Down by a convolution, up by a transposed one, and a skip over both."""
-
     def __init__(self, shape, outputs):
         super().__init__()
         self.stem, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)

@@ -1,5 +1,3 @@
-"""Members that share weights, and the encoding of a table's numbers before them."""
-
 import numpy as np
 import pytest
 import torch

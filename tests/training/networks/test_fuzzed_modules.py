@@ -1,6 +1,3 @@
-"""Modules of any layers of `torch.nn`: served as torch computes them, or refused in one line before
-training."""
-
 import math
 import random
 
@@ -22,7 +19,6 @@ POSTERIORS = {"bhn-realnvp": {"couplings": 1, "hidden": 4}}
 
 
 def outcome(seed, monkeypatch):
-    """What becomes of a random module: `served`, or why it was refused."""
     module, shape = random_module(seed)
     method = random.Random(seed + 1).choice(METHODS)
     content = content_with(method=method, network={"factory": "a.users:module"})

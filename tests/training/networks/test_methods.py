@@ -1,6 +1,3 @@
-"""Properties of every method: one table over all, on a multilayer perceptron and on modules of a
-user's."""
-
 import numpy as np
 import pytest
 import torch
@@ -45,8 +42,6 @@ MORE_CASES = [
 
 
 class Residuals(nn.Module):
-    """A user's module: convolutions, batch normalisation, a residual addition, pooling."""
-
     def __init__(self, shape, classes):
         super().__init__()
         self.stem = nn.Conv2d(shape[0], 5, 3, padding="same")
@@ -65,8 +60,6 @@ class Residuals(nn.Module):
 
 
 class SkipsOverTheFirstLayer(nn.Module):
-    """A user's module that adds rows, which all draws share, to values that they do not."""
-
     def __init__(self, shape, classes):
         super().__init__()
         size = int(np.prod(shape))
@@ -116,8 +109,6 @@ def recipe(method, network):
 
 
 class Case:
-    """A model of a method on a network, away from its start, with its graphs."""
-
     def __init__(self, method, network):
         generator = torch.Generator().manual_seed(0)
         self.recipe = recipe(method, network)
@@ -160,7 +151,6 @@ class Case:
 
 
 def cases():
-    """All, those that need several seconds each as slow ones."""
     yield from (pytest.param(case, id="-".join(case)) for case in CASES)
     yield from (
         pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in MORE_CASES
@@ -180,7 +170,6 @@ def test_gradients_reach_every_parameter(case):
 
 
 def test_a_step_and_the_centre_are_on_the_models_device(case, monkeypatch):
-    """On `meta`, which refuses tensors of another device as a GPU does."""
     # parameters stay the same objects, as where they go to a GPU
     monkeypatch.setattr(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)
     model, (x, y) = case.made().to("meta"), (case.x.to("meta"), case.y.to("meta"))

@@ -1,5 +1,3 @@
-"""Primary networks: against a loop over draws, rows and units, and their initialisation."""
-
 import pytest
 import torch
 
@@ -10,7 +8,6 @@ SIZES = (5, 7, 6, 3)
 
 
 def make(seed=0):
-    """A network in float64 with standardisation and biases of its own, directions of any length."""
     generator = torch.Generator().manual_seed(seed)
     network = scale_mlp(*SIZES, seed=seed).double()
     with torch.no_grad():
@@ -33,7 +30,6 @@ def normal(*shape, seed=1):
 
 
 def by_hand(network, x, theta):
-    """Logits of one row and one draw, unit by unit: g x . V / |V| + b."""
     h, taken = (x - network.mean) / network.std, 0
     for layer, (direction, bias) in enumerate(layers(network)):
         h = torch.relu(h) if layer else h

@@ -1,6 +1,3 @@
-"""Networks that were trained elsewhere: where they start, which layers are drawn, and what a fit
-may change."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +26,6 @@ DENSE = {"factory": f"{__name__}:dense"}
 
 
 def trained(shape, classes):
-    """A convolutional network with the weights and statistics of one that was trained."""
     generator = torch.Generator().manual_seed(1)
     module = nn.Sequential(
         nn.Conv2d(shape[0], 6, 3, padding=1, padding_mode="reflect"),
@@ -135,8 +131,6 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path, content):
 
 
 class Parts(nn.Module):
-    """A body and a head, as trained networks have them."""
-
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5))
@@ -302,8 +296,6 @@ def test_pixels_are_shifted_and_scaled_by_channel_as_the_recipe_says():
 
 
 class Embedded(nn.Module):
-    """Steps of ids, by an embedding and an LSTM."""
-
     def __init__(self):
         super().__init__()
         self.embedding, self.steps, self.out = (

@@ -1,5 +1,3 @@
-"""Networks that users bring: what becomes Bayesian, and what is refused by name."""
-
 import math
 import sys
 import threading
@@ -280,8 +278,6 @@ def test_the_papers_networks_have_the_papers_sizes():
 
 
 class Attends(nn.Module):
-    """Attention as others write it: the rate is read of a Dropout that never runs."""
-
     def __init__(self, rate):
         super().__init__()
         self.qkv, self.drop, self.out = nn.Linear(4, 12), nn.Dropout(rate), nn.Linear(20, 3)
@@ -473,8 +469,6 @@ def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
 
 
 class Sequence(nn.Module):
-    """Steps (5, 4), by attention or a recurrent layer, to three classes."""
-
     def __init__(self, kind):
         super().__init__()
         self.kind = kind

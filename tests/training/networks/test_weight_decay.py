@@ -1,6 +1,3 @@
-"""The decay of dropout's weights: each input's squares count by the probability that masks keep
-it."""
-
 import pytest
 import torch
 from torch import nn
@@ -13,9 +10,6 @@ PRIOR_STD = 2.0
 
 
 class Branches(nn.Module):
-    """A user's module in which a layer takes in a masked part, one masked twice and one that no
-    mask reaches."""
-
     def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(2, 4, 3)

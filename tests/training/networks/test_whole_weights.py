@@ -1,6 +1,3 @@
-"""Draws of every weight: streamed where a set is large, and shared by rows of the calibration
-splits."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""Baselines of tables: what plain models reach, and what is said and refused by them."""
-
 from math import log, pi
 
 import numpy as np
@@ -173,7 +171,6 @@ def test_draws_disagree_by_the_share_of_the_uncertainty_that_is_theirs():
 
 @pytest.fixture
 def fit(tmp_path, monkeypatch, capsys, fits):
-    """Fit a table of two classes; returns exit code, output and errors."""
     for key, folder in {"STORE": "models", "RUNS": "runs", "DATA": "."}.items():
         monkeypatch.setenv(f"DUBITO_{key}", str(tmp_path / folder))
     draw = np.random.default_rng(0)

@@ -1,6 +1,3 @@
-"""A fit that is calibrated by group: the manifest, what is said of few rows, evidence, calibration
-again."""
-
 import json
 
 import numpy as np
@@ -17,8 +14,6 @@ ROWS = 400
 
 
 def table(path, seed):
-    """Rows of three sites, of which the second measures with ten times the noise, and the third is
-    small."""
     rng = np.random.default_rng(seed)
     site = rng.choice(3, ROWS, p=[0.5, 0.45, 0.05])
     x = rng.normal(size=ROWS)
@@ -29,8 +24,6 @@ def table(path, seed):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, fits):
-    """A folder with a regression that is calibrated by group, evaluated, and calibrated again on
-    other rows."""
     folder = tmp_path_factory.mktemp("sites")
     table(folder / "rows.csv", 0)
     table(folder / "others.csv", 1)

@@ -1,5 +1,3 @@
-"""Versions with an encoder: fitted on what it says, published with it, and served."""
-
 import shutil
 
 import httpx

@@ -1,5 +1,3 @@
-"""The gate: what is worse than `champion` is not published, by the command that users run."""
-
 import re
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +24,6 @@ POSTERIOR = {"couplings": 2, "hidden": 8}
 
 @pytest.fixture
 def fit(tmp_path, monkeypatch, capsys, fits):
-    """Fit a recipe; returns exit code, output and errors."""
     monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
     monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
 

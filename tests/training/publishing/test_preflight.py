@@ -1,5 +1,3 @@
-"""Nothing is published that the service could not load and predict with."""
-
 import time
 
 import numpy as np
@@ -14,7 +12,6 @@ from training.publishing.draft import Draft, PreflightError, publish_draft
 
 @pytest.fixture
 def draft(digits_store):
-    """What `digits` version 1 was published from."""
     artifact = ModelStore(digits_store).open("digits", "1")
     description = Description(
         **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
@@ -27,7 +24,6 @@ def described(draft, **changes):
 
 
 def refused(store, draft):
-    """What is said of a draft, which is not published."""
     with pytest.raises(PreflightError) as raised:
         publish_draft(store, "m", draft)
     assert store.versions("m") == []
@@ -47,7 +43,6 @@ def test_what_the_service_can_load_is_published_soon_and_nothing_else_is_left(st
 
 
 def test_a_network_of_another_width_than_the_classes_is_not_published(store, draft):
-    """Its last number of eleven: a class more in the graph than in the manifest."""
     graph = onnx.load_from_string(draft.files["network.onnx"])
     outputs = graph.graph.output[0].name
     for node in graph.graph.node:
@@ -81,7 +76,6 @@ def test_a_version_whose_calibration_is_of_other_classes_is_not_published(store,
 
 
 def test_what_training_has_in_memory_does_not_help(store, draft, monkeypatch):
-    """An algorithm that only this process knows: loading here would pass."""
     monkeypatch.setattr("model_store.inference.model.ALGORITHMS", ("known-here",))
     noise = draft.description.noise.model_copy(update={"algorithm": "known-here"})
     assert "manifest.json: noise.algorithm: expected one of" in refused(

@@ -1,6 +1,3 @@
-"""Pruning: removed weights are 0 in every draw, what is published is smaller, and it is served like
-any other."""
-
 import httpx
 import numpy as np
 import onnx
@@ -28,9 +25,6 @@ SHAPE, CLASSES, ROWS = (5, 6), 4, 12
 
 
 class Pictures(nn.Module):
-    """A user's module with a residual addition, layers with and without biases, and
-    convolutions."""
-
     def __init__(self, shape, classes):
         super().__init__()
         self.stem = nn.Conv2d(1, 4, 3, padding=1)
@@ -43,7 +37,6 @@ class Pictures(nn.Module):
 
 
 def fitted_like(method="bbb-gaussian", network=None):
-    """A model away from its start, and rows of its shape."""
     recipe = recipe_with(method=method, network=network or {"hidden": [9, 7]})
     generator = torch.Generator().manual_seed(0)
     model = build(recipe, SHAPE, CLASSES).eval()
@@ -185,8 +178,6 @@ def test_what_cannot_be_pruned_is_refused():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, fits):
-    """A folder with a store of a fitted model, `bayes`, and of `small`: the same with 75 % of its
-    weights removed."""
     folder = tmp_path_factory.mktemp("pruned")
     changes = {**SECONDS_LONG, "network": {"hidden": [64]}, "posterior": {"prior_std": 0.3}}
     recipe = write_recipe(folder, name="bayes", method="bbb-gaussian", **changes)

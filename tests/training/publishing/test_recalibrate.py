@@ -1,6 +1,3 @@
-"""Recalibration: the same graphs and weights, and a flag that fires at the stated rate on the new
-data."""
-
 import shutil
 
 import numpy as np
@@ -26,8 +23,6 @@ REFERENCE, RANKING, TEST = 120, 180, 59  # of the 359 rows that nothing was fitt
 
 @pytest.fixture(scope="module")
 def folder(digits_store, tmp_path_factory):
-    """A folder with a store of `digits` version 1, and version 2: calibrated again on brighter
-    digits."""
     folder = tmp_path_factory.mktemp("recalibrated")
     shutil.copytree(digits_store, folder / "models")
     rows = digits().test
