@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from model_store.inference.preflight_process import PreflightProcess
-from model_store.inference.sessions import bound_memory
+from model_store.inference.sessions import limit_session_memory
 from service import VERSION, limits
 from service.api import (
     acquire,
@@ -70,7 +70,7 @@ def create_app(
         spare: a running process for the first preflight.
     """
     if settings.preflight_timeout_s > 0:
-        bound_memory(limits.PREFLIGHT_BYTES)
+        limit_session_memory(limits.PREFLIGHT_BYTES)
     key_ring, tracing = KeyRing(settings), create_tracing(settings)
     context = Context(settings, key_ring, backend, preflights, spare)
     app = FastAPIOffline(

@@ -28,7 +28,7 @@ from model_store.artifacts.storage import MANIFEST
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR
 from model_store.errors import InvalidInput
-from model_store.inference.answers import columns_of
+from model_store.inference.answers import result_columns
 from model_store.inference.frames import decide_as_served, is_frame, predict
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import MAX_SEED
@@ -148,6 +148,6 @@ class PyfuncModel:
         manifest, labels = self.model.manifest, None
         if isinstance(prediction.scores, Scores):
             labels = np.array(manifest.classes)[prediction.scores.labels]
-        columns = columns_of(manifest, prediction, decision, labels)
+        columns = result_columns(manifest, prediction, decision, labels)
         index = X.index if is_frame(X) else None
         return pandas.DataFrame({**columns, "seed": seed}, index=index)

@@ -56,5 +56,5 @@ def pool_candidates(
 def _outputs(
     model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, priors: Priors | None
 ) -> Float[np.ndarray, "K N C"]:
-    outputs = model.runtime.outputs_of(x, draws)
+    outputs = model.runtime.run_outputs(x, draws)
     return outputs if priors is None else model.shifted(outputs, priors)

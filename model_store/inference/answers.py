@@ -1,4 +1,4 @@
-"""What a model says of rows as columns, by the names of the service (docs/api.md)."""
+"""Convert predictions to table columns with the names of the API (docs/api.md)."""
 
 from typing import Any
 
@@ -12,19 +12,20 @@ from model_store.types import Task
 
 SCORES: dict[Task, tuple[str, ...]] = {
     "classification": (
-        *("entropy", "expected_entropy", "bald", "bald_corrected", "mean_std", "variation_ratio"),
+        *("entropy", "expected_entropy", "bald", "bald_corrected"),
+        *("mean_std", "variation_ratio"),
     ),
     "regression": ("std", "aleatoric_std", "epistemic_std", "median"),
 }
 
 
-def columns_of(
+def result_columns(
     manifest: Manifest,
     prediction: Prediction,
     decision: Decision,
     labels: Shaped[np.ndarray, "N"] | None,
 ) -> dict[str, np.ndarray]:
-    """Return a column for each number of a row, as `Predictions.table` of the client does."""
+    """Make the columns of a table of predictions, as `Predictions.table` of the client does."""
     columns: dict[str, Any] = {}
     scores = prediction.scores
     if isinstance(scores, Scores):
@@ -37,7 +38,7 @@ def columns_of(
         columns["interval.low"], columns["interval.high"] = decision.interval.T
     columns |= {"p_value": decision.p_values.p_value, "flag": decision.flag}
     columns |= {name: getattr(scores, name) for name in SCORES[manifest.task]}
-    if (scores.num_draws == 1).all():  # one draw says nothing of it
+    if (scores.num_draws == 1).all():  # Disagreement needs two draws.
         columns.pop("epistemic_std", None)
     columns["num_samples"] = scores.num_draws
     for name, errors in (scores.standard_error or {}).items():

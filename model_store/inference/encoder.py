@@ -1,12 +1,12 @@
-"""The encoder of a version: from a row to what its network takes, once for each row, however many
-draws.
+"""Encoders: fixed networks that run once per row, before the draws.
 
-It is a graph of its own, `encoder.onnx`, with input `x` (rows, I) and output `encoded` (rows, F).
-It may be large, so it is loaded from its file, and versions that have the same one share it.
+An encoder is a separate graph, `encoder.onnx`, with the input `x` (rows, I) and the output
+`encoded` (rows, F). Versions with the same encoder share one session, because encoders can be
+large.
 
-A lone row is shared by all threads, which meet after every operator. Of many rows each thread
-takes its own, by a second session of one thread: meetings would take most of the time where other
-work keeps a processor. A large encoder has no second session, so its weights are in memory once.
+All threads work on a single row together, and synchronise after each operator. If there are many
+rows, each thread encodes different rows in a second session with one thread. That is faster if
+other work occupies a processor. Large encoders have no second session, to save memory.
 """
 
 import threading
@@ -22,85 +22,83 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.graphs import GraphError
-from model_store.inference.operators import refusal
+from model_store.inference.operators import find_problem
 from model_store.inference.runtime import run_graph
 from model_store.inference.sessions import is_on_gpu, providers, session_options
 from model_store.processes import processors
 
 INPUT, OUTPUT = "x", "encoded"
-SESSION_COPIES = 1.5  # of its file, that a session takes in memory while it is loaded
-CHECK_COPIES = 2.0  # the same while the graph is checked
-APART_BYTES = 64 << 20  # of a file at most, that has a session for threads apart
-TIMES, TIMES_S = 5, 0.1  # that a row is encoded to see how long it takes, and for how long
+SESSION_COPIES = 1.5  # memory of a session during loading, in file sizes
+CHECK_COPIES = 2.0  # memory of the graph's check, in file sizes
+MAX_ROW_SESSION_BYTES = 64 << 20  # larger files have no second session
+MAX_TIMINGS, MAX_TIMING_S = 5, 0.1  # to measure the time per row
 
 
 class Encoder:
-    """What a version's network takes of rows. Any thread may call it."""
+    """An encoder in memory. Thread-safe."""
 
     def __init__(self, path: Path, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
-        """Make a session of a graph's file; `threads` 0 means one for each processor this process
-        may use.
+        """Load the graph's file. `threads` 0 means one per available processor.
 
         Raises:
-            GraphError: if the graph is not one that an encoder of such rows can be.
+            GraphError: if the graph is not an encoder for rows of this size.
         """
         self.spec = spec
         _check_graph(path)
         threads = threads or processors()
-        self._session = self._apart = _session(path, threads)
+        self._session = self._row_session = _session(path, threads)
         if is_on_gpu(self._session):
             threads = 1
         self._pool: ThreadPoolExecutor | None = None
-        if threads > 1 and path.stat().st_size <= APART_BYTES:
-            self._apart = _session(path, 1)
+        if threads > 1 and path.stat().st_size <= MAX_ROW_SESSION_BYTES:
+            self._row_session = _session(path, 1)
             self._pool = ThreadPoolExecutor(threads, "encoder")
+        row = np.zeros((1, row_size), dtype=np.float32)
         try:
-            given = self(np.zeros((1, row_size), dtype=np.float32))
+            encoded = self(row)
         except Exception:
             raise GraphError(ENCODER, f"it does not run on rows of {row_size} numbers") from None
-        if given.shape != (1, spec.outputs) or given.dtype != np.float32:
-            raise GraphError(
-                ENCODER, f"expected {spec.outputs} float32 numbers for a row, got another output"
-            )
-        self.row_s = self._least_seconds(np.zeros((1, row_size), dtype=np.float32))
+        if encoded.shape != (1, spec.outputs) or encoded.dtype != np.float32:
+            expected = f"expected {spec.outputs} float32 numbers per row, got another output"
+            raise GraphError(ENCODER, expected)
+        self.row_s = self._time_row(row)
 
     def __call__(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
-        """Return what the network takes of each row, `rows_at_once` together, in their order."""
+        """Encode rows in blocks of `rows_at_once`."""
         at_once = self.spec.rows_at_once
         blocks = [x[n : n + at_once] for n in range(0, len(x), at_once)]
         if len(blocks) == 1:
             return self.run(x)
         each = map if self._pool is None else self._pool.map
-        return np.concatenate(list(each(self._run_apart, blocks)))
+        return np.concatenate(list(each(self._run_block, blocks)))
 
     def run(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
-        """Return the same of rows that are encoded together, whatever `rows_at_once` says."""
+        """Encode rows in one block."""
         return run_graph(self._session, [OUTPUT], {INPUT: x})[0]
 
-    def _run_apart(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
-        return run_graph(self._apart, [OUTPUT], {INPUT: x})[0]
+    def _run_block(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
+        return run_graph(self._row_session, [OUTPUT], {INPUT: x})[0]
 
-    def _least_seconds(self, x: Float32[np.ndarray, "N I"]) -> float:
-        """Return how long rows take where no other work keeps the processors."""
-        taken: list[float] = []
-        while len(taken) < TIMES and sum(taken) < TIMES_S:
-            begun = time.perf_counter()
-            self(x)
-            taken.append(time.perf_counter() - begun)
-        return min(taken)
+    def _time_row(self, row: Float32[np.ndarray, "1 I"]) -> float:
+        """Return the shortest of several measurements, in seconds."""
+        times: list[float] = []
+        while len(times) < MAX_TIMINGS and sum(times) < MAX_TIMING_S:
+            start = time.perf_counter()
+            self(row)
+            times.append(time.perf_counter() - start)
+        return min(times)
 
 
 def _check_graph(path: Path) -> None:
-    """Raise GraphError unless a file has a graph that an encoder can be."""
     try:
         model = onnx.load(path, load_external_data=False)
     except OSError as error:
         raise GraphError(ENCODER, error.strerror or "cannot be read") from None
     except Exception:
         raise GraphError(ENCODER, "is not an ONNX model") from None
-    refused = refusal(model)
-    if refused is not None:
-        raise GraphError(ENCODER, refused)
+    problem = find_problem(model)
+    if problem is not None:
+        raise GraphError(ENCODER, problem)
     inputs = {value.name for value in model.graph.input}
     outputs = {value.name for value in model.graph.output}
     if (inputs, outputs) != ({INPUT}, {OUTPUT}):
@@ -108,8 +106,8 @@ def _check_graph(path: Path) -> None:
 
 
 def encoder_bytes(file: FileSpec) -> int:
-    """Return about how many bytes an encoder takes in memory."""
-    sessions = 2 if file.size <= APART_BYTES else 1
+    """Estimate the memory of an encoder."""
+    sessions = 2 if file.size <= MAX_ROW_SESSION_BYTES else 1
     return int(max(CHECK_COPIES, sessions * SESSION_COPIES) * file.size)
 
 
@@ -127,11 +125,10 @@ _sharing = threading.Lock()
 def shared_encoder(
     path: Path, file: FileSpec, spec: EncoderSpec, row_size: int, threads: int = 0
 ) -> Encoder:
-    """Return the encoder of a verified file, the one that is in memory if there is one of the same
-    content.
+    """Return the encoder of a verified file, from memory if it is loaded already.
 
     Raises:
-        GraphError: as `Encoder` does.
+        GraphError: if the graph is not an encoder for rows of this size.
     """
     key = file.sha256, spec.model_dump_json(), row_size, threads
     with _sharing:

@@ -1,21 +1,18 @@
-"""Why a row is strange: what each detector adds to the flag, what columns or numbers of the row do,
-and which training rows are nearest.
+"""Explain why a row is unusual, by detectors, columns or numbers, and the nearest training rows.
 
-*Detectors.* The flag's statistic is log mean_j exp(s_j) of the combined detectors' surprisals s_j,
-so exp(s_j) / sum_l exp(s_l) is detector j's share of what is averaged, exactly: 1 / p_j of the
-harmonic mean p-value.
+*Detectors.* The flag's statistic is log mean_j exp(s_j) of the combined detectors' surprisals s_j.
+So exp(s_j) / sum_l exp(s_l) is detector j's share of the mean, which is its share of the harmonic
+mean p-value.
 
-*Columns.* The fall of the statistic, in nats, had one column its usual value (its median, its most
-frequent category) and the others theirs, under the same draws. Falls do not add up: of two columns
-that contradict each other, either may be put right. Squares of whitened columns, which do add up,
-blamed the wrong one of correlated columns.
+*Columns.* A column's fall is the decrease of the statistic, in nats, if the column had its usual
+value (the median or the most frequent category), under the same draws. Falls do not add up: if two
+columns contradict each other, correcting either of them can suffice.
 
-*Numbers* of other rows. A detector of the input has a score that is a squared length in the space
-of inputs, |v|^2 = sum_i v_i^2 (`training.detectors` says what v is), so v_i^2 / |v|^2 is number i's
-share of it, exactly, and its share of the flag is the sum over detectors of the two shares'
-products. What is left, 1 - `attributed`, belongs to detectors that look at no number by itself
-(scores of the posterior, and of features), and to those of the input that found *less* than is
-usual: terms say what a large score is made of, not what a small one lacks.
+*Numbers* of rows without columns. The score of an input detector is a squared length,
+|v|^2 = sum_i v_i^2 (`training.detectors` defines v). So v_i^2 / |v|^2 is number i's share of the
+score. Its share of the flag is the sum over detectors of the products of both shares. The rest,
+1 - `attributed`, belongs to detectors without a share per number (scores of the posterior and of
+features), and to input detectors with unusually small scores.
 """
 
 from dataclasses import dataclass
@@ -30,23 +27,19 @@ from model_store.inference.prediction import Prediction
 from model_store.sources.columns import Columns, usual_row
 from model_store.types import Pause, no_pause
 
-NEAREST = 5  # training rows that are named
+NEAREST = 5  # training rows to return
 
 
 @dataclass(frozen=True, eq=False)
 class DividedFlag:
-    """The flag's statistic of N rows in nats, by combined detector its share, and whether its score
-    is lower than usual.
-    """
+    """The flag's statistic of N rows, divided among the combined detectors."""
 
-    statistic: Float64[np.ndarray, "N"]
+    statistic: Float64[np.ndarray, "N"]  # nats
     share: dict[str, Float64[np.ndarray, "N"]]
-    is_low: dict[str, Bool[np.ndarray, "N"]]
+    is_low: dict[str, Bool[np.ndarray, "N"]]  # whether the score is unusually small
 
     @classmethod
-    def of(cls, model: Model, prediction: Prediction) -> "DividedFlag":
-        """Divide the flag of a prediction; each row by the detectors of as many draws as it
-        took."""
+    def from_prediction(cls, model: Model, prediction: Prediction) -> "DividedFlag":
         calibration, scores = model.calibration, prediction.calibrated_scores
         combined, num_rows = calibration.combined, len(scores.num_draws)
         statistic = np.empty(num_rows)
@@ -58,46 +51,45 @@ class DividedFlag:
             detected = {name: prediction.detected[name][rows] for name in combined}
             surprisals = {name: detectors[name](detected[name], labels) for name in combined}
             statistic[rows] = flag_statistic(surprisals, combined)
-            for name, of_rows in harmonic_shares(surprisals).items():
-                share[name][rows] = of_rows
+            for name, row_shares in harmonic_shares(surprisals).items():
+                share[name][rows] = row_shares
                 is_low[name][rows] = detectors[name].is_low(detected[name], labels)
         return cls(statistic, share, is_low)
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Why N rows are strange: of a model of C columns their `falls`, of others the `shares` of a
-    row's numbers, and the `nearest` training rows of each. What the version does not say is None.
-    """
+    """Explanations of N rows; None where the version does not support them."""
 
     flag: DividedFlag
-    falls: Float64[np.ndarray, "N C"] | None
-    shares: Float64[np.ndarray, "N I"] | None
-    nearest: list[tuple[list[str], Float64[np.ndarray, "k"]]] | None
+    falls: Float64[np.ndarray, "N C"] | None  # by column
+    shares: Float64[np.ndarray, "N I"] | None  # by number, without columns
+    nearest: list[tuple[list[str], Float64[np.ndarray, "k"]]] | None  # training rows
 
 
-def rows_as_usual(
+def replace_each_column(
     columns: Columns, x: Float32[np.ndarray, "N I"], pause: Pause = no_pause
 ) -> Float32[np.ndarray, "M I"]:
-    """Return each row, followed by itself with one column after the other as usual, M = N (1 + C).
+    """Return each row, followed by a copy for each column with its usual value, M = N (1 + C).
 
-    Raises ValueError if the usual value of a column is not known.
+    Raises:
+        ValueError: if the columns have no usual values.
     """
     usual = usual_row(columns)
     if usual is None:
-        raise ValueError("expected columns with usual values, got one without")
+        raise ValueError("expected columns with usual values")
     ends = np.cumsum([column_width(column) for column in columns]).tolist()
-    changed = np.repeat(x, 1 + len(columns), axis=0).reshape(len(x), 1 + len(columns), x.shape[1])
-    for of_row in changed:
+    replaced = np.repeat(x, 1 + len(columns), axis=0).reshape(len(x), 1 + len(columns), x.shape[1])
+    for variants in replaced:
         for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False), start=1):
-            of_row[i, start:end] = usual[start:end]
+            variants[i, start:end] = usual[start:end]
         pause()
-    return changed.reshape(-1, x.shape[1])
+    return replaced.reshape(-1, x.shape[1])
 
 
-def falls(model: Model, as_usual: Prediction) -> Float64[np.ndarray, "N C"]:
-    """Return by how much the flag's statistic falls, given the prediction of `rows_as_usual`."""
-    statistic = DividedFlag.of(model, as_usual).statistic.reshape(
+def falls(model: Model, replaced: Prediction) -> Float64[np.ndarray, "N C"]:
+    """Compute the falls from the prediction of `replace_each_column`."""
+    statistic = DividedFlag.from_prediction(model, replaced).statistic.reshape(
         -1, 1 + len(model.manifest.input.columns)
     )
     return statistic[:, :1] - statistic[:, 1:]
@@ -107,18 +99,16 @@ def explain(
     model: Model,
     prediction: Prediction,
     x: Float32[np.ndarray, "N I"],
-    as_usual: Prediction | None = None,
+    replaced: Prediction | None = None,
     pause: Pause = no_pause,
 ) -> Explanation:
     """Explain predicted rows.
 
     Args:
-        model: what predicted them.
-        prediction: of the rows.
-        x: the rows.
-        as_usual: of a model of columns, the prediction of `rows_as_usual` under the same draws.
+        prediction: the model's prediction of `x`.
+        replaced: the prediction of `replace_each_column` with the same draws, if there are columns.
     """
-    flag = DividedFlag.of(model, prediction)
+    flag = DividedFlag.from_prediction(model, prediction)
     shares = np.zeros(x.shape) if model.runtime.has_terms else None
     nearest: list[tuple[list[str], np.ndarray]] = []
     for n, raw in enumerate(x):
@@ -130,7 +120,7 @@ def explain(
         pause()
     return Explanation(
         flag,
-        None if as_usual is None else falls(model, as_usual),
+        None if replaced is None else falls(model, replaced),
         shares,
         None if model.training_rows is None else nearest,
     )
@@ -141,8 +131,8 @@ def _shares(
 ) -> Float64[np.ndarray, "I"]:
     (terms,) = model.runtime.terms(row[None]).astype(np.float64)
     shares = np.zeros(len(row))
-    for name, of_detector in zip(model.manifest.detectors.attributed, terms, strict=True):
-        total = of_detector.sum()
+    for name, squares in zip(model.manifest.detectors.attributed, terms, strict=True):
+        total = squares.sum()
         if name in flag.share and not flag.is_low[name][n] and 0.0 < total < np.inf:
-            shares += flag.share[name][n] * of_detector / total
+            shares += flag.share[name][n] * squares / total
     return shares

@@ -1,5 +1,4 @@
-"""Rows of programs, arrays and DataFrames, to what a model says of them, by the way of files that
-are sent to the service."""
+"""Predict arrays and DataFrames, converted like the service's files."""
 
 import math
 import operator
@@ -35,9 +34,8 @@ def is_frame(X: Any) -> bool:
     return hasattr(X, "columns") and hasattr(X, "dtypes")
 
 
-def table_of(X: Any, names: list[str] | None) -> pa.Table:
-    """Return a DataFrame of pandas or polars, or an array, as a table; without names, its columns
-    are called x0, x1, ..."""
+def to_table(X: Any, names: list[str] | None) -> pa.Table:
+    """Convert a DataFrame or array to a table, with columns x0, x1, ... if there are no names."""
     if not is_frame(X):
         columns = [pa.array(column, from_pandas=True) for column in X.astype(np.float64).T]
         table = pa.Table.from_arrays(columns, names=[""] * len(columns))
@@ -48,7 +46,7 @@ def table_of(X: Any, names: list[str] | None) -> pa.Table:
     return table.rename_columns(names or [f"x{i}" for i in range(table.num_columns)])
 
 
-def parquet_of(table: pa.Table) -> bytes:
+def to_parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     write_tables(sink, [table])
     content: bytes = sink.getvalue().to_pybytes()
@@ -58,32 +56,30 @@ def parquet_of(table: pa.Table) -> bytes:
 def predict(
     model: Model, X: Any, names: list[str] | None, num_samples: int | None, seed: int
 ) -> Prediction:
-    """Predict rows, all by the same draws.
+    """Predict rows with the same draws.
 
     Args:
-        model: which predicts.
-        X: a DataFrame, or an array, of rows as the model takes them.
-        names: of the columns of X.
-        num_samples: posterior draws, by default the model's.
-        seed: of the draws.
+        X: a DataFrame or an array, with the model's columns or row shape.
+        names: column names of X.
+        num_samples: the number of draws; None for the model's default.
 
     Raises:
-        InvalidInput: naming the row and column, or the option, that cannot be used.
+        InvalidInput: for an invalid row, column or option.
     """
     if len(X) == 0:
         raise InvalidInput(FIELD, "at least one row", "none")
     noise = model.manifest.noise
     draws = noise.default_draws if num_samples is None else operator.index(num_samples)
     if not 1 <= draws <= (noise.max_draws or draws):
-        most = "or more" if noise.max_draws is None else f"to {noise.max_draws}"
-        raise InvalidInput("num_samples", f"1 {most}", f"{draws}")
+        limit = "or more" if noise.max_draws is None else f"to {noise.max_draws}"
+        raise InvalidInput("num_samples", f"1 {limit}", f"{draws}")
     if not 0 <= seed <= MAX_SEED:
         raise InvalidInput("seed", f"0 to {MAX_SEED}", f"{seed}")
     x = _encoded(model, X, names)
-    drawn = model.runtime.draw_set(seed, draws)
+    draw_set = model.runtime.draw_set(seed, draws)
     prediction = Prediction.concatenate(
         [
-            model.prediction(*model.runtime.run_set(x[first : first + ROWS_AT_ONCE], drawn))
+            model.prediction(*model.runtime.run_set(x[first : first + ROWS_AT_ONCE], draw_set))
             for first in range(0, len(x), ROWS_AT_ONCE)
         ]
     )
@@ -95,21 +91,22 @@ def predict(
 def decide_as_served(
     model: Model, prediction: Prediction, fpr: float, coverage: float
 ) -> tuple[Prediction, Decision]:
-    """Return what the service decides of rows whose request says no more; rows of groups are of
-    none that it knows.
+    """Decide like the service for a request with no other options.
+
+    If the model has groups, all rows belong to an unknown group.
 
     Raises:
-        InvalidInput: naming the rate that cannot be used.
+        InvalidInput: for an invalid rate.
     """
     manifest, smallest = model.manifest, model.calibration.smallest_fpr
     for option, value in (("fpr", fpr), ("coverage", coverage)):
         if not 0.0 < value < 1.0:
             raise InvalidInput(option, "a number between 0 and 1", f"{value}")
     if fpr < smallest:
-        expected = f"at least {format_rate(smallest)}, the smallest that this model can tell"
+        expected = f"at least {format_rate(smallest)}, the smallest that this model supports"
         raise InvalidInput("fpr", expected, f"{fpr}")
     if manifest.categories is not None and manifest.categories.kind == "group":
-        prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
+        prediction = prediction.with_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
     risk = None if manifest.abstention is None else manifest.abstention.risk
     return prediction, decide(prediction, DecisionOptions(fpr, None, coverage, risk))
 
@@ -119,7 +116,7 @@ def _encoded(model: Model, X: Any, names: list[str] | None) -> Float32[np.ndarra
     if not spec.columns and not is_frame(X):
         return _numbers(X, spec)
     parts, first = [], 0
-    for part in ParquetFile(parquet_of(table_of(X, names)), spec, FIELD).parts():
+    for part in ParquetFile(to_parquet(to_table(X, names)), spec, FIELD).parts():
         parts.append(_rows(model, part, first))
         first += len(parts[-1])
     return np.concatenate(parts)
@@ -132,7 +129,7 @@ def _rows(model: Model, part: Part, first: int) -> Float32[np.ndarray, "N I"]:
     if isinstance(part, np.ndarray):
         return _numbers(part, spec)
     read = _image if model.text_encoder is None else _text
-    return np.stack([read(model, of, f"{FIELD}.{n}") for n, of in enumerate(part, start=first)])
+    return np.stack([read(model, row, f"{FIELD}.{n}") for n, row in enumerate(part, start=first)])
 
 
 def _text(model: Model, text: Any, field: str) -> Float32[np.ndarray, "I"]:
@@ -144,7 +141,7 @@ def _text(model: Model, text: Any, field: str) -> Float32[np.ndarray, "I"]:
 
 
 def _image(model: Model, content: Any, field: str) -> Float32[np.ndarray, "I"]:
-    """Return an image file's pixels; its content is bytes, or base64 of them."""
+    """Read the pixels of an image file, given as bytes or base64."""
     spec = model.manifest.input
     assert spec.image is not None
     image = open_image(image_content(content, field), field)
@@ -158,10 +155,11 @@ def _numbers(x: np.ndarray, spec: InputSpec) -> Float32[np.ndarray, "N I"]:
         raise InvalidInput(FIELD, expected, f"{x.dtype.str[:20]} of shape {x.shape}")
     with np.errstate(over="ignore"):
         flat = np.ascontiguousarray(x.reshape(len(x), size), dtype=np.float32)
-    usable, expected = np.isfinite(flat), "finite numbers in float32's range"
+    is_valid, expected = np.isfinite(flat), "finite numbers in float32's range"
     if spec.takes_ids:
-        usable = (flat >= spec.minimum) & (flat <= spec.maximum) & (flat == np.floor(flat))
+        is_valid = (flat >= spec.minimum) & (flat <= spec.maximum) & (flat == np.floor(flat))
         expected = f"ids: whole numbers from {spec.minimum:.0f} to {spec.maximum:.0f}"
-    if not usable.all():
-        raise InvalidInput(FIELD, expected, f"others in row {np.argmin(usable.all(axis=1))}")
+    if not is_valid.all():
+        row = np.argmin(is_valid.all(axis=1))
+        raise InvalidInput(FIELD, expected, f"another value in row {row}")
     return flat

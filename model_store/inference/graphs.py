@@ -1,16 +1,16 @@
-"""What a sampler's or a network's graph must be, and parts of it."""
+"""Load and check the graphs of samplers and networks, and extract parts of them."""
 
 from collections.abc import Iterable, Sequence
 
 import onnx
 
-from model_store.inference.operators import refusal
+from model_store.inference.operators import find_problem
 
-MOST_DIGITS = 18  # of a number in the metadata
+MAX_DIGITS = 18  # of numbers in the metadata
 
 
 class GraphError(ValueError):
-    """A graph that cannot be a sampler or a network: the file and the reason."""
+    """An invalid graph."""
 
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
@@ -19,30 +19,29 @@ class GraphError(ValueError):
 
 
 def load_graph(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
-    """Return a graph that has these inputs, and one of these sets of outputs.
+    """Load a graph with the given inputs and one of several sets of outputs.
 
     Raises:
-        GraphError: if it has others, or what `operators.refusal` refuses.
+        GraphError: if the graph is invalid, or has other inputs or outputs.
     """
     try:
         model = onnx.load_model_from_string(content)
     except Exception:
         raise GraphError(file, "is not an ONNX model") from None
     graph = model.graph
-    refused = refusal(model)
-    if refused is not None:
-        raise GraphError(file, refused)
+    problem = find_problem(model)
+    if problem is not None:
+        raise GraphError(file, problem)
     if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} not in outputs:
         expected = " or ".join(str(sorted(names)) for names in outputs)
         raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {expected}")
     return model
 
 
-def between(
+def extract_subgraph(
     model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.ModelProto | None:
-    """Return the part of a graph that leads from values it names to outputs; None where it needs
-    other inputs."""
+    """Extract the part of a graph from `inputs` to `outputs`; None if it needs other inputs."""
     graph = model.graph
     needed: set[str] = set(outputs)
     nodes: list[onnx.NodeProto] = []
@@ -66,22 +65,22 @@ def between(
 
 
 def metadata_number(model: onnx.ModelProto, key: str) -> int:
-    """Return a number of a network's metadata, 0 if there is none of that name."""
-    noted = next((entry.value for entry in model.metadata_props if entry.key == key), "0")
-    if not noted.isdecimal() or len(noted) > MOST_DIGITS:  # which Python may refuse to read
+    """Read a number from a network's metadata; 0 if it is missing."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == key), "0")
+    if not text.isdecimal() or len(text) > MAX_DIGITS:  # Python limits the digits of integers.
         raise GraphError("network.onnx", f"expected a number as {key}")
-    return int(noted)
+    return int(text)
 
 
 def last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
-    (named,) = (value for value in values if value.name == name)
-    dimensions = named.type.tensor_type.shape.dim
+    (value,) = (value for value in values if value.name == name)
+    dimensions = value.type.tensor_type.shape.dim
     if len(dimensions) != 3 or dimensions[2].dim_value < 1:
-        raise GraphError("network.onnx", f"expected {name} of 3 axes, the last of a fixed length")
+        raise GraphError("network.onnx", f"expected {name} with 3 axes, the last of fixed length")
     return int(dimensions[2].dim_value)
 
 
 def axes_of_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int, ...]:
-    """Return the axes after the first; 0 for one whose length is not fixed."""
-    (named,) = (value for value in values if value.name == name)
-    return tuple(int(axis.dim_value) for axis in named.type.tensor_type.shape.dim[1:])
+    """Return the lengths of a value's axes after the first; 0 if a length is not fixed."""
+    (value,) = (value for value in values if value.name == name)
+    return tuple(int(axis.dim_value) for axis in value.type.tensor_type.shape.dim[1:])

@@ -1,4 +1,4 @@
-"""A published model, loaded and ready to predict: manifest, runtime and calibration."""
+"""Published models in memory."""
 
 import math
 from dataclasses import dataclass, replace
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
 
 CALIBRATION_FILE = "calibration.safetensors"
-TOKENIZER_COPIES = 25  # of a tokenizer's file, in memory, while it is read and after
-DRAW_S = 1e-5  # about, of a row, where encoders are compared with draws
-NO_SHARES = "expected a version with the shares of its classes, got one without"
+TOKENIZER_COPIES = 25  # memory of a tokenizer, in file sizes
+DRAW_S = 1e-5  # approximate time of a row and draw
+NO_SHARES = "expected a version with class shares"
 LARGEST = float(np.finfo(np.float32).max)
-# The last two where a version has them
+# The last two files are optional.
 NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, TOKENIZER)
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A published model. Its methods may be called from several threads at once."""
+    """A published model. Thread-safe."""
 
     manifest: Manifest
     runtime: Runtime
@@ -51,16 +51,15 @@ class Model:
 
     @classmethod
     def load(cls, artifact: Artifact, threads: int = 0) -> "Model":
-        """Make a model of a verified artifact.
+        """Load a verified artifact.
 
         Raises:
-            BrokenArtifact: if a file is not what this version of Dubito can run; it names the file.
+            BrokenArtifact: if this version of Dubito cannot run a file.
         """
         manifest = artifact.manifest
         broken = manifest.broken
         if manifest.noise.algorithm not in ALGORITHMS:
-            expected = f"one of {ALGORITHMS}, those known here"
-            raise broken("manifest.json", f"noise.algorithm: expected {expected}")
+            raise broken("manifest.json", f"noise.algorithm: expected one of {ALGORITHMS}")
         row_size = math.prod(manifest.input.shape)
         try:
             encoder = None
@@ -82,8 +81,8 @@ class Model:
             raise broken("network.onnx", f"expected outputs of task {manifest.task}")
         attributed = manifest.detectors.attributed
         if runtime.terms_shape != ((len(attributed), row_size) if attributed else None):
-            expected = "terms of each detector that the manifest names, and no others"
-            raise broken("network.onnx", f"expected {expected}")
+            reason = "expected terms of exactly the detectors in the manifest"
+            raise broken("network.onnx", reason)
         calibration, label_shift = _calibration(artifact)
         model = cls(manifest, runtime, calibration, label_shift)
         try:
@@ -102,7 +101,7 @@ class Model:
                 raise broken(TRAINING_ROWS, str(error)) from None
         text_encoder = None
         if manifest.input.text is not None:
-            from model_store.sources.text import TextEncoder  # other models do not need its library
+            from model_store.sources.text import TextEncoder  # needs an optional library
 
             try:
                 text_encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
@@ -129,35 +128,34 @@ class Model:
 
     @cached_property
     def encoding_draws(self) -> int:
-        """How many draws take as long as encoding a row; 0 without an encoder."""
+        """The cost of encoding a row, in draws; 0 without an encoder."""
         return 0 if self.encoder is None else math.ceil(self.encoder.row_s / DRAW_S)
 
     @property
     def network_row_size(self) -> int:
-        """How many numbers the network takes of a row: those of the encoder, if there is one."""
+        """The size of a row, encoded if there is an encoder."""
         return self.row_size if self.manifest.encoder is None else self.manifest.encoder.outputs
 
     @property
     def middle_row(self) -> Float32[np.ndarray, "1 I"]:
-        """The row in the middle of the data's range: not zeros, which of ids are padding alone."""
+        """The row in the middle of the data's range. Zeros could be padding ids only."""
         spec = self.manifest.input
         middle = spec.minimum / 2 + spec.maximum / 2
         number = float(int(middle)) if spec.takes_ids else middle
         return np.full((1, self.row_size), number, dtype=np.float32)
 
     def warm_up(self) -> None:
-        """Predict once, so that the first caller does not pay for it and a wrong graph is found
-        out.
+        """Predict once, so that the first request is fast and an invalid graph is detected.
 
         Raises:
-            GraphError: if the network gives another number of outputs than the manifest says.
+            GraphError: if the number of outputs differs from the manifest.
         """
         theta = self.runtime.draw(0, 0, min(2, self.manifest.noise.max_draws or 2))
         outputs, density = self.runtime.run(self.middle_row, theta[:, None])
-        given, expected = outputs.shape[2], self.manifest.output_size
-        if given != expected:
-            what = "classes" if self.manifest.classes else "mean and log variance"
-            reason = f"expected {expected} outputs for each row ({what}), got {given}"
+        num_outputs, expected = outputs.shape[2], self.manifest.output_size
+        if num_outputs != expected:
+            kind = "classes" if self.manifest.classes else "mean and log variance"
+            reason = f"expected {expected} outputs per row ({kind}), got {num_outputs}"
             raise GraphError("network.onnx", reason)
         self.prediction(outputs, density)
 
@@ -172,41 +170,45 @@ class Model:
         density: Float32[np.ndarray, "N M"],
         priors: tuple[float, ...] | None = None,
     ) -> Prediction:
-        """Return scores and p-values of rows, given what the network says of them under each draw.
+        """Compute scores and p-values from the network's outputs.
 
-        With `priors`, the rows' classes have these shares: `model_store.conformal.label_shift`.
-        Detectors look at what the network says anyway.
+        Args:
+            outputs: of each draw and row.
+            density: the scores of the density detectors.
+            priors: class shares of the rows (`model_store.conformal.label_shift`). Detectors use
+                the unchanged outputs.
 
         Raises:
-            ValueError: if the version does not bear priors.
+            ValueError: if the version does not support priors.
         """
         num_draws, predictive = len(outputs), self.predictive
-        used = self.calibration.calibrated_draws(num_draws)
-        sums = predictive.sums(outputs[:used])
+        calibrated = self.calibration.calibrated_draws(num_draws)
+        sums = predictive.sums(outputs[:calibrated])
         tables: RankTables | WeightedRows
         if priors is not None:
             if self.label_shift is None:
                 raise ValueError(NO_SHARES)
             scores = predictive.scores(predictive.sums(self.shifted(outputs, priors)))
             calibrated_scores = predictive.scores(sums, standard_errors=False)
-            tables = self.label_shift.weigh_rows(self.calibration, used, np.array(priors))
+            tables = self.label_shift.weigh_rows(self.calibration, calibrated, np.array(priors))
         else:
-            tables = self.calibration.rank_tables(used)
-            if used == num_draws:
+            tables = self.calibration.rank_tables(calibrated)
+            if calibrated == num_draws:
                 scores = calibrated_scores = predictive.scores(sums)
             else:
                 calibrated_scores = predictive.scores(sums, standard_errors=False)
-                scores = predictive.scores(sums.merge(predictive.sums(outputs[used:], used)))
+                rest = predictive.sums(outputs[calibrated:], calibrated)
+                scores = predictive.scores(sums.merge(rest))
         detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
-        surprisals = self.calibration.compute_surprisals(detected, calibrated_scores.labels, used)
+        labels = calibrated_scores.labels
+        surprisals = self.calibration.compute_surprisals(detected, labels, calibrated)
         statistic = flag_statistic(surprisals, self.calibration.names.combined)
         p_values = tables.p_values(statistic, surprisals)
         mass = ranked = None
         if isinstance(calibrated_scores, Scores):
             mass = mass_above(calibrated_scores.probabilities)
         if (categories := self.calibration.categories) is not None:
-            of_rows = categories.assign(calibrated_scores.labels, None)
-            ranked = RankedRows(of_rows, statistic, surprisals)
+            ranked = RankedRows(categories.assign(labels, None), statistic, surprisals)
         transform = self.manifest.transform
         return Prediction(
             scores, detected, calibrated_scores, p_values, mass, tables, transform, ranked
@@ -215,18 +217,17 @@ class Model:
     def shifted(
         self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
     ) -> Float64[np.ndarray, "K N C"]:
-        """Return each draw's log class probabilities where the classes have these shares.
+        """Update each draw's log class probabilities to new class shares.
 
         Raises:
-            ValueError: if it is not known which shares the network's are of, or no training row was
-                of a class that has one.
+            ValueError: if the version has no class shares, or a class had no training rows.
         """
         if self.manifest.priors is None:
             raise ValueError(NO_SHARES)
         pairs = zip(priors, self.manifest.priors, strict=True)
-        if any(share > 0 and known == 0 for share, known in pairs):
-            raise ValueError("expected shares of classes with training rows, got others")
-        ratio = np.zeros(len(priors))  # also of a class that neither have
+        if any(new > 0 and old == 0 for new, old in pairs):
+            raise ValueError("expected priors of 0 for classes without training rows")
+        ratio = np.zeros(len(priors))  # 0 if both shares are 0
         np.divide(priors, self.manifest.priors, out=ratio, where=np.array(priors) > 0)
         with np.errstate(divide="ignore"):
             log_ratio = np.log(ratio)
@@ -257,11 +258,9 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
 def detector_scores(
     scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return every detector's score by name: the posterior scores, then the density scores of the
-    graph.
+    """Return each detector's scores by name.
 
-    A density score beyond float32's range, or one that is not a number, is as unlike the data as
-    can be.
+    Infinite and NaN density scores become the largest float32 number, the most unusual score.
     """
     if not np.isfinite(density).all():
         density = np.nan_to_num(density, nan=LARGEST, posinf=LARGEST, neginf=-LARGEST)

@@ -1,10 +1,9 @@
-"""What a graph may be made of. It is data from elsewhere, so it holds operators of a list and
-nothing else.
+"""The operators that graphs can contain.
 
-On the list are operators that compute numbers from numbers, the same each time: none that is
-random, that chooses or repeats graphs (`If`, `Loop`, `Scan`), or that has to do with text, files,
-sequences or optional values; and no functions, which give an operator another meaning. How long a
-graph takes, and how much memory, `model_store.inference.preflight` finds out.
+Graphs are untrusted data, so only listed operators are allowed. They compute numbers from numbers
+deterministically. Random operators, control flow (`If`, `Loop`, `Scan`), text, files, sequences,
+optional values and functions are not allowed. `model_store.inference.preflight` limits time and
+memory.
 """
 
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import onnx
 
-ONNX_DOMAINS = ("", "ai.onnx")  # two names of one
+ONNX_DOMAINS = ("", "ai.onnx")  # synonyms
 BY_FULL_NAME = """
 Abs Add BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Clip CumProd CumSum Div Erf Exp
 Floor Log Max Mean Min Mod Mul Neg Pow Reciprocal Round Sign Sqrt Sub Sum
@@ -46,19 +45,19 @@ QuantizeLinear com.microsoft.MatMulIntegerToFloat
 OPERATORS = frozenset(BY_FULL_NAME.split())
 
 
-def refusal(model: onnx.ModelProto) -> str | None:
-    """Return why a graph is not one to be run, None where nothing speaks against it."""
+def find_problem(model: onnx.ModelProto) -> str | None:
+    """Return why a graph is not allowed; None if it is."""
     parts = [*_messages(model)]
     if any(
         isinstance(p, onnx.TensorProto) and p.data_location == onnx.TensorProto.EXTERNAL
         for p in parts
     ):
-        return "keeps weights in another file, which is refused"
+        return "expected weights inside the graph, got weights in another file"
     for part in parts:
         if isinstance(part, onnx.FunctionProto):
-            return f"expected no functions, got {_shown(part.name)}"
+            return f"expected no functions, got {_printable(part.name)}"
         if isinstance(part, onnx.NodeProto) and (name := _full_name(part)) not in OPERATORS:
-            return f"expected operators of those that are served, got {_shown(name)}"
+            return f"expected supported operators, got {_printable(name)}"
     return None
 
 
@@ -66,7 +65,7 @@ def _full_name(node: onnx.NodeProto) -> str:
     return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     return ascii(name[:80])[1:-1]
 
 

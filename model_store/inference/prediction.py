@@ -1,5 +1,4 @@
-"""What a model says of rows: scores, conformal p-values, and what follows from ranks: sets,
-intervals, abstention."""
+"""Predictions and decisions: scores, conformal p-values, sets, intervals and abstention."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from model_store.scores.transforms import Transform, to_target
 
 @dataclass(frozen=True, eq=False)
 class RankedRows:
-    """What N rows are ranked by within categories, and which these are."""
+    """Categories and ranking keys of N rows."""
 
     categories: Int64[np.ndarray, "N"]
     statistic: Float64[np.ndarray, "N"]
@@ -28,30 +27,25 @@ class RankedRows:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a model says of N rows: the scores of all their draws, and the flag's p_values.
+    """The predictions of N rows.
 
-    `detected` holds each detector's score. Detectors of posterior scores look at the first draws,
-    as many as the largest calibrated number (`calibrated_scores` are of these draws). So p-values,
-    prediction sets and intervals, which are ranks among `rank_tables`, are exact whatever number
-    was requested.
-
-    `p_values` are ranks among all ranking rows. Where a model is calibrated by category, rows are
-    judged by `judged_p_values`, and `ranked` is what these are made of.
+    `scores` use all draws. Everything that is ranked in `rank_tables` uses only the first draws, up
+    to the largest calibrated draw count. So p-values, sets and intervals are exact for any number
+    of requested draws.
     """
 
     scores: AnyScores
-    detected: dict[str, Float64[np.ndarray, "N"]]
+    detected: dict[str, Float64[np.ndarray, "N"]]  # detector scores
     calibrated_scores: AnyScores
-    p_values: ConformalPValues
-    # Each class, of the calibrated draws; None in a regression
-    mass_above: Float64[np.ndarray, "N C"] | None
-    rank_tables: RankTables | WeightedRows  # the latter under priors
+    p_values: ConformalPValues  # among all calibration rows, in any category
+    mass_above: Float64[np.ndarray, "N C"] | None  # only in a classification
+    rank_tables: RankTables | WeightedRows  # weighted if there are priors
     transform: Transform | None = None  # of a regression's target
-    ranked: RankedRows | None = None  # None: there are no categories
+    ranked: RankedRows | None = None  # only with categories
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
-        """Return the prediction of all parts' rows, in order, under as many draws each."""
+        """Concatenate predictions that use the same draws."""
         first = parts[0]
         if len(parts) == 1:
             return first
@@ -84,9 +78,9 @@ class Prediction:
             None if self.ranked is None else take(self.ranked, rows),
         )
 
-    def of_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
+    def with_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
         if self.ranked is None:
-            raise ValueError("expected a model with categories, got one without")
+            raise ValueError("expected a model with categories")
         return replace(self, ranked=replace(self.ranked, categories=groups))
 
     @property
@@ -95,10 +89,10 @@ class Prediction:
 
     @cached_property
     def judged_p_values(self) -> ConformalPValues:
-        """The p-values that rows are judged by: within their categories, where there are such."""
+        """The p-values that decide about rows, within their categories if there are any."""
         if self.ranked is None:
             return self.p_values
-        assert isinstance(self.rank_tables, RankTables)  # priors go with no categories
+        assert isinstance(self.rank_tables, RankTables)  # Priors exclude categories.
         return self.rank_tables.p_values(
             self.ranked.statistic, self.ranked.surprisals, self.ranked.categories
         )
@@ -106,16 +100,12 @@ class Prediction:
     def prediction_sets(
         self, coverage: float, confidence: float | None = None
     ) -> Bool[np.ndarray, "N C"] | None:
-        """Return which classes belong to each row's prediction set, None in a regression;
-        `confidence` as of `sets`.
-
-        A row's label belongs to it, whatever the draws say that were calibrated.
-        """
+        """Compute prediction sets, which always contain the row's label; None in a regression."""
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
         if isinstance(self.rank_tables, WeightedRows):
             if confidence is not None:
-                raise ValueError("expected no confidence under priors, got one")
+                raise ValueError("priors do not support a confidence")
             inside = self.rank_tables.prediction_sets(self.mass_above, coverage)
         else:
             inside = self.rank_tables.prediction_sets(
@@ -128,7 +118,7 @@ class Prediction:
     def intervals(
         self, coverage: float, confidence: float | None = None
     ) -> Float64[np.ndarray, "N 2"] | None:
-        """Return each row's interval in the target's units; None for classification."""
+        """Compute intervals in the target's units; None in a classification."""
         scores = self.calibrated_scores
         if not isinstance(scores, MixtureScores) or isinstance(self.rank_tables, WeightedRows):
             return None
@@ -138,14 +128,15 @@ class Prediction:
         return ends if self.transform is None else to_target(self.transform, ends)
 
     def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
-        """Return which rows of a classification are left undecided, where the flag fires at `fpr`.
+        """Mark rows from which the service abstains.
 
-        Of a number of draws that was not calibrated so are rows whose label is not that of the
-        calibrated draws. Raises ValueError in a regression, as `RankTables.largest_uncertainty`
-        does, and under priors.
+        These include rows whose label differs between all draws and the calibrated draws.
+
+        Raises:
+            ValueError: in a regression, or with priors.
         """
         if isinstance(self.rank_tables, WeightedRows):
-            raise ValueError("expected no risk under priors, got one")
+            raise ValueError("priors do not support a risk")
         largest = self.rank_tables.thresholds(fpr, risk, self.categories)
         scores = self.calibrated_scores
         answers = (scores.by_name()["variation_ratio"] <= largest) & (
@@ -155,12 +146,13 @@ class Prediction:
 
 
 def check_computed(scores: Float64[np.ndarray, "N"], field: str, first_row: int = 0) -> None:
-    """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to
-    compute with. Rows count from `first_row`.
+    """Raise InvalidInput for the first row whose score is not finite, counted from `first_row`.
+
+    The row's numbers are too large to compute with.
     """
-    computed = np.isfinite(scores)
-    if not computed.all():
-        n = int(np.argmin(computed))
+    is_finite = np.isfinite(scores)
+    if not is_finite.all():
+        n = int(np.argmin(is_finite))
         raise InvalidInput(
             f"{field}.{first_row + n}",
             "numbers that the model can compute with",
@@ -170,38 +162,31 @@ def check_computed(scores: Float64[np.ndarray, "N"], field: str, first_row: int 
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """How to decide. Rates lie between 0 and 1.
+    """Options of decisions. Rates are between 0 and 1."""
 
-    Without `fdr` a row is flagged by itself, at `fpr`; abstention and stopping go by `fpr` anyway.
-    """
-
-    fpr: float
-    fdr: float | None
+    fpr: float  # of flags without `fdr`, and for abstention
+    fdr: float | None  # of flags
     coverage: float
-    risk: float | None  # None: no row is left undecided
-    confidence: float | None = None  # with which coverage is kept; None: on average
-    # Shares of the classes among the rows; None: as in training
-    priors: tuple[float, ...] | None = None
+    risk: float | None  # None: no abstention
+    confidence: float | None = None  # of the coverage; None: coverage on average
+    priors: tuple[float, ...] | None = None  # class shares; None: as in training
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What is decided of N rows, and the p-values and categories (None where there are none) that
-    it goes by."""
+    """The decisions about N rows, with their p-values and categories."""
 
     p_values: ConformalPValues
     categories: Int64[np.ndarray, "N"] | None
     flag: Bool[np.ndarray, "N"]
-    fired: dict[str, Bool[np.ndarray, "N"]]  # by detector, whether its own p-value is at most `fpr`
-    prediction_set: Bool[np.ndarray, "N C"] | None  # None in a regression
-    interval: Float64[np.ndarray, "N 2"] | None  # None in a classification
-    abstain: Bool[np.ndarray, "N"] | None  # None where no risk is in force
+    fired: dict[str, Bool[np.ndarray, "N"]]  # by detector, at `fpr`
+    prediction_set: Bool[np.ndarray, "N C"] | None  # only in a classification
+    interval: Float64[np.ndarray, "N 2"] | None  # only in a regression
+    abstain: Bool[np.ndarray, "N"] | None  # None without a risk
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
-    """Decide flags, sets, intervals and abstentions for the rows of a request."""
     p_values, fpr = prediction.judged_p_values, options.fpr
-    interval = prediction.intervals(options.coverage, options.confidence)
     return Decision(
         p_values=p_values,
         categories=prediction.categories,
@@ -210,6 +195,6 @@ def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
         else benjamini_hochberg(p_values.p_value, options.fdr),
         fired={name: p_value <= fpr for name, p_value in p_values.detector_p_values.items()},
         prediction_set=prediction.prediction_sets(options.coverage, options.confidence),
-        interval=interval,
+        interval=prediction.intervals(options.coverage, options.confidence),
         abstain=None if options.risk is None else prediction.abstains(fpr, options.risk),
     )

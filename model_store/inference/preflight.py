@@ -1,8 +1,8 @@
-"""Load and run versions within bounds of memory: `python -m model_store.inference.preflight`.
+"""The preflight process, which loads and runs versions with limited memory.
 
-`model_store.inference.preflight_process` starts it. It reads a line of JSON for each version, and
-answers each with a line. A version is opened, verified and loaded as the service does it, and
-predicts. After one that failed the process ends: what it has in memory is not to be trusted.
+`model_store.inference.preflight_process` starts `python -m model_store.inference.preflight`. For
+each line of JSON, the process opens, verifies and loads a version like the service, predicts, and
+writes one line. It exits after the first failure, because its memory may be corrupt.
 """
 
 import json
@@ -24,8 +24,8 @@ from model_store.processes import (
     limit_memory,
 )
 
-ENCODED_ROWS = 4  # that are run together, where each may take long
-COPIES = 6  # of the files that are needed, while they become sessions
+ENCODED_ROWS = 4  # per run, since encoding may be slow
+COPIES = 6  # memory to load a file, in file sizes
 
 
 def main() -> int:
@@ -40,17 +40,16 @@ def main() -> int:
 
 
 def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, Any] | None:
-    """Return why a version cannot be served, None if it can, in `working_bytes` besides its files.
+    """Return the fields of a `Failure`, or None if the version can be served.
 
-    A failure is the `file` and the `reason`; `is_read` says whether the files are at least those of
-    the manifest.
+    Memory is limited to `working_bytes` more than the files need.
     """
     is_read = False
     try:
         files = ModelStore(Path(store)).manifest(name, version).files
         copies = {**dict.fromkeys((*NEEDED, ENCODER), COPIES), TOKENIZER: TOKENIZER_COPIES}
-        made = sum(times * files[file].size for file, times in copies.items() if file in files)
-        limit_memory(working_bytes + made)
+        loaded = sum(times * files[file].size for file, times in copies.items() if file in files)
+        limit_memory(working_bytes + loaded)
         artifact = ModelStore(Path(store)).open(name, version, files=NEEDED)
         is_read = True
         predict(Model.load(artifact, threads=1))
@@ -59,45 +58,37 @@ def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, 
         if isinstance(error, BrokenArtifact):
             file, reason = error.file, error.reason
         if is_out_of_memory(error):
-            reason = (
-                f"expected to be loaded and to predict in {working_bytes} bytes besides its files, "
-                "got more"
-            )
+            reason = f"it needs more than {working_bytes} bytes of memory, without its files"
         return {"file": file or "network.onnx", "reason": reason, "is_read": is_read}
     return None
 
 
 def predict(model: Model) -> None:
-    """Predict the row in the middle of the data's range, of the default number of draws, then a
-    full run's rows.
-
-    Of ids also the largest, which no part of the network may lack, and a text of a model of text.
+    """Predict typical rows: one with the default draws, a full chunk, the largest ids, and a text.
 
     Raises:
-        BrokenArtifact: if they cannot be predicted, or the row's scores are not numbers.
+        BrokenArtifact: if a prediction fails, or scores are not finite.
     """
     manifest, row = model.manifest, model.middle_row
     try:
         draws = model.runtime.draw_set(0, manifest.noise.default_draws)
         prediction = model.prediction(*model.runtime.run_set(row, draws))
         explain(model, prediction, row)
-        one = model.runtime.draw(0, 0, 1)
+        theta = model.runtime.draw(0, 0, 1)
         if manifest.input.takes_ids:
-            model.predict(np.full_like(row, manifest.input.maximum), one)
+            model.predict(np.full_like(row, manifest.input.maximum), theta)
         if model.text_encoder is not None:
-            model.predict(model.text_encoder.row("a text")[None], one)
+            model.predict(model.text_encoder.row("a text")[None], theta)
         model.predict(
-            row.repeat(ENCODED_ROWS if model.encoder else model.runtime.chunk_rows, axis=0), one
+            row.repeat(ENCODED_ROWS if model.encoder else model.runtime.chunk_rows, axis=0), theta
         )
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
         raise manifest.broken("network.onnx", reason) from error
     for score, values in prediction.scores.by_name().items():
         if not np.isfinite(values).all():
-            reason = (
-                f"{score} of a row in the middle of the data's range: expected a number, "
-                f"got {values[0]}"
-            )
+            row_name = "a row in the middle of the data's range"
+            reason = f"{score} of {row_name}: expected a finite number, got {values[0]}"
             raise manifest.broken("network.onnx", reason)
 
 

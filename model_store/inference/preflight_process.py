@@ -1,8 +1,7 @@
-"""Preflights, as their parent sees them: start the process, ask it, end it if it takes too long.
+"""Check versions in a preflight process before they are served.
 
-A graph is untrusted data, and only running it shows how long it takes and how much memory. So it
-first runs in a process that can be killed. That process limits its own memory; its time is limited
-here.
+A graph is untrusted data. Only a run shows its time and memory, so it first runs in a process that
+can be killed. That process limits its memory, and this module limits its time.
 """
 
 import threading
@@ -15,26 +14,26 @@ from model_store.processes import ChildProcess, NoAnswer
 
 PREFLIGHT = "model_store.inference.preflight"
 WORKING_BYTES = 1 << 30  # in addition to the files
-SECONDS = 120.0  # for commands
+TIMEOUT_S = 120.0  # for commands
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a version cannot be served: the file and the reason."""
+    """The file that cannot be served, and the reason."""
 
     file: str
     reason: str
-    is_read: bool = True  # whether the files match the manifest; every reader checks that
+    is_read: bool = True  # whether the files match the manifest
 
     def __str__(self) -> str:
         return f"{self.file}: {self.reason}"
 
 
 class PreflightProcess(ChildProcess):
-    """A process that tries versions one after the other, until one fails."""
+    """A process that checks versions one after the other, until one fails."""
 
     def __init__(self) -> None:
-        super().__init__(PREFLIGHT, {"CUDA_VISIBLE_DEVICES": ""})  # preflights run on the processor
+        super().__init__(PREFLIGHT, {"CUDA_VISIBLE_DEVICES": ""})  # run on the CPU
 
     def run(
         self,
@@ -45,10 +44,10 @@ class PreflightProcess(ChildProcess):
         working_bytes: int = WORKING_BYTES,
         stopping: threading.Event | None = None,
     ) -> Failure | None:
-        """Return why a version cannot be served, None if it can.
+        """Check a version, and return why it cannot be served; None if it can.
 
         Raises:
-            StopRequested: if `stopping` is set meanwhile.
+            StopRequested: if `stopping` is set during the check.
         """
         request = {
             "store": str(store.resolve()),
@@ -59,7 +58,7 @@ class PreflightProcess(ChildProcess):
         try:
             failure = self.ask(request, seconds, stopping or threading.Event())
         except NoAnswer as error:
-            reason = f"the process that tried it in {working_bytes} bytes ended ({error})"
+            reason = f"the preflight process with {working_bytes} bytes ended ({error})"
             if error.is_late:
                 reason = f"expected a prediction within {seconds:g} s, got none"
             return Failure("network.onnx", reason)
@@ -67,14 +66,14 @@ class PreflightProcess(ChildProcess):
 
 
 def check_version(store: ModelStore, name: str, version: str) -> None:
-    """Load a version (a number or an alias) and predict with it in another process.
+    """Check a version, given by number or alias, in a preflight process.
 
     Raises:
-        NotFound: if there is none.
+        NotFound: if the version does not exist.
         BrokenArtifact: if it cannot be served.
     """
     manifest = store.manifest(name, store.resolve(name, version))
     with closing(PreflightProcess()) as process, closing(store.storage.lease(manifest)) as lease:
-        failure = process.run(lease.root, name, manifest.version, SECONDS)
+        failure = process.run(lease.root, name, manifest.version, TIMEOUT_S)
     if failure is not None:
         raise manifest.broken(failure.file, failure.reason)

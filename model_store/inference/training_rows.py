@@ -1,8 +1,7 @@
-"""Some of the rows that a model was fitted on, with their ids: `training-rows.safetensors`, which a
-version may have.
+"""Training rows in a version, for explanations by the nearest rows.
 
-`explain` names those that are nearest to a row. Nothing else is done with them, and no prediction
-depends on them.
+The optional file `training-rows.safetensors` contains a sample of the training rows and their ids.
+Predictions do not depend on it.
 """
 
 from dataclasses import dataclass
@@ -10,18 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
 
-# That are compared at a time, so that differences stay in the processor's cache
-BLOCK_NUMBERS = 1 << 16
-MAX_ID_BYTES = 1 << 20  # of all ids together
+BLOCK_NUMBERS = 1 << 16  # compared at once, so that differences fit in the processor's cache
+MAX_ID_BYTES = 1 << 20  # total
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """R rows of I numbers as the model takes them, their ids, and the unit in which each number is
-    compared."""
+    """R encoded training rows of I numbers."""
 
     x: Float32[np.ndarray, "R I"] | UInt8[np.ndarray, "R I"]
-    scale: Float32[np.ndarray, "I"]
+    scale: Float32[np.ndarray, "I"]  # unit of each number in distances
     ids: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -30,19 +27,18 @@ class TrainingRows:
     def nearest(
         self, row: Float32[np.ndarray, "I"], count: int
     ) -> tuple[list[str], Float64[np.ndarray, "k"]]:
-        """Return the ids of the `count` rows (or all) that are nearest to a row, and how far they
-        are.
+        """Find the nearest rows, up to `count`, and return their ids and distances.
 
-        A distance is the root of the mean square of the differences, each in its number's unit.
+        A distance is the root mean square of the scaled differences.
         """
-        far = np.empty(len(self.x), dtype=np.float64)
-        at_once = max(1, BLOCK_NUMBERS // len(row))
-        for first in range(0, len(far), at_once):
-            here = slice(first, first + at_once)
-            differences = (self.x[here].astype(np.float64) - row) / self.scale
-            far[here] = np.einsum("ri,ri->r", differences, differences)
-        order = np.argsort(far, kind="stable")[:count]
-        return [self.ids[i] for i in order.tolist()], np.sqrt(far[order] / len(row))
+        squares = np.empty(len(self.x), dtype=np.float64)
+        step = max(1, BLOCK_NUMBERS // len(row))
+        for first in range(0, len(squares), step):
+            block = slice(first, first + step)
+            differences = (self.x[block].astype(np.float64) - row) / self.scale
+            squares[block] = np.einsum("ri,ri->r", differences, differences)
+        order = np.argsort(squares, kind="stable")[:count]
+        return [self.ids[i] for i in order.tolist()], np.sqrt(squares[order] / len(row))
 
     def tensors(self) -> dict[str, np.ndarray]:
         ids = [name.encode() for name in self.ids]
@@ -55,7 +51,11 @@ class TrainingRows:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, np.ndarray], row_size: int) -> "TrainingRows":
-        """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
+        """Make training rows from `tensors`.
+
+        Raises:
+            ValueError: if the tensors are invalid.
+        """
         expected = {"x", "scale", "ids", "id_ends"}
         if set(tensors) != expected:
             raise ValueError(f"expected tensors {sorted(expected)}, got others")
@@ -76,18 +76,16 @@ class TrainingRows:
         if not np.isfinite(x).all():
             raise ValueError("x: expected finite numbers")
         if ids.dtype != np.uint8 or ids.ndim != 1 or len(ids) > MAX_ID_BYTES:
-            raise ValueError(f"ids: expected at most {MAX_ID_BYTES} bytes")
+            raise ValueError(f"ids: expected up to {MAX_ID_BYTES} bytes")
         return cls(x, scale, _texts(ids, ends, len(x)))
 
 
 def _texts(
     content: UInt8[np.ndarray, "B"], ends: Int64[np.ndarray, "R"], count: int
 ) -> tuple[str, ...]:
-    good = ends.dtype == np.int64 and ends.shape == (count,)
-    if not good or np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(content):
-        raise ValueError(
-            f"id_ends: expected {count} rising int64 numbers, the last the number of bytes of ids"
-        )
+    is_shaped = ends.dtype == np.int64 and ends.shape == (count,)
+    if not is_shaped or np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(content):
+        raise ValueError(f"id_ends: expected {count} rising int64 numbers up to the bytes of ids")
     text = content.tobytes()
     starts = [0, *ends[:-1].tolist()]
     try:

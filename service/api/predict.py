@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from jaxtyping import Float64, Int64
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.inference.explanation import explain, rows_as_usual
+from model_store.inference.explanation import explain, replace_each_column
 from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
 from model_store.sources.columns import UnusualCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
@@ -86,7 +86,7 @@ PredictWork = RowWork[PredictRequest]
 @dataclass(frozen=True, eq=False)
 class ExplanationInputs:
     cells: list[UnusualCells] | None
-    as_usual: Prediction | None
+    replaced: Prediction | None
 
 
 @router.post(
@@ -158,8 +158,8 @@ async def predict(
         await context.engine.compute(computed)
         to_explain = None
         if envelope.explain:
-            as_usual = await _predict_usual_rows(context, computed) if extra else None
-            to_explain = ExplanationInputs(cells, as_usual)
+            replaced = await _predict_usual_rows(context, computed) if extra else None
+            to_explain = ExplanationInputs(cells, replaced)
         write = partial(
             _write, context, computed, options, groups, encode, to_explain, counts, work.field
         )
@@ -187,7 +187,7 @@ def count_extra_rows(spec: InputSpec) -> int:
 
 async def _predict_usual_rows(context: Context, work: EngineWork) -> Prediction:
     columns = work.served_model.model.manifest.input.columns
-    make = partial(rows_as_usual, columns, work.x, work.context.pause)
+    make = partial(replace_each_column, columns, work.x, work.context.pause)
     x = await context.threads.requests.run(work.context, work.x.nbytes, make)
     again = EngineWork(
         work.served_model, x, work.num_samples, work.draw_seed, work.context, priors=work.priors
@@ -255,8 +255,8 @@ def _decide(
             return batch_results, predicted.rows
     prediction, explained = predicted.prediction, None
     if groups is not None:
-        prediction = prediction.of_groups(groups)
+        prediction = prediction.with_groups(groups)
     if to_explain is not None:
-        explanation = explain(model, prediction, work.x, to_explain.as_usual, work.context.pause)
+        explanation = explain(model, prediction, work.x, to_explain.replaced, work.context.pause)
         explained = ExplainedRows(model.manifest, explanation, to_explain.cells)
     return results(prediction, explained), slice(None)

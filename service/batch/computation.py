@@ -157,7 +157,7 @@ class Computation:
         computed = np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
         if self.is_grouped:
             unknown = np.full(len(x), UNKNOWN)
-            prediction = prediction.of_groups(unknown if groups is None else groups)
+            prediction = prediction.with_groups(unknown if groups is None else groups)
         decision = decide(prediction, options)
         arrays = Results(self.manifest, self.request.num_samples, prediction, decision).arrays
         return dict(arrays), computed

@@ -22,7 +22,7 @@ from model_store.acquisition.choice import MAX_JOINT_ROWS
 from model_store.acquisition.scoring import pool_candidates, pool_scores, race_scores
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
-from model_store.inference.runtime import HELD_BYTES, DrawSet
+from model_store.inference.runtime import MAX_DRAW_SET_BYTES, DrawSet
 from model_store.scores.joint import Candidates
 from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
@@ -385,7 +385,7 @@ class Engine:
     def _max_rows(self, work: EngineWork) -> int:
         """Return the number of rows per step, which is smaller while other requests are active."""
         max_rows = part_rows(work.model, work.num_samples)
-        is_cached = work.num_samples * work.model.runtime.draw_bytes <= HELD_BYTES
+        is_cached = work.num_samples * work.model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES
         if len(work.x) > max_rows and self.admission.active_requests > 1 and is_cached:
             return -(-max_rows // CONTENDED_PARTS)
         return max_rows
@@ -404,7 +404,7 @@ class Engine:
 
 def part_rows(model: Model, num_samples: int) -> int:
     """Return the maximum rows of a micro-batch or part."""
-    is_cached = num_samples * model.runtime.draw_bytes <= HELD_BYTES
+    is_cached = num_samples * model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES
     max_rows = MAX_SUMMED_NUMBERS // (GROUPS * model.manifest.output_size)
     rows = min((BATCH_ROW_DRAWS if is_cached else STREAMED_ROW_DRAWS) // num_samples, max_rows)
     encoder = model.encoder
@@ -419,7 +419,7 @@ def work_bytes(work: EngineWork, rows: int | None = None) -> int:
     """
     model, rows = work.model, len(work.x) if rows is None else rows
     set_bytes = work.num_samples * model.runtime.draw_bytes
-    is_cached = rows > part_rows(model, work.num_samples) and set_bytes <= HELD_BYTES
+    is_cached = rows > part_rows(model, work.num_samples) and set_bytes <= MAX_DRAW_SET_BYTES
     draws = set_bytes if is_cached else 0
     if work.acquisition is not None:
         return draws + (0 if work.max_candidates is None else joint_bytes(work)) + 32 * rows
@@ -440,7 +440,7 @@ def joint_bytes(work: EngineWork) -> int:
 def _max_seeded_rows(work: EngineWork) -> int:
     """Return the maximum rows with separate draw sets, or 0 if unsupported."""
     runtime = work.model.runtime
-    return HELD_BYTES // (work.num_samples * runtime.draw_bytes) if runtime.paired else 0
+    return MAX_DRAW_SET_BYTES // (work.num_samples * runtime.draw_bytes) if runtime.paired else 0
 
 
 def _draw_sets(batch: list[EngineWork]) -> list[DrawSet]:

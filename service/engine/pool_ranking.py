@@ -111,7 +111,7 @@ def control_predictions(manifest: Manifest, prediction: Prediction) -> list[dict
     """Convert the predictions of control rows to records of the database."""
     if manifest.categories is not None and manifest.categories.kind == "group":
         # A ranking request does not name groups.
-        prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
+        prediction = prediction.with_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
     return prediction_records(prediction, manifest.classes)
 
 

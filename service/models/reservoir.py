@@ -8,7 +8,7 @@ import numpy as np
 
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
-from model_store.inference.runtime import HELD_BYTES, DrawSet
+from model_store.inference.runtime import MAX_DRAW_SET_BYTES, DrawSet
 
 PIECE_DRAWS = 50  # computed between checks for active requests
 READY_BYTES = 64 << 20  # of all ready sets together
@@ -49,7 +49,7 @@ class Reservoir:
         if len(self.ready) <= self.depth // 2:
             self._wakeup.set()
         theta = ready.theta
-        if theta is None or num_draws * self.model.runtime.draw_bytes > HELD_BYTES:
+        if theta is None or num_draws * self.model.runtime.draw_bytes > MAX_DRAW_SET_BYTES:
             return self.model.runtime.draw_set(ready.seed, num_draws)
         if num_draws <= len(theta):
             return DrawSet(ready.seed, num_draws, theta[:num_draws])

@@ -103,7 +103,7 @@ def test_a_graph_that_takes_more_memory_than_it_may_is_broken_by_name(
     odd = hungry(graphs[part], MANY, when_loaded)
     version = publish_again(own_store, digits_store, "digits", **{part: odd})
     with pytest.raises(
-        BrokenArtifact, match=rf"digits version {version}: .* 536870912 bytes besides its files"
+        BrokenArtifact, match=rf"digits version {version}: .* more than 536870912 bytes of memory"
     ):
         tries.check(own_store.manifest("digits", version))
     tries.check(own_store.manifest("digits", "1"))
@@ -119,10 +119,10 @@ def test_a_version_that_fails_is_named_and_what_was_served_goes_on(
     ):
         publish_again(own_store, digits_store, network=hungry(graphs["network"], MANY, True))
         wait_until(lambda: "2" in client.get("/models/digits").json()["broken"])
-        assert "bytes besides its files" in client.get("/models/digits").json()["broken"]["2"]
+        assert "bytes of memory" in client.get("/models/digits").json()["broken"]["2"]
         assert predict_blank(client).json()["version"] == "1"
         refused = predict_blank(client, version="2")
-        assert (refused.status_code, "bytes besides its files" in refused.json()["detail"]) == (
+        assert (refused.status_code, "bytes of memory" in refused.json()["detail"]) == (
             503,
             True,
         )

@@ -29,8 +29,8 @@ from model_store.artifacts.place import store_from_environment
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR
 from model_store.errors import InvalidInput
-from model_store.inference.answers import columns_of
-from model_store.inference.frames import decide_as_served, is_frame, predict, table_of
+from model_store.inference.answers import result_columns
+from model_store.inference.frames import decide_as_served, is_frame, predict, to_table
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.prediction import Prediction
 from model_store.types import Task
@@ -167,7 +167,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         with _value_errors():
             prediction, decision = decide_as_served(self._model, prediction, fpr, coverage)
         manifest = self._model.manifest
-        columns = columns_of(manifest, prediction, decision, self._labels(prediction))
+        columns = result_columns(manifest, prediction, decision, self._labels(prediction))
         return pandas.DataFrame(columns, index=X.index if hasattr(X, "iloc") else None)
 
     def publish(
@@ -279,7 +279,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 raise InvalidInput(f"data.{key}", "none, since X and y say it", repr(told[key]))
         if not is_frame(X) and (X.ndim > 2 or self.start is not None):
             return write_arrays(X, y, told, folder)
-        table = table_of(X, self._names)
+        table = to_table(X, self._names)
         kinds = {} if is_frame(X) else dict.fromkeys(table.column_names, "numeric")
         return write_table(table, y, name, kinds, told, folder)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Shaped
 
-from model_store.inference.frames import parquet_of
+from model_store.inference.frames import to_parquet
 from model_store.types import Task
 from training import log
 from training.data.findings import inspect_source
@@ -81,7 +81,7 @@ def write_table(
     called = target if isinstance(target, str) and target not in names else "y"
     while called in names:
         called += "_"
-    content = parquet_of(table.append_column(called, pa.array(y)))
+    content = to_parquet(table.append_column(called, pa.array(y)))
     file = f"rows-{sha256(content).hexdigest()[:16]}.parquet"
     columns = {**kinds, **given.get("columns", {})}
     section = {**given, "source": f"parquet:{file}", "target": called, "columns": columns}

@@ -110,7 +110,7 @@ class ServedPredictor:
         parts = self.outputs(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
         prediction = Prediction.concatenate([self.model.prediction(*part) for part in parts])
         if groups is not None:
-            prediction = prediction.of_groups(groups)
+            prediction = prediction.with_groups(groups)
         refused = np.count_nonzero(refused_rows(prediction))
         if refused:
             log.warning(

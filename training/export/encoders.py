@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
 from model_store.inference.encoder import INPUT, OUTPUT, Encoder
-from model_store.inference.graphs import GraphError, between
-from model_store.inference.operators import refusal
+from model_store.inference.graphs import GraphError, extract_subgraph
+from model_store.inference.operators import find_problem
 from model_store.inference.sessions import providers, session_options
 from training.export.graphs import export_graph
 
@@ -105,7 +105,7 @@ def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onn
         [*model.graph.initializer, *tensors],
     )
     merged = helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
-    pruned = between(merged, [INPUT], [OUTPUT])
+    pruned = extract_subgraph(merged, [INPUT], [OUTPUT])
     assert pruned is not None  # the graph has all inputs
     return pruned
 
@@ -200,7 +200,7 @@ def _read(path: Path) -> onnx.ModelProto:
     except Exception as error:
         expected = f"the weights of {path.name} in the file, or in a second file of the same folder"
         raise InvalidInput(FIELD, expected, one_line(error)) from None
-    reason = refusal(model)
+    reason = find_problem(model)
     if reason is not None:
         expected = "a model that the service can run"
         raise InvalidInput(FIELD, expected, f"{path}: {reason}")

@@ -71,7 +71,7 @@ def test_rows_are_encoded_in_their_order_so_many_together(tmp_path, runs, rows_a
 def test_threads_share_a_row_and_take_blocks_of_rows_apart(
     tmp_path, runs, monkeypatch, most, apart
 ):
-    monkeypatch.setattr("model_store.inference.encoder.APART_BYTES", most)
+    monkeypatch.setattr("model_store.inference.encoder.MAX_ROW_SESSION_BYTES", most)
     path = written(tmp_path, graph(size=1000))
     encoder, size = Encoder(path, spec(2), 1000, threads=3), path.stat().st_size
     x = np.random.default_rng(0).normal(size=(9, 1000)).astype(np.float32)
@@ -89,7 +89,7 @@ def test_a_row_takes_as_long_as_where_nothing_else_runs(tmp_path, monkeypatch):
     clock = iter([0.0, 0.004, 1.0, 1.002, 2.0, 2.03, 3.0, 3.2])
     encoder = Encoder(written(tmp_path, graph()), spec(), 4)
     monkeypatch.setattr("model_store.inference.encoder.time.perf_counter", lambda: next(clock))
-    least = encoder._least_seconds(np.zeros((1, 4), dtype=np.float32))
+    least = encoder._time_row(np.zeros((1, 4), dtype=np.float32))
     assert least == pytest.approx(0.002)
     assert not list(clock)  # it stopped after a tenth of a second
 
@@ -106,12 +106,12 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
     ("model", "of", "says"),
     [
         (graph(inputs="rows"), spec(), "expected input x and output encoded"),
-        (graph(), spec(outputs=5), "expected 5 float32 numbers for a row"),
+        (graph(), spec(outputs=5), "expected 5 float32 numbers per row"),
         (graph(size=6), spec(), "it does not run on rows of 4 numbers"),
         (
             graph("RandomNormalLike"),
             spec(),
-            "expected operators of those that are served, got RandomNormalLike",
+            "expected supported operators, got RandomNormalLike",
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_graph_that_cannot_be_the_encoder_is_refused(tmp_path, model, of, says
 def test_weights_in_another_file_are_refused(tmp_path):
     path = tmp_path / "encoder.onnx"
     onnx.save_model(graph(size=1000), path, save_as_external_data=True, location="weights.bin")
-    with pytest.raises(GraphError, match="keeps weights in another file"):
+    with pytest.raises(GraphError, match="got weights in another file"):
         Encoder(path, spec(), 1000)
 
 

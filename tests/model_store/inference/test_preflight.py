@@ -19,7 +19,7 @@ def test_a_preflight_makes_no_more_draws_at_once_than_the_service_does(tmp_path,
         asked.append(range(first_draw, first_draw + num_draws))
         return draw(self, seed, first_draw, num_draws)
 
-    monkeypatch.setattr(runtime, "HELD_BYTES", tiny.DRAWS * model.runtime.draw_bytes - 1)
+    monkeypatch.setattr(runtime, "MAX_DRAW_SET_BYTES", tiny.DRAWS * model.runtime.draw_bytes - 1)
     monkeypatch.setattr(runtime, "CHUNK_BYTES", 3 * model.runtime.draw_bytes)
     monkeypatch.setattr(Runtime, "draw", recorded)
     preflight.predict(model)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn, TimeColumn
 from model_store.errors import InvalidInput
-from model_store.inference.explanation import rows_as_usual
+from model_store.inference.explanation import replace_each_column
 from model_store.sources.columns import (
     UnusualCells,
     category_text,
@@ -310,6 +310,6 @@ def test_each_column_in_turn_is_as_usual():
     for row in ({**GOOD}, GOOD | {"age": 50, "city": None}):
         changes = [{}, *({name: value} for name, value in usual.items())]
         expected.append(encode_objects([row | change for change in changes], COLUMNS, "inputs"))
-    assert np.array_equal(rows_as_usual(known, x), np.concatenate(expected))
+    assert np.array_equal(replace_each_column(known, x), np.concatenate(expected))
     with pytest.raises(ValueError, match="usual"):
-        rows_as_usual(COLUMNS, x)
+        replace_each_column(COLUMNS, x)

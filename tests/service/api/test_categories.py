@@ -89,7 +89,7 @@ def test_an_answer_is_what_is_decided_of_the_models_own_prediction(served):
     numbers = np.array(
         [model.manifest.categories.names.index(g) if g != "violet" else -1 for g in GROUPS]
     )
-    prediction = model.predict(X, model.runtime.draw(7, 0, tiny.DRAWS)).of_groups(numbers)
+    prediction = model.predict(X, model.runtime.draw(7, 0, tiny.DRAWS)).with_groups(numbers)
     decided = decide(prediction, DecisionOptions(0.2, None, 0.7, None))
     packed = client.post(
         "/predict",

@@ -195,7 +195,7 @@ def text(folder):
             two_outputs,
             r"network.output: expected one of \['y', 'z'\], got no name",
         ),
-        (custom, "got .*expected operators of those that are served, got com.example.Own"),
+        (custom, "got .*expected supported operators, got com.example.Own"),
         (
             without_its_weights,
             r"network.encoder: expected the weights of theirs\.onnx in the file, or in a second file of "

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model_store.inference.operators import refusal
+from model_store.inference.operators import find_problem
 from training.export.graphs import export_graph
 
 ACTIVATIONS = (
@@ -89,6 +89,6 @@ class Layers(nn.Module):
 def test_layers_of_all_kinds_export_to_operators_that_are_served():
     rows = torch.export.Dim("rows")
     assert (
-        refusal(export_graph(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"]))
+        find_problem(export_graph(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"]))
         is None
     )

@@ -207,7 +207,7 @@ def test_a_row_gets_the_same_bits_alone_and_in_any_batch(case):
         part, part_density = case.runtime.run_set(case.x.numpy()[:rows], draws)
         np.testing.assert_array_equal(part, together[:, :rows])
         np.testing.assert_array_equal(part_density, density[:rows])
-        part = case.runtime.outputs_of(case.x.numpy()[:rows], draws)
+        part = case.runtime.run_outputs(case.x.numpy()[:rows], draws)
         np.testing.assert_array_equal(part, together[:, :rows])
     last, _ = case.runtime.run_set(case.x.numpy()[-1:], draws)
     np.testing.assert_array_equal(last[:, 0], together[:, -1])

@@ -448,9 +448,7 @@ def test_what_cannot_be_exported_is_refused_in_plain_words(module, says):
 
 def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
     def fails(*_):
-        raise GraphError(
-            "network.onnx", "expected operators of those that are served, got Bernoulli"
-        )
+        raise GraphError("network.onnx", "expected supported operators, got Bernoulli")
 
     monkeypatch.setattr(graphs, "export", fails)
     network = DrawnNetwork(nn.Linear(4, 3), Stochastic("masks", input_rate=0.5), (4,))

@@ -4,7 +4,7 @@ import torch
 
 from model_store.inference.model import detector_scores
 from model_store.inference.noise import DRAW_INDEX
-from model_store.inference.runtime import HELD_BYTES
+from model_store.inference.runtime import MAX_DRAW_SET_BYTES
 from model_store.scores.classification import predictive_scores, predictive_sums
 from training.data import Rows
 from training.detectors import names_for
@@ -53,7 +53,7 @@ def rows():
 
 def test_a_large_draw_set_is_streamed_and_gives_the_bits_of_a_held_one(runtime):
     x = rows().x[:3]
-    assert DRAWS * runtime.draw_bytes > HELD_BYTES
+    assert DRAWS * runtime.draw_bytes > MAX_DRAW_SET_BYTES
     streamed = runtime.draw_set(7, DRAWS)
     assert streamed.theta is None
     held = runtime.draw_set(7, 100)

@@ -57,7 +57,7 @@ def test_a_network_of_another_width_than_the_classes_is_not_published(store, dra
     said = refused(
         store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()})
     )
-    assert "network.onnx: expected 10 outputs for each row (classes), got 11" in said
+    assert "network.onnx: expected 10 outputs per row (classes), got 11" in said
 
 
 def test_a_graph_with_an_operator_that_is_not_served_is_not_published(store, draft):
@@ -67,7 +67,7 @@ def test_a_graph_with_an_operator_that_is_not_served_is_not_published(store, dra
     said = refused(
         store, Draft(draft.description, {**draft.files, "sampler.onnx": graph.SerializeToString()})
     )
-    assert "sampler.onnx: expected operators of those that are served, got Loop" in said
+    assert "sampler.onnx: expected supported operators, got Loop" in said
 
 
 def test_a_version_whose_calibration_is_of_other_classes_is_not_published(store, draft):
