@@ -6,6 +6,7 @@ DubitoError
 │   ├── Conflict          a value that contradicts an earlier one
 │   └── NotFound          no such model, version or alias (also a StoreError)
 ├── StoreError
+│   ├── BrokenAlias       an alias that names no version
 │   ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
 │   ├── UnsupportedFormat a version written in an unknown format
 │   └── StoreUnreachable  a bucket that cannot be reached, or refuses
@@ -75,6 +76,12 @@ class NotFound(FieldError, StoreError):
     """No such model, version, job, file or path."""
 
     status, code, remedy = 404, "not_found", "`GET /models`"
+
+
+class BrokenAlias(StoreError):
+    """An alias is missing, unreadable, or names a version that does not exist."""
+
+    status, code, remedy = 503, "broken_alias", "move the alias to a version"
 
 
 class BrokenArtifact(StoreError):

@@ -43,7 +43,14 @@ from model_store.artifacts.storage import (
     is_name,
     is_version,
 )
-from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, UnsupportedFormat
+from model_store.errors import (
+    BrokenAlias,
+    BrokenArtifact,
+    InvalidInput,
+    NotFound,
+    StoreError,
+    UnsupportedFormat,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -65,6 +72,14 @@ class Artifact:
     files: dict[str, bytes]
     folder: Path  # of the other files
     lease: Lease | None = field(default=None, repr=False, compare=False)  # keeps the folder
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """The aliases of a model."""
+
+    versions: dict[str, str]  # by alias
+    problems: dict[str, str]  # reasons, for aliases that name no version
 
 
 class ModelStore:
@@ -89,36 +104,61 @@ class ModelStore:
         return [str(number) for number in sorted(self.storage.numbers(name))]
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return the version of each alias; `latest` is the newest version unless it was moved."""
+        """Return the version of each alias, without aliases that name no version."""
+        return self.read_aliases(name).versions
+
+    def read_aliases(self, name: str) -> Aliases:
+        """Read the version of each alias, and why other aliases name none.
+
+        A model without any alias has the problem that `latest` is missing.
+        """
         check_is_known_name(name)
         # Reading aliases first includes versions that are published between the two reads.
-        aliases = self.storage.aliases(name)
+        texts = self.storage.aliases(name)
         versions = self.versions(name)
         # An alias moved and its version was deleted between the two reads, or it is dangling.
-        if not {*aliases.values()} <= {*versions}:
-            aliases = self.storage.aliases(name)
+        if not {*texts.values()} <= {*versions}:
+            texts = self.storage.aliases(name)
             versions = self.versions(name)
-        newest = {LATEST: versions[-1]} if versions else {}
-        return newest | {
-            alias: version for alias, version in aliases.items() if version in versions
+        targets = {alias: text for alias, text in texts.items() if text in versions}
+        problems = {
+            alias: f"alias {alias} names version {text}, which does not exist"
+            if is_version(text)
+            else f"alias {alias} holds {text[:80]!r} instead of a version number"
+            for alias, text in texts.items()
+            if alias not in targets
         }
+        if versions and not texts:
+            problems[LATEST] = f"alias {LATEST} is missing"
+        return Aliases(targets, problems)
+
+    def was_deleted(self, name: str) -> bool:
+        """Return True if `delete` removed a model, instead of its files being lost."""
+        deleted = self.storage.read_alias(name, LAST_DELETED)
+        return deleted is not None and not self.versions(name) and not self.storage.aliases(name)
 
     def resolve(self, name: str, version: str = LATEST) -> str:
         """Return the version number that a number or an alias names.
 
         Raises:
             NotFound: if there is no such model, version or alias.
+            BrokenAlias: if the alias names no version.
         """
+        self._check_exists(name)
         versions = self.versions(name)
-        if not versions:
-            raise NotFound("model", f"one of {self.names()}", repr(name))
         if version in versions:
             return version
-        aliases = self.aliases(name)
-        if version in aliases:
-            return aliases[version]
-        names = [*versions, *sorted(aliases)]
+        aliases = self.read_aliases(name)
+        if version in aliases.versions:
+            return aliases.versions[version]
+        if version in aliases.problems:
+            raise BrokenAlias(f"model {name}: {aliases.problems[version]}")
+        names = [*versions, *sorted(aliases.versions)]
         raise NotFound("version", f"one of {names} of model {name}", repr(version))
+
+    def _check_exists(self, name: str) -> None:
+        if not self.versions(name):
+            raise NotFound("model", f"one of {self.names()}", repr(name))
 
     def manifest(self, name: str, version: str) -> Manifest:
         """Return the manifest of a version (a number). The files that it lists are not verified.
@@ -203,8 +243,8 @@ class ModelStore:
     ) -> Manifest:
         """Publish a complete version and move an alias to it.
 
-        Unless the alias is `latest`, `latest` stays at the current version, if there is one. A file
-        given by its path is copied, or hard-linked to a published file with the same content.
+        A file given by its path is copied, or hard-linked to a published file with the same
+        content.
 
         Raises:
             InvalidInput: if the name is invalid, or a file is missing or unknown.
@@ -218,8 +258,6 @@ class ModelStore:
         manifests: dict[int, Manifest] = {}
 
         def files_for(number: int) -> Files:
-            if alias != LATEST:
-                self._pin_latest(name)
             unsigned = Manifest(
                 format_version=FORMAT_VERSION,
                 **description.model_dump(),
@@ -255,12 +293,6 @@ class ModelStore:
                         duplicates.append(f"{name}/{version}/{file}")
         return Original(content, spec, tuple(duplicates))
 
-    def _pin_latest(self, name: str) -> None:
-        """Write the alias `latest`, so that it does not move to a newer version by itself."""
-        versions = self.versions(name)
-        if versions:
-            self._move(name, LATEST, lambda current: None if current in versions else versions[-1])
-
     def _move(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
         """Write `choose(current text)` to an alias, unless it is None; repeat if others write."""
         while True:
@@ -291,9 +323,9 @@ class ModelStore:
         if alias == LATEST:
             expected = f"another than {LATEST}, which always names a version"
             raise InvalidInput("alias", expected, LATEST)
-        self.resolve(name)
+        self._check_exists(name)
         with self.storage.writing(name):
-            aliases = self.aliases(name)
+            aliases = self.storage.aliases(name)
             if alias not in aliases:
                 raise NotFound("alias", f"one of {sorted(aliases)} of model {name}", repr(alias))
             self.storage.delete_alias(name, alias)
@@ -301,15 +333,22 @@ class ModelStore:
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
         """Delete a version (a number), or a model with all its versions; return the versions.
 
-        A version with an alias is deleted only with `force`, and the alias is removed. `latest`
-        moves to the next older version, or else to the newest one left. Numbers are not used again.
+        A version with an alias is deleted only with `force`, and the alias is removed. The version
+        of `latest` is deleted only with the whole model. Numbers are not used again.
         """
-        self.resolve(name, version or LATEST)
+        self._check_exists(name)
+        if version is not None:
+            self.resolve(name, version)
         with self.storage.writing(name):
             versions, aliases = self.versions(name), self.aliases(name)
             deleted = [number for number in versions if version in (None, number)]
-            left = [number for number in versions if number not in deleted]
-            named = sorted(alias for alias, number in aliases.items() if number in deleted)
+            if len(deleted) == len(versions):
+                named = sorted(self.storage.aliases(name))  # also those that name no version
+            elif LATEST in (
+                named := sorted(alias for alias, number in aliases.items() if number in deleted)
+            ):
+                expected = f"one that {LATEST} does not name: move {LATEST} first"
+                raise InvalidInput("version", expected, f"version {aliases[LATEST]}")
             if named and not force:
                 model = "" if version else f"all of {name}: "
                 verb = "name" if len(named) > 1 else "names"
@@ -319,15 +358,9 @@ class ModelStore:
             if deleted == versions[-len(deleted) :]:
                 highest = int(deleted[-1])
                 self._move(name, LAST_DELETED, lambda last: str(max(_number(last), highest)))
-            if left and LATEST in named:
-                older = [number for number in left if int(number) < int(aliases[LATEST])]
-                target = (older or left)[-1]
-                self._move(name, LATEST, lambda current: None if current in left else target)
             for alias in named:
-                if alias != LATEST:
-                    self.storage.delete_alias(name, alias)
-            # The version that is served comes last
-            for number in sorted(deleted, key=lambda number: number == aliases[LATEST]):
+                self.storage.delete_alias(name, alias)
+            for number in deleted:
                 self.storage.delete(f"{name}/{number}")
         return deleted
 
@@ -335,10 +368,13 @@ class ModelStore:
         """Delete all versions except the newest ones and those with an alias; return them."""
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
-        self.resolve(name)
+        self._check_exists(name)
         with self.storage.writing(name):
-            versions = self.versions(name)
-            retained = {*versions[-newest:], *self.aliases(name).values()}
+            versions, aliases = self.versions(name), self.read_aliases(name)
+            if aliases.problems:
+                expected = f"aliases of model {name} that name versions, so that these are kept"
+                raise InvalidInput("alias", expected, "; ".join(aliases.problems.values()))
+            retained = {*versions[-newest:], *aliases.versions.values()}
             deleted = [version for version in versions if version not in retained]
             for version in deleted:
                 self.storage.delete(f"{name}/{version}")

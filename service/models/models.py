@@ -18,7 +18,14 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
 from model_store.artifacts.store import LATEST
 from model_store.conformal.rank_tables import RankTables
-from model_store.errors import InvalidInput, NotFound, StoreError, StoreUnreachable, describe_value
+from model_store.errors import (
+    InvalidInput,
+    NotFound,
+    StoreError,
+    StoreUnreachable,
+    describe_value,
+    one_line,
+)
 from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
@@ -85,6 +92,7 @@ class Models:
         self._latest: dict[str, Manifest] = {}  # of served versions, loaded or not
         self._loaded: OrderedDict[Key, ServedModel] = OrderedDict()  # least recently used first
         self._drifts: dict[Key, Drift] = {}  # kept when a version is unloaded
+        self._digests: dict[Key, str] = {}  # of the manifests of versions that were loaded
         self._broken: dict[Key, tuple[float, StoreError]] = {}
         self._lock = threading.Lock()  # protects the fields above
         self._load_lock = threading.Lock()
@@ -184,6 +192,18 @@ class Models:
         for version in {*before.values()} - {*aliases.values()}:
             self._unload(name, version)
 
+    def find_change(self, name: str, version: str) -> str | None:
+        """Describe how the store's copy of a loaded version has changed, if it has."""
+        digest = self._digests.get((name, version))
+        try:
+            if digest in (None, self.store.manifest(name, version).digest):
+                return None
+        except StoreUnreachable:
+            return None
+        except StoreError as error:
+            return one_line(error)
+        return f"model {name} version {version} in the store differs from the loaded one"
+
     def set_latest(self, manifest: Manifest) -> None:
         with self._lock:
             self._latest[manifest.name] = manifest
@@ -203,7 +223,7 @@ class Models:
             for name, aliases in self._aliases.items():
                 present |= {(name, version) for version in aliases.values()}
             records: dict[Key, object]
-            for records in (self._broken, self._drifts):  # type: ignore[assignment]
+            for records in (self._broken, self._drifts, self._digests):  # type: ignore[assignment]
                 for key in records.keys() - present:
                     del records[key]
             deleted = self._loaded.keys() - present
@@ -256,6 +276,8 @@ class Models:
 
     def _manifest(self, name: str, version: str) -> Manifest:
         manifest = self.store.manifest(name, version)
+        if self._digests.get((name, version), manifest.digest) != manifest.digest:
+            raise manifest.broken("manifest.json", "it differs from the version loaded before")
         size = self._total_bytes([manifest])
         if size > self.settings.max_model_bytes:
             raise TooLargeToLoad(name, version, size, self.settings.max_model_bytes)
@@ -293,6 +315,7 @@ class Models:
         target = DriftTarget.from_statistics(tables.statistic, *key)
         with self._lock:
             drift = self._drifts.setdefault(key, Drift(target, self._evidence))
+            self._digests[key] = manifest.digest
         return ServedModel(model, Reservoir(model, 0, self.idle), drift)
 
     # Memory

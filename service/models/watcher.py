@@ -1,17 +1,16 @@
 """Watch the model store, and follow its aliases.
 
-When an alias moves, the new version is tested and loaded before requests use it. If `latest` is
-broken at startup, the service uses the newest older version that works.
+When an alias moves, the new version is tested and loaded before requests use it. An alias serves
+only versions that it has named. If it becomes unreadable or names a missing or broken version, the
+service keeps serving the previous one and lists the reason in `problems`.
 """
 
 import logging
 import random
 import threading
 import time
-from contextlib import suppress
 
-from model_store.artifacts.storage import is_version
-from model_store.artifacts.store import LATEST
+from model_store.artifacts.store import LATEST, Aliases
 from model_store.errors import StoreError, StoreUnreachable, one_line
 from model_store.processes import LOOK_S
 from service.errors import NotReady
@@ -110,26 +109,40 @@ class Watcher:
         names, is_complete = self.store.names(), True
         for name in names:
             try:
-                aliases = self.store.aliases(name)
+                aliases = self.store.read_aliases(name)
             except OSError as error:  # other models stay unaffected
                 is_complete = False
                 self._set_problem(name, LATEST, f"cannot read model {name}: {error.strerror}")
             else:
                 self._follow(name, aliases)
-        self.models.forget_deleted({name: self.store.versions(name) for name in names})
+        lost = {*self.models.names()} - {*names}
+        deleted = {name for name in lost if self.store.was_deleted(name)}
+        for name in lost - deleted:
+            self._set_problem(name, LATEST, f"model {name} is missing from the store")
+        retained = [*names, *(lost - deleted)]
+        self.models.forget_deleted({name: self.store.versions(name) for name in retained})
         for name, alias in [*self.problems]:
-            if name not in names:
+            if name not in retained:
                 del self.problems[name, alias]
         return is_complete
 
-    def _follow(self, name: str, targets: dict[str, str]) -> None:
+    def _follow(self, name: str, stored: Aliases) -> None:
         """Move a model's aliases to their targets, except to broken versions."""
         before, broken = self.models.aliases(name), self.models.errors(name)
-        aliases = {alias: before[alias] for alias in before if alias in targets}
+        targets, unreadable = stored.versions, dict(stored.problems)
+        if LATEST in before and LATEST not in targets:
+            unreadable.setdefault(LATEST, f"alias {LATEST} is missing")
+        aliases = {alias: before[alias] for alias in before if alias in targets | unreadable}
+        for alias, problem in unreadable.items():
+            self._set_problem(name, alias, f"model {name}: {problem}", before.get(alias))
         for alias, target in sorted(targets.items(), key=lambda item: item[0] != LATEST):
             current = before.get(alias)
             if current == target and target not in broken:
-                self.problems.pop((name, alias), None)
+                change = self.models.find_change(name, target)
+                if change is None:
+                    self.problems.pop((name, alias), None)
+                else:
+                    self._set_problem(name, alias, change, current)
             elif not before and alias != LATEST:
                 aliases[alias] = target  # loaded on request, to start faster
             else:
@@ -137,53 +150,24 @@ class Watcher:
                 version = self._version_to_serve(name, alias, target, current)
                 if version is not None:
                     aliases[alias] = version
-        for alias in {alias for model, alias in self.problems if model == name} - targets.keys():
+        with_problems = {alias for model, alias in self.problems if model == name}
+        for alias in with_problems - targets.keys() - unreadable.keys():
             del self.problems[name, alias]
         self.models.set_aliases(name, aliases)
 
     def _version_to_serve(
         self, name: str, alias: str, target: str, current: str | None
     ) -> str | None:
-        """Return an alias's target, a fallback if the target is broken, or None for no change."""
+        """Return an alias's target, or the current version if the target is broken or pending."""
         try:
             if not self._try_load(name, alias, target):
                 return None
         except StoreError as error:
-            if current is None and alias == LATEST and not isinstance(error, StoreUnreachable):
-                current = self._load_older(name, target)
-            fallback = "" if current is None else f"; {alias} goes on with version {current}"
-            self._set_problem(name, alias, f"cannot serve {one_line(error)}{fallback}")
+            self._set_problem(name, alias, f"cannot serve {one_line(error)}", current)
             return current
         self.problems.pop((name, alias), None)
         logger.info("serving model %s version %s as %s", name, target, alias)
         return target
-
-    def _load_older(self, name: str, target: str) -> str | None:
-        """Load the newest working version before `target`, and return its number.
-
-        Candidates are skipped unless they are ancestors of the target, because they may never have
-        been promoted.
-        """
-        ancestors = self._ancestors(name, target)
-        for version in reversed(self.store.versions(name)):
-            if int(version) < int(target):
-                with suppress(StoreError):
-                    is_candidate = self.store.manifest(name, version).training.get("labels")
-                    if not is_candidate or version in ancestors:
-                        return version if self._try_load(name, LATEST, version) else None
-        return None
-
-    def _ancestors(self, name: str, version: str) -> set[str]:
-        """Return a version and all versions from which it was warm-started."""
-        ancestors: set[str] = set()
-        with suppress(StoreError):
-            while is_version(version) and version not in ancestors:
-                training = self.store.manifest(name, version).training
-                ancestors.add(version)
-                origin = training.get("warm_start")
-                if isinstance(origin, dict) and origin.get("name") == name:
-                    version = str(origin.get("version"))
-        return ancestors
 
     def _try_load(self, name: str, alias: str, version: str) -> bool:
         """Load a version. Return False if its preflight is pending."""
@@ -199,7 +183,9 @@ class Watcher:
             self.models.set_latest(loaded.model.manifest)
         return True
 
-    def _set_problem(self, name: str, alias: str, text: str) -> None:
+    def _set_problem(self, name: str, alias: str, text: str, current: str | None = None) -> None:
+        if current is not None:
+            text = f"{text}; {alias} keeps serving version {current}"
         if self.problems.get((name, alias)) != text:
             self.problems[name, alias] = text
             logger.error("%s", text)
