@@ -342,11 +342,10 @@ class ModelStore:
         with self.storage.writing(name):
             versions, aliases = self.versions(name), self.aliases(name)
             deleted = [number for number in versions if version in (None, number)]
-            if len(deleted) == len(versions):
+            named = sorted(alias for alias, number in aliases.items() if number in deleted)
+            if deleted == versions:
                 named = sorted(self.storage.aliases(name))  # also those that name no version
-            elif LATEST in (
-                named := sorted(alias for alias, number in aliases.items() if number in deleted)
-            ):
+            elif LATEST in named:
                 expected = f"one that {LATEST} does not name: move {LATEST} first"
                 raise InvalidInput("version", expected, f"version {aliases[LATEST]}")
             if named and not force:

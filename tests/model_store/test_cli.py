@@ -104,20 +104,14 @@ def test_delete_takes_what_no_alias_names(store):
     assert store.versions("digits") == ["1", "3"]
 
 
-def test_delete_by_force_moves_latest_to_the_version_before_and_removes_other_aliases(store):
+def test_delete_by_force_removes_aliases_but_never_moves_latest(store):
     store.set_alias("digits", "champion", "2")
-    store.set_alias("digits", "latest", "2")  # rolled back from 3, which must not be served again
     done = run_store(store, "delete", "digits:2", "--force")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "deleted: digits version 2",
-        "champion: removed",
-        "latest: moved to version 1",
-    ]
-    assert (
-        run_store(store, "delete", "digits:1", "--force").stdout.splitlines()[-1]
-        == "latest: moved to version 3"
-    )
+    assert done.stdout.splitlines() == ["deleted: digits version 2", "champion: removed"]
+    refused = run_store(store, "delete", "digits:3", "--force")
+    assert refused.returncode == 2
+    assert "move latest first" in refused.stderr
     assert store.aliases("digits") == {"latest": "3"}
 
 

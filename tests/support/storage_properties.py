@@ -68,11 +68,16 @@ def version_numbers_grow_and_are_never_reused(make):
     assert [publish(make()) for _ in range(11)] == [str(number) for number in range(1, 12)]
     assert make().versions("m") == [str(number) for number in range(1, 12)]
     assert make().keep("m", 2) == [str(number) for number in range(1, 10)]
-    make().delete("m", "11", force=True)
+    with pytest.raises(InvalidInput, match="move latest first"):
+        make().delete("m", "11", force=True)
+    make().set_alias("m", "latest", "10")
+    make().delete("m", "11")
     assert (make().versions("m"), make().aliases("m")) == (["10"], {"latest": "10"})
     assert publish(make()) == "12"
+    assert not make().was_deleted("m")
     assert make().delete("m", force=True) == ["10", "12"]
     assert (make().names(), make().versions("m"), make().aliases("m")) == ([], [], {})
+    assert make().was_deleted("m")
     assert publish(make()) == "13"
 
 

@@ -39,7 +39,10 @@ def check_gate(
     passes, and says so."""
     gate = recipe.gate
     assert gate is not None
-    version = store.aliases(name).get(gate.against)
+    aliases = store.read_aliases(name)
+    if gate.against in aliases.problems:
+        raise GateError(f"gate: model {name}: {aliases.problems[gate.against]}")
+    version = aliases.versions.get(gate.against)
     if version is None:
         log.info(
             "gate: %s has no alias %s yet, so there is nothing to be worse than", name, gate.against

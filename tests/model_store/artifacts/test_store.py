@@ -1,10 +1,11 @@
+import shutil
 from itertools import count
 
 import pytest
 
 from model_store.artifacts.manifest import FILES
 from model_store.artifacts.store import ModelStore
-from model_store.errors import InvalidInput, NotFound
+from model_store.errors import BrokenAlias, InvalidInput, NotFound
 from tests.support.faulty_bucket import FaultyBucket
 from tests.support.storage_properties import PROPERTIES
 from tests.support.stores import tiny_description, tiny_files
@@ -29,10 +30,33 @@ def test_a_folder_holds_only_the_files_of_the_format_and_ignores_others(publishe
     assert {entry.name for entry in (folder / "1").iterdir()} == {*FILES, "manifest.json"}
     (published.root / "empty").mkdir()
     (published.root / "file").write_text("")
-    (folder / "aliases" / "champion").write_text("7")
-    (folder / "aliases" / "latest").write_bytes(b"\xff\xfe")
     assert published.names() == ["m"]
-    assert published.aliases("m") == {"latest": "1"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"v1", b"1.0", b"999", b"\xef\xbb\xbf1", b"\xff\xfe", b"one", b"01", b"-1"]
+)
+def test_an_alias_that_names_no_version_is_never_replaced_by_a_guess(published, content):
+    published.publish("m", tiny_description(), tiny_files())
+    (published.root / "m" / "aliases" / "latest").write_bytes(content)
+    aliases = published.read_aliases("m")
+    assert (aliases.versions, list(aliases.problems)) == ({}, ["latest"])
+    with pytest.raises(BrokenAlias, match="model m: alias latest"):
+        published.resolve("m")
+    with pytest.raises(InvalidInput, match="alias latest"):
+        published.keep("m", 1)
+    published.publish("m", tiny_description(), tiny_files(), alias="candidate")
+    assert published.aliases("m") == {"candidate": "3"}
+    published.set_alias("m", "latest", "2")
+    assert published.aliases("m") == {"candidate": "3", "latest": "2"}
+
+
+def test_a_model_without_aliases_has_no_latest_version(published):
+    shutil.rmtree(published.root / "m" / "aliases")
+    assert published.read_aliases("m").problems == {"latest": "alias latest is missing"}
+    assert not published.was_deleted("m")
+    with pytest.raises(BrokenAlias, match="alias latest is missing"):
+        published.resolve("m")
 
 
 @pytest.mark.parametrize("alias", ["", "3", ".hidden", "a/b", "../x", "a" * 65, "new\nline"])
@@ -53,9 +77,8 @@ def test_an_unknown_version_is_refused(published, version):
             use()
 
 
-def test_a_publication_under_another_alias_leaves_latest_in_place(store):
-    store.publish("m", tiny_description(), tiny_files())
-    # A writer that was killed between the version and its alias leaves no `latest`.
-    (store.root / "m" / "aliases" / "latest").unlink()
+def test_a_publication_under_another_alias_promotes_nothing(store):
     store.publish("m", tiny_description(), tiny_files(), alias="candidate")
-    assert store.aliases("m") == {"latest": "1", "candidate": "2"}
+    assert store.aliases("m") == {"candidate": "1"}
+    with pytest.raises(NotFound, match="version: expected one of"):
+        store.resolve("m")

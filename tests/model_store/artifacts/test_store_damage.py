@@ -166,7 +166,7 @@ def test_a_linked_folder_of_aliases_is_not_followed(published, tmp_path):
     (published.root / "m" / "aliases").rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "latest").write_text("1")
     (published.root / "m" / "aliases").symlink_to(tmp_path / "elsewhere")
-    assert published.aliases("m") == {"latest": "2"}
+    assert published.aliases("m") == {}
 
 
 def flip_each_byte(content):
