@@ -47,14 +47,13 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
 
 def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]:
     """Return what is served, version by model."""
-    models = context.models
     if context.ending.is_set():
         raise NotReady("the service is about to end")
     serving = context.served_versions()
     if not serving:
-        broken = [text for name in models.names() for text in models.errors(name).values()]
+        problems = context.watcher.problems.values() if shows_reasons else ()
         otherwise = PREFLIGHTS_RUNNING if context.watcher.has_pending_preflights else HOW_TO_PUBLISH
-        raise NotReady("; ".join(broken if shows_reasons else ()) or otherwise)
+        raise NotReady("; ".join(problems) or otherwise)
     return serving
 
 

@@ -118,7 +118,8 @@ class Watcher:
         lost = {*self.models.names()} - {*names}
         deleted = {name for name in lost if self.store.was_deleted(name)}
         for name in lost - deleted:
-            self._set_problem(name, LATEST, f"model {name} is missing from the store")
+            text = f"model {name} is missing from the store"
+            self._set_problem(name, LATEST, text, self.models.aliases(name).get(LATEST))
         retained = [*names, *(lost - deleted)]
         self.models.forget_deleted({name: self.store.versions(name) for name in retained})
         for name, alias in [*self.problems]:

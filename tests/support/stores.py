@@ -6,16 +6,20 @@ from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 
 
-def publish_again(store: ModelStore, source: Path, name: str = "digits", **files: bytes) -> str:
-    """Publish `digits` version 1 of another store, some files replaced, as a new version; return
-    its number."""
+def publish_again(
+    store: ModelStore, source: Path, name: str = "digits", alias: str = "latest", **files: bytes
+) -> str:
+    """Publish `digits` version 1 of another store as a new version, and return its number.
+
+    `files` replace graphs by their stem.
+    """
     artifact = ModelStore(source).open("digits", "1")
     description = Description(
         **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
     )
     replaced = {f"{stem}.onnx": content for stem, content in files.items()}
     return store.publish(
-        name, description, {file: artifact.files[file] for file in FILES} | replaced
+        name, description, {file: artifact.files[file] for file in FILES} | replaced, alias
     ).version
 
 

@@ -1,13 +1,11 @@
 import shutil
 
-import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.artifacts.manifest import Description
 from model_store.artifacts.signature import read_private_key, write_key_pair
 from model_store.artifacts.store import ModelStore
-from tests.support.serving import SOON, WITH_TRIALS, answers, metric, predict_blank, wait_until
+from tests.support.serving import SOON, metric, predict_blank, wait_until
 from tests.support.stores import publish_again
 
 
@@ -90,11 +88,17 @@ BROKEN = (
 
 def test_broken_versions_refuse_by_name_while_others_are_served(client_of, digits_store, own_store):
     broken = {f"broken-{n}": damaged for n, damaged in enumerate(BROKEN)}
-    for name, (file, how) in broken.items():
+    for name in broken:
         for _ in range(2):
             publish_again(own_store, digits_store, name)
-        damage(own_store.root / name / "2", file, how)
+        own_store.set_alias(name, "latest", "1")
     with client_of(own_store.root, **SOON) as client:
+        for name, (file, how) in broken.items():
+            damage(own_store.root / name / "2", file, how)
+            own_store.set_alias(name, "latest", "2")
+        wait_until(
+            lambda: len(client.get("/health/ready").json().get("degraded", [])) == len(BROKEN)
+        )
         for name, (file, _) in broken.items():
             answer = predict_blank(client, model=name, version="2")
             assert answer.status_code == 503
@@ -117,11 +121,12 @@ def test_broken_versions_refuse_by_name_while_others_are_served(client_of, digit
         for name, (file, _) in broken.items():
             said = [text for text in ready.json()["degraded"] if name in text]
             assert said[0].startswith(f"cannot serve model {name} version 2: {file}: ")
-            assert said[0].endswith("; latest goes on with version 1")
+            assert said[0].endswith("; latest keeps serving version 1")
             text = client.get("/metrics").text
             assert metric(text, "dubito_degraded_alias", model=name, alias="latest") == 1
             assert metric(text, "dubito_alias", model=name, alias="latest", version="1") == 1
-        for name in broken:  # `latest` is then version 1, and nothing is broken any more
+        for name in broken:
+            own_store.set_alias(name, "latest", "1")
             shutil.rmtree(own_store.root / name / "2")
         wait_until(
             lambda: all(predict_blank(client, model=name).status_code == 200 for name in broken)
@@ -132,58 +137,95 @@ def test_broken_versions_refuse_by_name_while_others_are_served(client_of, digit
         wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
 
 
-def test_latest_goes_on_with_the_newest_whole_version_before_it_and_never_with_a_newer_one(
-    serve, client_of, digits_store, own_store
+def test_a_service_never_starts_with_another_version_than_latest_names(
+    client_of, digits_store, own_store
 ):
-    for _ in range(4):
-        publish_again(own_store, digits_store)
-    own_store.set_alias("digits", "latest", "4")  # moved back from 5
-    whole = (own_store.root / "digits" / "4" / "network.onnx").read_bytes()
-    for version in ("3", "4"):
-        damage(own_store.root / "digits" / version, "network.onnx", "truncated")
-    with (
-        serve(own_store.root, **SOON, **WITH_TRIALS) as (url, process),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
-        wait_until(lambda: answers(f"{url}/health/ready"))
-        assert predict_blank(client).json()["version"] == "2"
-        damage(own_store.root / "digits" / "2", "network.onnx", "missing")
-        damage(own_store.root / "digits" / "1", "network.onnx", "missing")
-        assert predict_blank(client).json()["version"] == "2"  # which is in memory
-        process.terminate()
-        log = process.communicate(timeout=60)[1]
-    assert "cannot serve model digits version 4: network.onnx: " in log
-    assert "latest goes on with version 2" in log
+    publish_again(own_store, digits_store)
+    whole = (own_store.root / "digits" / "2" / "network.onnx").read_bytes()
+    damage(own_store.root / "digits" / "2", "network.onnx", "truncated")
     with client_of(own_store.root, **SOON) as client:
         ready = client.get("/health/ready")
         assert ready.status_code == 503
-        assert "model digits version 4: network.onnx: " in ready.json()["detail"]
-        (own_store.root / "digits" / "4" / "network.onnx").write_bytes(whole)
-        assert predict_blank(client, version="5").json()["version"] == "5"
+        assert "model digits version 2: network.onnx: " in ready.json()["detail"]
+        assert predict_blank(client).status_code == 503
+        assert predict_blank(client, version="1").json()["version"] == "1"
+        (own_store.root / "digits" / "2" / "network.onnx").write_bytes(whole)
+        own_store.set_alias("digits", "latest", "1")
+        wait_until(lambda: client.get("/health/ready").status_code == 200)
+        assert predict_blank(client).json()["version"] == "1"
 
 
-def test_a_candidate_that_latest_does_not_come_of_stands_in_for_no_damaged_version(
-    serve, digits_store, own_store
+@pytest.mark.parametrize("content", [b"", b"v1", b"1.0", b"\xef\xbb\xbf1", b"999", None])
+def test_a_service_keeps_its_version_if_latest_becomes_unreadable(
+    client_of, digits_store, own_store, content
 ):
-    def publish_candidate(parent):
-        artifact = own_store.open("digits", "1")
-        made = {"labels": {"rows": 9}, "warm_start": {"name": "digits", "version": parent}}
-        fields = {field: getattr(artifact.manifest, field) for field in Description.model_fields}
-        description = Description(**fields | {"training": fields["training"] | made})
-        return own_store.publish("digits", description, artifact.files, "candidate").version
+    alias = own_store.root / "digits" / "aliases" / "latest"
+    with client_of(own_store.root, **SOON) as client:
+        alias.unlink() if content is None else alias.write_bytes(content)
+        publish_again(own_store, digits_store, alias="candidate")
+        wait_until(lambda: client.get("/health/ready").json()["status"] == "degraded")
+        (problem,) = client.get("/health/ready").json()["degraded"]
+        assert "alias latest" in problem
+        assert problem.endswith("latest keeps serving version 1")
+        assert predict_blank(client).json()["version"] == "1"
+        text = client.get("/metrics").text
+        assert metric(text, "dubito_degraded_alias", model="digits", alias="latest") == 1
+        own_store.set_alias("digits", "latest", "2")
+        wait_until(lambda: predict_blank(client).json()["version"] == "2")
+        wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
 
-    promoted, never, wanted = (publish_candidate(parent) for parent in "112")
-    own_store.set_alias("digits", "latest", wanted)
-    damage(own_store.root / "digits" / wanted, "network.onnx", "truncated")
-    for expected, lost in ((promoted, "network.onnx"), ("1", None)):
-        with (
-            serve(own_store.root, **SOON) as (url, _),
-            httpx.Client(base_url=url, timeout=60) as client,
-        ):
-            assert predict_blank(client).json()["version"] == expected
-            assert predict_blank(client, version=never).json()["version"] == never
-        if lost is not None:
-            damage(own_store.root / "digits" / promoted, lost, "truncated")
+
+@pytest.mark.parametrize("content", [b"v1", b"999", None])
+def test_a_service_starts_without_a_model_whose_latest_is_unreadable(client_of, own_store, content):
+    aliases = own_store.root / "digits" / "aliases"
+    shutil.rmtree(aliases)
+    if content is not None:
+        aliases.mkdir()
+        (aliases / "latest").write_bytes(content)
+    with client_of(own_store.root, **SOON) as client:
+        answer = predict_blank(client)
+        assert (answer.status_code, answer.json()["code"]) == (503, "broken_alias")
+        assert "alias latest" in answer.json()["detail"]
+        assert client.get("/health/ready").status_code == 503
+        assert "alias latest" in client.get("/health/ready").json()["detail"]
+        own_store.set_alias("digits", "latest", "1")
+        wait_until(lambda: predict_blank(client).status_code == 200)
+
+
+def test_a_model_that_vanishes_is_served_until_it_is_deleted(client_of, digits_store, own_store):
+    publish_again(own_store, digits_store, "other")
+    folder = own_store.root / "digits"
+    with client_of(own_store.root, **SOON) as client:
+        folder.rename(own_store.root / ".away")
+        wait_until(lambda: client.get("/health/ready").json()["status"] == "degraded")
+        assert client.get("/health/ready").json()["degraded"] == [
+            "model digits is missing from the store; latest keeps serving version 1"
+        ]
+        assert predict_blank(client, model="digits").status_code == 200
+        assert client.get("/models/digits").status_code == 200
+        assert {m["name"] for m in client.get("/models").json()["models"]} == {"digits", "other"}
+        (own_store.root / ".away").rename(folder)
+        wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
+        own_store.delete("digits", force=True)
+        wait_until(lambda: predict_blank(client, model="digits").status_code == 404)
+        wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
+
+
+def test_other_content_under_a_loaded_number_is_reported_and_not_served(
+    client_of, digits_store, own_store, tmp_path
+):
+    replacement = ModelStore(tmp_path / "replacement")
+    publish_again(replacement, digits_store)  # the same files, published at another time
+    with client_of(own_store.root, **SOON) as client:
+        before = predict_blank(client, seed=1).content
+        (own_store.root / "digits").rename(own_store.root / ".away")
+        (replacement.root / "digits").rename(own_store.root / "digits")
+        wait_until(lambda: client.get("/health/ready").json()["status"] == "degraded")
+        assert client.get("/health/ready").json()["degraded"] == [
+            "model digits version 1 in the store differs from the loaded one; "
+            "latest keeps serving version 1"
+        ]
+        assert predict_blank(client, seed=1).content == before
 
 
 def test_a_service_that_is_told_a_public_key_serves_nothing_else(
@@ -195,7 +237,7 @@ def test_a_service_that_is_told_a_public_key_serves_nothing_else(
     settings = {"DUBITO_VERIFY_KEY_FILE": str(public), "DUBITO_ADMIN_KEY": admin["X-API-Key"]}
     with client_of(own_store.root, **SOON, **settings) as client:
         expected = "model digits version 1: manifest.sig: there is none: the version is not signed"
-        assert client.get("/health/ready").json()["detail"] == expected
+        assert client.get("/health/ready").json()["detail"] == f"cannot serve {expected}"
         assert client.get("/models/digits").json()["broken"] == {"1": expected}
         assert predict_blank(client).json()["detail"] == expected
         own_store.sign("digits", "1", key)
@@ -242,7 +284,7 @@ def test_with_several_models_a_request_names_one_unless_there_is_a_default(
         assert answer.status_code == 422
         assert answer.json()["detail"].startswith("model: expected one of ['digits', 'other']")
         assert predict_blank(client, model="other").json()["model"] == "other"
-        shutil.rmtree(own_store.root / "other")
+        own_store.delete("other", force=True)
         wait_until(lambda: serving(client) == {"digits": "1"})
         assert predict_blank(client).json()["model"] == "digits"
         assert predict_blank(client, model="other").status_code == 404
@@ -266,7 +308,7 @@ def test_folders_that_are_no_models_are_passed_over(client_of, own_store):
         assert serving(client) == {"digits": "1"}
         assert predict_blank(client, model="linked").status_code == 404
         assert predict_blank(client, version="7").status_code == 404
-        assert predict_blank(client, version="dangling").status_code == 404
+        assert predict_blank(client, version="dangling").status_code == 503
 
 
 def test_models_are_described(client, digits_store):

@@ -45,8 +45,8 @@ def test_an_alias_that_moves_to_a_broken_version_goes_on_with_the_one_before_and
     said = [line for line in log.splitlines() if "cannot serve" in line]
     assert len(said) == 2
     assert all("model digits version 2: network.onnx: " in line for line in said)
-    assert "champion goes on with version 1" in log
-    assert "latest goes on with version 3" in log
+    assert "champion keeps serving version 1" in log
+    assert "latest keeps serving version 3" in log
 
 
 def test_a_version_of_an_unknown_format_is_refused_by_its_format(serve, own_store, digits_store):
