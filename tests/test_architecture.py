@@ -27,15 +27,15 @@ def test_every_room_is_on_the_page(package):
 
 
 def test_every_file_and_folder_on_the_page_exists():
-    named = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:py|md|yml))`", PAGE)
-    assert len(named) > 30
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    names = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:py|md|yml))`", PAGE)
+    assert len(names) > 30
+    assert [path for path in names if not (ROOT / path).exists()] == []
 
 
 def test_every_test_on_the_page_exists():
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
-    assert len(named) > 15
-    for file, test in named:
+    names = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+    assert len(names) > 15
+    for file, test in names:
         assert f"def {test}(" in (ROOT / file).read_text(), test
 
 
@@ -87,10 +87,10 @@ def imports_between_rooms(package):
     for path in FOLDERS[package].rglob("*.py"):
         names = path.relative_to(FOLDERS[package].parent).with_suffix("").parts
         room = room_of(".".join(names).removesuffix(".__init__"))
-        wanted = {
+        expected = {
             room_of(module) for module in imported_modules(path) if module.startswith(f"{package}.")
         }
-        graph.setdefault(room, set()).update(wanted - {room})
+        graph.setdefault(room, set()).update(expected - {room})
     return graph
 
 

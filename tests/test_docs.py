@@ -85,11 +85,11 @@ def keys(section, prefix=""):
 def test_every_key_of_a_recipe_is_in_the_guide():
     pages = guide("recipes") + guide("networks")
     rows = "\n".join(line for line in pages.splitlines() if line.startswith("| `"))
-    wanted = [key for key in keys(Recipe) if not key.startswith("network.")]
-    assert len(wanted) > 30
+    expected = [key for key in keys(Recipe) if not key.startswith("network.")]
+    assert len(expected) > 30
     missing = [
         key
-        for key in wanted
+        for key in expected
         if f"`{key}`" not in rows and f"`{key.rpartition('.')[2]}`" not in rows
     ]
     assert missing == []
@@ -128,8 +128,8 @@ def test_every_metric_of_a_gate_is_in_the_guide():
 
 def test_every_acquisition_is_in_the_reference():
     reference = guide("api").partition("## POST /acquire")[2].partition("\n## ")[0]
-    wanted = {name for names in ACQUISITIONS.values() for name in names}
-    assert {name for name in wanted if f"`{name}`" not in reference} == set()
+    expected = {name for names in ACQUISITIONS.values() for name in names}
+    assert {name for name in expected if f"`{name}`" not in reference} == set()
 
 
 def parse_options(schema, prefix=""):
@@ -143,14 +143,14 @@ def parse_options(schema, prefix=""):
 
 
 def test_every_field_of_the_manifest_is_in_the_format():
-    written = (ROOT / "model_store" / "README.md").read_text()
-    wanted = {
+    content = (ROOT / "model_store" / "README.md").read_text()
+    expected = {
         field
         for field in parse_options(Manifest)
         if not field.startswith(("input.image.", "abstention.", "files."))
     }
-    assert len(wanted) > 30
-    assert {field for field in wanted if f"`{field}`" not in written} == set()
+    assert len(expected) > 30
+    assert {field for field in expected if f"`{field}`" not in content} == set()
 
 
 def test_every_field_of_requests_and_answers_is_in_the_reference():

@@ -29,7 +29,7 @@ SERVICE = {
     "state": RESOURCES["StatefulSet", "dubito-state"]["spec"]["template"],
 }
 KSERVE = yaml.safe_load((ROOT / "docs" / "kserve.yaml").read_text())["spec"]["predictor"]
-KSERVE_FIELDS = {"minReplicas", "maxReplicas"}  # of a predictor, not of a pod
+KSERVE_FIELDS = {"minReplicas", "maxReplicas"}
 PODS = SERVICE | {
     "ray head": CLUSTER["headGroupSpec"]["template"],
     "ray worker": CLUSTER["workerGroupSpecs"][0]["template"],

@@ -63,14 +63,14 @@ def test_every_metric_in_an_expression_exists(samples):
 
 def test_bucket_bounds_in_expressions_are_the_histograms_bounds(samples):
     ends = {"dubito_request_seconds_bucket": SECONDS, "dubito_flag_p_value_bucket": EDGES.tolist()}
-    asked = [
+    request = [
         (name, float(end))
         for expression in collect_expressions().values()
         for name, of_le in re.findall(r'(\w+_bucket)\{[^}]*\ble=~?"([^"]+)"', expression)
         for end in of_le.split("|")
     ]
-    assert {name for name, _ in asked} == ends.keys()
-    assert all(end in ends[name] for name, end in asked)
+    assert {name for name, _ in request} == ends.keys()
+    assert all(end in ends[name] for name, end in request)
     assert f'le="{FLAG_RATE_FPR}"' in RECORDS["dubito:flag_rate:1h"]
 
 
@@ -94,7 +94,7 @@ def test_the_guide_lists_exactly_the_alerts():
 @pytest.mark.parametrize("rows", [100, 500, 5000])
 def test_a_flag_rate_rarely_leaves_its_band_without_drift(calibration, rows):
     gaps = calibration + 1
-    known = {
+    reference = {
         "dubito:watched_rows:increase1h": rows,
         "dubito:flag_rate:gaps": gaps,
         "dubito:flag_rate:expected": math.floor(FLAG_RATE_FPR * gaps + 1e-9) / gaps,
@@ -104,15 +104,15 @@ def test_a_flag_rate_rarely_leaves_its_band_without_drift(calibration, rows):
         "dubito:flag_rate:upper1h",
         "dubito:flag_rate:lower1h",
     ):
-        known[record] = value_of(RECORDS[record], known)
+        reference[record] = value_of(RECORDS[record], reference)
     flags = betabinom(
         rows,
-        known["dubito:flag_rate:expected"] * gaps,
-        (1 - known["dubito:flag_rate:expected"]) * gaps,
+        reference["dubito:flag_rate:expected"] * gaps,
+        (1 - reference["dubito:flag_rate:expected"]) * gaps,
     )
-    assert flags.sf(math.floor(rows * known["dubito:flag_rate:upper1h"])) <= 5e-5
-    assert flags.cdf(math.ceil(rows * known["dubito:flag_rate:lower1h"]) - 1) <= 5e-5
-    assert flags.mean() < rows * known["dubito:flag_rate:upper1h"] < rows
+    assert flags.sf(math.floor(rows * reference["dubito:flag_rate:upper1h"])) <= 5e-5
+    assert flags.cdf(math.ceil(rows * reference["dubito:flag_rate:lower1h"]) - 1) <= 5e-5
+    assert flags.mean() < rows * reference["dubito:flag_rate:upper1h"] < rows
 
 
 def value_of(expression, known):

@@ -85,19 +85,19 @@ def words_of(command):
 @pytest.mark.parametrize("block", blocks("toml"))
 def test_recipes_are_valid(block):
     content = tomllib.loads(block)
-    if "keys" in content:  # the file of keys: a test of its own
+    if "keys" in content:
         return
     if RECIPE.keys() <= content.keys():
         validate(content, "guide")
         return
-    whole = RECIPE | content
-    whole["data"] = RECIPE["data"] | content.get("data", {})
-    if "image_size" in whole["data"] or "text" in whole["data"]:
-        del whole["data"]["target"]
-        whole["data"] |= {"target": "label"} if "text" in whole["data"] else {}
-    if whole["data"]["source"] == "digits":
-        del whole["data"]["target"]
-    assert validate(whole, "guide").name == whole["name"]
+    full = RECIPE | content
+    full["data"] = RECIPE["data"] | content.get("data", {})
+    if "image_size" in full["data"] or "text" in full["data"]:
+        del full["data"]["target"]
+        full["data"] |= {"target": "label"} if "text" in full["data"] else {}
+    if full["data"]["source"] == "digits":
+        del full["data"]["target"]
+    assert validate(full, "guide").name == full["name"]
 
 
 @pytest.mark.parametrize("block", blocks("json"))
@@ -111,16 +111,16 @@ def test_python_compiles_and_its_imports_are_there(block):
     compile(tree, "block", "exec")
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            wanted = [(name.name, None) for name in node.names]
+            expected = [(name.name, None) for name in node.names]
         elif isinstance(node, ast.ImportFrom):
-            wanted = [(node.module, name.name) for name in node.names]
+            expected = [(node.module, name.name) for name in node.names]
         else:
             continue
-        for module, name in wanted:
+        for module, name in expected:
             package = module.partition(".")[0]
             if package in OURS:
-                found = importlib.import_module(module)
-                assert name is None or hasattr(found, name), f"{module}.{name}"
+                actual = importlib.import_module(module)
+                assert name is None or hasattr(actual, name), f"{module}.{name}"
             elif package not in OF_OTHERS | SHOWN:
                 assert importlib.util.find_spec(package), package
 
@@ -197,15 +197,17 @@ def test_requests_go_to_routes_and_are_json(block, routes):
     for method, url, headers, bodies in requests(block):
         if url.port != 8000:
             continue
-        assert any(at == method and path.match(url.path) for at, path in routes), url.path
+        assert any(position == method and path.match(url.path) for position, path in routes), (
+            url.path
+        )
         if headers.get("Content-Type") == "application/json" and not bodies[0].startswith("@"):
             json.loads(bodies[0].replace("...", "0"))
 
 
 def test_the_tutorial_ends_as_it_says(service_url):
     text = TUTORIAL.read_text()
-    shown = re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    asked = [request for block in shown for request in requests(block)]
+    displayed = re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    body = [request for block in displayed for request in requests(block)]
     base = httpx.URL(service_url)
     answers = [
         httpx.request(
@@ -214,7 +216,7 @@ def test_the_tutorial_ends_as_it_says(service_url):
             headers=headers,
             content="".join(bodies),
         ).json()
-        for method, url, headers, bodies in asked
+        for method, url, headers, bodies in body
     ]
     ordinary, strange = (answer["predictions"][0] for answer in answers[:2])
     assert (ordinary["label"], ordinary["flag"]) == ("3", False)

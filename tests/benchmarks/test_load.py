@@ -30,10 +30,10 @@ def server(answer: Callable[[int], bytes | None]) -> Iterator[int]:
                     received = received[len(REQUEST) :]
                     with lock:
                         number = next(count)
-                    given = answer(number)
-                    if given is None:
+                    options = answer(number)
+                    if options is None:
                         return
-                    connection.sendall(given)
+                    connection.sendall(options)
 
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         threads = []
@@ -93,9 +93,7 @@ def test_a_stall_is_charged_to_all_who_would_have_come_meanwhile():
         load = open_loop(port, [REQUEST], rate, 1.0, warm_up_s=0.0, connections=1, poisson=False)
     assert load.counts == {"200": 100}
     waited = stall - np.arange(100) / rate
-    assert (
-        load.latencies_s >= waited
-    ).all()  # one connection: answers come in the order of sending
+    assert (load.latencies_s >= waited).all()
 
 
 def test_statuses_and_hang_ups_are_counted_by_kind_and_the_connection_is_made_anew():
@@ -108,15 +106,15 @@ def test_statuses_and_hang_ups_are_counted_by_kind_and_the_connection_is_made_an
 
 
 def test_requests_of_the_warm_up_are_sent_but_not_counted():
-    seen: list[int] = []
+    observed: list[int] = []
 
     def answer(number: int) -> bytes:
-        seen.append(number)
+        observed.append(number)
         return OK
 
     with server(answer) as port:
         load = open_loop(port, [REQUEST], 100, 0.2, warm_up_s=0.3, poisson=False)
-    assert len(seen) == 50
+    assert len(observed) == 50
     assert sum(load.counts.values()) == 20
 
 
@@ -144,13 +142,13 @@ def test_nobody_listening_is_counted_as_refused():
 
 
 def test_a_closed_loop_keeps_one_request_under_way_on_each_connection():
-    under_way, most, lock, first_four = 0, 0, threading.Lock(), threading.Barrier(4)
+    under_way, largest, lock, first_four = 0, 0, threading.Lock(), threading.Barrier(4)
 
     def answer(number: int) -> bytes:
-        nonlocal under_way, most
+        nonlocal under_way, largest
         with lock:
             under_way += 1
-            most = max(most, under_way)
+            largest = max(largest, under_way)
         if number < 4:
             first_four.wait()
         time.sleep(0.02)
@@ -160,7 +158,7 @@ def test_a_closed_loop_keeps_one_request_under_way_on_each_connection():
 
     with server(answer) as port:
         load = closed_loop(port, [REQUEST], 4, 0.5, warm_up_s=0.1)
-    assert most == 4
+    assert largest == 4
     assert load.counts.keys() == {"200"}
     assert load.rate <= 4 * (0.5 / 0.02 + 1) / 0.5  # no server of this delay answers faster
     assert (load.latencies_s >= 0.02).all()
@@ -181,7 +179,7 @@ def test_the_command_prints_a_summary(tmp_path, options):
             "--seconds",
             "0.2",
         ]
-        done = subprocess.run(
+        completed = subprocess.run(
             [*command, "--warm-up", "0", *options], capture_output=True, text=True, check=True
         )
-    assert json.loads(done.stdout)["counts"].keys() == {"200"}
+    assert json.loads(completed.stdout)["counts"].keys() == {"200"}

@@ -101,7 +101,7 @@ def test_the_options_are_those_of_the_service(url, path, field, options):
     of_method = {field, f"{field}_file", "deadline_s", "k", "format"} | (
         {"ids"} if "predict" in path else set()
     )
-    refused = {"return_samples", "explain"} if path == "/predict/jobs" else set()  # of a job
+    refused = {"return_samples", "explain"} if path == "/predict/jobs" else set()
     assert set(properties) - of_method - refused == set(options.__annotations__)
     if options is AcquireOptions:
         assert set(properties["acquisition"]["enum"]) == set(get_args(Acquisition))
@@ -184,10 +184,10 @@ def test_a_regression_is_answered_in_its_own_terms(client):
         _ = answer.label
     with pytest.raises(Absent, match=r"^median: only available for"):
         _ = answer.median
-    one = client.predict(pandas.DataFrame(PEOPLE), model="rents", num_samples=1)
+    item = client.predict(pandas.DataFrame(PEOPLE), model="rents", num_samples=1)
     with pytest.raises(Absent, match=r"^epistemic_std: requires at least two draws"):
-        _ = one.epistemic_std
-    assert not hasattr(one, "epistemic_std")
+        _ = item.epistemic_std
+    assert not hasattr(item, "epistemic_std")
 
 
 def test_a_result_is_frozen_and_says_why_it_lacks_something(client, digits_rows):
@@ -205,7 +205,7 @@ def test_a_result_is_frozen_and_says_why_it_lacks_something(client, digits_rows)
         answer[0]
     with pytest.raises(TypeError, match="not iterable"):
         iter(answer)
-    for name, why in {
+    for name, reason in {
         "abstain": "no `risk` applies",
         "mean": "digits is a classification model",
         "category": "calibrated by class or group",
@@ -213,7 +213,7 @@ def test_a_result_is_frozen_and_says_why_it_lacks_something(client, digits_rows)
         "ids": "only available for jobs",
         "rubbish": "expected one of",
     }.items():
-        with pytest.raises(Absent, match=why):
+        with pytest.raises(Absent, match=reason):
             _ = answer[name]
     assert (
         repr(answer)
@@ -257,8 +257,8 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
     assert np.isnan(ranking.score[2:]).all()
     before = client.labels("digits")
     labels = {str(name): "3" for name in ranking.id} | {"mine": "5"}
-    kept = client.add_labels(labels, model="digits", inputs={"mine": digits_rows[30]})
-    assert (kept.accepted, kept.labels) == (5, before.labels + 5)
+    retained = client.add_labels(labels, model="digits", inputs={"mine": digits_rows[30]})
+    assert (retained.accepted, retained.labels) == (5, before.labels + 5)
     assert client.add_labels({"mine": "5"}).known == 1
     assert client.labels("digits").waiting == before.waiting - 4
     with pytest.raises(dubito.Conflict, match="expected the label that this id has"):
@@ -282,10 +282,10 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
 
 
 def test_targets_are_labels_of_a_regression(client):
-    kept = client.add_labels(
+    retained = client.add_labels(
         {"r": np.float64(700.5)}, model="rents", inputs={"r": {"age": np.nan, "city": "Rome"}}
     )
-    assert (kept.model, kept.accepted) == ("rents", 1)
+    assert (retained.model, retained.accepted) == ("rents", 1)
     of_frame = pandas.DataFrame({"age": [31], "city": ["Rome"]}, index=[17]).iloc[0]
     assert (
         client.add_labels(pandas.Series({17: 700.5}), model="rents", inputs={17: of_frame}).accepted
@@ -308,8 +308,13 @@ def test_jobs_give_what_requests_give(client, digits_rows, tmp_path):
     assert shares[-1] == 1.0
     assert ranking.id.tolist() == client.acquire(digits_rows[:40], ids=ids, k=5, seed=4).id.tolist()
     assert_same(client.predictions(predicted.id), client.predict(digits_rows, seed=4).arrays)
-    done = client.wait(ranked)
-    assert (done.state, done.rows, done.read_as, done.is_over) == ("done", 40, "the array x", True)
+    completed = client.wait(ranked)
+    assert (completed.state, completed.rows, completed.read_as, completed.is_over) == (
+        "done",
+        40,
+        "the array x",
+        True,
+    )
     with pytest.raises(InvalidInput, match="job: expected a job of kind predict, got kind acquire"):
         client.predictions(ranked)
     assert client.cancel(ranked).state == "done"
@@ -404,11 +409,11 @@ def test_a_redirect_is_not_followed_with_the_key(url, key):
 
 
 def test_a_deadline_is_the_service_s_too(ask, digits_rows):
-    many = np.tile(digits_rows, (12, 1))[:4000]
-    begun = time.monotonic()
-    with pytest.raises(dubito.DeadlineExceeded):  # of some seconds' work
-        ask("predict", many, num_samples=1000, part_rows=4000, deadline_s=0.02)
-    assert time.monotonic() - begun < 30
+    large = np.tile(digits_rows, (12, 1))[:4000]
+    start = time.monotonic()
+    with pytest.raises(dubito.DeadlineExceeded):
+        ask("predict", large, num_samples=1000, part_rows=4000, deadline_s=0.02)
+    assert time.monotonic() - start < 30
     assert len(ask("predict", digits_rows[:2], deadline_s=60)) == 2
 
 
@@ -421,12 +426,12 @@ def test_a_service_that_is_not_there_is_said(unused_port="http://127.0.0.1:9"):
 
 
 def test_an_httpx_client_of_one_s_own_is_used_and_left_open(url, key):
-    seen = []
-    with httpx.Client(event_hooks={"request": [seen.append]}) as http:
+    observed = []
+    with httpx.Client(event_hooks={"request": [observed.append]}) as http:
         with Client(url + "/", key=key, http=http) as client:
             client.models()
         assert not http.is_closed
-    assert str(seen[0].url) == f"{url}/models"
+    assert str(observed[0].url) == f"{url}/models"
 
 
 def test_neither_pandas_nor_polars_nor_pillow_is_imported_for_other_rows():
@@ -439,5 +444,5 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv)))
     unwanted = ["pandas", "polars", "PIL", "pyarrow", "service", "model_store", "training"]
     environment = environment_with(PYTHONPATH=str(ROOT / "client"))
     command = [sys.executable, "-c", code, *unwanted]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (completed.stdout, completed.returncode) == ("[]\n", 0), completed.stderr

@@ -83,9 +83,9 @@ def test_rows_come_on_standard_input_and_answers_go_to_parquet(
     arrays, npz = io.BytesIO(), io.BytesIO()
     np.save(arrays, digits_rows[:3])
     np.savez(npz, x=digits_rows[:3])
-    listed = digits_rows[:3].tolist()
-    lines = "\n".join(map(json.dumps, listed))
-    for content in (arrays.getvalue(), npz.getvalue(), json.dumps(listed).encode(), lines.encode()):
+    items = digits_rows[:3].tolist()
+    lines = "\n".join(map(json.dumps, items))
+    for content in (arrays.getvalue(), npz.getvalue(), json.dumps(items).encode(), lines.encode()):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         assert run("predict", "-", "--seed", 7, "--out", "answers.parquet")[0] == 0
         table = pyarrow.parquet.read_table("answers.parquet")
@@ -179,12 +179,12 @@ def test_labels_are_sent_listed_exported_and_deleted(run, tmp_path):
     )
     assert run("acquire", "pool.csv", "--model", "people", "-k", 3, "--keep")[0] == 0
     classes = json.loads(run("models", "--json")[1])["models"]
-    first, second = next(one["classes"] for one in classes if one["name"] == "people")[:2]
+    first, second = next(item["classes"] for item in classes if item["name"] == "people")[:2]
     (tmp_path / "labels.csv").write_text(f"id,label\nr0,{first}\nr1,{second}\nr2,\n")
     push = ("labels", "push", "labels.csv", "--model", "people")
     assert run(*push)[1] == "people: 2 new labels, 0 known, 0 replaced; 2 in total\n"
-    told = json.loads(run(*push, "--json")[1])
-    assert told == {"model": "people", "accepted": 0, "known": 2, "replaced": 0, "labels": 2}
+    output = json.loads(run(*push, "--json")[1])
+    assert output == {"model": "people", "accepted": 0, "known": 2, "replaced": 0, "labels": 2}
     row = {"id": "mine", "label": first, "input": {"age": 7, "city": "Oslo"}}
     (tmp_path / "more.jsonl").write_text(json.dumps(row) + "\n")
     assert run("labels", "push", "more.jsonl", "--model", "people")[0] == 0
@@ -229,8 +229,8 @@ def test_jobs_are_listed_and_their_results_shown(run, url, key, tmp_path, digits
     _, out, _ = run("jobs", "list")
     states = {line.split()[0]: line.split()[1:4] for line in out.splitlines()[2:] if line}
     assert states[job.id] == ["predict", "done", "100%"]
-    told = json.loads(run("jobs", "status", job.id, ranked.id, "--json")[1])["jobs"]
-    assert [one["state"] for one in told] == ["done", "done"]
+    output = json.loads(run("jobs", "status", job.id, ranked.id, "--json")[1])["jobs"]
+    assert [item["state"] for item in output] == ["done", "done"]
     assert run("jobs", "cancel", job.id)[0] == 0
     assert run("jobs", "delete", job.id)[0] == 0
     status, _, err = run("jobs", "status", job.id)
@@ -292,9 +292,9 @@ def test_the_module_is_the_command(url, key):
         PYTHONPATH=str(ROOT / "client"), **{URL_VARIABLE: url, KEY_VARIABLE: key}
     )
     command = [sys.executable, "-m", "dubito", "models"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "digits" in done.stdout
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "digits" in completed.stdout
 
 
 class Terminal(io.StringIO):

@@ -43,8 +43,8 @@ def test_the_modules_commands_are_those_of_dubito(module, prefix, monkeypatch):
     )
     with pytest.raises(SystemExit):
         module.__main__.main(["--help"])
-    known = {name for name, _ in subcommands(build_parser())}
-    assert {f"{prefix}{name}" for name, _ in subcommands(parsers[0])} <= known
+    reference = {name for name, _ in subcommands(build_parser())}
+    assert {f"{prefix}{name}" for name, _ in subcommands(parsers[0])} <= reference
 
 
 def test_bash_completes_commands_and_options(capsys):
@@ -54,13 +54,13 @@ def test_bash_completes_commands_and_options(capsys):
     def complete(*words):
         line = " ".join(f"'{word}'" for word in ("dubito", *words))
         call = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_dubito dubito '{words[-1]}'"
-        done = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-c", f"{script}\n{call}; echo ${{COMPREPLY[@]}}"],
             capture_output=True,
             text=True,
             timeout=30,
         )
-        return done.stdout.split()
+        return completed.stdout.split()
 
     assert complete("ev") == ["evaluate"]
     assert complete("store", "ke") == ["keep", "keygen"]
@@ -87,7 +87,7 @@ def test_a_missing_extra_is_named_in_a_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "training.commands.fit", None)
     assert main(["fit"]) == 1
     assert capsys.readouterr().err.startswith("dubito: ")
-    assert sys.path[0] == str(tmp_path)  # where a recipe's modules are
+    assert sys.path[0] == str(tmp_path)
 
 
 def test_help_imports_no_package_that_it_does_not_need():
@@ -100,7 +100,7 @@ finally:
     print(sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv)))
 """
     heavy = ["numpy", "httpx", "torch", "pydantic", "onnx", "onnxruntime", "fastapi", "pyarrow"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, *heavy],
         env=environment_with(PYTHONPATH=str(ROOT / "client")),
         cwd=ROOT,
@@ -108,7 +108,7 @@ finally:
         text=True,
         timeout=60,
     )
-    assert (done.stdout.splitlines()[-1], done.returncode) == ("[]", 0), done.stderr
+    assert (completed.stdout.splitlines()[-1], completed.returncode) == ("[]", 0), completed.stderr
 
 
 def test_the_package_gives_what_it_names_and_nothing_else():

@@ -143,7 +143,7 @@ def test_a_deadline_is_told_and_bounds_waits_and_pauses():
     request = next(steps)
     assert request.timeout_s == float(request.query["deadline_s"])
     assert 19 < request.timeout_s <= 20
-    with pytest.raises(Overloaded):  # rather than to come back when the time is up
+    with pytest.raises(Overloaded):
         steps.send(problem(429, **{"Retry-After": "21"}))
     with pytest.raises(DeadlineExceeded):
         next(send(made, LIMITS.within(0.0)))
@@ -263,7 +263,7 @@ def test_a_wrong_row_is_named_by_its_place_among_all():
     )
     assert (error.field, str(error)) == ("inputs.3.age", detail.replace("1", "3", 1))
     assert error.code == "invalid_input"
-    assert [one["field"] for one in error.errors] == ["inputs.3.age"]
+    assert [item["field"] for item in error.errors] == ["inputs.3.age"]
     of_all = "fpr: expected a number, got null"
     error, _ = outcome(
         endpoints.predict(LIMITS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, of_all)

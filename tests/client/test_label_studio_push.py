@@ -62,9 +62,9 @@ def studio(monkeypatch):
 @pytest.fixture
 def backend(url, key):
     def predict(model, state):
-        asked = {"tasks": state["tasks"], "label_config": state["label_config"]}
+        request = {"tasks": state["tasks"], "label_config": state["label_config"]}
         path = f"{url}/label-studio/{model}/predict"
-        answer = httpx.post(path, json=asked, headers={"X-API-Key": key}, timeout=60)
+        answer = httpx.post(path, json=request, headers={"X-API-Key": key}, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer.json()["results"]
 
@@ -73,7 +73,7 @@ def backend(url, key):
 
 def classes_of(run, model):
     models = json.loads(run("models", "--json")[1])["models"]
-    return next(one["classes"] for one in models if one["name"] == model)
+    return next(item["classes"] for item in models if item["name"] == model)
 
 
 def test_rows_of_a_table_become_tasks_that_the_service_predicts(run, studio, backend, tmp_path):
@@ -90,8 +90,8 @@ def test_rows_of_a_table_become_tasks_that_the_service_predicts(run, studio, bac
         assert task["row"] == f"age: {task['age']}, city: Rome"
     assert len(backend("people", studio)) == 4
     assert studio["tokens"] == {"Bearer fresh"}
-    told = json.loads(run(*push, "--control", 0.5, "--seed", 3, "--json")[1])
-    assert (told["model"], told["tasks"]) == ("people", [])  # they are there
+    output = json.loads(run(*push, "--control", 0.5, "--seed", 3, "--json")[1])
+    assert (output["model"], output["tasks"]) == ("people", [])  # they are there
 
 
 def test_pictures_and_arrays_become_tasks_that_the_service_predicts(

@@ -32,9 +32,9 @@ NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
     ids=["array", "lists", "tuples", "arrays", "iterator", "tensor", "tensors", "masked"],
 )
 def test_numbers_are_an_array(rows):
-    found = encode_rows(rows, "inputs")
-    assert found.kind == "numbers"
-    assert found.content.tolist() == NUMBERS
+    actual = encode_rows(rows, "inputs")
+    assert actual.kind == "numbers"
+    assert actual.content.tolist() == NUMBERS
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ EXPECTED = [
     ids=["pandas", "nullable", "category", "polars", "decimals", "pyarrow", "objects"],
 )
 def test_a_frame_is_rows_of_columns(rows):
-    found = encode_rows(rows, "inputs")
-    assert found.kind == "json"
-    assert [json.loads(row) for row in found.content] == EXPECTED
+    actual = encode_rows(rows, "inputs")
+    assert actual.kind == "json"
+    assert [json.loads(row) for row in actual.content] == EXPECTED
 
 
 def test_cells_of_numpy_are_those_of_json():
     cells = [np.float32(0.5), np.int8(3), np.bool_(True), np.str_("x"), np.datetime64("NaT")]
     cells += [np.datetime64("2024-05-01T13:30"), date(2024, 5, 1), np.float64("nan"), pandas.NaT]
-    (found,) = encode_rows([dict(zip("abcdefghi", cells, strict=True))], "inputs").content
+    (actual,) = encode_rows([dict(zip("abcdefghi", cells, strict=True))], "inputs").content
     expected = [0.5, 3, True, "x", None, "2024-05-01T13:30:00", "2024-05-01", None, None]
-    assert json.loads(found) == dict(zip("abcdefghi", expected, strict=True))
+    assert json.loads(actual) == dict(zip("abcdefghi", expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_rows_of_unequal_lengths_are_left_to_the_service_to_name():
 def test_images_and_files_are_files(tmp_path):
     image = Image.new("RGB", (3, 2), (1, 2, 3))
     (tmp_path / "x.bin").write_bytes(b"abc")
-    found = encode_rows([image, b"def", tmp_path / "x.bin"], "inputs")
-    assert found.kind == "files"
-    assert found.content[1:] == [b"def", b"abc"]
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(found.content[0]))), np.asarray(image))
+    actual = encode_rows([image, b"def", tmp_path / "x.bin"], "inputs")
+    assert actual.kind == "files"
+    assert actual.content[1:] == [b"def", b"abc"]
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(actual.content[0]))), np.asarray(image))
     assert encode_row(b"abc", "inputs.x") == "YWJj"
     with pytest.raises(InvalidInput, match=r"inputs\.0: expected an image"):
         encode_rows([image.convert("CMYK")], "inputs")

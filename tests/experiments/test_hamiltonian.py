@@ -20,9 +20,9 @@ def test_draws_have_the_moments_of_a_correlated_gaussian():
     flat = draws.flatten(0, 1)
     # Of 8,000 draws a tenth at least is independent: the bounds are of three standard errors.
     assert ((flat.mean(0) - mean).abs() < 0.11 * covariance.diagonal().sqrt()).all()
-    found = torch.cov(flat.T)
+    actual = torch.cov(flat.T)
     scale = covariance.diagonal().sqrt()
-    assert ((found - covariance) / (scale[:, None] * scale)).abs().max() < 0.15
+    assert ((actual - covariance) / (scale[:, None] * scale)).abs().max() < 0.15
 
 
 def test_chains_that_disagree_have_a_large_r_hat():

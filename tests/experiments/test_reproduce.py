@@ -96,7 +96,7 @@ def test_a_cell_that_cannot_be_measured_is_told_and_the_others_are(tmp_path, cap
     target = target_of([])
     target = replace(target, rows={**target.rows, "b": fail})
     assert measure_missing([target], tmp_path, tmp_path, None, quiet=True) == 3
-    assert {row: len(of) for row, of in target.results(tmp_path).items()} == {
+    assert {row: len(parent) for row, parent in target.results(tmp_path).items()} == {
         "a": 3,
         "b": 0,
         "c": 3,
@@ -165,7 +165,7 @@ def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
     for name, target in load_targets().items():
         assert f"{name} " in listed
         assert {*target.papers} <= {*target.rows}
-        assert all({*of} <= {*target.columns} for of in target.papers.values())
+        assert all({*parent} <= {*target.columns} for parent in target.papers.values())
     assert main(["reproduce", "table-9", "--out", str(tmp_path)]) == 2
     assert "TARGET: expected one of" in capsys.readouterr().err
 
@@ -195,9 +195,9 @@ def test_a_toy_is_fitted_and_drawn(tmp_path):
     assert len(cell.measured.values["rows"][0]) == 20
     write_pages([target], tmp_path, tmp_path)
     assert "* mle: " in (tmp_path / "toy-cubic.md").read_text()
-    assert not (tmp_path / "toy-cubic.png").exists()  # of one seed
-    (drawn,) = [a for a in target.draw(target, target.results(tmp_path)).axes if a.get_title()]
-    assert drawn.get_title() == "mle"
+    assert not (tmp_path / "toy-cubic.png").exists()
+    (samples,) = [a for a in target.draw(target, target.results(tmp_path)).axes if a.get_title()]
+    assert samples.get_title() == "mle"
 
 
 def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
@@ -217,12 +217,12 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
         == 3
     )
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
-    found = [claim.judge(target, tmp_path)[0] for claim in claims]
-    assert found == ["holds", "does not hold", "cannot be told"]
+    actual = [claim.judge(target, tmp_path)[0] for claim in claims]
+    assert actual == ["holds", "does not hold", "cannot be told"]
     several = replace(claims[0], pairs=[("a", "b")] * 9)
     assert several.judge(target, tmp_path) == ("holds", "in 9 of 9")
-    more = replace(several, pairs=[*several.pairs, ("a", "d")])
-    assert more.judge(target, tmp_path) == ("holds", "in 9 of 9, 1 not measured")
+    extra = replace(several, pairs=[*several.pairs, ("a", "d")])
+    assert extra.judge(target, tmp_path) == ("holds", "in 9 of 9, 1 not measured")
     (tmp_path / "table" / "b-2.json").unlink()
     assert several.judge(target, tmp_path) == ("not measured", "")
 
@@ -237,11 +237,11 @@ def test_table_2_says_what_each_detector_finds_and_what_gets_past_all():
     ]
     target = load_targets()["table-2"]
     assert target.conclude is not None
-    told = target.conclude({detection.OF_DETECTORS: cells}).splitlines()
-    assert "| | bald | residual |" in told
-    assert "| uniform | 90.0 | 90.0 |" in told
-    assert "| fgsm | 50.0 | 75.0 | 20.0 |" in told
-    assert not [line for line in told if line.startswith("| fgsm_errors")]
+    output = target.conclude({detection.OF_DETECTORS: cells}).splitlines()
+    assert "| | bald | residual |" in output
+    assert "| uniform | 90.0 | 90.0 |" in output
+    assert "| fgsm | 50.0 | 75.0 | 20.0 |" in output
+    assert not [line for line in output if line.startswith("| fgsm_errors")]
     assert target.conclude({detection.OF_DETECTORS: cells[:2]}) == ""
 
 
@@ -260,8 +260,8 @@ def test_the_interval_of_a_difference_is_welch_s():
     generator = np.random.default_rng(0)
     first, second = generator.normal(1.0, 2.0, 7), generator.normal(0.0, 0.5, 4)
     expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    found = difference_interval(first.tolist(), second.tolist())
-    np.testing.assert_allclose(found, (expected.low, expected.high))
+    actual = difference_interval(first.tolist(), second.tolist())
+    np.testing.assert_allclose(actual, (expected.low, expected.high))
 
 
 def test_every_claim_is_of_rows_that_there_are():
@@ -275,10 +275,10 @@ def test_doubt_of_two_classes_is_compared_near_the_rows_and_far_from_them():
     exact = np.tile([[0.4], [0.6]], len(moons.GRID))
     far = np.linalg.norm(moons.GRID, axis=1) >= moons.FAR
     exact[:, far] = [[0.0], [1.0]]
-    own = np.full((2, len(moons.GRID)), 0.5)
-    own[:, far] = [[0.25], [0.75]]
-    own[:, ~far] = 0.75
-    values = moons.compare(own, exact, rows)
+    custom = np.full((2, len(moons.GRID)), 0.5)
+    custom[:, far] = [[0.25], [0.75]]
+    custom[:, ~far] = 0.75
+    values = moons.compare(custom, exact, rows)
     mutual = np.log(2) + 0.25 * np.log(0.25) + 0.75 * np.log(0.75)
     assert values["ratio_far"] == pytest.approx(mutual / np.log(2))
     assert values["variation_far"] == 0.0
@@ -318,13 +318,13 @@ def test_only_a_fit_that_is_called_settled_is_made_again_for_ten_times_as_many_e
 ):
     """Seed 0 is not settled; the bound of seed 1 then falls by more than 2 %, that of seed 2 by
     less."""
-    told = []
+    output = []
 
     class Made:
         def __init__(self, recipe):
             self.seed, self.epochs = recipe.seed, recipe.training.epochs
             self.data = SimpleNamespace(digest=lambda: "data")
-            told.append((self.seed, self.epochs))
+            output.append((self.seed, self.epochs))
 
         def discard_checkpoint(self):
             pass
@@ -340,7 +340,7 @@ def test_only_a_fit_that_is_called_settled_is_made_again_for_ten_times_as_many_e
     row = "yacht-mvn"
     target = replace(settled.SETTLED, rows={row: settled.SETTLED.rows[row]}, seeds=3)
     assert measure_missing([target], tmp_path, tmp_path, None, quiet=True) == 0
-    assert told == [(0, None), (1, None), (1, 300), (2, None), (2, 300)]
+    assert output == [(0, None), (1, None), (1, 300), (2, None), (2, 300)]
     cells_of = target.results(tmp_path)
     above = [cell.measured.values.get("above") for cell in cells_of[row]]
     assert above == [None, pytest.approx(1.1 / 0.511), pytest.approx(0.55 / 0.5055)]
@@ -372,9 +372,9 @@ def test_a_table_s_fit_that_may_settle_has_the_documented_defaults():
 @pytest.mark.fits
 def test_the_bound_of_a_fit_is_the_one_that_it_minimised(tmp_path):
     recipe = settled.make_recipe("digits", "bbb-gaussian", 0, epochs=3)
-    fitted = fit(recipe, runs=tmp_path, quiet=True)
-    facts = fitted.provenance.convergence
-    values = settled.measure_bound(fitted)
+    model = fit(recipe, runs=tmp_path, quiet=True)
+    facts = model.provenance.convergence
+    values = settled.measure_bound(model)
     expected = facts["nll"] + recipe.training.kl_weight * facts["kl"]
     error = values["bound_error"] + facts["negative_elbo_error"]
     assert values["bound"] == pytest.approx(expected, abs=5 * error)
@@ -398,22 +398,22 @@ def test_the_divergence_from_the_exact_posterior_is_that_of_draws(tmp_path):
     network = {"factory": "experiments.tables.parameters:product"}
     recipe = parameters.make_toy_recipe("product", 0, {**changes, "network": network})
     data = toys.dataset(partial(parameters.draw_identity, 1.0), 30, 0)
-    fitted = fit(recipe, data, runs=tmp_path, quiet=True)
-    found = parameters.divergence_from_exact(fitted)
+    trained_model = fit(recipe, data, runs=tmp_path, quiet=True)
+    actual = parameters.divergence_from_exact(trained_model)
 
-    model, rows = fitted.model, fitted.splits.train
+    model, rows = trained_model.model, trained_model.splits.train
     eps = standard_noise(200_000, 2, 1)
     with torch.no_grad():
 
         def log_likelihood(theta):
-            served = model.likelihood(model.network(torch.from_numpy(rows.x), theta[:, None])[0])
-            return model.likelihood.log_likelihood(served, torch.from_numpy(rows.y)).sum(1).double()
+            result = model.likelihood(model.network(torch.from_numpy(rows.x), theta[:, None])[0])
+            return model.likelihood.log_likelihood(result, torch.from_numpy(rows.y)).sum(1).double()
 
         theta, log_ratio = model.posterior.sample(eps)
         evidence = log_likelihood(eps).logsumexp(0) - math.log(len(eps))  # eps are the prior's
         ratios = log_ratio - log_likelihood(theta) + evidence
     error = ratios.std().item() * (1 / (10 * parameters.EVALUATIONS)) ** 0.5
-    assert found == pytest.approx(ratios.mean().item(), abs=5 * error)
+    assert actual == pytest.approx(ratios.mean().item(), abs=5 * error)
 
 
 @pytest.mark.slow
@@ -442,13 +442,13 @@ def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_
     assert 50.0 < digit.values["variation_ratio"] < 100.0
     monkeypatch.setattr(pruning, "make_recipe", short("bbb-mixture"))
     pruning.PRUNING.rows["0"](0, tmp_path)
-    few = pruning.PRUNING.rows["95"](0, tmp_path).values
-    [fitted] = tmp_path.glob("digits-bbb-mixture-*/models/digits-bbb-mixture")
-    assert [path.name for path in fitted.iterdir() if path.name.isdigit()] == ["1"]
-    assert few["kept"] <= 5.0
-    assert few["bytes"] < 100.0
-    assert {*pruning.PRUNING.columns} < {*few}
-    assert np.dot(few["density"], np.diff(pruning.EDGES)) == pytest.approx(1.0, abs=1e-3)
+    small = pruning.PRUNING.rows["95"](0, tmp_path).values
+    [model] = tmp_path.glob("digits-bbb-mixture-*/models/digits-bbb-mixture")
+    assert [path.name for path in model.iterdir() if path.name.isdigit()] == ["1"]
+    assert small["kept"] <= 5.0
+    assert small["bytes"] < 100.0
+    assert {*pruning.PRUNING.columns} < {*small}
+    assert np.dot(small["density"], np.diff(pruning.EDGES)) == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -504,9 +504,9 @@ def test_a_fit_that_ended_by_itself_may_rise_as_its_rates_decay(tmp_path, stoppe
     rows = [{"validation_log_likelihood": 0.1 * epoch} for epoch in range(30)]
     lines = "\n".join(json.dumps(row) for row in rows)
     (tmp_path / "metrics.jsonl").write_text(lines)
-    fitted = object.__new__(Fitted)  # of which no more is looked at
-    vars(fitted).update(folder=tmp_path, provenance=SimpleNamespace(stopped=stopped))
-    assert measures.find_moving_curves(fitted) == moving
+    model = object.__new__(Fitted)
+    vars(model).update(folder=tmp_path, provenance=SimpleNamespace(stopped=stopped))
+    assert measures.find_moving_curves(model) == moving
 
 
 def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():
@@ -518,14 +518,14 @@ def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():
     results = {
         row: [
             Cell(row, seed, Measured({**needed, "accuracies": accuracies}, ""), 1.0, "", 1, {})
-            for seed, accuracies in enumerate(of)
+            for seed, accuracies in enumerate(parent)
         ]
-        for row, of in curves.items()
+        for row, parent in curves.items()
     }
-    told = labelling.FIGURE_4.conclude(results)
-    assert "`bhn-warm-bald` not known." in told  # no seed of either arm is there
+    output = labelling.FIGURE_4.conclude(results)
+    assert "`bhn-warm-bald` not known." in output  # no seed of either arm is there
     half = stats.t.ppf(0.975, 4) * math.sqrt(2 / 3)  # of a difference of 4, variances of 1
-    assert f"`bhn-warm-bald` {4 - half:.1f} to {4 + half:.1f} at 30." in told
+    assert f"`bhn-warm-bald` {4 - half:.1f} to {4 + half:.1f} at 30." in output
 
 
 def test_every_figure_of_a_report_is_kept_by_its_set_and_score():

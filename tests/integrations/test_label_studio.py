@@ -61,17 +61,17 @@ def test_predictions_have_the_form_that_label_studio_takes_and_rank_by_doubt(ser
         "/label-studio/digits/predict", json={"tasks": tasks, "label_config": CONFIG, "params": {}}
     )
     results = answer.json()["results"]
-    said = service.post("/predict", json={"inputs": rows, "num_samples": 1000}).json()[
+    message = service.post("/predict", json={"inputs": rows, "num_samples": 1000}).json()[
         "predictions"
     ]
     assert [len(result["result"]) for result in results] == [1] * 20
     agree = [
         r["result"][0]["value"]["choices"] == [p["label"]]
-        for r, p in zip(results, said, strict=True)
+        for r, p in zip(results, message, strict=True)
     ]
     assert sum(agree) >= 18  # other draws
     by_score = sorted(range(20), key=lambda i: results[i]["score"])
-    by_entropy = sorted(range(20), key=lambda i: -said[i]["entropy"])
+    by_entropy = sorted(range(20), key=lambda i: -message[i]["entropy"])
     assert set(by_score[:3]) & set(by_entropy[:5])
     assert all(
         0.0 <= result["score"] <= 1.0 and result["model_version"] == "digits:1"
@@ -120,15 +120,15 @@ def test_a_webhook_s_label_is_kept_once_and_a_later_one_takes_its_place(service,
     )  # an image that is nowhere
     page = service.get("/models/digits/labels").json()
     assert page["labels"] == 1
-    known = {"labels": [{"id": "label-studio-2-1", "label": "8"}]}
-    assert service.post("/labels", json=known).json()["known"] == 1
+    reference = {"labels": [{"id": "label-studio-2-1", "label": "8"}]}
+    assert service.post("/labels", json=reference).json()["known"] == 1
     acquire = {"pool": digits_rows[:5].tolist(), "ids": list("abcde"), "k": 1, "keep": True}
-    (chosen,) = service.post("/acquire", json=acquire).json()["ranking"]
+    (selected,) = service.post("/acquire", json=acquire).json()["ranking"]
     of_acquired = webhook("5", task=9)
-    of_acquired["task"]["data"]["dubito_id"] = chosen["id"]  # whose row is kept: no image is needed
+    of_acquired["task"]["data"]["dubito_id"] = selected["id"]
     assert service.post(path, json=of_acquired).status_code == 201
-    known = {"labels": [{"id": chosen["id"], "label": "5"}]}
-    assert service.post("/labels", json=known).json() == {
+    reference = {"labels": [{"id": selected["id"], "label": "5"}]}
+    assert service.post("/labels", json=reference).json() == {
         "model": "digits",
         "accepted": 0,
         "known": 1,

@@ -37,9 +37,7 @@ def client(url):
 
 
 def post(client, content, media_type=JSON):
-    text = (
-        content if isinstance(content, bytes) else json.dumps(content).encode()
-    )  # which writes NaN
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
     return client.post("/invocations", content=text, headers={"Content-Type": media_type})
 
 
@@ -132,14 +130,14 @@ def test_csv_is_a_table_of_the_default_model(kinds, client):
     assert refusal(post(client, text, CSV)).startswith(
         "body: expected a CSV file for a model of columns or text"
     )
-    with client_of(kinds, DUBITO_DEFAULT_MODEL="people", DUBITO_MAX_ROWS="2") as own:
-        answer = post(own, text, CSV + "; charset=utf-8").json()
-        assert answer == native(own, PEOPLE, seed=answer["seed"])
+    with client_of(kinds, DUBITO_DEFAULT_MODEL="people", DUBITO_MAX_ROWS="2") as custom:
+        answer = post(custom, text, CSV + "; charset=utf-8").json()
+        assert answer == native(custom, PEOPLE, seed=answer["seed"])
         assert (
-            refusal(post(own, text + b"Rome,3,z\n", CSV), 413)
+            refusal(post(custom, text + b"Rome,3,z\n", CSV), 413)
             == "body: expected at most 2 rows, got 3"
         )
-        assert "age: expected a number" in refusal(post(own, b"city,age\nRome,old\n", CSV))
+        assert "age: expected a number" in refusal(post(custom, b"city,age\nRome,old\n", CSV))
 
 
 @pytest.mark.parametrize(
@@ -209,13 +207,13 @@ def test_errors_of_every_kind_have_mlflow_s_form(client, kinds):
     assert refusal(client.post("/invocations?seed=3", json={})).startswith(
         "query: expected no parameters"
     )
-    with client_of(kinds, DUBITO_API_KEYS="the-key-of-the-team") as own:
-        assert refusal(post(own, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(
+    with client_of(kinds, DUBITO_API_KEYS="the-key-of-the-team") as custom:
+        assert refusal(post(custom, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(
             "key: expected a valid key"
         )
-        own.headers["X-API-Key"] = "the-key-of-the-team"
-        assert "since there are several" in refusal(post(own, {"inputs": [[0]]}))
-        assert own.get("/ping", headers={"X-API-Key": ""}).status_code == 200
+        custom.headers["X-API-Key"] = "the-key-of-the-team"
+        assert "since there are several" in refusal(post(custom, {"inputs": [[0]]}))
+        assert custom.get("/ping", headers={"X-API-Key": ""}).status_code == 200
 
 
 def test_it_is_ready_when_there_is_a_model(client, tmp_path):

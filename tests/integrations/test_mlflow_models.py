@@ -38,16 +38,16 @@ def test_a_version_answers_alike_from_its_own_code(store, written):
     described = json.loads((written / "MLmodel").read_text())
     assert described["flavors"]["python_function"]["loader_module"] == "integrations.mlflow.pyfunc"
     assert not [*written.rglob("*.pkl"), *written.rglob("*.pyc")]
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-I", "-c", LOADED], cwd=written, capture_output=True, text=True
     )
-    assert told.returncode == 0, told.stderr
-    served = PyfuncModel(Model.load(store.open("tiny", "1")))
-    expected = served.predict(np.zeros((2, 3)), {"seed": 7})
+    assert output.returncode == 0, output.stderr
+    result = PyfuncModel(Model.load(store.open("tiny", "1")))
+    expected = result.predict(np.zeros((2, 3)), {"seed": 7})
     pd.testing.assert_frame_equal(
-        pd.read_json(StringIO(told.stdout), precise_float=True), expected, check_dtype=False
+        pd.read_json(StringIO(output.stdout), precise_float=True), expected, check_dtype=False
     )
-    fresh = [served.predict(np.zeros((1, 3))).seed[0] for _ in range(2)]
+    fresh = [result.predict(np.zeros((1, 3))).seed[0] for _ in range(2)]
     assert fresh[0] != fresh[1]
 
 

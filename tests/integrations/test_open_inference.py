@@ -78,7 +78,7 @@ def arrays(answer):
 
 def binary_arrays(answer):
     length = int(answer.headers[HEADER])
-    rest, found = answer.content[length:], {}
+    rest, actual = answer.content[length:], {}
     for output in json.loads(answer.content[:length])["outputs"]:
         if "data" in output:
             continue
@@ -94,9 +94,9 @@ def binary_arrays(answer):
         else:
             kinds = {"BOOL": "?", "INT64": "<i8", "FP64": "<f8", "FP32": "<f4"}
             array = np.frombuffer(content, kinds[output["datatype"]])
-        found[output["name"]] = array.reshape(output["shape"])
+        actual[output["name"]] = array.reshape(output["shape"])
     assert rest == b""
-    return found
+    return actual
 
 
 def refusal(answer, status=400):
@@ -107,8 +107,8 @@ def refusal(answer, status=400):
 
 
 def native(client, inputs, model="digits", **fields):
-    asked = {"model": model, "inputs": inputs, "seed": 7, **fields}
-    answer = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
+    request = {"model": model, "inputs": inputs, "seed": 7, **fields}
+    answer = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
     assert answer.status_code == 200, answer.text
     with np.load(io.BytesIO(answer.content)) as file:
         return dict(file)
@@ -127,13 +127,13 @@ def assert_same(found, expected):
         "priors",
         "unknown_categories",
     }
-    wanted = {
+    requested = {
         name: array
         for name, array in expected.items()
         if name not in about | {"classes"} - set(found)
     }
-    assert set(found) == set(wanted)
-    for name, array in wanted.items():
+    assert set(found) == set(requested)
+    for name, array in requested.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
@@ -194,13 +194,13 @@ def test_pictures_come_as_files_in_bytes_or_base64_and_as_arrays(client):
         arrays(infer(client, [strings([base64.b64encode(PICTURE).decode()])], "pictures")), expected
     )
     content = elements([PICTURE])
-    asked = {
+    request = {
         "name": "x",
         "datatype": "BYTES",
         "shape": [1, 1],
         "parameters": {"binary_data_size": len(content)},
     }
-    answer = post(client, {"inputs": [asked], "parameters": {"seed": 7}}, "pictures", [content])
+    answer = post(client, {"inputs": [request], "parameters": {"seed": 7}}, "pictures", [content])
     assert_same(arrays(answer.json()), expected)
 
 
@@ -209,13 +209,13 @@ def test_texts_come_as_bytes_and_as_strings(client):
     expected = native(client, texts, "texts")
     assert_same(arrays(infer(client, [strings(texts)], "texts")), expected)
     content = elements([text.encode() for text in texts])
-    asked = {
+    request = {
         "name": "x",
         "datatype": "BYTES",
         "shape": [2],
         "parameters": {"binary_data_size": len(content)},
     }
-    answer = post(client, {"inputs": [asked], "parameters": {"seed": 7}}, "texts", [content])
+    answer = post(client, {"inputs": [request], "parameters": {"seed": 7}}, "texts", [content])
     assert_same(arrays(answer.json()), expected)
 
 
@@ -281,11 +281,11 @@ def test_groups_of_rows_come_as_a_tensor(client):
 def test_parameters_are_numbers_or_strings_and_are_told(client, digits_rows):
     rows = digits_rows[:4]
     options = {"seed": 9, "num_samples": 20, "fpr": 0.1, "coverage": 0.9, "confidence": 0.5}
-    asked = native(client, rows.tolist(), **options)
+    request = native(client, rows.tolist(), **options)
     for parameters in (options, {name: str(value) for name, value in options.items()}):
         answer = infer(client, [tensor(rows)], parameters=parameters)
         assert answer["parameters"] == options
-        assert_same(arrays(answer), asked)
+        assert_same(arrays(answer), request)
     fdr = infer(client, [tensor(rows)], parameters={"fdr": "0.2", "seed": 1})["parameters"]
     assert fdr == {"fdr": 0.2, "seed": 1, "fpr": 0.05, "coverage": 0.95, "num_samples": 100}
     priors = {str(digit): 0.1 for digit in range(10)}
@@ -331,19 +331,19 @@ def test_outputs_are_those_that_are_asked_in_their_order(client, digits_rows):
     names = ["classes", "samples", "p_value", "label"]
     answer = infer(client, [tensor(rows)], outputs=[{"name": name} for name in names])
     assert [output["name"] for output in answer["outputs"]] == names
-    found, expected = arrays(answer), native(client, rows.tolist(), return_samples=True)
+    actual, expected = arrays(answer), native(client, rows.tolist(), return_samples=True)
     for name in names:
         exact = expected[name].dtype.kind != "f" or expected[name].dtype.itemsize == 8
-        shown = found[name] if exact else found[name].astype(expected[name].dtype)
-        np.testing.assert_array_equal(shown, expected[name])
+        displayed = actual[name] if exact else actual[name].astype(expected[name].dtype)
+        np.testing.assert_array_equal(displayed, expected[name])
     assert not {"samples", "classes"} & set(arrays(infer(client, [tensor(rows)])))
-    both = infer(
+    pair = infer(
         client,
         [tensor(np.array([31.0]), "age"), strings(["Rome"], "city")],
         "rents",
         outputs=[{"name": "samples.mean"}],
     )
-    assert both["outputs"][0]["shape"] == [1, both["parameters"]["num_samples"]]
+    assert pair["outputs"][0]["shape"] == [1, pair["parameters"]["num_samples"]]
     risk = infer(client, [tensor(rows)], outputs=[{"name": "abstain"}], parameters={"risk": 0.9})
     assert risk["outputs"][0]["datatype"] == "BOOL"
 
@@ -365,21 +365,21 @@ def test_an_output_s_own_flag_is_stronger_than_the_request_s(
     answer = post(client, content)
     as_bytes = of_request if of_output is None else of_output
     assert (HEADER in answer.headers) == bool(as_bytes or of_request)
-    found = {**binary_arrays(answer)} if HEADER in answer.headers else {}
-    assert ("probabilities" in found) == bool(as_bytes)
-    assert ("label" in found) == bool(of_request)
+    actual = {**binary_arrays(answer)} if HEADER in answer.headers else {}
+    assert ("probabilities" in actual) == bool(as_bytes)
+    assert ("label" in actual) == bool(of_request)
 
 
 def test_an_answer_that_is_passed_on_is_a_request(client, digits_rows):
     rows = digits_rows[:2]
-    others = [tensor(np.zeros((5, 2), dtype=np.float32), "other"), tensor(rows)]
+    rest = [tensor(np.zeros((5, 2), dtype=np.float32), "other"), tensor(rows)]
     passed_on = {
         "id": "a step",
         "model_name": "before",
         "model_version": "2",
         "parameters": {"seed": 3, "other": "x"},
     }
-    answer = post(client, {**passed_on, "outputs": others}).json()
+    answer = post(client, {**passed_on, "outputs": rest}).json()
     assert (answer["id"], answer["model_name"]) == ("a step", "digits")
     assert answer["parameters"]["seed"] != 3, "the parameters are those of the answer before"
     assert post(client, {**passed_on, "outputs": [tensor(rows, "scaled")]}).status_code == 200
@@ -417,8 +417,8 @@ def test_bodies_may_be_compressed(client, digits_rows, coding, encode):
     assert answer.status_code == 200, answer.text
     plain = post(client, content, parts=[rows.tobytes()]).json()
     assert answer.json()["outputs"] == plain["outputs"]
-    whole = encode(b"{}")
-    for bad in (whole[:-3], whole + b"x", b"{}", b"", whole + whole):
+    full = encode(b"{}")
+    for bad in (full[:-3], full + b"x", b"{}", b"", full + full):
         text = refusal(client.post("/v2/models/digits/infer", content=bad, headers=headers))
         assert (
             text
@@ -603,21 +603,21 @@ def test_tables_that_are_wrong_are_named(client):
     ],
 )
 def test_lengths_that_lie_are_refused(client, length, sizes, words):
-    given = [
+    options = [
         {**ROW, "name": f"{n}", "parameters": {"binary_data_size": size}}
         for n, size in enumerate(sizes)
     ]
-    for item in given:
+    for item in options:
         del item["data"]
-    text = json.dumps({"inputs": given}).encode()
+    text = json.dumps({"inputs": options}).encode()
     headers = {HEADER: str(len(text)) if length is None else length}
     answer = client.post("/v2/models/digits/infer", content=text + bytes(256), headers=headers)
     assert words in refusal(answer)
     if sizes == [256] and length == "0":
-        more = {**headers, HEADER: str(len(text))}
-        good = client.post("/v2/models/digits/infer", content=text + bytes(256), headers=more)
+        extra = {**headers, HEADER: str(len(text))}
+        good = client.post("/v2/models/digits/infer", content=text + bytes(256), headers=extra)
         assert good.status_code == 200
-        longer = client.post("/v2/models/digits/infer", content=text + bytes(257), headers=more)
+        longer = client.post("/v2/models/digits/infer", content=text + bytes(257), headers=extra)
         assert (
             refusal(longer)
             == "body: expected binary data of the total binary_data_size, got 1 more bytes"
@@ -710,8 +710,8 @@ def test_limits_hold_and_come_before_what_they_limit(kinds, digits_rows):
         assert "at most 100 rows" in refusal(
             post(client, {"inputs": [head]}, parts=[rows.tobytes()]), 413
         )
-        many = {"inputs": [{**ROW, "shape": [100, 64], "data": [1] * 6400}] * 7}
-        assert post(client, json.dumps(many, separators=(",", ":")).encode()).status_code == 413, (
+        large = {"inputs": [{**ROW, "shape": [100, 64], "data": [1] * 6400}] * 7}
+        assert post(client, json.dumps(large, separators=(",", ":")).encode()).status_code == 413, (
             "of memory"
         )
         deep = b'{"inputs": ' + b"[" * 40_000
@@ -789,8 +789,8 @@ def test_the_metadata_say_what_is_taken_and_given(client, model, digits_rows):
             assert output["datatype"] == datatype
             assert len(shape) == len(output["shape"])
             assert all(
-                wanted in (-1, length)
-                for wanted, length in zip(shape, output["shape"], strict=True)
+                expected in (-1, length)
+                for expected, length in zip(shape, output["shape"], strict=True)
             )
     by_default = {output["name"] for output in infer(client, inputs, model)["outputs"]}
     on_request = {name for name in described if name.partition(".")[0] in NOT_BY_DEFAULT}

@@ -45,10 +45,14 @@ def test_training_s_threads_spin_for_a_moment_alone_unless_more_is_asked_for(giv
         "OMP_NUM_THREADS": str(processors()),
         "GOMP_SPINCOUNT": "4000",
     }
-    said = f"import os, training; print(*map(os.environ.get, {[*ours]}))"
-    others = {name: value for name, value in os.environ.items() if name not in ours}
-    done = subprocess.run(
-        [sys.executable, "-c", said], env=others | given, capture_output=True, text=True, check=True
+    message = f"import os, training; print(*map(os.environ.get, {[*ours]}))"
+    rest = {name: value for name, value in os.environ.items() if name not in ours}
+    completed = subprocess.run(
+        [sys.executable, "-c", message],
+        env=rest | given,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     expected = {**given, "GOMP_SPINCOUNT": "None"} if given else ours
-    assert done.stdout.split() == [*expected.values()]
+    assert completed.stdout.split() == [*expected.values()]

@@ -95,9 +95,9 @@ def test_racing_publishers_killed_at_any_moment_leave_no_version_half_there(url,
                 == version
             )
     assert published > 1
-    given = store.publish("m", tiny_description(), tiny_files()).version
-    assert int(given) > published
-    assert store.resolve("m") == given
+    options = store.publish("m", tiny_description(), tiny_files()).version
+    assert int(options) > published
+    assert store.resolve("m") == options
 
 
 def test_the_service_serves_from_a_bucket_and_survives_its_absence(server, url, tmp_path):
@@ -149,8 +149,8 @@ def test_workers_and_jobs_take_versions_from_a_bucket(url, tmp_path):
     }
     with serving(url, **settings) as (address, _):
         wait_until(lambda: httpx.get(f"{address}/health/ready").status_code == 200, 60)
-        asked = {"inputs": [[0.1, 0.2, 0.3]] * 4, "seed": 1}
-        job = httpx.post(f"{address}/predict/jobs", json=asked, timeout=60)
+        request = {"inputs": [[0.1, 0.2, 0.3]] * 4, "seed": 1}
+        job = httpx.post(f"{address}/predict/jobs", json=request, timeout=60)
         assert job.status_code == 202, job.text
         path = f"{address}/jobs/{job.json()['id']}"
         wait_until(lambda: httpx.get(path).json()["state"] in ("done", "failed"), 300)
@@ -158,7 +158,7 @@ def test_workers_and_jobs_take_versions_from_a_bucket(url, tmp_path):
 
 
 def run(*command, **environment):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", *command],
         env=environment_with(**environment),
         cwd=ROOT,
@@ -167,7 +167,7 @@ def run(*command, **environment):
         timeout=300,
         check=False,
     )
-    return done.returncode, done.stdout + done.stderr
+    return completed.returncode, completed.stdout + completed.stderr
 
 
 def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
@@ -192,18 +192,19 @@ def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
         ("model_store", "verify"),
     ]
     for command in commands:
-        code, said = run(*command, **settings)
-        assert code == 0, said
-        assert SECRET not in said
-    code, said = run("model_store", "list", **settings)
+        code, message = run(*command, **settings)
+        assert code == 0, message
+        assert SECRET not in message
+    code, message = run("model_store", "list", **settings)
     assert (
-        said == "again: versions 1 (latest -> 1)\ndigits: versions 1 (champion -> 1, latest -> 1)\n"
+        message
+        == "again: versions 1 (latest -> 1)\ndigits: versions 1 (champion -> 1, latest -> 1)\n"
     )
-    _, said = run(
+    _, message = run(
         "model_store", "--store", url, "show", "digits", **{**settings, "DUBITO_STORE": "elsewhere"}
     )
-    assert "report of" in said
-    code, said = run("model_store", "delete", "digits", "--force", **settings)
+    assert "report of" in message
+    code, message = run("model_store", "delete", "digits", "--force", **settings)
     assert (code, open_store(url, cache=tmp_path / "other").names()) == (0, ["again"])
 
 
@@ -221,15 +222,15 @@ def test_a_server_that_ignores_conditions_is_read_and_refused_for_writing(tmp_pa
             ("keep", "m", "1"),
             ("delete", "m", "--force"),
         ):
-            code, said = run("model_store", *command, **settings)
+            code, message = run("model_store", *command, **settings)
             assert code == 2
-            assert said.startswith(
+            assert message.startswith(
                 "error: DUBITO_STORE: expected a bucket that honours conditional writes, got one "
                 "that"
             )
-            assert "ignores If-None-Match" in said and len(said.splitlines()) == 1
-        code, said = run("training", "prune", "m", "--fraction", "0.5", **settings)
-        assert code != 0 and "ignores If-None-Match" in said
+            assert "ignores If-None-Match" in message and len(message.splitlines()) == 1
+        code, message = run("training", "prune", "m", "--fraction", "0.5", **settings)
+        assert code != 0 and "ignores If-None-Match" in message
 
 
 WRONG = {
@@ -246,8 +247,8 @@ WRONG = {
 )
 def test_bad_input_ends_with_one_clear_line(url, tmp_path, wrong, command):
     settings = {"DUBITO_STORE": url, "DUBITO_CACHE": str(tmp_path), **WRONG[wrong]}
-    code, said = run(*command, **settings)
-    assert code in (1, 2), said
-    (line,) = said.splitlines()
+    code, message = run(*command, **settings)
+    assert code in (1, 2), message
+    (line,) = message.splitlines()
     assert "error: " in line and "s3://" in line
     assert SECRET not in line and "another-secret" not in line

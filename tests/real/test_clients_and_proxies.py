@@ -129,8 +129,8 @@ def test_javas_client_which_asks_for_h2c_is_answered(client, expected, tmp_path)
     source = tmp_path / "Client.java"
     source.write_text(JAVA)
     command = ["java", str(source), str(client.base_url), BODY.decode()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == [f"200 {expected.decode()}"] * 3, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert completed.stdout.splitlines() == [f"200 {expected.decode()}"] * 3, completed.stderr
 
 
 @needs("curl")
@@ -152,8 +152,8 @@ def test_curl_is_answered(client, expected, version, chunked):
         *(["-H", "Transfer-Encoding: chunked"] if chunked else []),
     ]
     command = ["curl", "--silent", version, *headers, "--data-binary", "@-", url, url]
-    done = subprocess.run(command, input=BODY, capture_output=True, timeout=60)
-    assert done.stdout == expected * 2
+    completed = subprocess.run(command, input=BODY, capture_output=True, timeout=60)
+    assert completed.stdout == expected * 2
 
 
 @needs("curl")
@@ -163,10 +163,10 @@ def test_curl_sends_a_large_body_when_it_is_told_to_go_on(client, tmp_path):
     assert file.stat().st_size > 1 << 20
     headers = ["-H", "Content-Type: application/json", "-H", "Expect: 100-continue"]
     command = ["curl", "--silent", *headers, "-w", "%{http_code} %{time_total}", "-o", "/dev/null"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--data-binary", f"@{file}", f"{client.base_url}/predict"],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.stdout.split()[0] == "200"
+    assert completed.stdout.split()[0] == "200"

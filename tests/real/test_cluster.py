@@ -35,12 +35,12 @@ DIGITS = {"model": "digits", "version": "1"}
 def workers(url, **labels):
     name = labels.pop("name", "dubito_ready")
     page = httpx.get(f"{url}/metrics", headers=ADMIN, timeout=60).text
-    found = {
+    actual = {
         line.split('worker="')[1].split('"')[0]
         for line in page.splitlines()
         if line.startswith(f"{name}{{")
     }
-    return {worker: metric(page, name, worker=worker, **labels) for worker in found}
+    return {worker: metric(page, name, worker=worker, **labels) for worker in actual}
 
 
 def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path):
@@ -64,9 +64,7 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
         httpx.Client(timeout=60) as client,
     ):
         wait_until(lambda: len(workers(url)) == 2)
-        for request, answer in (
-            due * 3
-        ):  # each on a connection of its own, so that either replica answers
+        for request, answer in due * 3:
             assert httpx.post(f"{url}/predict", json=request, timeout=60).content == answer
         for _ in range(4):
             assert httpx.post(f"{url}/acquire", json=pool, timeout=60).content == due_ranking
@@ -84,7 +82,7 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
         wait_until(lambda: client.get(f"{url}/models/digits").json()["drift"]["rows"] == 160)
         counts = {"name": "dubito_flag_p_value_count", **DIGITS}
         wait_until(lambda: sum(workers(url, **counts).values()) == 160)
-        wait_until(lambda: min(workers(url, **counts).values()) > 0)  # of either, as it has heard
+        wait_until(lambda: min(workers(url, **counts).values()) > 0)
         answer = client.post(f"{url}/admin/models/digits/versions/1/drift/reset", headers=ADMIN)
         assert answer.json()["reset"]
         assert client.get(f"{url}/models/digits").json()["drift"]["rows"] == 0
@@ -114,8 +112,8 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
             f"{url}/predict/jobs", json={"inputs": rows.tolist(), "seed": 3, "version": "1"}
         ).json()
         wait_until(lambda: client.get(f"{url}/jobs/{job['id']}").json()["state"] == "done", 60)
-        said = log.read_text()
-    assert "Traceback" not in said and ADMIN["X-API-Key"] not in said
+        message = log.read_text()
+    assert "Traceback" not in message and ADMIN["X-API-Key"] not in message
     wait_until(lambda: replicas() == [])
 
 
@@ -182,9 +180,7 @@ def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(
                 wait_until(lambda: load.good and load.good[-1][1] == "2", 30)
                 load.wait_for(100)
                 assert {version for _, version in load.good[-50:]} == {"2"}
-                assert set(load.said) == {"200"}, (
-                    load.refusals
-                )  # a new version costs nobody an answer
+                assert set(load.said) == {"200"}, load.refusals
                 recovery["new version"] = load.longest_pause_s(since)
 
                 since, before = time.monotonic(), set(replicas())
@@ -304,12 +300,12 @@ def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
 )
 def test_what_is_wrong_is_said_in_one_line(digits_store, tmp_path, options, settings, said):
     with (
-        pytest.raises(AssertionError) as told,
+        pytest.raises(AssertionError) as output,
         cluster(digits_store, tmp_path, options, **settings),
     ):
         pass
     log = (tmp_path / "cluster.log").read_text()
-    assert log.startswith(said) and log.count("\n") == 1, told
+    assert log.startswith(said) and log.count("\n") == 1, output
     assert "secret-of-all-the-nodes" not in log
 
 

@@ -48,7 +48,7 @@ def data(tmp_path_factory, digits_rows):
 def scored(data, digits_store, tmp_path_factory):
     """The output of `score` on this machine."""
     out = tmp_path_factory.mktemp("scored") / "out"
-    done = command(
+    completed = command(
         "score",
         data,
         "--out",
@@ -58,7 +58,7 @@ def scored(data, digits_store, tmp_path_factory):
         *SHARDS,
         DUBITO_STORE=str(digits_store),
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     return out
 
 
@@ -66,7 +66,7 @@ def scored(data, digits_store, tmp_path_factory):
 def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_killed(
     data, scored, digits_store, tmp_path
 ):
-    told = {
+    output = {
         "nodes": 3,
         "command": [
             "score",
@@ -79,8 +79,8 @@ def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_
         ],
         "kills": [[8, "worker"], [1, "node"], [1, "worker"], [2, "driver"]],
     }
-    done = ray_cluster.run(RAY, told, environment_with(DUBITO_STORE=str(digits_store)), 300)
-    assert done["code"] == 0, done
+    completed = ray_cluster.run(RAY, output, environment_with(DUBITO_STORE=str(digits_store)), 300)
+    assert completed["code"] == 0, completed
     assert content_of(tmp_path / "out") == content_of(scored)
 
 
@@ -108,12 +108,12 @@ def test_ray_on_this_machine_ranks_the_same_and_says_nothing_else(data, digits_s
 @with_ray
 def test_an_address_of_no_cluster_is_one_line(data, digits_store, tmp_path):
     store = {"DUBITO_STORE": str(digits_store)}
-    done = command(
+    completed = command(
         "score", data, "--out", tmp_path / "out", "--ray", "nonsense", python=RAY, **store
     )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ray: expected the address of a cluster")
-    assert done.stderr.count("\n") == 1
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("error: ray: expected the address of a cluster")
+    assert completed.stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -154,16 +154,16 @@ def test_source_output_and_store_may_lie_in_buckets(
     }
     arguments = ["score", f"{url}/data", "--out", f"{url}/out", "--num-samples", "1000", *SHARDS]
     for _ in range(2):  # the second time two parts are missing
-        done = command(*arguments, **environment)
-        assert done.returncode == 0, done.stderr
+        completed = command(*arguments, **environment)
+        assert completed.returncode == 0, completed.stderr
         names = [entry["path"] for entry in bucket.list(f"{root}/out").collect()]
-        found = {
+        actual = {
             name.removeprefix(f"{root}/out/"): bytes(bucket.get(name).bytes()) for name in names
         }
         expected = content_of(scored)
-        stamps = found.pop("job.json"), expected.pop("job.json")
+        stamps = actual.pop("job.json"), expected.pop("job.json")
         assert json.loads(stamps[0])["asked"] == json.loads(stamps[1])["asked"]
-        assert found == expected
+        assert actual == expected
         bucket.delete(
             [f"{root}/out/part-00003-of-00016.parquet", f"{root}/out/part-00009-of-00016.parquet"]
         )
@@ -180,11 +180,11 @@ def test_what_is_wrong_with_a_bucket_is_one_line(server, data, digits_store, tmp
         environment = {
             name: value for name, value in (right | changes).items() if value is not None
         }
-        done = command("score", source, "--out", out, **environment)
-        assert done.returncode == 2, done
-        assert done.stderr.count("\n") == 1
-        assert done.stderr.startswith(f"error: {said}"), done.stderr
-        assert SECRET not in done.stderr
+        completed = command("score", source, "--out", out, **environment)
+        assert completed.returncode == 2, completed
+        assert completed.stderr.count("\n") == 1
+        assert completed.stderr.startswith(f"error: {said}"), completed.stderr
+        assert SECRET not in completed.stderr
 
     here, there = f"s3://{BUCKET}/absent", f"s3://{BUCKET}/{uuid.uuid4().hex}"
     none = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}

@@ -86,8 +86,8 @@ def edge(request, service, certificate, tmp_path):
 def test_the_guide_s_proxies_hand_on_what_they_should(edge, service):
     direct = httpx.post(f"{service}/predict", json=ROW)
     assert edge.post("/predict", json=ROW).json() == direct.json()
-    many = {"inputs": [[8.123456] * 64] * 4000, "num_samples": 2, "seed": 7}
-    assert len(edge.post("/predict", json=many).json()["predictions"]) == 4000
+    large = {"inputs": [[8.123456] * 64] * 4000, "num_samples": 2, "seed": 7}
+    assert len(edge.post("/predict", json=large).json()["predictions"]) == 4000
     assert edge.head("/models").status_code == 200
     page = edge.get("/")
     assert page.headers["content-type"].startswith("text/html")

@@ -36,7 +36,7 @@ def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_
     environment["PYTHONPATH"] = str(ROOT)
 
     def run(*command):
-        done = subprocess.run(
+        completed = subprocess.run(
             [PYTHON, *command],
             cwd=folder,
             env=environment,
@@ -44,12 +44,12 @@ def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_
             text=True,
             timeout=900,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     run("kinds.py")
-    said = run("-m", "training", "fit", "recipe.toml", "--quiet", "--leave-out", "svg")
-    assert "published files version 1" in said
+    message = run("-m", "training", "fit", "recipe.toml", "--quiet", "--leave-out", "svg")
+    assert "published files version 1" in message
     script = "import json, sys, kinds; print(json.dumps([kinds.row(open(p, 'rb').read()) for p in sys.argv[1:]]))"
     rows = run("-c", script, str(ROOT / "service" / "app.py"), str(ROOT / "docs" / "api.md"))
     with serving(tmp_path / "models") as (url, _):
@@ -57,5 +57,5 @@ def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_
             f"{url}/predict", json={"inputs": json.loads(rows), "seed": 1}, timeout=60
         ).json()
     assert answer["predictions"][0]["label"] == "py"
-    said = run("-m", "training", "evaluate", "files", "--rows", "300", "--quiet")
-    assert float(re.search(r"left-out_flag_auroc +([\d.]+)", said)[1]) > 0.9
+    message = run("-m", "training", "evaluate", "files", "--rows", "300", "--quiet")
+    assert float(re.search(r"left-out_flag_auroc +([\d.]+)", message)[1]) > 0.9

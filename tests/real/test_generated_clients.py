@@ -23,11 +23,11 @@ pytestmark = pytest.mark.real
 
 
 def run(*command, cwd):
-    done = subprocess.run(
+    completed = subprocess.run(
         list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def test_a_client_that_openapi_python_client_makes_asks_a_service(folder, servic
     np.save(folder / "rows.npy", np.full((1, 64), 8.0))
     script = shutil.copy(CLIENTS / "generated.py", folder / "ask.py")
     python = HOME / "bin" / "python"
-    said = json.loads(run(python, script, service_url, folder / "rows.npy", cwd=folder))
-    assert_same_as_ours(said, service_url)
-    assert said["refused"].startswith("inputs.0: expected an array of 64")
-    assert said["query"] == {"seed": 7}
+    message = json.loads(run(python, script, service_url, folder / "rows.npy", cwd=folder))
+    assert_same_as_ours(message, service_url)
+    assert message["refused"].startswith("inputs.0: expected an array of 64")
+    assert message["query"] == {"seed": 7}
 
 
 @pytest.mark.skipif(
@@ -69,6 +69,6 @@ def test_a_client_with_the_types_of_openapi_typescript_asks_a_service(folder, se
     (folder / "node_modules").symlink_to(HOME / "node_modules")
     options = ["--strict", "--target", "es2022", "--module", "nodenext"]
     run(PROGRAMS / "tsc", *options, "--lib", "es2022,dom", "--outDir", ".", "ask.mts", cwd=folder)
-    said = json.loads(run("node", "ask.mjs", service_url, cwd=folder))
-    assert_same_as_ours(said, service_url)
-    assert said["refused"].startswith("seed: expected a valid integer")
+    message = json.loads(run("node", "ask.mjs", service_url, cwd=folder))
+    assert_same_as_ours(message, service_url)
+    assert message["refused"].startswith("seed: expected a valid integer")

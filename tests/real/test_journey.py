@@ -25,7 +25,7 @@ sys.exit(command.main())
 """
 ADMIN = "a-key-of-my-own-choice"
 COLUMNS = ["sepal_length", "sepal_width", "petal_length", "petal_width"]
-FIT_S = 900  # at most, of either fit: the second one gives way to everything else
+FIT_S = 900
 TO_LABEL = 12
 
 
@@ -35,12 +35,12 @@ def work(tmp_path_factory):
     flowers = load_iris()
     names = [str(flowers.target_names[c]) for c in flowers.target]
     with (folder / "flowers.csv").open("w") as table, (folder / "pool.csv").open("w") as pool:
-        mine, others = csv.writer(table), csv.writer(pool)
+        mine, rest = csv.writer(table), csv.writer(pool)
         mine.writerow([*COLUMNS, "species"])
-        others.writerow(["id", *COLUMNS])
+        rest.writerow(["id", *COLUMNS])
         for i, row in enumerate(flowers.data.tolist()):
             if i % 10 > 6:
-                others.writerow([f"flower {i}", *row])
+                rest.writerow([f"flower {i}", *row])
             else:
                 mine.writerow([*row, names[i]])
     return folder, {f"flower {i}": name for i, name in enumerate(names)}
@@ -48,7 +48,7 @@ def work(tmp_path_factory):
 
 def dubito(folder, *arguments, **settings):
     environment = environment_in(folder) | settings | {"DUBITO_STATE": str(folder / "state")}
-    del environment["DUBITO_DATA"]  # the table lies in the current folder
+    del environment["DUBITO_DATA"]
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
     command = [sys.executable, "-c", DUBITO, *arguments]
     return subprocess.Popen(command, env=environment | path, cwd=folder)
@@ -71,8 +71,8 @@ def test_two_commands_and_the_browser_lead_from_a_csv_to_a_promoted_candidate(wo
             assert serving(url) == "1"
             promote(driver)
         assert serving(url) == "2"
-        (made,) = httpx.get(f"{url}/models/flowers/labels").json()["candidates"]
-        assert (made["version"], made["labels"]) == ("2", TO_LABEL)
+        (created,) = httpx.get(f"{url}/models/flowers/labels").json()["candidates"]
+        assert (created["version"], created["labels"]) == ("2", TO_LABEL)
     finally:
         serve.terminate()
         serve.wait(30)

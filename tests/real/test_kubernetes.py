@@ -22,18 +22,21 @@ pytestmark = pytest.mark.real
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="not installed: kubectl")
 def test_kubectl_puts_the_files_together():
-    done = subprocess.run(
+    completed = subprocess.run(
         ["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
-    (settings,) = [one for (kind, _), one in made.items() if kind == "ConfigMap"]
+    assert completed.returncode == 0, completed.stderr
+    created = {
+        (item["kind"], item["metadata"]["name"]): item
+        for item in yaml.safe_load_all(completed.stdout)
+    }
+    (settings,) = [item for (kind, _), item in created.items() if kind == "ConfigMap"]
     assert settings["data"] == SHARED
-    assert made.keys() - {("ConfigMap", settings["metadata"]["name"])} == RESOURCES.keys()
-    for one in made.values():
-        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "dubito"
-        if one["kind"] in ("Deployment", "StatefulSet"):
-            (container,) = one["spec"]["template"]["spec"]["containers"]
+    assert created.keys() - {("ConfigMap", settings["metadata"]["name"])} == RESOURCES.keys()
+    for item in created.values():
+        assert item["kind"] == "Namespace" or item["metadata"]["namespace"] == "dubito"
+        if item["kind"] in ("Deployment", "StatefulSet"):
+            (container,) = item["spec"]["template"]["spec"]["containers"]
             assert container["envFrom"][0] == {
                 "configMapRef": {"name": settings["metadata"]["name"]}
             }
@@ -43,8 +46,8 @@ def test_kubectl_puts_the_files_together():
 @pytest.mark.skipif(not RAY_PYTHON.exists(), reason="`make cluster` makes .venv-ray")
 def test_ray_accepts_the_configuration_of_serve():
     config = RAY["spec"]["serveConfigV2"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [RAY_PYTHON, "-c", CHECK], input=config, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "integrations.ray.app:build"
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines()[-1] == "integrations.ray.app:build"

@@ -159,7 +159,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
             "/api/ml/", json={"project": number, "url": backend, "title": "dubito"}
         )
         assert refused.status_code == 400, refused.text  # without a key
-        made = ask(
+        created = ask(
             "POST",
             "/api/ml/",
             project=number,
@@ -169,10 +169,8 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
             basic_auth_user="dubito",
             basic_auth_pass=KEY,
         )
-        assert made["state"] == "CO" and made["model_version"] == "digits:1", made
-        (hook,) = ask(
-            "GET", f"/api/webhooks/?project={number}"
-        )  # which Label Studio has made, without a key
+        assert created["state"] == "CO" and created["model_version"] == "digits:1", created
+        (hook,) = ask("GET", f"/api/webhooks/?project={number}")
         assert hook["url"] == f"{backend}/webhook"
         hook_path = f"/api/webhooks/{hook['id']}/"
         ask("PATCH", hook_path, headers={"X-API-Key": KEY}, send_payload=True)
@@ -185,17 +183,19 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         )
 
         def all_tasks():
-            found = ask("GET", f"/api/tasks/?project={number}&page_size={TASKS}&fields=all")[
+            actual = ask("GET", f"/api/tasks/?project={number}&page_size={TASKS}&fields=all")[
                 "tasks"
             ]
-            assert len(found) == TASKS
-            return found
+            assert len(actual) == TASKS
+            return actual
 
         predictions = [task["predictions"] for task in all_tasks()]
-        assert all(len(of) == 1 and of[0]["model_version"] == "digits:1" for of in predictions)
+        assert all(
+            len(parent) == 1 and parent[0]["model_version"] == "digits:1" for parent in predictions
+        )
         right = [
-            of[0]["result"][0]["value"]["choices"] == [str(y[task["data"]["place"]])]
-            for of, task in zip(predictions, all_tasks(), strict=True)
+            parent[0]["result"][0]["value"]["choices"] == [str(y[task["data"]["place"]])]
+            for parent, task in zip(predictions, all_tasks(), strict=True)
         ]
         assert np.mean(right) > 0.6
 
@@ -214,7 +214,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         studio_settings = {"DUBITO_LABEL_STUDIO_URL": url, "DUBITO_LABEL_STUDIO_TOKEN": token}
 
         def synchronise():
-            done = subprocess.run(
+            completed = subprocess.run(
                 sync,
                 env=environment_with(**studio_settings),
                 cwd=ROOT,
@@ -222,8 +222,8 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
                 text=True,
                 timeout=240,
             )
-            assert done.returncode == 0, done.stderr
-            return done.stdout
+            assert completed.returncode == 0, completed.stderr
+            return completed.stdout
 
         assert "0 labels stored, 0 tasks predicted" in synchronise()
         doubts = {task["id"]: task["data"]["dubito_doubt"] for task in all_tasks()}
@@ -233,12 +233,12 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
 
         # tasks come by doubt: the queue gives the most doubtful, the data manager sorts by the
         # field
-        most = sorted(doubts, key=lambda i: -doubts[i])
-        assert ask("GET", f"/api/projects/{number}/next")["id"] == most[0]
+        largest = sorted(doubts, key=lambda i: -doubts[i])
+        assert ask("GET", f"/api/projects/{number}/next")["id"] == largest[0]
         view = {"project": number, "data": {"ordering": ["-tasks:data.dubito_doubt"]}}
         tab = ask("POST", "/api/dm/views/", **view)["id"]
-        shown = ask("GET", f"/api/tasks/?view={tab}&project={number}&page_size=20")["tasks"]
-        assert [task["id"] for task in shown] == most[:20]
+        displayed = ask("GET", f"/api/tasks/?view={tab}&project={number}&page_size=20")["tasks"]
+        assert [task["id"] for task in displayed] == largest[:20]
 
         # 40 annotations by its API; the webhook brings them, one by one
         def annotate(task, digit):
@@ -253,15 +253,15 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
             return ask("POST", f"/api/tasks/{task['id']}/annotations/", result=result)
 
         place = {task["id"]: task["data"]["place"] for task in all_tasks()}
-        for i in most[: ANNOTATED - 1]:
+        for i in largest[: ANNOTATED - 1]:
             annotate({"id": i}, str(y[place[i]]))
         wait_until(lambda: service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1)
-        assert "39 labels stored" in synchronise()  # which changes nothing
+        assert "39 labels stored" in synchronise()
         assert service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1
 
         # one annotation whose webhook is lost is found by polling
         ask("PATCH", hook_path, is_active=False)
-        last = most[ANNOTATED - 1]
+        last = largest[ANNOTATED - 1]
         annotate({"id": last}, str(y[place[last]]))
         assert service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1
         assert "40 labels stored" in synchronise()
@@ -270,10 +270,10 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         # fitted, promoted, served
         command = [sys.executable, "-m", "training", "candidate", "digits", "--device", "cpu"]
         environment = environment_in(folder) | {"DUBITO_STATE": state}
-        done = subprocess.run(
+        completed = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240
         )
-        assert done.returncode == 0, done.stderr
+        assert completed.returncode == 0, completed.stderr
         page = service.get("/models/digits/labels").json()
         assert page["candidates"][0]["labels"] == ANNOTATED
         assert page["candidates"][0]["promoted"], page["candidates"][0]["why"]

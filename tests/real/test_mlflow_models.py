@@ -53,11 +53,11 @@ def folder(kinds, tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(kinds):
     with serving(kinds) as (url, _), Client(url) as client:
-        asked = {"people": TABLE, "rents": TABLE, "texts": [*ROWS["texts"].text]}
-        asked["digits"] = ROWS["digits"].to_numpy()
+        request = {"people": TABLE, "rents": TABLE, "texts": [*ROWS["texts"].text]}
+        request["digits"] = ROWS["digits"].to_numpy()
         return {
             name: client.predict(rows, model=name, seed=7).to_pandas()
-            for name, rows in asked.items()
+            for name, rows in request.items()
         }
 
 
@@ -73,7 +73,7 @@ def same(told, expected):
 def test_mlflow_loads_what_the_service_serves(folder, expected):
     for name, rows in ROWS.items():
         rows.to_pickle(folder / f"{name}.rows")
-    done = subprocess.run(
+    completed = subprocess.run(
         [BIN / "python", "-c", LOADED, *ROWS],
         cwd=folder,
         env=environment_with(),
@@ -81,7 +81,7 @@ def test_mlflow_loads_what_the_service_serves(folder, expected):
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert completed.returncode == 0, completed.stderr[-4000:]
     for name in ROWS:
         same(pd.read_pickle(folder / f"{name}.told"), expected[name])
 
@@ -105,7 +105,7 @@ def served(model):
             wait_until(is_there, 60)
             yield url
         finally:
-            os.killpg(server.pid, signal.SIGTERM)  # its server is a child of its own
+            os.killpg(server.pid, signal.SIGTERM)
 
 
 def test_mlflow_serves_what_the_service_serves(folder, expected):

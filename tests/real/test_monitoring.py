@@ -41,11 +41,11 @@ pytestmark = [
     ids=" ".join,
 )
 def test_promtool_finds_nothing_wrong(command):
-    done = subprocess.run(
+    completed = subprocess.run(
         ["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=600
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "SUCCESS" in done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "SUCCESS" in completed.stdout
 
 
 @contextmanager
@@ -130,8 +130,8 @@ def test_services_with_and_without_keys_are_scraped(watched):
 def test_the_drift_alert_fires_when_inputs_drift_and_not_before(watched, digits_rows):
     service, server = watched
     send(service, digits_rows)
-    seen = 'dubito_flag_p_value_count{job="dubito"}'
-    wait_until(lambda: any(rows >= len(digits_rows) - 1 for _, rows in asked(server, seen)))
+    observed = 'dubito_flag_p_value_count{job="dubito"}'
+    wait_until(lambda: any(rows >= len(digits_rows) - 1 for _, rows in asked(server, observed)))
     time.sleep(3)  # three times the rules are looked at
     assert asked(server, 'dubito_drift_alarm{job="dubito"}')[0][1] == 0
     assert "DubitoDrift" not in firing(server)
@@ -173,10 +173,10 @@ def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
         }
 
     send(service, digits_rows[:50])
-    send(service, np.random.default_rng().uniform(0, 16, (160, 64)))  # and an alert fires
+    send(service, np.random.default_rng().uniform(0, 16, (160, 64)))
     end = time.monotonic() + 120
-    while found := empty():
-        assert time.monotonic() < end, f"without data: {sorted(found)}"
+    while actual := empty():
+        assert time.monotonic() < end, f"without data: {sorted(actual)}"
         time.sleep(0.5)
     for annotation in DASHBOARD["annotations"]["list"][1:]:
         asked(server, chosen(annotation["expr"]))

@@ -25,7 +25,7 @@ y = X[:, 0] > 0
 def run(folder, *arguments):
     paths = [str(ROOT), str(ROOT / "client")]
     of_mlflow = {"MLFLOW_TRACKING_URI": "file:runs-of-mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [PYTHON, *arguments],
         cwd=folder,
         env=environment_with(PYTHONPATH=":".join(paths), **of_mlflow),
@@ -33,7 +33,7 @@ def run(folder, *arguments):
         text=True,
         timeout=900,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert completed.returncode == 0, completed.stderr[-4000:]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

@@ -69,8 +69,8 @@ def expected(url, folder):
         "people": TABLE,
         "rents": TABLE,
     }
-    asked = {kind: {"model": kind, "inputs": inputs, "seed": 7} for kind, inputs in rows.items()}
-    answers = {kind: httpx.post(f"{url}/predict", json=request) for kind, request in asked.items()}
+    body = {kind: {"model": kind, "inputs": inputs, "seed": 7} for kind, inputs in rows.items()}
+    answers = {kind: httpx.post(f"{url}/predict", json=request) for kind, request in body.items()}
     assert {answer.status_code for answer in answers.values()} == {200}
     return {kind: answer.json()["predictions"] for kind, answer in answers.items()}
 
@@ -89,9 +89,9 @@ def told(client, url, folder):
         *where,
         str(folder),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    return json.loads(completed.stdout)
 
 
 def test_the_guide_s_examples_run(url):
@@ -104,11 +104,13 @@ def test_the_guide_s_examples_run(url):
             here = block.replace("127.0.0.1:8000", parts.netloc).replace(
                 '"127.0.0.1", 8000', f'"{parts.hostname}", {parts.port}'
             )
-            done = subprocess.run([python, "-c", here], capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr[-2000:]
-            assert "label" in done.stdout or "['" in done.stdout or "[b'" in done.stdout, (
-                done.stdout
+            completed = subprocess.run(
+                [python, "-c", here], capture_output=True, text=True, timeout=120
             )
+            assert completed.returncode == 0, completed.stderr[-2000:]
+            assert (
+                "label" in completed.stdout or "['" in completed.stdout or "[b'" in completed.stdout
+            ), completed.stdout
 
 
 def flat(rows, name):
@@ -159,9 +161,9 @@ def test_triton_s_client_reads_all_that_it_asks(url, folder, expected):
     assert "probabilities" in answers["digits"]["binary"], (
         "clients ask for bytes where they name no outputs"
     )
-    wanted = answers["digits_version"]
-    assert wanted["binary"] == ["label", "samples"], "an output's own flag is stronger"
-    assert len(wanted["samples"]) == 5 * wanted["parameters"]["num_samples"] * 10
+    requested = answers["digits_version"]
+    assert requested["binary"] == ["label", "samples"], "an output's own flag is stronger"
+    assert len(requested["samples"]) == 5 * requested["parameters"]["num_samples"] * 10
     assert answers["unknown_model"] == ["404", answers["unknown_model"][1]]
     assert "expected one of" in answers["unknown_model"][1]
     assert answers["wrong_shape"][0] == answers["wrong_parameter"][0] == "400"

@@ -106,13 +106,15 @@ def test_the_page_shows_the_numbers_of_the_api(driver, service):
     before = get_text(driver, ".meta")
     press(driver, "Ask")
     until(driver, lambda: get_text(driver, ".meta") not in ("", before))
-    asked = json.loads(driver.execute_script("return window.bodies.at(-1)"))
-    row = np.array(asked["inputs"][0]).reshape(8, 8)
+    request = json.loads(driver.execute_script("return window.bodies.at(-1)"))
+    row = np.array(request["inputs"][0]).reshape(8, 8)
     assert row.min() == 0
     assert row[0].max() > 4, "the drawing must fill the frame, as the digits do"
     assert row[-1].max() > 4
     seed = int(get_text(driver, ".meta").partition("draws, seed ")[2].split(".")[0])
-    answer = httpx.post(f"{service}/predict", json={**asked, "seed": seed}).json()["predictions"][0]
+    answer = httpx.post(f"{service}/predict", json={**request, "seed": seed}).json()["predictions"][
+        0
+    ]
     assert get_text(driver, ".answer h2").split()[0] == answer["label"]
     assert f"p = {answer['p_value']:.3g}." in plot_label(driver, 1)
 
@@ -122,8 +124,8 @@ def test_noise_is_flagged_and_explained(driver, service):
     press(driver, "Noise")
     until(driver, lambda: get_text(driver, ".word") in ("Unfamiliar input", "Check this"))
     assert "no guarantee" in get_text(driver, ".promise")
-    why = until(driver, lambda: get_text(driver, ".why"))
-    assert "Nearest training rows: " in why
+    reason = until(driver, lambda: get_text(driver, ".why"))
+    assert "Nearest training rows: " in reason
     painted = "const c = document.querySelector('.heat canvas:last-child'); return [...c.getContext('2d').getImageData(0, 0, 8, 8).data].filter((x, i) => i % 4 === 3 && x > 0).length"
     assert driver.execute_script(painted) > 8, "pixels are marked"
     assert console_errors(driver) == []
@@ -132,13 +134,13 @@ def test_noise_is_flagged_and_explained(driver, service):
 def test_example_rows_are_not_flagged(driver, service):
     open_page(driver, service)
     until(driver, lambda: len(driver.find_elements("css selector", ".examples button")) > 5)
-    named = [button.text for button in driver.find_elements("css selector", ".examples button")]
-    for name in named[:3]:
+    names = [button.text for button in driver.find_elements("css selector", ".examples button")]
+    for name in names[:3]:
         press(driver, name)
         until(driver, lambda name=name: get_text(driver, ".answer h2").startswith(name))
         assert get_text(driver, ".word") in ("Looks reliable", "Check this")
         assert "no guarantee" not in get_text(driver, ".promise")
-    press(driver, named[-1])
+    press(driver, names[-1])
     until(driver, lambda: get_text(driver, ".why"))
 
 
@@ -213,7 +215,7 @@ def test_an_image_on_the_board_may_be_dark_on_light(driver, service, digits_rows
     n = int(np.argmax([max(row["probabilities"]) for row in answers["predictions"]]))
     ink = np.kron(digits_rows[n].reshape(8, 8) / 16, np.ones((8, 8)))
     light, dark = np.uint8(255 * (1 - ink)), np.uint8(255 * ink)
-    transparent = np.stack([np.zeros_like(dark)] * 3 + [dark], axis=2)  # black ink on nothing
+    transparent = np.stack([np.zeros_like(dark)] * 3 + [dark], axis=2)
     for event, place, pixels in (
         ("drop", "#board", light),
         ("drop", "#board", dark),
@@ -245,8 +247,8 @@ def test_images_can_be_pasted_and_dropped_and_invalid_ones_are_named(driver, eve
     assert send_files(
         driver, "drop", ".drop", ("a.png", "image/png", image), ("b.heic", "", b"ftypheic")
     )
-    said = until(driver, lambda: get_text(driver, ".answers .notice"))
-    assert said.startswith("b.heic: expected a PNG")
+    message = until(driver, lambda: get_text(driver, ".answers .notice"))
+    assert message.startswith("b.heic: expected a PNG")
     assert get_text(driver, ".answer h2"), "the valid image must be answered"
     assert send_files(driver, "drop", "h1", ("c.png", "image/png", image)), (
         "the browser must not open a file dropped elsewhere"
@@ -265,8 +267,8 @@ def test_an_invalid_number_is_not_treated_as_missing(driver, every_kind):
     press(driver, "Ask")
     until(driver, lambda: get_text(driver, ".answer h2"))
     age = driver.find_element("css selector", ".columns input[type=number]")
-    for written in ("1e999", "1-2"):
-        age.send_keys(*SELECT_ALL, written)
+    for content in ("1e999", "1-2"):
+        age.send_keys(*SELECT_ALL, content)
         assert "age: not a number" in until(driver, lambda: get_text(driver, ".answers .notice"))
     age.send_keys(*SELECT_ALL, "\ue003")
     until(driver, lambda: get_text(driver, ".answer h2"))
@@ -290,14 +292,14 @@ def test_options_are_sent(driver, service):
     driver.execute_script("document.querySelector('.deeper').open = true")
     until(driver, lambda: "seed 7." in get_text(driver, ".meta"))
     until(driver, lambda: "risk" in (driver.execute_script("return window.bodies.at(-1)") or ""))
-    asked = json.loads(driver.execute_script("return window.bodies.at(-1)"))
-    assert (asked["seed"], asked["num_samples"], asked["fpr"], asked["coverage"]) == (
+    request = json.loads(driver.execute_script("return window.bodies.at(-1)"))
+    assert (request["seed"], request["num_samples"], request["fpr"], request["coverage"]) == (
         7,
         100,
         0.05,
         0.95,
     )
-    assert 0.03 < asked["risk"] < 0.5
+    assert 0.03 < request["risk"] < 0.5
 
 
 def test_an_error_shows_the_detail_of_the_api(driver, service):
@@ -305,9 +307,9 @@ def test_an_error_shows_the_detail_of_the_api(driver, service):
     press(driver, "Numbers")
     driver.find_element("css selector", "textarea").send_keys("1 2 three")
     press(driver, "Ask")
-    said = until(driver, lambda: get_text(driver, ".answers .notice"))
+    message = until(driver, lambda: get_text(driver, ".answers .notice"))
     assert (
-        said
+        message
         == httpx.post(f"{service}/predict", json={"inputs": [[1, 2, "three"]]}).json()["detail"]
     )
 
@@ -315,20 +317,20 @@ def test_an_error_shows_the_detail_of_the_api(driver, service):
 def test_a_key_is_requested_and_never_stored(digits_store):
     with serving(digits_store, DUBITO_API_KEYS=KEY) as (url, _), chromium() as driver:
         driver.get(url)
-        given = until(
+        options = until(
             driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
         )[0]
-        given.send_keys("a wrong key, of course", "\ue007")
+        options.send_keys("a wrong key, of course", "\ue007")
         until(driver, lambda: "not valid" in get_text(driver, "#key-why"))
-        given.send_keys(KEY, "\ue007")
+        options.send_keys(KEY, "\ue007")
         until(driver, lambda: driver.find_elements("id", "board"))
         draw(driver, driver.find_element("id", "board"), THREE)
         until(driver, lambda: get_text(driver, ".answer h2").startswith("3"))
-        kept = "return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
-        assert KEY not in driver.execute_script(kept)
+        retained = "return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
+        assert KEY not in driver.execute_script(retained)
         press(driver, "Copy link to this answer")
         until(driver, lambda: get_text(driver, "#link-said"))
-        assert KEY not in driver.execute_script(kept)
+        assert KEY not in driver.execute_script(retained)
         driver.refresh()
         until(
             driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
@@ -351,12 +353,14 @@ def test_axe_finds_no_violation(service, dark, width):
                 "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
             )
             driver.execute_script(AXE.read_text())
-            found = driver.execute_async_script("axe.run().then((r) => arguments[0](r.violations))")
-            told = [
+            actual = driver.execute_async_script(
+                "axe.run().then((r) => arguments[0](r.violations))"
+            )
+            output = [
                 (each["id"], each["impact"], [node["html"][:200] for node in each["nodes"]])
-                for each in found
+                for each in actual
             ]
-            assert told == [], view
+            assert output == [], view
             overflow = (
                 "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )

@@ -145,8 +145,8 @@ def rows_of(driver, name):
 
 def field(driver, label):
     """Find the control with a label."""
-    found = driver.find_element("xpath", f"//label[starts-with(normalize-space(.), '{label}')]")
-    return driver.find_element("id", found.get_attribute("for"))
+    actual = driver.find_element("xpath", f"//label[starts-with(normalize-space(.), '{label}')]")
+    return driver.find_element("id", actual.get_attribute("for"))
 
 
 def set_field(driver, label, value):
@@ -169,11 +169,11 @@ def work(driver, path, source, *given):
 def file_saved(folder, ending):
     """Return and delete the file that the browser saved."""
     end = time.monotonic() + WAIT_S
-    while not (found := list(folder.glob(f"*{ending}"))):
+    while not (actual := list(folder.glob(f"*{ending}"))):
         assert time.monotonic() < end, list(folder.iterdir())
         time.sleep(0.05)
-    content = found[0].read_bytes()
-    found[0].unlink()
+    content = actual[0].read_bytes()
+    actual[0].unlink()
     return content.decode()
 
 
@@ -228,8 +228,8 @@ def test_an_admin_key_rolls_back_and_promotes(service):
         open_page(driver, f"{service}/#/models")
         until(driver, lambda: table_of(driver, "Versions"))
         press(driver, "Roll back")
-        given = until(driver, lambda: visible(driver, "key-given"))
-        given.send_keys("a wrong key, of course", "\ue007")
+        options = until(driver, lambda: visible(driver, "key-given"))
+        options.send_keys("a wrong key, of course", "\ue007")
         until(driver, lambda: "not allowed" in get_text(driver, "#key-why"))
         press(driver, "Not now")
         until(driver, lambda: "none was entered" in get_text(driver, "main .actions"))
@@ -244,8 +244,8 @@ def test_an_admin_key_rolls_back_and_promotes(service):
 
 def test_rows_are_labelled_undone_and_skipped_with_keys_and_buttons(driver, service, pool):
     def labels():
-        found = httpx.get(f"{service}/labels", params={"model": "digits"}).json()["labels"]
-        return {label["id"]: label["label"] for label in found}
+        actual = httpx.get(f"{service}/labels", params={"model": "digits"}).json()["labels"]
+        return {label["id"]: label["label"] for label in actual}
 
     def at(row):
         return lambda: get_text(driver, ".labelling-head").startswith(f"Row {row} of 3")
@@ -296,12 +296,12 @@ def test_a_regression_row_is_labelled_with_a_number(driver, every_kind, tmp_path
     until(driver, lambda: "All rows are labelled" in get_text(driver, ".labelling-head"))
     (label,) = httpx.get(f"{every_kind}/labels", params={"model": "rents"}).json()["labels"]
     assert label["target"] == 812.5
-    assert label["id"].startswith("row-")  # the file has no IDs
+    assert label["id"].startswith("row-")
     assert console_errors(driver) == []
 
 
 def test_a_comparison_marks_the_differences_of_two_versions(driver, service):
-    one, two = (
+    item, two = (
         httpx.get(f"{service}/models/digits/versions/{v}").json()["manifest"] for v in ("1", "2")
     )
     open_page(driver, f"{service}/#/models/digits/1/2")
@@ -312,7 +312,7 @@ def test_a_comparison_marks_the_differences_of_two_versions(driver, service):
         if len(row) == 4
     }
     accuracy = next(row for name, row in rows.items() if name == "Accuracy (higher is better)")
-    assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.2f} %" for v in (one, two)]
+    assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.2f} %" for v in (item, two)]
     assert accuracy[3] == "−1.00 points"
     marked = {name for name, row in rows.items() if row[0].startswith("≠ ")}
     assert {"Accuracy (higher is better)"} <= marked
@@ -375,8 +375,8 @@ def test_an_admin_key_resets_the_alarm_and_a_lost_service_is_retried(store, tmp_
             headers = {"Authorization": f"Bearer {KEY}-admin"}
             rows = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
             with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
-                for few in rows:
-                    client.post("/predict", json={"inputs": few.tolist()}).raise_for_status()
+                for small in rows:
+                    client.post("/predict", json={"inputs": small.tolist()}).raise_for_status()
                 driver.get(f"{url}/#/live")
                 give_key("reader")
                 until(driver, lambda: "Drift detected" in get_text(driver, "main"))
@@ -413,10 +413,10 @@ def test_counters_never_count_backwards(driver, service):
         page(2, 7, (2, 2, 2), other=4),  # a new process with higher counts
         page(2, 7, (3, 4, 6), other=4),
     ]
-    found = work(driver, "metrics.js", HISTORY, *pages)
-    assert found["increases"] == [4, 2, 4, 11, 0]
-    assert found["bins"] == [[0, 2, 0], [2, 0, 0], [0, 0, 0], [2, 0, 0], [1, 1, 2]]
-    assert found["gauge"] == [3]
+    actual = work(driver, "metrics.js", HISTORY, *pages)
+    assert actual["increases"] == [4, 2, 4, 11, 0]
+    assert actual["bins"] == [[0, 2, 0], [2, 0, 0], [0, 0, 0], [2, 0, 0], [1, 1, 2]]
+    assert actual["gauge"] == [3]
 
 
 def test_quantiles_are_in_the_right_bins(driver, service):
@@ -428,9 +428,9 @@ def test_quantiles_are_in_the_right_bins(driver, service):
         {"from": a, "to": b, "count": n} for a, b, n in zip([0, *ends], ends, counts, strict=False)
     ]
     for q in (0.01, 0.5, 0.99):
-        found = work(driver, "metrics.js", "({ quantile }, bins, q) => quantile(bins, q)", bins, q)
+        actual = work(driver, "metrics.js", "({ quantile }, bins, q) => quantile(bins, q)", bins, q)
         true = values[int(np.ceil(q * 500)) - 1]
-        assert np.searchsorted(ends, found) == np.searchsorted(ends, true)
+        assert np.searchsorted(ends, actual) == np.searchsorted(ends, true)
     assert (
         work(driver, "metrics.js", "({ quantile }) => quantile([{from: 0, to: 1, count: 0}], 0.5)")
         is None
@@ -464,9 +464,9 @@ def test_the_page_offers_all_acquisitions_of_a_task(driver, service):
     open_page(driver, service)
     for task, expected in ACQUISITIONS.items():
         source = "({ ACQUISITIONS }, task) => ACQUISITIONS[task].map(([name]) => name)"
-        found = work(driver, "choose.js", source, task)
-        assert found[0] == PREDICTIVES[task].default_acquisition
-        assert set(found) == set(expected)
+        actual = work(driver, "choose.js", source, task)
+        assert actual[0] == PREDICTIVES[task].default_acquisition
+        assert set(actual) == set(expected)
         assert set(work(driver, "choose.js", "({ RACED }, task) => RACED[task]", task)) == set(
             PREDICTIVES[task].race_acquisitions
         )
@@ -500,9 +500,9 @@ def test_the_ranking_matches_the_api_and_shows_its_rows(driver, service, saved, 
         json.loads(httpx.get(f"{service}/models/digits").text)["manifest"]["input"][end]
         for end in ("minimum", "maximum")
     )
-    for shown, row in zip(pixels, expected["ranking"], strict=True):
+    for displayed, row in zip(pixels, expected["ranking"], strict=True):
         ink = 255 - 255 * (rows[row["index"]] - low) / (high - low)
-        np.testing.assert_allclose(shown, ink, atol=1)
+        np.testing.assert_allclose(displayed, ink, atol=1)
     assert console_errors(driver) == []
 
 
@@ -517,9 +517,9 @@ def test_a_job_finishes_and_its_ids_can_be_saved(driver, service, saved, pool):
     press(driver, "Choose")
     until(driver, lambda: "Label these 3 rows of 40" in get_text(driver, ".chosen h2"), 60)
     (job,) = httpx.get(f"{service}/jobs").json()["jobs"]
-    state, _, what, rows, progress, _, _ = table_of(driver, "Jobs")[0]
+    state, _, kind, rows, progress, _, _ = table_of(driver, "Jobs")[0]
     assert (state, rows, progress.strip()) == ("done", "40", "100 %")
-    assert what.endswith(job["id"][:8])
+    assert kind.endswith(job["id"][:8])
     press(driver, "Save IDs (JSON)")
     assert json.loads(file_saved(saved, ".json")) == httpx.get(f"{service}{job['result']}").json()
     assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
@@ -555,7 +555,7 @@ def test_an_invalid_pool_shows_the_error_of_the_api(driver, service, tmp_path):
     driver.find_element("id", "pool-files").send_keys(str(tmp_path / "wide.npy"))
     until(driver, lambda: "wide.npy" in get_text(driver, ".drop"))
     press(driver, "Choose")
-    said = until(
+    message = until(
         driver,
         lambda: (
             get_text(driver, ".chosen .notice")
@@ -567,7 +567,7 @@ def test_an_invalid_pool_shows_the_error_of_the_api(driver, service, tmp_path):
     answer = httpx.post(
         f"{service}/acquire", content=body, headers={"Content-Type": "application/x-npy"}
     )
-    assert said == answer.json()["detail"]
+    assert message == answer.json()["detail"]
 
 
 def test_an_open_page_notices_new_changed_and_removed_models(driver, service, store):

@@ -23,7 +23,7 @@ GOOD = request(
     b'{"model": "digits", "inputs": [[' + b",".join([b"8"] * 64) + b']], "seed": 7}',
 )
 LIVE = request("GET", "/health/live")
-MOST_BYTES = 2 << 30  # of all processes together, as in compose
+MOST_BYTES = 2 << 30
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def withstand(serve, store, seconds, workers):
                 try:
                     with Connection(port, timeout_s=60.0) as connection:
                         while not ending.wait(0.1):
-                            begun = time.monotonic()
+                            started_at = time.monotonic()
                             answer = connection.ask(GOOD)
-                            latencies.append(time.monotonic() - begun)
+                            latencies.append(time.monotonic() - started_at)
                             statuses[answer.status] += 1
                             if answer.status == 200 and answer.body != expected:
                                 wrong.append(answer.body)

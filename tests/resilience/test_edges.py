@@ -21,8 +21,8 @@ def test_odd_evaluation_reports_are_none_and_their_models_are_described(
 ):
     for name, value in ODD_JSON.items():
         publish_again(own_store, digits_store, name)
-        found = publish_report(own_store, name, "1", {"created": "now", "summary": {}}, {})
-        path = found.folder / "report.json"
+        actual = publish_report(own_store, name, "1", {"created": "now", "summary": {}}, {})
+        path = actual.folder / "report.json"
         path.write_bytes(
             path.read_bytes().replace(b'"summary": {}', b'"summary": {"odd": ' + value + b"}")
         )
@@ -120,6 +120,6 @@ def test_the_administrator_resets_drift(serve, own_store, digits_rows):
         assert (drift()["rows"], drift()["alarm"], drift()["evidence"]) == (0, False, 0.0)
         assert client.post(path.replace("latest", "9"), headers=admin).status_code == 404
         client.post("/predict", json={"inputs": digits_rows[:10].tolist()})
-        begun = time.monotonic()
+        start = time.monotonic()
         wait_until(lambda: drift()["rows"] == 10)
-        assert time.monotonic() < begun + 10
+        assert time.monotonic() < start + 10

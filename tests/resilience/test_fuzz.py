@@ -37,7 +37,7 @@ from tests.support.texts import tokenizer
 
 BUDGET = 64 << 20
 SLACK = 64 << 20  # allocator and libraries beyond the budget
-MAX_SILENCE_S = 0.1  # for nineteen of twenty health checks
+MAX_SILENCE_S = 0.1
 INTENDED = {503, 504, 507}
 OTHER_FORMS = ({"error"}, {"error_code", "message"})  # errors of V2 and MLflow
 FILES_ONLY = {"/acquire/preview"}

@@ -14,7 +14,7 @@ ROW = b"[" + b",".join([b"8"] * 64) + b"]"
 GOOD = request("POST", "/predict", b'{"inputs": [' + ROW + b'], "seed": 7}')
 LIVE = request("GET", "/health/live")
 BUDGET = 64 << 20
-GROWTH = 48 << 20  # beyond the budget: what the allocator and the system's buffers add
+GROWTH = 48 << 20
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +154,8 @@ def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
         url, _ = stack.enter_context(serve(digits_store, DUBITO_DEADLINE_S="2"))
         with Connection(int(url.rpartition(":")[2]), receive_bytes=4096) as connection:
             connection.send(request("POST", "/predict", body))
-            begun, read = time.monotonic(), 0
-            while time.monotonic() < begun + 30:
+            start, read = time.monotonic(), 0
+            while time.monotonic() < start + 30:
                 try:
                     data = connection.socket.recv(8192)
                 except ConnectionResetError:
@@ -164,7 +164,7 @@ def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
                 if not data:
                     break
                 time.sleep(0.25)  # 32 kB a second
-            assert time.monotonic() < begun + 25
+            assert time.monotonic() < start + 25
             assert read < 2 << 20
 
 
@@ -177,8 +177,8 @@ def test_connections_are_bounded_and_those_who_keep_us_waiting_make_room(serve, 
             b"GET / HT",
             b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
         ):
-            held = [stack.enter_context(Connection(port)) for _ in range(30)]
-            for connection in held:
+            stored = [stack.enter_context(Connection(port)) for _ in range(30)]
+            for connection in stored:
                 try:
                     connection.send(sent)
                 except Ended:
@@ -187,7 +187,7 @@ def test_connections_are_bounded_and_those_who_keep_us_waiting_make_room(serve, 
                 for _ in range(3):
                     assert honest.ask(LIVE).status == 200
                     assert honest.ask(GOOD).status == 200
-            ended = [c for c in held if _has_answer_or_end(c)]
+            ended = [c for c in stored if _has_answer_or_end(c)]
             assert len(ended) >= 20
 
 
@@ -234,8 +234,8 @@ def test_whoever_has_all_connections_makes_room_for_others_and_health(serve, dig
         port = int(url.rpartition(":")[2])
         idle = [stack.enter_context(Connection(port)) for _ in range(260)]
         wait_until(lambda: sum(map(_has_ended, idle)) >= 260 - 120 - MAX_BEYOND)
-        others = [stack.enter_context(Connection(port, source="127.0.0.2")) for _ in range(60)]
-        for connection in others * 2:
+        rest = [stack.enter_context(Connection(port, source="127.0.0.2")) for _ in range(60)]
+        for connection in rest * 2:
             assert connection.ask(GOOD).status == 200
         assert httpx.get(f"{url}/health/ready").is_success
 

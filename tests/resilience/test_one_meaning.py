@@ -45,15 +45,15 @@ def test_a_body_is_read_whatever_upgrade_says_and_none_is_granted(connection, he
     expected = connection.ask(request("POST", "/predict", BODY))
     assert expected.status == 200
     for body in (BODY, INNER):
-        whole = request("POST", "/predict", body, headers)
-        connection.send(whole[: -len(body)] if apart else whole)
+        full = request("POST", "/predict", body, headers)
+        connection.send(full[: -len(body)] if apart else full)
         if apart:
             time.sleep(0.05)
             connection.send(body)
         answer = connection.answer()
         assert answer.status == (200 if body == BODY else 422)
         assert answer.body == expected.body or body == INNER
-        assert connection.ask(LIVE).body == b'{"status":"live"}'  # and not what INNER asks for
+        assert connection.ask(LIVE).body == b'{"status":"live"}'
     assert connection.ask(request("GET", "/health/live", None, headers)).status == 200
     assert connection.ask(LIVE).status == 200
 
@@ -86,7 +86,7 @@ def test_garbage_after_a_request_does_not_take_its_place(connection, garbage):
 def test_what_comes_beside_bodies_is_bounded_also_in_one_piece(connection, content):
     assert len(content) > MAX_HEAD_BYTES or content.count(b"A:") > 256 or b";" in content
     connection.send(content)
-    with pytest.raises(Ended):  # what was still to come may have reset the connection
+    with pytest.raises(Ended):
         assert connection.answer().status == 431
         connection.answer()
 
@@ -155,7 +155,7 @@ def test_what_is_not_strictly_http_is_refused(connection, content):
 def test_pipelined_requests_are_answered_in_order_however_they_are_cut(connection):
     expected = [connection.ask(content) for content in (request("POST", "/predict", BODY), LIVE)]
     chunks = b"".join(b"%x;x=y\r\n%s\r\n" % (len(p), p) for p in (BODY[:7], BODY[7:8], BODY[8:]))
-    one = (
+    item = (
         request("POST", "/predict", BODY)
         + LIVE
         + CHUNKED
@@ -164,7 +164,7 @@ def test_pipelined_requests_are_answered_in_order_however_they_are_cut(connectio
         + b"\r\n"
         + LIVE
     )
-    content = one * 3
+    content = item * 3
     for seed in range(10):
         cuts = sorted(random.Random(seed).sample(range(len(content)), 25))
         for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True):

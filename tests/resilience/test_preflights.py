@@ -39,10 +39,10 @@ def graphs(digits_store):
 def preflights(own_store, monkeypatch):
     monkeypatch.setattr(limits, "PREFLIGHT_BYTES", BYTES)
     ending = threading.Event()
-    made = Preflights(Settings(store=own_store.root, preflight_timeout_s=60), ending)
-    yield made, ending
+    created = Preflights(Settings(store=own_store.root, preflight_timeout_s=60), ending)
+    yield created, ending
     ending.set()
-    made.close()
+    created.close()
 
 
 def is_running(pid):
@@ -70,10 +70,10 @@ def test_an_endless_graph_stops_neither_the_start_nor_other_models_nor_the_end(
             assert client.get("/models/a-endless").json()["serving"] is None
             (trying,) = children(process.pid)
             assert KEY.encode() not in Path(f"/proc/{trying}/environ").read_bytes()
-        begun = time.monotonic()
+        start = time.monotonic()
         process.terminate()
         assert process.wait(20) in (0, -signal.SIGTERM)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - start < 5
         assert not is_running(trying)
 
 
@@ -85,7 +85,7 @@ def test_the_process_that_tries_a_version_ends_with_the_one_that_started_it_howe
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         wait_until(lambda: any(_is_in_python(pid) for pid in children(process.pid)))
         (trying,) = children(process.pid)
-        os.kill(trying, signal.SIGSTOP)  # nor does it see the end of its input
+        os.kill(trying, signal.SIGSTOP)
         process.kill()
     wait_until(lambda: not is_running(trying))
 
@@ -166,12 +166,10 @@ def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(
     first = Preflights(settings, ending, tmp_path)
     assert first.submit(manifest).result() is None
     assert first.submit(manifest) is first.submit(manifest)
-    other = Preflights(
-        Settings(store=tmp_path / "none"), ending, tmp_path
-    )  # which could try nothing
-    begun = time.monotonic()
+    other = Preflights(Settings(store=tmp_path / "none"), ending, tmp_path)
+    start = time.monotonic()
     assert other.submit(manifest).result() is None
-    assert time.monotonic() - begun < 0.4  # without a process
+    assert time.monotonic() - start < 0.4  # without a process
     ending.set()
     first.close()
     other.close()
@@ -188,10 +186,10 @@ def test_a_preflight_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch)
     with closing(PreflightProcess()) as process:
         environment = Path(f"/proc/{process._process.pid}/environ")
         wait_until(environment.read_bytes)  # it has none before it runs Python
-        told = environment.read_bytes()
+        output = environment.read_bytes()
         assert process.run(Path("/nowhere"), "m", "1", 30.0).file == "manifest.json"
-    assert b"PYTHONPATH" in told
-    assert KEY.encode() not in told
+    assert b"PYTHONPATH" in output
+    assert KEY.encode() not in output
 
 
 def test_without_preflights_versions_are_loaded_at_once(own_store):

@@ -20,14 +20,14 @@ COMMANDS = {
             "--service",
             "http://127.0.0.1:9",
         ],
-        "error: ",  # there is no Label Studio: it tries again
+        "error: ",
     ),
 }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_waits_ends_well_by_an_interrupt(name, tmp_path):
-    arguments, said = COMMANDS[name]
+    arguments, message = COMMANDS[name]
     environment = environment_in(tmp_path) | {
         "DUBITO_STATE": str(tmp_path / "state"),
         "DUBITO_LABEL_STUDIO_URL": "http://127.0.0.1:9",
@@ -45,7 +45,7 @@ def test_a_command_that_waits_ends_well_by_an_interrupt(name, tmp_path):
     )
     try:
         assert process.stdout is not None
-        assert said in process.stdout.readline()
+        assert message in process.stdout.readline()
         assert "repeating every 60 s" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=30)

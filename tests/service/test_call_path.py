@@ -8,7 +8,7 @@ from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 
 MAX_MODULES, MAX_MOVES = 29, 90
-TRIES = 3  # on a busy machine a request may make one move more
+TRIES = 3
 
 
 @pytest.mark.slow
@@ -22,10 +22,10 @@ def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
     )
     command = [sys.executable, "-m", "tests.support.call_path"]
     for _ in range(TRIES):
-        done = subprocess.run(
+        completed = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
         )
-        path = json.loads(done.stdout)
+        path = json.loads(completed.stdout)
         if path["moves"] <= MAX_MOVES:
             break
     assert 0 < len(path["modules"]) <= MAX_MODULES, path

@@ -33,18 +33,18 @@ def test_the_state_is_backed_up_and_restored_by_commands_with_results(digits_sto
 
 
 def test_help_says_the_options_and_where_the_settings_are():
-    done = run_service("--help")
-    assert done.returncode == 0
-    assert "--port N" in done.stdout
-    assert "DUBITO_" in done.stdout
-    assert "docs/settings.md" in done.stdout
+    completed = run_service("--help")
+    assert completed.returncode == 0
+    assert "--port N" in completed.stdout
+    assert "DUBITO_" in completed.stdout
+    assert "docs/settings.md" in completed.stdout
 
 
 @pytest.mark.parametrize("option", [["--prot", "1"], ["--port", "eighty"], ["--port"], ["8000"]])
 def test_a_wrong_option_is_refused_by_name(option):
-    done = run_service(*option)
-    assert done.returncode == 2
-    assert option[0] in done.stderr.splitlines()[-1]
+    completed = run_service(*option)
+    assert completed.returncode == 2
+    assert option[0] in completed.stderr.splitlines()[-1]
 
 
 def test_a_service_that_was_started_without_standard_files_serves_and_ends_in_order(digits_store):
@@ -58,8 +58,8 @@ def test_a_service_that_was_started_without_standard_files_serves_and_ends_in_or
             wait_until(
                 lambda: process.poll() is not None or answers(f"{url}/health/ready"), seconds=60
             )
-            asked = {"inputs": [[0] * 64], "num_samples": 2}
-            assert httpx.post(f"{url}/predict", json=asked, timeout=60).status_code == 200
+            request = {"inputs": [[0] * 64], "num_samples": 2}
+            assert httpx.post(f"{url}/predict", json=request, timeout=60).status_code == 200
             process.terminate()
             assert process.wait(60) in (0, -signal.SIGTERM)
         finally:
@@ -67,9 +67,9 @@ def test_a_service_that_was_started_without_standard_files_serves_and_ends_in_or
 
 
 def test_a_port_beyond_the_last_is_refused():
-    done = run_service("--port", "70000")
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
+    completed = run_service("--port", "70000")
+    assert completed.returncode == 2
+    assert completed.stderr.splitlines() == [
         "error: DUBITO_PORT: expected less than or equal to 65535, got '70000'"
     ]
 
@@ -78,22 +78,22 @@ def test_a_port_beyond_the_last_is_refused():
 def test_a_port_in_use_is_noticed_at_once_in_one_line(digits_store, workers):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        begun = time.monotonic()
-        done = run_service(
+        start = time.monotonic()
+        completed = run_service(
             "--port", str(port), DUBITO_STORE=str(digits_store), DUBITO_WORKERS=workers
         )
-        assert time.monotonic() - begun < 10
-    assert done.returncode == 3
-    assert done.stderr.splitlines() == [
+        assert time.monotonic() - start < 10
+    assert completed.returncode == 3
+    assert completed.stderr.splitlines() == [
         f"error: DUBITO_PORT: expected a free port of 127.0.0.1, got {port}, which is in use "
         "(--port N takes another)"
     ]
 
 
 def test_a_host_that_is_not_of_this_machine_is_said():
-    done = run_service(DUBITO_HOST="192.0.2.1")
-    assert done.returncode == 3
-    assert done.stderr.startswith("error: cannot listen on 192.0.2.1 port 8000: ")
+    completed = run_service(DUBITO_HOST="192.0.2.1")
+    assert completed.returncode == 3
+    assert completed.stderr.startswith("error: cannot listen on 192.0.2.1 port 8000: ")
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -116,24 +116,24 @@ def test_a_store_that_does_not_exist_is_named_and_the_option_s_port_is_served(tm
         assert httpx.get(f"http://127.0.0.1:{port}/models").json() == {"models": []}
     finally:
         process.terminate()
-        _, said = process.communicate(timeout=30)
-    assert said.count(f"DUBITO_STORE: the folder {tmp_path / 'modles'} does not exist") == 1
+        _, message = process.communicate(timeout=30)
+    assert message.count(f"DUBITO_STORE: the folder {tmp_path / 'modles'} does not exist") == 1
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "models").write_text("")
-    done = run_service(DUBITO_STORE=str(tmp_path / "models"))
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
+    completed = run_service(DUBITO_STORE=str(tmp_path / "models"))
+    assert completed.returncode == 2
+    assert completed.stderr.splitlines() == [
         f"error: DUBITO_STORE: expected a folder, got {tmp_path / 'models'}"
     ]
 
 
 def test_a_public_key_that_is_none_is_refused(tmp_path):
     (tmp_path / "key").write_text("not a key")
-    done = run_service(DUBITO_VERIFY_KEY_FILE=str(tmp_path / "key"))
-    assert done.returncode == 2
+    completed = run_service(DUBITO_VERIFY_KEY_FILE=str(tmp_path / "key"))
+    assert completed.returncode == 2
     expected = (
         "error: DUBITO_VERIFY_KEY_FILE: expected a public Ed25519 key in PEM, got another file"
     )
-    assert done.stderr.splitlines() == [expected]
+    assert completed.stderr.splitlines() == [expected]

@@ -7,10 +7,10 @@ import pytest
 
 from tests.support.environment import ROOT, environment_with
 
-OF_TEXT = {"tokenizers", "huggingface_hub"}  # which models of text alone need
-OF_CLUSTERS = {"obstore", "ray"}  # which stores in buckets need, and services of several machines
+OF_TEXT = {"tokenizers", "huggingface_hub"}
+OF_CLUSTERS = {"obstore", "ray"}
 TRAINING_VARIABLES = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm"}
-OF_TABLES = {"pyarrow"}  # which files of Parquet alone need
+OF_TABLES = {"pyarrow"}
 CREATE_APP = """
 import json, sys
 import service.__main__
@@ -34,7 +34,7 @@ def imported(path):
 
 
 def test_the_service_starts_without_what_only_training_needs():
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", CREATE_APP],
         env=environment_with(),
         cwd=ROOT,
@@ -43,7 +43,7 @@ def test_the_service_starts_without_what_only_training_needs():
         timeout=60,
         check=True,
     )
-    loaded = set(json.loads(done.stdout))
+    loaded = set(json.loads(completed.stdout))
     assert {"service", "model_store", "fastapi", "onnxruntime"} <= loaded
     assert not loaded & (TRAINING_VARIABLES | OF_TABLES | OF_TEXT | OF_CLUSTERS)
 
@@ -82,8 +82,8 @@ def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
         "command.py": {"shtab"},
     }
     for path in modules:
-        others = imported(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
-        assert others <= optional.get(path.name, set()), path
+        rest = imported(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
+        assert rest <= optional.get(path.name, set()), path
 
 
 @pytest.mark.parametrize(

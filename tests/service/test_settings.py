@@ -52,9 +52,9 @@ def test_settings_are_read_from_the_environment_whatever_its_case(monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"DUBITO_PORT": "eighty"}, {"DUBITO_STOER": "models"}])
 def test_the_service_ends_with_one_line_and_exit_code_2(wrong):
-    done = run_service(**wrong)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("error: ")
-    assert next(iter(wrong)) in done.stderr
+    completed = run_service(**wrong)
+    assert completed.returncode == 2
+    assert completed.stdout == ""
+    assert len(completed.stderr.splitlines()) == 1
+    assert completed.stderr.startswith("error: ")
+    assert next(iter(wrong)) in completed.stderr

@@ -40,7 +40,7 @@ def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
     )
     for i, request in enumerate(requests(ranking, 300, shift)):
         alone.watch(*request)
-        alone.report()  # rows are bet on as they come, and not in blocks
+        alone.report()
         drift = together[i % 3]
         drift.watch(*request)
         drift.send()
@@ -83,18 +83,18 @@ def test_a_martingale_of_one_process_is_none_given_the_rows_of_another():
 
     def capital(before, gap):
         drift = Drift(target)
-        for one in (*before, gap):
-            drift.take(LiveRows(p_values[[one]], None))
+        for item in (*before, gap):
+            drift.take(LiveRows(p_values[[item]], None))
         return np.exp(drift.report().evidence)
 
-    others = [3] * 20
-    urn = np.array([1.0 + others.count(gap) for gap in range(4)]) / (4 + len(others))
+    rest = [3] * 20
+    urn = np.array([1.0 + rest.count(gap) for gap in range(4)]) / (4 + len(rest))
     start = np.exp(Drift(target).report().evidence)
     alone = sum(urn[gap] * capital((), gap) for gap in range(4))
-    pooled = sum(urn[gap] * capital(others, gap) for gap in range(4))
+    pooled = sum(urn[gap] * capital(rest, gap) for gap in range(4))
     assert alone > start + 0.05
     before = Drift(target)
-    for _ in others:
+    for _ in rest:
         before.take(LiveRows(p_values[[3]], None))
     assert pooled == pytest.approx(np.exp(before.report().evidence), rel=1e-12)
 
@@ -131,22 +131,22 @@ def test_what_waits_for_others_who_cannot_be_reached_is_bounded(tmp_path, rankin
 def test_notices_reach_the_others_and_metrics_are_merged(tmp_path):
     first, second = backends(tmp_path, 2)
     heard, page = [], b"# HELP a What.\n# TYPE a gauge\na %d\n"
-    one, other = (
+    item, other = (
         SharedState(
             backend,
             {"say": lambda text, name=backend.name: heard.append((name, text))},
-            own,
+            custom,
             lambda: None,
         )
-        for backend, own in ((first, lambda: page % 1), (second, lambda: page % 2))
+        for backend, custom in ((first, lambda: page % 1), (second, lambda: page % 2))
     )
-    one.post("say", "hello")
+    item.post("say", "hello")
     assert first.new_notices() == []
-    for state in (one, other):
+    for state in (item, other):
         state._update(state.backend)
     assert heard == [("1", "hello")]
     expected = b'# HELP a What.\n# TYPE a gauge\na{worker="0"} 1\na{worker="1"} 2\n'
-    assert one.metrics() == other.metrics() == expected
+    assert item.metrics() == other.metrics() == expected
 
 
 def test_no_counter_goes_back_from_one_scrape_to_the_next_whichever_process_answers(tmp_path):
@@ -161,8 +161,8 @@ def test_no_counter_goes_back_from_one_scrape_to_the_next_whichever_process_answ
     ]
     for state in states:
         state._update(state.backend)  # the next is due in a second
-    for asked in (0, 1, 0, 0, 1, 1):
-        counted[asked] += 1
-        here, there = (states[worker].metrics() for worker in (asked, 1 - asked))
+    for request in (0, 1, 0, 0, 1, 1):
+        counted[request] += 1
+        here, there = (states[worker].metrics() for worker in (request, 1 - request))
         assert here == there
-        assert b'a_total{worker="%d"} %d' % (asked, counted[asked]) in there
+        assert b'a_total{worker="%d"} %d' % (request, counted[request]) in there

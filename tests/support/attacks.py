@@ -93,9 +93,9 @@ def many_scans(port, ending):
 
 
 def jpeg_of_scans(scans):
-    made = io.BytesIO()
-    Image.new("L", (2000, 2000), 128).save(made, "JPEG", progressive=True)
-    content = made.getvalue()
+    created = io.BytesIO()
+    Image.new("L", (2000, 2000), 128).save(created, "JPEG", progressive=True)
+    content = created.getvalue()
     last = content.rindex(b"\xff\xda")
     return content[:last] + content[last:-2] * scans + content[-2:]
 

@@ -52,9 +52,7 @@ def tell(process: subprocess.Popen[str], what: str) -> None:
     assert process.stdout is not None and process.stdin is not None
     process.stdin.write(f"{what}\n")
     process.stdin.flush()
-    while (
-        line := process.stdout.readline()
-    ) != "done\n":  # Ray says on the way that a node is lost
+    while (line := process.stdout.readline()) != "done\n":
         assert line, "it has ended"
 
 
@@ -95,14 +93,14 @@ def cluster(
 
 def replicas() -> list[int]:
     """The process ids of all replicas on this machine."""
-    found = []
+    actual = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if b"ray::ServeReplica:dubito:Replica" in path.read_bytes():
-                found.append(int(path.parent.name))
+                actual.append(int(path.parent.name))
         except OSError:
             continue
-    return sorted(found)
+    return sorted(actual)
 
 
 @dataclass
@@ -111,10 +109,10 @@ class Load:
     due."""
 
     url: str
-    due: dict[str, list[tuple[dict[str, object], bytes]]]  # by version: requests and their answers
+    due: dict[str, list[tuple[dict[str, object], bytes]]]
     threads: int = 4
     said: Counter[str] = field(default_factory=Counter)
-    good: list[tuple[float, str]] = field(default_factory=list)  # when, and of which version
+    good: list[tuple[float, str]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     retry_after: set[str] = field(default_factory=set)
     refusals: dict[str, str] = field(default_factory=dict)  # the latest of each status
@@ -159,8 +157,8 @@ class Load:
 
     def wait_for(self, more: int, seconds: float = 60) -> None:
         """Wait for some more good answers."""
-        wanted = len(self.good) + more
-        wait_until(lambda: len(self.good) >= wanted, seconds)
+        expected = len(self.good) + more
+        wait_until(lambda: len(self.good) >= expected, seconds)
 
     def longest_pause_s(self, since: float) -> float:
         """The longest time without a good answer after a moment."""

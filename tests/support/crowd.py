@@ -30,7 +30,7 @@ class Reference:
 def references(port, rows, count=40, **fields):
     """Requests of different rows, numbers of rows and draws, and seeds, with the answers of a
     service at rest."""
-    made, chooser = [], random.Random(0)
+    created, chooser = [], random.Random(0)
     with Connection(port) as connection:
         for seed in range(count):
             size = chooser.choice((1, 1, 2, 5, 16))
@@ -40,9 +40,9 @@ def references(port, rows, count=40, **fields):
             content["seed"] = seed
             answer = connection.ask(Reference(content, b"").bytes())
             assert answer.status == 200, answer
-            made.append(Reference(content, answer.body))
-    assert len({reference.expected for reference in made}) == count
-    return made
+            created.append(Reference(content, answer.body))
+    assert len({reference.expected for reference in created}) == count
+    return created
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Told:
     refused: int = 0
     wrong: list[str] = field(default_factory=list)
     fresh: list[tuple[Reference, bytes]] = field(default_factory=list)
-    right_at: list[float] = field(default_factory=list)  # of time.monotonic
+    right_at: list[float] = field(default_factory=list)
 
 
 class Crowd:
@@ -69,13 +69,12 @@ class Crowd:
 
     def __init__(self, port, references, clients=8, hang_up=0.0, fresh=0.2, until_closed=False):
         self.port, self.references, self.hang_up, self.fresh = port, references, hang_up, fresh
-        self.until_closed = (
-            until_closed  # a client stops when the server says that it closes the connection
-        )
+        self.until_closed = until_closed
         self.told = [Told() for _ in range(clients)]
         self.stop = threading.Event()
         self.threads = [
-            threading.Thread(target=self._ask, args=(i, told)) for i, told in enumerate(self.told)
+            threading.Thread(target=self._ask, args=(i, output))
+            for i, output in enumerate(self.told)
         ]
 
     def __enter__(self):
@@ -91,15 +90,15 @@ class Crowd:
     @property
     def right(self):
         """How many answers were right so far."""
-        return sum(told.right for told in self.told)
+        return sum(output.right for output in self.told)
 
-    def whole(self):
-        whole = Told()
-        for told in self.told:
-            for name, value in vars(told).items():
-                setattr(whole, name, getattr(whole, name) + value)
-        whole.right_at.sort()
-        return whole
+    def full(self):
+        full = Told()
+        for output in self.told:
+            for name, value in vars(output).items():
+                setattr(full, name, getattr(full, name) + value)
+        full.right_at.sort()
+        return full
 
     def _ask(self, number, told):
         chooser, connection = random.Random(number), None

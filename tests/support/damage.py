@@ -41,8 +41,8 @@ def seal(folder: Path, content: dict[str, Any] | None = None) -> None:
     for file in FILES:
         there = folder / file
         if isinstance(files, dict) and isinstance(files.get(file), dict) and there.is_file():
-            found = there.read_bytes()
-            files[file] |= {"sha256": hashlib.sha256(found).hexdigest(), "size": len(found)}
+            actual = there.read_bytes()
+            files[file] |= {"sha256": hashlib.sha256(actual).hexdigest(), "size": len(actual)}
     if "digest" in content:
         content["digest"] = NO_DIGEST
     text = json.dumps(content, indent=2).encode()

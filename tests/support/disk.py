@@ -140,11 +140,11 @@ class Disk:
 
     def _created(self, path: Path) -> None:
         def undo(folder: Path) -> None:
-            made = folder / path.name
-            if made.is_dir():
-                shutil.rmtree(made)
+            created = folder / path.name
+            if created.is_dir():
+                shutil.rmtree(created)
             else:
-                made.unlink(missing_ok=True)
+                created.unlink(missing_ok=True)
 
         self._noted(path.parent, undo)
 

@@ -19,12 +19,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 def environment_with(**settings: str) -> dict[str, str]:
     """The environment without any DUBITO_ variable but these, and where graphs are kept."""
-    kept = {
+    retained = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("DUBITO_") or name == "DUBITO_GRAPHS"
     }
-    return kept | settings
+    return retained | settings
 
 
 def environment_in(folder: Path) -> dict[str, str]:
@@ -54,21 +54,21 @@ def run_store(store: "ModelStore", *arguments: object) -> subprocess.CompletedPr
     from model_store.__main__ import main
 
     command = ["--store", str(store.root), *map(str, arguments)]
-    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as errors:
+    with redirect_stdout(io.StringIO()) as message, redirect_stderr(io.StringIO()) as errors:
         try:
             code = main(command)
         except SystemExit as ended:
             code = ended.code
-    return subprocess.CompletedProcess(command, code, said.getvalue(), errors.getvalue())
+    return subprocess.CompletedProcess(command, code, message.getvalue(), errors.getvalue())
 
 
 def run_training(folder: Path, *arguments: str) -> None:
     """Run `python -m training` in `environment_in` a folder; it succeeds."""
     command = [sys.executable, "-m", "training", *arguments]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment_in(folder), cwd=ROOT, capture_output=True, text=True, timeout=240
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 @contextmanager

@@ -52,39 +52,39 @@ def hit_worker(url, process, crowd, how):
     """Send a signal to one of two workers; return when the next answer came, and when a new worker
     served."""
     before, pids = starts(url), children(process.pid)
-    begun = time.monotonic()
+    start = time.monotonic()
     os.kill(min(pids), how)
     wait_until(
         lambda: children(process.pid).isdisjoint({min(pids)}) and len(children(process.pid)) == 2
     )
-    noticed = time.monotonic() - begun
+    noticed = time.monotonic() - start
     wait_until(lambda: all(new > 0 for new in starts(url)) and starts(url) != before)
-    recovered = time.monotonic() - begun
+    recovered = time.monotonic() - start
     right_at = crowd.whole().right_at
-    gaps = [later - earlier for earlier, later in pairwise(right_at) if later > begun]
+    gaps = [later - earlier for earlier, later in pairwise(right_at) if later > start]
     return noticed, recovered, max(gaps)
 
 
 def signalled_worker(serve, store, made, seconds, how):
     """Kill or stop workers under load, one every few seconds; return figures."""
-    seen, ended = [], 0
+    observed, ended = [], 0
     with serve(store, **TWO) as (url, process):
         reading_log(process)
         port = urlsplit(url).port
         wait_until(lambda: all(starts(url)))
         end = time.monotonic() + seconds
-        while not seen or time.monotonic() < end:
+        while not observed or time.monotonic() < end:
             with Crowd(port, made, clients=6) as crowd:
                 wait_until(lambda crowd=crowd: crowd.right > 20)
-                seen.append(hit_worker(url, process, crowd, how))
+                observed.append(hit_worker(url, process, crowd, how))
                 reached = crowd.right
                 wait_until(lambda crowd=crowd, reached=reached: crowd.right > reached + 20)
-            told = crowd.whole()
-            text = assert_right(told, port, may_end=6)  # those in flight on the worker that was hit
-            ended += told.ended
-    noticed, recovered, gap = (max(values) for values in zip(*seen, strict=True))
+            output = crowd.whole()
+            text = assert_right(output, port, may_end=6)
+            ended += output.ended
+    noticed, recovered, gap = (max(values) for values in zip(*observed, strict=True))
     return recovered, (
-        f"{len(seen)} times: {ended} connections ended, {text} in the last; noticed in "
+        f"{len(observed)} times: {ended} connections ended, {text} in the last; noticed in "
         f"{noticed:.1f} s, a new worker "
         f"serves after {recovered:.1f} s at most, no answer for {gap:.2f} s at most"
     )
@@ -97,9 +97,9 @@ def hang_ups(serve, store, made, seconds, clients=8):
         files = settled(lambda: open_files(process.pid))
         with Crowd(port, made, clients, hang_up=0.3) as crowd:
             time.sleep(seconds)
-        told = crowd.whole()
-        text = assert_right(told, port)
-        assert told.hung_up > 0
+        output = crowd.whole()
+        text = assert_right(output, port)
+        assert output.hung_up > 0
         page = httpx.get(f"{url}/metrics", timeout=60).text
         wait_until(
             lambda: (
@@ -108,7 +108,7 @@ def hang_ups(serve, store, made, seconds, clients=8):
         )
         assert metric(page, "dubito_failures_total", route="/predict", reason="unexpected") == 0
         assert settled(lambda: open_files(process.pid)) == files
-    return f"{told.hung_up:,} hung up; {text}; nothing stays queued, as many files open as before"
+    return f"{output.hung_up:,} hung up; {text}; nothing stays queued, as many files open as before"
 
 
 def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
@@ -138,9 +138,9 @@ def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
             for connection in unread:
                 connection.send(large)
                 time.sleep(0.3)
-            begun, so_far = time.monotonic(), crowd.right
+            started_at, so_far = time.monotonic(), crowd.right
             time.sleep(seconds / 2)
-            meanwhile = (crowd.right - so_far) / (time.monotonic() - begun)
+            meanwhile = (crowd.right - so_far) / (time.monotonic() - started_at)
             for thread in threads:
                 thread.join()
         text = assert_right(crowd.whole(), port)
@@ -184,20 +184,20 @@ def terminated(serve, store, made, pool, workers="1"):
             connection.send(ranking)
         with Crowd(port, made, until_closed=True) as crowd:
             wait_until(lambda: crowd.right > 50)
-            begun = time.monotonic()
+            start = time.monotonic()
             process.terminate()
             for thread in crowd.threads:
                 thread.join()
             ranked = [connection.answer() for connection in long]
             assert all(answer.body == expected.body for answer in ranked)
             process.wait(120)
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - start
         assert process.returncode == 0
-        told = crowd.whole()
-        assert told.wrong == []
-        assert set(told.statuses) == {200}
-        assert (told.ended, told.refused) == (0, 0)
-    return f"{told.right:,} seeded answers and 3 large pools right, none lost, ended {seconds:.1f} s after"
+        output = crowd.whole()
+        assert output.wrong == []
+        assert set(output.statuses) == {200}
+        assert (output.ended, output.refused) == (0, 0)
+    return f"{output.right:,} seeded answers and 3 large pools right, none lost, ended {seconds:.1f} s after"
 
 
 def corrupted(path):
@@ -216,9 +216,9 @@ def full_disk(serve, digits_store, rows, folder):
         reading_log(process)
         port = urlsplit(url).port
         wait_until(lambda: all(starts(url)))
-        made = references(port, rows, version="1")
+        created = references(port, rows, version="1")
         fill_disk_of(process.pid, *children(process.pid))
-        with Crowd(port, made, clients=4) as crowd:
+        with Crowd(port, created, clients=4) as crowd:
             for limit in limits:
                 failed = publish_with(limit, store.root, digits_store)
                 assert failed.returncode == 1
@@ -235,8 +235,8 @@ def full_disk(serve, digits_store, rows, folder):
                 )
             )
             assert httpx.get(f"{url}/metrics", timeout=60).status_code == 200
-        told = crowd.whole()
-        text = assert_right(told, port)
+        output = crowd.whole()
+        text = assert_right(output, port)
     drafts = [*(store.root / "digits").glob(".draft*")]
     assert drafts == []
     return f"{len(limits)} publications failed, none partial, and the next went through; {text}"

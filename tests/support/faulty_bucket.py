@@ -31,9 +31,7 @@ class FaultyBucket:
         self.stops_at = (
             None  # the changing request before which, and at every later one, the writer is killed
         )
-        self.loses_answer_to = (
-            None  # the changing request that is done, and whose answer does not come
-        )
+        self.loses_answer_to = None
         self.changes = 0
         self.before_get = lambda path: None
 

@@ -45,6 +45,6 @@ def npy_header(shape: Any, dtype: Any = "<f4", fortran: Any = False) -> bytes:
 def parquet_bytes(table: Any, **options: Any) -> bytes:
     """A Parquet file of a table, or of columns by name."""
     file = io.BytesIO()
-    made = table if isinstance(table, pa.Table) else pa.table(table)
-    parquet.write_table(made, file, **options)
+    created = table if isinstance(table, pa.Table) else pa.table(table)
+    parquet.write_table(created, file, **options)
     return file.getvalue()

@@ -31,7 +31,7 @@ from tests.support.odd_files import damaged, odd_files
 from tests.support.raw import JSON, request
 
 CANARY = "canary-3f9a"  # no error may repeat it
-MAX_BYTES = 1 << 20  # of a body
+MAX_BYTES = 1 << 20
 ROW = [8] * 64
 CONFIG = (
     '<View><Image name="p" value="$i"/><Choices name="d" toName="p">'
@@ -182,12 +182,12 @@ def _place(base: Any, value: str, rng: random.Random) -> bytes:
     if isinstance(parent, dict) and rng.random() < 0.2:
         key = "unknown"
     parent[key] = PLACEHOLDER
-    whole = json.dumps(content)
+    full = json.dumps(content)
     if rng.random() < 0.1:  # more fields, or the same fields again
-        whole = whole[:-1] + "," + json.dumps(base)[1:]
-    if value.startswith("{") and rng.random() < 0.3:  # its fields beside the valid ones
-        whole = json.dumps(base)[:-1] + "," + value[1:]
-    body = whole.replace(f'"{PLACEHOLDER}"', value).encode("utf-8", "surrogateescape")
+        full = full[:-1] + "," + json.dumps(base)[1:]
+    if value.startswith("{") and rng.random() < 0.3:
+        full = json.dumps(base)[:-1] + "," + value[1:]
+    body = full.replace(f'"{PLACEHOLDER}"', value).encode("utf-8", "surrogateescape")
     assert len(body) <= MAX_BYTES
     return body if rng.random() < 0.95 else body[: len(body) // 2]
 

@@ -36,9 +36,9 @@ def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
 def hungry_at(graph: bytes, rows: int, numbers: int) -> bytes:
     """The graph with a number of float32 numbers before its first output where it is run on just so
     many rows, and none elsewhere."""
-    taken = onnx.load_model_from_string(graph).graph.input[0].name
+    used = onnx.load_model_from_string(graph).graph.input[0].name
     nodes = [
-        helper.make_node("Shape", [taken], ["odd.rows"], start=0, end=1),
+        helper.make_node("Shape", [used], ["odd.rows"], start=0, end=1),
         helper.make_node("Equal", ["odd.rows", "odd.at"], ["odd.is"]),
         helper.make_node("Cast", ["odd.is"], ["odd.first"], to=onnx.TensorProto.INT64),
         helper.make_node("Mul", ["odd.first", "odd.shape"], ["odd.long"]),

@@ -17,7 +17,7 @@ COLUMNS = (
     {"kind": "categorical", "name": "city", "categories": ["Rome"]},
 )
 PEOPLE = {"shape": [3], "columns": COLUMNS}  # age and city
-PICTURES = {"shape": [3, 1, 1], "image": {"mode": "RGB"}}  # of one pixel
+PICTURES = {"shape": [3, 1, 1], "image": {"mode": "RGB"}}
 TEXTS = {
     "shape": [3],
     "dtype": "int32",
@@ -60,7 +60,7 @@ def publish_tiny(
 ) -> None:
     """Publish a tiny classification of rows of a kind."""
     described = tiny.description()
-    taken = InputSpec.model_validate({**described.input.model_dump(), **spec})
+    used = InputSpec.model_validate({**described.input.model_dump(), **spec})
     store.publish(
-        name, described.model_copy(update={"input": taken}), {**tiny.files(), **(more or {})}
+        name, described.model_copy(update={"input": used}), {**tiny.files(), **(more or {})}
     )

@@ -45,9 +45,9 @@ def scale_model(
 
     network = scale_mlp(*sizes)
     dimension = network.theta_dimension
-    made = flow(dimension, couplings, hidden, log_scale, torch.Generator().manual_seed(0))
+    created = flow(dimension, couplings, hidden, log_scale, torch.Generator().manual_seed(0))
     return BayesianModel(
-        network, HypernetworkPosterior(made, dimension, 1.0), Categorical(sizes[-1])
+        network, HypernetworkPosterior(created, dimension, 1.0), Categorical(sizes[-1])
     )
 
 

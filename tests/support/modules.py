@@ -215,9 +215,9 @@ def random_module(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
         layers: list[nn.Module] = []
         current: tuple[int, ...] = shape
         for _ in range(chance.randrange(1, 5)):
-            found = _layer(chance, [*layers], current)
-            if found is not None:
-                layer, current = found
+            actual = _layer(chance, [*layers], current)
+            if actual is not None:
+                layer, current = actual
                 layers.append(layer)
         layers.append(nn.Flatten())
         layers.append(nn.Linear(int(torch.Size(current).numel()), CLASSES))
@@ -233,14 +233,14 @@ def _layer(
     for _ in range(20):
         try:
             layer = chance.choice(BY_AXES[len(shape)])(shape).eval()
-            given = layer(torch.zeros(2, *shape))
+            options = layer(torch.zeros(2, *shape))
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ZeroDivisionError):
             continue
         if (
-            isinstance(given, Tensor)
-            and len(given) == 2
-            and 2 <= given.ndim <= 5
-            and 1 <= given[0].numel() <= 400
+            isinstance(options, Tensor)
+            and len(options) == 2
+            and 2 <= options.ndim <= 5
+            and 1 <= options[0].numel() <= 400
         ):
-            return layer, tuple(given.shape[1:])
+            return layer, tuple(options.shape[1:])
     return None

@@ -23,7 +23,7 @@ from tests.support.files import (
 )
 
 ROWS = 4
-OddFile = tuple[str, str, bytes]  # what it is, its media type, its content
+OddFile = tuple[str, str, bytes]
 LONE = "a\udc80b"
 FAR = 2**62  # of any unit but nanoseconds: beyond the year 9999
 DTYPES = (
@@ -121,7 +121,7 @@ def odd_parquet() -> Iterator[OddFile]:
     lists = pa.array([[0.0] * 64] * ROWS, pa.list_(pa.float32()))
     ages, cities = pa.array([1.0, 2.0, None, 3.0]), pa.array(["Rome", "Oslo", None, "Bonn"])
     images = pa.array([b"no image"] * ROWS)
-    for what, column in arrow_arrays():
+    for kind, column in arrow_arrays():
         tables = {
             "alone": {"x": column},
             "as ids": {"id": column, "x": lists},
@@ -138,8 +138,8 @@ def odd_parquet() -> Iterator[OddFile]:
             try:
                 content = parquet_bytes(columns, compression="none")
             except (pa.ArrowException, OverflowError):
-                continue  # pyarrow writes no such file
-            yield f"Parquet, {what} {where}", PARQUET, content
+                continue
+            yield f"Parquet, {kind} {where}", PARQUET, content
     plain = {"id": pa.array(list("abcd")), "x": lists}
     for name in ("", "\0", "a.b", "x" * 100_000, "\u202e", "é\u0301"):
         yield f"Parquet, a column {name[:9]!r}", PARQUET, parquet_bytes({name: lists, "id": lists})
@@ -151,11 +151,11 @@ def odd_parquet() -> Iterator[OddFile]:
     yield "Parquet, no columns", PARQUET, parquet_bytes(pa.table({}))
     yield "Parquet, no rows", PARQUET, parquet_bytes(pa.table(plain).slice(0, 0))
     yield "Parquet, 3,000 columns", PARQUET, parquet_bytes({f"c{i}": ages for i in range(3000)})
-    whole = parquet_bytes(plain)
-    yield "Parquet, bad name", PARQUET, whole.replace(b"x", b"\xff")
-    yield "Parquet, bad schema", PARQUET, whole.replace(b"ARROW:schema", b"ARROW:schemb")
-    yield "Parquet, footer of 2 GB", PARQUET, whole[:-8] + b"\xff\xff\xff\x7fPAR1"
-    yield "Parquet, encrypted", PARQUET, whole[:-4] + b"PARE"
+    full = parquet_bytes(plain)
+    yield "Parquet, bad name", PARQUET, full.replace(b"x", b"\xff")
+    yield "Parquet, bad schema", PARQUET, full.replace(b"ARROW:schema", b"ARROW:schemb")
+    yield "Parquet, footer of 2 GB", PARQUET, full[:-8] + b"\xff\xff\xff\x7fPAR1"
+    yield "Parquet, encrypted", PARQUET, full[:-4] + b"PARE"
 
 
 def odd_arrays() -> Iterator[OddFile]:
@@ -166,11 +166,11 @@ def odd_arrays() -> Iterator[OddFile]:
                 content = npy_bytes(np.zeros(shape, dtype=dtype))
             except ValueError:  # objects, or too many dimensions
                 content = npy_header(shape, dtype) + bytes(64)
-            what = f"{dtype} of shape {shape}"[:80]
-            yield f"npy, {what}", NPY, content
-            yield f"npz, {what}", NPZ, npz_bytes(x=content)
+            kind = f"{dtype} of shape {shape}"[:80]
+            yield f"npy, {kind}", NPY, content
+            yield f"npz, {kind}", NPZ, npz_bytes(x=content)
             if len(shape) < 2:
-                yield f"npz, ids {what}", NPZ, npz_bytes(x=x, ids=content)
+                yield f"npz, ids {kind}", NPZ, npz_bytes(x=x, ids=content)
     for shape in LYING_SHAPES:
         for dtype in ("<f4", "<U9", "|V0", "<U0"):
             content = npy_header(shape, dtype)
@@ -193,8 +193,8 @@ def odd_arrays() -> Iterator[OddFile]:
         "big endian": np.array(list("abcd"), dtype=">U1"),
         "control": np.array(["\n\r\x1b[2J", "b", "c", "d"]),
     }
-    for what, ids in odd_ids.items():
-        yield f"npz, ids {what}", NPZ, npz_bytes(x=x, ids=ids)
+    for kind, ids in odd_ids.items():
+        yield f"npz, ids {kind}", NPZ, npz_bytes(x=x, ids=ids)
     no_letters = struct.pack("<4I", 0x110000, 0xFFFFFFFF, 0xD800, 1)
     header = npy_header((4,), "<U1")
     yield "npz, ids beyond Unicode", NPZ, npz_bytes(x=x, ids=header + no_letters)
@@ -212,8 +212,12 @@ def odd_arrays() -> Iterator[OddFile]:
     yield "npz, bzip2", NPZ, zip_bytes({"x.npy": npy_bytes(x)}, zipfile.ZIP_BZIP2)
     yield "npz, lzma", NPZ, zip_bytes({"x.npy": npy_bytes(x)}, zipfile.ZIP_LZMA)
     whole = npz_bytes(x=x, ids=np.array(list("abcd")))
-    for at in range(0, len(whole), 4):  # a byte each
-        yield f"npz, byte {at}", NPZ, whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :]
+    for position in range(0, len(whole), 4):  # a byte each
+        yield (
+            f"npz, byte {position}",
+            NPZ,
+            whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :],
+        )
 
 
 def odd_texts() -> Iterator[OddFile]:
@@ -242,8 +246,8 @@ def odd_texts() -> Iterator[OddFile]:
         "returns alone": b"age,city,text\r1,Rome,a\r",
         "blank lines": b"age,city,text\n\n\n1,Rome,a\n\n",
     }
-    for what, content in contents.items():
-        yield f"CSV, {what}", CSV, content
+    for kind, content in contents.items():
+        yield f"CSV, {kind}", CSV, content
 
 
 def odd_zips() -> Iterator[OddFile]:
@@ -255,24 +259,28 @@ def odd_zips() -> Iterator[OddFile]:
         "folders": {"a/": b"", "b/": b""},
         "of system": {"__MACOSX/a": b"a", ".hidden": b"a"},
     }
-    for what, files in members.items():
-        yield f"zip, {what}", ZIP, zip_bytes(files)
-    whole = zip_bytes({"a.png": b"\x89PNG\r\n\x1a\n" + bytes(50), "b.txt": b"a" * 50})
-    for at in range(0, len(whole), 2):
-        yield f"zip, byte {at}", ZIP, whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :]
-    for at in range(0, len(whole), 3):
-        yield f"zip, cut at {at}", ZIP, whole[:at]
-    last = whole.rfind(b"PK\x05\x06")
-    for name, at, size in (("entries", 8, 2), ("size", 12, 4), ("place", 16, 4)):
+    for kind, files in members.items():
+        yield f"zip, {kind}", ZIP, zip_bytes(files)
+    full = zip_bytes({"a.png": b"\x89PNG\r\n\x1a\n" + bytes(50), "b.txt": b"a" * 50})
+    for position in range(0, len(full), 2):
+        yield (
+            f"zip, byte {position}",
+            ZIP,
+            full[:position] + bytes([full[position] ^ 0xFF]) + full[position + 1 :],
+        )
+    for position in range(0, len(full), 3):
+        yield f"zip, cut at {position}", ZIP, full[:position]
+    last = full.rfind(b"PK\x05\x06")
+    for name, position, size in (("entries", 8, 2), ("size", 12, 4), ("place", 16, 4)):
         for value in (0, 1, 2 ** (8 * size) - 1):
             lying = value.to_bytes(size, "little")
-            content = whole[: last + at] + lying + whole[last + at + size :]
+            content = full[: last + position] + lying + full[last + position + size :]
             yield f"zip, {name} {value}", ZIP, content
     surrogate = zip_bytes({"aaa.txt": b"a"}).replace(b"aaa", b"\xed\xa0\x80")
     yield "zip, a name that is no UTF-8", ZIP, surrogate
     flagged = bytearray(surrogate)
-    for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        flagged[flagged.find(mark) + at + 1] |= 0x08  # says it is UTF-8
+    for mark, position in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        flagged[flagged.find(mark) + position + 1] |= 0x08
     yield "zip, a name that says it is UTF-8", ZIP, bytes(flagged)
     flagged[flagged.find(b"PK\x01\x02") + 8] |= 1
     yield "zip, a password", ZIP, bytes(flagged)
@@ -282,28 +290,30 @@ def odd_files() -> list[OddFile]:
     """All of them; the same at each call."""
     files = [*odd_parquet(), *odd_arrays(), *odd_texts(), *odd_zips()]
     some = files[:: len(files) // 12]
-    others = (NPY, NPZ, PARQUET, ZIP, CSV)
-    return files + [(f"{what} as {kind}", kind, file) for what, _, file in some for kind in others]
+    rest = (NPY, NPZ, PARQUET, ZIP, CSV)
+    return files + [(f"{name} as {kind}", kind, file) for name, _, file in some for kind in rest]
 
 
 def damaged(files: list[OddFile], count: int, seed: int) -> Iterator[OddFile]:
     chooser = random.Random(seed)
     for _ in range(count):
-        what, media_type, content = chooser.choice(files)
+        name, media_type, content = chooser.choice(files)
         changed = bytearray(content)
         for _ in range(chooser.choice((1, 1, 2, 8))):
             if not changed:
                 break
-            at, n = chooser.randrange(len(changed)), chooser.choice((1, 1, 2, 4, 16))
+            position, n = chooser.randrange(len(changed)), chooser.choice((1, 1, 2, 4, 16))
             odd = chooser.choice((b"\xff", b"\0", b"\x7f", b"\x80", chooser.randbytes(1)))
             kind = chooser.randrange(4)
             if kind == 0:
-                changed[at : at + n] = odd * len(changed[at : at + n])
+                changed[position : position + n] = odd * len(changed[position : position + n])
             elif kind == 1:
-                del changed[at : at + n]
+                del changed[position : position + n]
             elif kind == 2:
-                changed[at:at] = changed[at : at + 8 * n] * chooser.choice((1, 2, 50))
+                changed[position:position] = changed[position : position + 8 * n] * chooser.choice(
+                    (1, 2, 50)
+                )
             else:
                 other = chooser.choice(files)[2]
-                changed[at : at + 64] = other[-min(len(other), 64) :]
-        yield f"damaged {what}", media_type, bytes(changed)
+                changed[position : position + 64] = other[-min(len(other), 64) :]
+        yield f"damaged {name}", media_type, bytes(changed)

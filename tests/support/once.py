@@ -17,12 +17,12 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 def once_a_run(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """A folder that `make` fills; other processes of the run wait for it, and find it made."""
     run = shared_folder(factory)
-    folder, done = run / name, run / f"{name}.done"
+    folder, completed = run / name, run / f"{name}.done"
     with (run / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
+        if not completed.exists():
             shutil.rmtree(folder, ignore_errors=True)  # another process began, and failed
             folder.mkdir()
             make(folder)
-            done.touch()
+            completed.touch()
     return folder

@@ -74,7 +74,7 @@ def overload(port, body, seconds, folder):
     capacity = max(
         closed_loop(port, requests, CLOSED_CONNECTIONS, turn, warm_up_s=0.5).rate for _ in range(3)
     )
-    time.sleep(1.5)  # what was refused is forgotten
+    time.sleep(1.5)
     unloaded = open_loop(port, requests, capacity / 10, 3 * turn, connections=OPEN_CONNECTIONS)
     with probing(port, 1.0 + seconds, file) as probed:
         loaded = open_loop(
@@ -97,10 +97,10 @@ def probing(port, seconds, file):
     block has ended."""
     command = [sys.executable, "-m", "tests.support.probe", str(port), str(seconds), str(file)]
     probe = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    found = {}
+    actual = {}
     try:
-        yield found
-        found.update(json.loads(probe.communicate(timeout=60)[0]))
+        yield actual
+        actual.update(json.loads(probe.communicate(timeout=60)[0]))
     finally:
         probe.kill()
         probe.communicate()

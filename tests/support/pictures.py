@@ -9,7 +9,7 @@ def look_at_legends(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Have figures that are saved fail where a legend lies over a panel; return those that have
     legends."""
     save = Figure.savefig
-    seen = []
+    observed = []
 
     def saved(figure, *arguments, **options):
         save(figure, *arguments, **options)
@@ -21,10 +21,10 @@ def look_at_legends(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
                     for axis in figure.axes
                 ]
                 # frames touch by a pixel or two
-                assert all(both is None or min(both.width, both.height) < 2 for both in over), (
+                assert all(pair is None or min(pair.width, pair.height) < 2 for pair in over), (
                     legend
                 )
-                seen.append(figure)
+                observed.append(figure)
 
     monkeypatch.setattr(Figure, "savefig", saved)
-    return seen
+    return observed

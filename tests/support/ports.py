@@ -5,9 +5,7 @@ import random
 import socket
 from pathlib import Path
 
-RANGE = Path(
-    "/proc/sys/net/ipv4/ip_local_port_range"
-)  # that the system takes ports of connections from
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CHOICE = random.SystemRandom()  # no test's own seed leads two processes to the same ports
 
 

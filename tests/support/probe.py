@@ -27,9 +27,9 @@ def main():
     end = time.monotonic() + seconds
     with Connection(port) as connection, Connection(port) as other:
         while time.monotonic() < end:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             health[connection.ask(live).status] += 1
-            latencies.append(time.perf_counter() - begun)
+            latencies.append(time.perf_counter() - start)
             if predict is not None and len(latencies) % PREDICT_EVERY == 0:
                 answer = other.ask(predict)
                 predicted[answer.status] += 1

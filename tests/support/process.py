@@ -61,7 +61,7 @@ def settled(measure, seconds=30.0, quiet_s=0.5):
     return value
 
 
-HEAP_BYTES = 6 << 20  # of small blocks, that an allocator may have or have not at hand
+HEAP_BYTES = 6 << 20
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def taken_bytes(work: Callable[[], object]) -> int:
     gc.collect()
     library = ctypes.CDLL(None)
     library.mallopt(-3, 1 << 20)  # large blocks are given back, as in the service
-    library.malloc_trim(0)  # what is free would be taken again
+    library.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
     before = _own_kilobytes("VmRSS")
     work()

@@ -50,7 +50,7 @@ class Connection:
 
     def __init__(self, port, timeout_s=30.0, receive_bytes=None, source=HOST):
         self.socket = socket.socket()
-        self.socket.bind((source, 0))  # of the loopback's addresses
+        self.socket.bind((source, 0))
         if receive_bytes is not None:  # a small window, so that the server soon has to wait
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(timeout_s)
@@ -127,9 +127,9 @@ class Connection:
     def _take(self, size):
         while len(self.received) < size:
             self._read()
-        taken = bytes(self.received[:size])
+        used = bytes(self.received[:size])
         del self.received[:size]
-        return taken
+        return used
 
     def _read(self):
         try:

@@ -29,20 +29,20 @@ ACTOR = "ray::MapWorker"
 
 def main() -> None:
     """Run the command."""
-    told = json.loads(sys.argv[1])
+    message = json.loads(sys.argv[1])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
     # Ray takes 127.0.0.1 for another address of the machine.
     node = {"num_cpus": 1, "node_ip_address": "127.0.0.2", "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    nodes = [cluster.add_node(**node) for _ in range(told["nodes"] - 1)]
-    random = np.random.default_rng(told.get("seed", 0))
+    nodes = [cluster.add_node(**node) for _ in range(message["nodes"] - 1)]
+    random = np.random.default_rng(message.get("seed", 0))
     killed: Counter[str] = Counter()
     starts = 0
     try:
         driver = None
-        for wait_s, what in [*told["kills"], [None, "nothing"]]:
+        for wait_s, kind in [*message["kills"], [None, "nothing"]]:
             end = time.monotonic() + (wait_s or 0)
             while driver is None or wait_s is None or time.monotonic() < end:
                 if driver is None:
@@ -50,7 +50,7 @@ def main() -> None:
                         sys.executable,
                         "-m",
                         "service",
-                        *told["command"],
+                        *message["command"],
                         "--ray",
                         cluster.address,
                     ]
@@ -63,11 +63,11 @@ def main() -> None:
                 time.sleep(0.05)
             if driver.poll() is not None:
                 break
-            if what == "driver":
+            if kind == "driver":
                 driver.kill()
                 driver.communicate()
                 driver = None
-            elif what == "node":
+            elif kind == "node":
                 place = int(random.integers(len(nodes)))
                 cluster.remove_node(nodes[place], allow_graceful=False)
                 nodes[place] = cluster.add_node(**node)
@@ -77,7 +77,7 @@ def main() -> None:
                 if not actors:
                     break
                 os.kill(actors[int(random.integers(len(actors)))], signal.SIGKILL)
-            killed[what] += 1
+            killed[kind] += 1
         assert driver is not None
         output, errors = driver.communicate()
         print(
@@ -97,24 +97,24 @@ def main() -> None:
 
 def processes(name: str, ancestor: int) -> list[int]:
     """Processes below another one in whose command there is a name, sorted."""
-    parents, named = {}, []
+    parents, names = {}, []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(process.name)] = int(
                 (process / "stat").read_text().rpartition(")")[2].split()[1]
             )
             if name.encode() in (process / "cmdline").read_bytes():
-                named.append(int(process.name))
+                names.append(int(process.name))
         except (OSError, IndexError):
             continue
-    found = []
-    for number in sorted(named):
+    actual = []
+    for number in sorted(names):
         above = parents.get(number)
         while above not in (None, 0, ancestor):
             above = parents.get(above)
         if above == ancestor:
-            found.append(number)
-    return found
+            actual.append(number)
+    return actual
 
 
 def run(
@@ -122,11 +122,11 @@ def run(
 ) -> dict[str, Any]:
     """Run all this in an environment that has Ray."""
     command = [str(python), "-m", "tests.support.ray_cluster", json.dumps(told)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
     return answer
 
 

@@ -10,7 +10,7 @@ import sys
 import ray
 from ray.cluster_utils import Cluster
 
-SECONDS = 120  # that a node may take to come: Ray's own 30 are too few for a busy machine
+SECONDS = 120
 
 
 def main() -> None:
@@ -19,8 +19,8 @@ def main() -> None:
     ray.init(address=cluster.address, log_to_driver=False)
     print(cluster.address, flush=True)
     for line in sys.stdin:
-        what, number = line.split()
-        if what == "kill":
+        kind, number = line.split()
+        if kind == "kill":
             cluster.remove_node(nodes[int(number)], allow_graceful=False)
         else:
             nodes.append(cluster.add_node(wait=False, num_cpus=int(number)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from training.recipe import Recipe, _takes_ids
 
-ALL_DETECTORS = {"combined": None}  # in [serving]: those that a recipe has which says nothing
+ALL_DETECTORS = {"combined": None}
 SMALL = {
     "name": "small",
     "method": "bhn-realnvp",
@@ -42,13 +42,13 @@ def content_with(**changes: Any) -> dict[str, Any]:
     that are given."""
     content = {**SMALL, **changes}
     merged = {
-        section: {**kept, **content[section]}
-        for section, kept in SMALL.items()
-        if isinstance(kept, dict) and section != "network"
+        section: {**retained, **content[section]}
+        for section, retained in SMALL.items()
+        if isinstance(retained, dict) and section != "network"
     }
     score = "epistemic_std" if content.get("task") == "regression" else "entropy"
-    few = {} if _takes_ids(merged["data"]) else {"combined": [score, "residual"]}
-    serving = {**few, **merged["serving"]}
+    small = {} if _takes_ids(merged["data"]) else {"combined": [score, "residual"]}
+    serving = {**small, **merged["serving"]}
     return {
         **content,
         **merged,

@@ -17,11 +17,9 @@ from tests.support.ports import free_port
 SOON = {
     "DUBITO_POLL_INTERVAL_S": "0.05",
     "DUBITO_THREADS": "1",
-}  # what is published is seen at once
+}
 
-WITHOUT_TRIALS = {
-    "DUBITO_PREFLIGHT_TIMEOUT_S": "0"
-}  # of versions, which take a second of each start
+WITHOUT_TRIALS = {"DUBITO_PREFLIGHT_TIMEOUT_S": "0"}
 WITH_TRIALS = {"DUBITO_PREFLIGHT_TIMEOUT_S": "30"}
 
 
@@ -40,14 +38,14 @@ def serving(
         limits: values of constants of `service.limits`, by name.
     """
     port = free_port()
-    own = TemporaryDirectory(prefix="state-")
+    custom = TemporaryDirectory(prefix="state-")
     basics = {
         "DUBITO_STORE": str(store),
         "DUBITO_PORT": str(port),
         "DUBITO_SHUTDOWN_GRACE_S": "0",
         **WITHOUT_TRIALS,
     }
-    environment = environment_with(**basics | {"DUBITO_STATE": own.name} | settings)
+    environment = environment_with(**basics | {"DUBITO_STATE": custom.name} | settings)
     process = subprocess.Popen(
         [*within, sys.executable, *(service_arguments(limits))],
         env=environment,
@@ -67,7 +65,7 @@ def serving(
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-        own.cleanup()
+        custom.cleanup()
 
 
 def service_arguments(limits: Mapping[str, float] | None) -> list[str]:

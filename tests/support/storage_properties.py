@@ -149,10 +149,10 @@ def concurrent_writers_never_share_a_number(make):
         return publish(store, content=f"of racer {racer}".encode())
 
     with ThreadPoolExecutor(RACERS) as pool:
-        given = list(pool.map(race, range(RACERS)))
-    assert len({*given}) == RACERS
-    assert sorted(given, key=int) == make().versions("m")
-    for racer, version in enumerate(given):
+        options = list(pool.map(race, range(RACERS)))
+    assert len({*options}) == RACERS
+    assert sorted(options, key=int) == make().versions("m")
+    for racer, version in enumerate(options):
         assert (
             make().open("m", version).files["weights.safetensors"] == f"of racer {racer}".encode()
         )
@@ -162,19 +162,19 @@ def concurrent_writers_never_share_a_number(make):
 def readers_see_whole_versions_while_a_writer_works(make):
     """The version that `latest` names opens, unless it was deleted meanwhile."""
     publish(make())
-    done = threading.Event()
+    completed = threading.Event()
 
     def write():
         store = make()
         for number in range(8):
             publish(store, content=bytes(10_000 * (number + 1)))
             store.keep("m", 2)
-        done.set()
+        completed.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     looks = 0
-    while not done.is_set() or looks < 2:
+    while not completed.is_set() or looks < 2:
         store = make()
         version = store.resolve("m")
         try:
@@ -220,15 +220,15 @@ def reports_are_stored_beside_their_version(make):
     assert evaluation_report(make(), "m", "1") is None
     for seed in (1, 2):
         publish_report(make(), "m", "1", {"seed": seed}, {f"{seed}.png": b"picture"})
-    found = evaluation_report(make(), "m", "1")
-    assert (found.report["seed"], found.files, found.read("2.png")) == (
+    actual = evaluation_report(make(), "m", "1")
+    assert (actual.report["seed"], actual.files, actual.read("2.png")) == (
         2,
         ("report.json", "2.png"),
         b"picture",
     )
     assert make().storage.numbers("m/reports/1") == [2]
     with pytest.raises(NotFound):
-        found.read("1.png")
+        actual.read("1.png")
     with pytest.raises(NotFound):
         publish_report(make(), "m", "3", {}, {})
     make().keep("m", 1)
@@ -243,8 +243,8 @@ def a_large_file_is_published_by_its_path(make):
     encoder = {"outputs": 4, "rows_at_once": 2, "difference": 0.0}
     described = Description.model_validate({**DESCRIPTION.model_dump(), "encoder": encoder})
     for version in ("1", "2"):
-        made = make().publish("m", described, {**tiny_files(), ENCODER: folder / ENCODER})
-        assert made.version == version
+        created = make().publish("m", described, {**tiny_files(), ENCODER: folder / ENCODER})
+        assert created.version == version
         artifact = make().open("m", version)
         assert ENCODER not in artifact.files
         assert (artifact.folder / ENCODER).read_bytes() == content

@@ -19,28 +19,28 @@ VOCABULARY = len(SPECIAL) + sum(map(len, WORDS.values()))
 
 def tokenizer() -> Tokenizer:
     tokens = [*SPECIAL, *(word for words in WORDS.values() for word in words)]
-    made = Tokenizer(
+    created = Tokenizer(
         models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]")
     )
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    created.pre_tokenizer = pre_tokenizers.Whitespace()
+    created.post_processor = processors.TemplateProcessing(
         single="[CLS] $A", special_tokens=[("[CLS]", 2)]
     )
-    return made
+    return created
 
 
 def texts(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     rng = np.random.default_rng(seed)
-    found, labels = [], []
+    actual, labels = [], []
     for i in range(count):
         label = ("good", "bad")[i % 2]
         words = [
             *rng.choice(WORDS["any"], rng.integers(4, 7)),
             *rng.choice(WORDS[label], rng.integers(2, 4)),
         ]
-        found.append(" ".join(rng.permutation(words)))
+        actual.append(" ".join(rng.permutation(words)))
         labels.append(label)
-    return found, labels
+    return actual, labels
 
 
 def write_reviews(folder: Path, count: int = 300) -> None:

@@ -64,7 +64,7 @@ def work(fitted, tmp_path):
     folder = tmp_path / "work"
     store = ModelStore(folder / "models")
     how = Acquisition("digits", "1", row_format(store.manifest("digits", "1")), "bald", 1, 20)
-    said = {"probabilities": {}, "set": []}
+    message = {"probabilities": {}, "set": []}
     rows = [
         AcquiredRow(
             str(i),
@@ -72,7 +72,7 @@ def work(fitted, tmp_path):
             None if i < 60 else 0.5,
             row,
             control=i < 60,
-            prediction=said if i < 60 else None,
+            prediction=message if i < 60 else None,
         )
         for i, row in enumerate(fitted.pool)
     ]
@@ -121,11 +121,15 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert candidate(work) == 0
     assert work.store.aliases("digits") == {"latest": "2", "candidate": "2"}
     assert work.store.versions("digits") == ["1", "2"]
-    (kept,) = candidates(work.database, "digits")
-    assert (kept["version"], kept["against"], kept["promoted"]) == ("2", "1", True)
-    assert (kept["labels"], kept["control_labels"], kept["why"]) == (140, 60, "no worse")
-    accuracy = kept["control"]["figures"]["accuracy"]
-    assert kept["control"]["rows"] == 60 and accuracy["interval"][0] <= accuracy["difference"]
+    (retained,) = candidates(work.database, "digits")
+    assert (retained["version"], retained["against"], retained["promoted"]) == ("2", "1", True)
+    assert (retained["labels"], retained["control_labels"], retained["why"]) == (
+        140,
+        60,
+        "no worse",
+    )
+    accuracy = retained["control"]["figures"]["accuracy"]
+    assert retained["control"]["rows"] == 60 and accuracy["interval"][0] <= accuracy["difference"]
     work.store.set_alias("digits", "latest", "1")  # a person rolls back
     assert candidate(work) == 0
     assert "rolled back since" in capsys.readouterr().err
@@ -138,19 +142,17 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     label(work, (work.truth + 1) % 10, key="team")
     assert candidate(work) == 0
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
-    (kept,) = candidates(work.database, "digits")
-    assert not kept["promoted"]
-    assert (
-        count_tried_labels(work.store, work.database, "digits") == 140
-    )  # so that --watch waits for others
+    (retained,) = candidates(work.database, "digits")
+    assert not retained["promoted"]
+    assert count_tried_labels(work.store, work.database, "digits") == 140
     save_candidate(
-        work.database, "digits", "2", "1", 140, 60, False, {**said_of(kept), "why": "no worse"}
+        work.database, "digits", "2", "1", 140, 60, False, {**said_of(retained), "why": "no worse"}
     )
     assert (
         count_tried_labels(work.store, work.database, "digits") == 0
     )  # killed before it was promoted
-    assert "digits is worse than latest (version 1) in" in kept["why"]
-    assert "test_accuracy" in kept["why"]
+    assert "digits is worse than latest (version 1) in" in retained["why"]
+    assert "test_accuracy" in retained["why"]
 
 
 def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
@@ -188,20 +190,20 @@ def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch)
     better = parent.model_copy(
         update={"version": "0", "quality": {**parent.quality, "test_accuracy": 1.0}}
     )
-    held = []
+    stored = []
 
     def hold(recipe, gate, manifest, called, *_):
-        held.append((manifest.quality["test_accuracy"], [*gate.metrics], called))
+        stored.append((manifest.quality["test_accuracy"], [*gate.metrics], called))
         raise GateError("worse than the best of its line")
 
     monkeypatch.setattr(candidates_made, "lineage", lambda *_: [parent, better])
     monkeypatch.setattr(candidates_made, "check_no_worse", hold)
     label(work, work.truth, key="team")
     assert candidate(work) == 0
-    assert held == [(1.0, ["test_accuracy"], "the best of its lineage")]
-    (kept,) = candidates(work.database, "digits")
-    assert not kept["promoted"] and "the best of its line" in kept["why"]
-    assert kept["lost"]["test_accuracy"]["best"] == 1.0
+    assert stored == [(1.0, ["test_accuracy"], "the best of its lineage")]
+    (retained,) = candidates(work.database, "digits")
+    assert not retained["promoted"] and "the best of its line" in retained["why"]
+    assert retained["lost"]["test_accuracy"]["best"] == 1.0
     assert work.store.aliases("digits")["latest"] == "1"
 
 
@@ -218,9 +220,9 @@ def test_bytes_stay_bytes_where_labelled_rows_are_such():
     from training.fit import join
 
     pixels = Rows(np.zeros((2, 3), dtype=np.uint8), np.zeros(2, dtype=np.int64), np.arange(2))
-    more = Rows(np.full((1, 3), 7, dtype=np.float32), np.ones(1, dtype=np.int64), np.array(["a"]))
-    both = join(pixels, more)
-    assert both.x.dtype == np.uint8 and both.x[2].tolist() == [7, 7, 7]
-    assert both.ids.tolist() == ["0", "1", "a"] and both.y.tolist() == [0, 0, 1]
-    fractions = Rows(np.full((1, 3), 0.5, dtype=np.float32), more.y, more.ids)
+    extra = Rows(np.full((1, 3), 7, dtype=np.float32), np.ones(1, dtype=np.int64), np.array(["a"]))
+    pair = join(pixels, extra)
+    assert pair.x.dtype == np.uint8 and pair.x[2].tolist() == [7, 7, 7]
+    assert pair.ids.tolist() == ["0", "1", "a"] and pair.y.tolist() == [0, 0, 1]
+    fractions = Rows(np.full((1, 3), 0.5, dtype=np.float32), extra.y, extra.ids)
     assert join(pixels, fractions).x[2].tolist() == [0.5, 0.5, 0.5]

@@ -94,28 +94,28 @@ def service(classifier, regressor, tmp_path_factory):
 
 
 def test_answers_are_those_of_the_service_bit_for_bit(classifier, regressor, service):
-    asked = X.head(40)
+    request = X.head(40)
     for model, name, seed in ((classifier, "sizes", None), (regressor, "heights", 11)):
         options = {"seed": 3 if seed is None else seed, "fpr": 0.1}
-        served = service.predict(asked, model=name, **options)
-        told = model.uncertainty(asked, seed=seed, fpr=0.1)
+        result = service.predict(request, model=name, **options)
+        output = model.uncertainty(request, seed=seed, fpr=0.1)
         pd.testing.assert_frame_equal(
-            told, served.to_pandas(index=asked.index), check_exact=True, check_like=True
+            output, result.to_pandas(index=request.index), check_exact=True, check_like=True
         )
         if name == "sizes":
-            by_class = dict(zip(served.classes, served.probabilities.T, strict=True))
-            probs = model.predict_proba(asked)
+            by_class = dict(zip(result.classes, result.probabilities.T, strict=True))
+            probs = model.predict_proba(request)
             assert (probs == np.stack([by_class[c] for c in model.classes_], 1)).all()
-            assert (model.predict(asked) == served.label).all()
+            assert (model.predict(request) == result.label).all()
         else:
-            assert (model.predict(asked, seed=seed) == served.mean).all()
+            assert (model.predict(request, seed=seed) == result.mean).all()
 
 
 def test_json_is_answered_alike(classifier, service):
     row = {"height": 0.25, "weight": None, "city": "Rome", "since": "2024-03-05"}
     answer = service.predict([row], model="sizes", seed=3, fpr=0.1)
-    asked = pd.DataFrame([row]).astype({"since": "datetime64[ns]", "weight": float})
-    assert (classifier.predict_proba(asked) == answer.probabilities).all()
+    request = pd.DataFrame([row]).astype({"since": "datetime64[ns]", "weight": float})
+    assert (classifier.predict_proba(request) == answer.probabilities).all()
     assert answer.classes == tuple(classifier.classes_)
 
 
@@ -124,12 +124,12 @@ def test_frames_of_polars_are_taken(classifier):
 
 
 def test_arrays_are_columns_of_numbers_and_each_epoch_is_told(tmp_path):
-    numbers, told = X[["height", "weight"]].to_numpy(), []
-    model = Regressor(**QUICK, **OF_ONE_DRAW, callback=told.append, runs=tmp_path)
+    numbers, output = X[["height", "weight"]].to_numpy(), []
+    model = Regressor(**QUICK, **OF_ONE_DRAW, callback=output.append, runs=tmp_path)
     model.set_params(data={"validation_rows": 30})
     assert model.fit(numbers, 3 * numbers[:, 0]).score(numbers, 3 * numbers[:, 0]) > 0.5
-    assert [metrics["epoch"] for metrics in told] == [*range(1, 21)]
-    assert told == model.history_
+    assert [metrics["epoch"] for metrics in output] == [*range(1, 21)]
+    assert output == model.history_
     model.publish("kept", tmp_path / "models", anyway=True)
     version = open_parent(ModelStore(tmp_path / "models"), "kept", "kept")
     assert len(fitted_data(version, tmp_path).rows) == len(numbers)
@@ -179,15 +179,15 @@ def test_a_trained_network_is_made_to_doubt():
 @pytest.mark.slow
 def test_texts_are_taken_with_a_network_and_a_tokenizer(tmp_path):
     tokenizer().save(str(tmp_path / "tokenizer.json"))
-    found, labels = texts(80)
+    actual, labels = texts(80)
     torch.manual_seed(0)
     network = Averaged((12,), 2)
-    ids = torch.tensor([[*of, *[0] * (12 - len(of))] for of in map(ids_of, found)])
+    ids = torch.tensor([[*parent, *[0] * (12 - len(parent))] for parent in map(ids_of, actual)])
     train(network, ids, torch.tensor([label == "good" for label in labels]).long())
     read = {"text": "review", "tokenizer": tmp_path / "tokenizer.json", "max_tokens": 12}
-    few = {"serving": {"draws": 5, "combined": ["entropy"]}}
-    model = Classifier(start=network, data=read, device="cpu", **few)
-    frame = pd.DataFrame({"review": found})
+    small = {"serving": {"draws": 5, "combined": ["entropy"]}}
+    model = Classifier(start=network, data=read, device="cpu", **small)
+    frame = pd.DataFrame({"review": actual})
     model.fit(frame, np.array(labels) == "good")
     alone = network(ids).argmax(1).bool().numpy()
     assert (model.predict(frame) == alone).mean() > 0.9
@@ -200,7 +200,7 @@ def ids_of(text):
 
 
 def test_copies_answer_alike_and_publish(regressor, tmp_path):
-    twin = copy.deepcopy(regressor)  # by its state, as what sends it to other processes does
+    twin = copy.deepcopy(regressor)
     assert (twin.predict(X) == regressor.predict(X)).all()
     manifest = twin.publish("again", tmp_path, anyway=True)
     assert ModelStore(tmp_path).versions("again") == [manifest.version]
@@ -260,8 +260,8 @@ def test_grids_are_searched():
     steps = make_pipeline(StandardScaler(), Regressor(**QUICK, **OF_ONE_DRAW))
     grid = {"regressor__training": [{"epochs": 1}, QUICK["training"]]}
     numbers = X[["height"]].to_numpy()
-    found = GridSearchCV(steps, grid, cv=2).fit(numbers, 3 * numbers[:, 0])
-    assert found.best_params_ == {"regressor__training": QUICK["training"]}
+    actual = GridSearchCV(steps, grid, cv=2).fit(numbers, 3 * numbers[:, 0])
+    assert actual.best_params_ == {"regressor__training": QUICK["training"]}
 
 
 CHECKED = [Classifier(**QUICK, **OF_ONE_DRAW), Regressor(**QUICK, **OF_ONE_DRAW)]
@@ -275,8 +275,8 @@ def test_scikit_learns_checks(estimator, check):
 
 @pytest.mark.parametrize("estimator", CHECKED, ids=["Classifier", "Regressor"])
 def test_scikit_learns_checks_of_parameters(estimator):
-    found = [check for _, check in estimator_checks_generator(estimator)]
-    checks = {getattr(check, "func", check).__name__: check for check in found}
+    actual = [check for _, check in estimator_checks_generator(estimator)]
+    checks = {getattr(check, "func", check).__name__: check for check in actual}
     for name in WITHOUT_FITS:
         checks[name](clone(estimator))
 
@@ -289,10 +289,10 @@ def test_without_the_project_the_client_says_what_to_install(tmp_path):
         "try: from dubito import Classifier\n"
         "except ImportError as error: print(error)"
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment_with()
     )
-    assert "dubito.Classifier needs the project" in told.stdout, told.stderr
+    assert "dubito.Classifier needs the project" in output.stdout, output.stderr
     with pytest.raises(AttributeError):
         __import__("dubito").Nothing  # noqa: B018
 

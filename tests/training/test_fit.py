@@ -31,20 +31,20 @@ def test_the_docstrings_example_fits_and_publishes(tmp_path, monkeypatch):
     names = {}
     with working_in(tmp_path):
         exec(example(), names)
-    fitted, store = names["fitted"], ModelStore(tmp_path / "models")
-    assert fitted.outputs(digits().test.x[:2]).shape == (5, 2, 10)
-    assert np.isfinite(fitted.log_likelihood(fitted.data.test)).all()
+    model, store = names["fitted"], ModelStore(tmp_path / "models")
+    assert model.outputs(digits().test.x[:2]).shape == (5, 2, 10)
+    assert np.isfinite(model.log_likelihood(model.data.test)).all()
     manifest = store.manifest("digits", "1")
-    assert manifest.training["run"] == fitted.provenance.run
-    assert not (fitted.folder / CHECKPOINT).exists()
+    assert manifest.training["run"] == model.provenance.run
+    assert not (model.folder / CHECKPOINT).exists()
 
 
 def test_a_run_is_published_once_and_a_fit_with_further_rows_is_another(tmp_path):
     recipe, store = recipe_with(), ModelStore(tmp_path / "models")
     data, runs = digits(), tmp_path / "runs"
-    fitted = fit(recipe, data, device="cpu", runs=runs, quiet=True)
-    first = publish(fitted, store)
-    assert publish(fitted, store).digest == first.digest
+    model = fit(recipe, data, device="cpu", runs=runs, quiet=True)
+    first = publish(model, store)
+    assert publish(model, store).digest == first.digest
     assert store.versions("small") == ["1"]
     there = find_fitted(store, recipe, data, None)
     assert there is not None
@@ -60,8 +60,8 @@ def test_a_run_is_published_once_and_a_fit_with_further_rows_is_another(tmp_path
         runs=runs,
         quiet=True,
     )
-    assert on.folder != fitted.folder
-    assert on.provenance.rows["train"] == fitted.provenance.rows["train"] + 3
+    assert on.folder != model.folder
+    assert on.provenance.rows["train"] == model.provenance.rows["train"] + 3
     second = publish(on, store, name="other", alias="candidate")
     assert second.training["warm_start"] == {"name": "small", "version": "1"}
     assert store.aliases("other")["candidate"] == "1"
@@ -75,7 +75,7 @@ def test_a_fit_leaves_torch_as_it_was_and_says_the_same_again(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
     again = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
-    of_both = [fitted.provenance.convergence["negative_elbo"] for fitted in (first, again)]
+    of_both = [model.provenance.convergence["negative_elbo"] for model in (first, again)]
     assert of_both[0] == of_both[1]
 
 
@@ -93,8 +93,8 @@ def test_a_transform_whose_means_are_further_off_than_a_constant_is_out(tmp_path
         data={"target_transform": "auto"},
         training={"epochs": 10, "learning_rate": 1e-2},
     )
-    fitted = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
-    choice = fitted.provenance.target_transform
+    model = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
+    choice = model.provenance.target_transform
     assert choice.log_likelihood["log"] > choice.log_likelihood["none"]
     assert choice.rmse["log"] > 1.5 * y.std() > choice.rmse["none"]
     assert choice.chosen != "log"
@@ -108,37 +108,39 @@ def test_a_later_transform_must_be_better_beyond_chance():
 
 def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_path):
     stopped = {"epochs": None, "early_stopping": True, "patience": 2, "max_epochs": 8}
-    wanted = {"method": "batch-ensemble", "posterior": {"members": 2}}
-    recipe = recipe_with(**wanted, training={**stopped, "refit": True})
+    requested = {"method": "batch-ensemble", "posterior": {"members": 2}}
+    recipe = recipe_with(**requested, training={**stopped, "refit": True})
     data = digits()
-    seen = []
-    fitted = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True, callback=seen.append)
-    alone = recipe_with(**wanted, training=stopped)
+    observed = []
+    trained_model = fit(
+        recipe, data, device="cpu", runs=tmp_path, quiet=True, callback=observed.append
+    )
+    alone = recipe_with(**requested, training=stopped)
     first = fit(alone, data, device="cpu", runs=tmp_path, quiet=True)
     best = first.provenance.best_epoch
-    assert fitted.provenance.best_epoch == best
-    assert [metrics["epoch"] for metrics in seen] == [*range(1, len(seen) + 1)]
-    assert ["refit" in metrics for metrics in seen][-best - 1 :] == [False] + [True] * best
-    assert fitted.provenance.stopped == (
+    assert trained_model.provenance.best_epoch == best
+    assert [metrics["epoch"] for metrics in observed] == [*range(1, len(observed) + 1)]
+    assert ["refit" in metrics for metrics in observed][-best - 1 :] == [False] + [True] * best
+    assert trained_model.provenance.stopped == (
         f"{first.provenance.stopped}; fitted again for {best} epochs, including these rows"
     )
-    assert fitted.provenance.temperature == first.provenance.temperature
-    told = {"epochs": best, "choose": "last", "final_learning_rate": 1e-3}
+    assert trained_model.provenance.temperature == first.provenance.temperature
+    output = {"epochs": best, "choose": "last", "final_learning_rate": 1e-3}
     again = recipe_with(
-        **wanted, training=told, data={"validation_rows": 1}, serving={"temperature": False}
+        **requested, training=output, data={"validation_rows": 1}, serving={"temperature": False}
     )
     rows = first.splits
-    moved = replace(data, train=join(rows.train, rows.validation))
-    parts = Splits(moved.train, *(getattr(rows, name) for name in list(vars(rows))[1:]))
+    updated = replace(data, train=join(rows.train, rows.validation))
+    parts = Splits(updated.train, *(getattr(rows, name) for name in list(vars(rows))[1:]))
     folder = tmp_path / "again"
     folder.mkdir()
     run = Run(again, parts, data.shape, len(data.classes), folder, torch.device("cpu"))
     expected = run.fit(quiet=True).state_dict()
-    for name, tensor in fitted.model.state_dict().items():
+    for name, tensor in trained_model.model.state_dict().items():
         if name != "likelihood.temperature":
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
     assert not torch.equal(
-        fitted.model.network.module[0].weight, first.model.network.module[0].weight
+        trained_model.model.network.module[0].weight, first.model.network.module[0].weight
     )
 
 

@@ -15,7 +15,7 @@ def test_what_was_not_given_is_left_out_and_what_is_unknown_is_kept():
 
 
 def test_a_derived_version_has_all_but_the_run():
-    fitted = Provenance(run="token", seconds=1.5, warm_start=ParentVersion(name="m", version="1"))
+    model = Provenance(run="token", seconds=1.5, warm_start=ParentVersion(name="m", version="1"))
     pruned = Pruning(
         name="m",
         version="2",
@@ -27,7 +27,7 @@ def test_a_derived_version_has_all_but_the_run():
         parent_request_ms=2.0,
         request_ms=1.0,
     )
-    derived = fitted.derived(pruned=pruned)
+    derived = model.derived(pruned=pruned)
     assert derived.run is None
     assert derived.content() == {
         "warm_start": {"name": "m", "version": "1"},

@@ -221,11 +221,11 @@ def test_a_path_is_of_the_recipes_folder_then_of_the_data_then_of_the_current_on
         recipe = load(path, data)
         return recipe.data.source, recipe.network.weights
 
-    assert paths() == ("csv:rows.csv", "w.safetensors")  # where none is, as it is written
+    assert paths() == ("csv:rows.csv", "w.safetensors")
     (tmp_path / "w.safetensors").touch()
     (data / "rows.csv").touch()
     digest = load(path, data).digest()
-    assert paths() == ("csv:rows.csv", "w.safetensors")  # where each is looked for anyhow
+    assert paths() == ("csv:rows.csv", "w.safetensors")
     (data / "w.safetensors").touch()
     assert paths() == ("csv:rows.csv", str(data / "w.safetensors"))
     for name in ("rows.csv", "w.safetensors"):

@@ -14,7 +14,7 @@ KEYED = {
     "generator": 1,
     "noise": 3,
     "_order": 2,
-}  # where the stream is among a call's arguments
+}
 
 
 def test_hash_key_tells_keys_apart_and_fits_every_generator():
@@ -48,7 +48,7 @@ def test_every_key_names_its_stream():
 
 def streams_in(path):
     tree = ast.parse(path.read_text())
-    foreign = {  # `noise` of draws as served has no key
+    foreign = {
         alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module.startswith("model_store")

@@ -53,16 +53,16 @@ def test_first_targets_that_are_all_the_same_are_refused():
 
 
 def test_candidates_have_no_label_and_come_in_the_same_order_whatever_was_labelled():
-    few, more = np.array([3, 4]), np.array([3, 4, 11, 12, 13])
+    small, extra = np.array([3, 4]), np.array([3, 4, 11, 12, 13])
     first, second = (
-        set(candidate_rows(labelled, 100, 60, 5, 2).tolist()) for labelled in (few, more)
+        set(candidate_rows(labelled, 100, 60, 5, 2).tolist()) for labelled in (small, extra)
     )
     assert len(first) == len(second) == 60
-    assert not first & set(few.tolist())
-    assert not second & set(more.tolist())
+    assert not first & set(small.tolist())
+    assert not second & set(extra.tolist())
     assert len(first & second) >= 57
-    assert set(candidate_rows(few, 100, 60, 5, 3).tolist()) != first
-    assert len(candidate_rows(more, 20, 60, 5, 2)) == 15
+    assert set(candidate_rows(small, 100, 60, 5, 3).tolist()) != first
+    assert len(candidate_rows(extra, 20, 60, 5, 2)) == 15
 
 
 def test_bald_takes_the_rows_whose_draws_disagree_most():
@@ -78,28 +78,26 @@ def test_a_race_takes_the_same_rows_from_fewer_draws():
     rng = np.random.default_rng(1)
     clear = log_probs(rng, 100, 400) * np.where(np.arange(400) < 20, 1.0, 0.0)[:, None]
     outputs = (clear - np.log(np.exp(clear).sum(-1, keepdims=True))).astype(np.float32)
-    asked = []
-    assert taken(outputs, "bald", 8, race=0.01, asked=asked) == taken(outputs, "bald", 8)
-    assert asked[0] == (400, 10)
-    assert sum(rows for rows, draws in asked if draws == 100) < 100
+    request = []
+    assert taken(outputs, "bald", 8, race=0.01, asked=request) == taken(outputs, "bald", 8)
+    assert request[0] == (400, 10)
+    assert sum(rows for rows, draws in request if draws == 100) < 100
 
 
 def test_batchbald_takes_no_two_rows_that_teach_the_same():
     rng = np.random.default_rng(2)
     outputs = log_probs(rng, 50, 12)
     best = taken(outputs, "bald", 1)[0]
-    outputs[:, (best + 1) % 12] = (
-        outputs[:, best] - 1e-4
-    )  # as good alone, and nothing next to the best
+    outputs[:, (best + 1) % 12] = outputs[:, best] - 1e-4
     assert set(taken(outputs, "bald", 2)) == {best, (best + 1) % 12}
     batch = taken(outputs, "batchbald", 2)
     assert len(set(batch) & {best, (best + 1) % 12}) == 1
 
 
 def test_bald_of_a_single_draw_is_0_and_takes_rows_at_random():
-    one, other = (log_probs(np.random.default_rng(seed), 1, 60) for seed in (4, 5))
-    assert taken(one, "bald", 5) == taken(other, "bald", 5) != [0, 1, 2, 3, 4]
-    assert taken(one, "entropy", 5) != taken(other, "entropy", 5)
+    item, other = (log_probs(np.random.default_rng(seed), 1, 60) for seed in (4, 5))
+    assert taken(item, "bald", 5) == taken(other, "bald", 5) != [0, 1, 2, 3, 4]
+    assert taken(item, "entropy", 5) != taken(other, "entropy", 5)
 
 
 def test_a_regression_takes_the_rows_whose_means_vary_most():

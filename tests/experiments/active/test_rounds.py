@@ -30,15 +30,15 @@ def test_of_a_regression_less_is_better():
 
 
 def test_the_interval_is_students_of_the_differences():
-    found = measure_saved(reached(100, 120, 90), reached(150, 160, 170))
+    actual = measure_saved(reached(100, 120, 90), reached(150, 160, 170))
     differences = [50, 40, 80]
     low, high = stats.t.interval(0.95, 2, np.mean(differences), stats.sem(differences))
-    assert (found.mean.value, found.mean.bound, found.seeds) == (
+    assert (actual.mean.value, actual.mean.bound, actual.seeds) == (
         pytest.approx(np.mean(differences)),
         "",
         3,
     )
-    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert (actual.low, actual.high) == (pytest.approx(low), pytest.approx(high))
 
 
 def test_an_interval_of_many_seeds_covers_the_true_difference_as_often_as_it_says():
@@ -46,8 +46,8 @@ def test_an_interval_of_many_seeds_covers_the_true_difference_as_often_as_it_say
     hits = 0
     for _ in range(400):
         mine, its = rng.normal(1000, 150, size=5), rng.normal(1300, 250, size=5)
-        found = measure_saved(reached(*mine), reached(*its))
-        hits += found.low <= 300 <= found.high
+        actual = measure_saved(reached(*mine), reached(*its))
+        hits += actual.low <= 300 <= actual.high
     assert stats.binomtest(hits, 400, 0.95).pvalue > 1e-3
 
 
@@ -55,7 +55,7 @@ def test_a_seed_below_the_target_makes_bounds_of_means_and_is_never_left_out():
     below = [*reached(100, 120), Needed(200, False)]
     there = reached(150, 160, 170)
     assert (mean_needed(below).value, mean_needed(below).bound) == (140.0, "at least")
-    assert mean_needed([one for one in below if not one.is_reached]).bound == "more than"
+    assert mean_needed([item for item in below if not item.is_reached]).bound == "more than"
     mine, its = measure_saved(there, below), measure_saved(below, there)
     assert (mine.mean.value, mine.mean.bound, mine.high) == (-20.0, "at least", None)
     assert (its.mean.value, its.mean.bound, its.low) == (20.0, "at most", None)
@@ -65,5 +65,5 @@ def test_a_seed_below_the_target_makes_bounds_of_means_and_is_never_left_out():
 
 
 def test_of_a_single_seed_there_is_no_interval():
-    found = measure_saved(reached(100), reached(150))
-    assert (found.mean.value, found.low, found.high) == (50.0, None, None)
+    actual = measure_saved(reached(100), reached(150))
+    assert (actual.mean.value, actual.low, actual.high) == (50.0, None, None)

@@ -68,25 +68,25 @@ def uninterrupted(tmp_path_factory):
 
 
 def test_each_round_labels_a_batch_of_new_rows_and_arms_of_a_seed_begin_alike(uninterrupted):
-    found = rounds_of(uninterrupted)
-    assert set(found) == {
+    actual = rounds_of(uninterrupted)
+    assert set(actual) == {
         f"{a}-{s}-{seed}.jsonl"
         for a in ("bald", "random")
         for s in ("warm", "cold")
         for seed in (0, 1)
     }
-    for rounds in found.values():
-        assert [one["labels"] for one in rounds] == [20, 30, 40]
-        rows = [row for one in rounds for row in one["rows"]]
+    for rounds in actual.values():
+        assert [item["labels"] for item in rounds] == [20, 30, 40]
+        rows = [row for item in rounds for row in item["rows"]]
         assert len(set(rows)) == len(rows) == 40
-        assert all(0 <= one["metric"] <= 1 for one in rounds)
-    first = {name: rounds[0] for name, rounds in found.items()}
+        assert all(0 <= item["metric"] <= 1 for item in rounds)
+    first = {name: rounds[0] for name, rounds in actual.items()}
     assert first["bald-warm-0.jsonl"] == first["random-cold-0.jsonl"]
     assert first["bald-warm-0.jsonl"] != first["bald-warm-1.jsonl"]
     y = load(load_recipe(uninterrupted / "small.toml"), uninterrupted).train.y
     assert np.bincount(y[first["bald-warm-0.jsonl"]["rows"]]).tolist() == [2] * 10
-    assert found["bald-warm-0.jsonl"][1]["rows"] != found["random-warm-0.jsonl"][1]["rows"]
-    assert found["bald-warm-0.jsonl"][1]["metric"] != found["bald-cold-0.jsonl"][1]["metric"]
+    assert actual["bald-warm-0.jsonl"][1]["rows"] != actual["random-warm-0.jsonl"][1]["rows"]
+    assert actual["bald-warm-0.jsonl"][1]["metric"] != actual["bald-cold-0.jsonl"][1]["metric"]
 
 
 def test_the_report_is_of_all_arms_and_compares_with_random_choice_of_the_same_start(uninterrupted):
@@ -230,8 +230,8 @@ def test_a_warm_start_goes_on_from_the_optimiser_too(tmp_path):
     learner.begin(0)
     learner.fit(np.arange(30), 0, 2)
     again.restore(learner.tensors(), 0)
-    for one in (learner, again):
-        one.fit(np.arange(40), 1, 2)
+    for item in (learner, again):
+        item.fit(np.arange(40), 1, 2)
     assert learner.measure(3, 1) == again.measure(3, 1)
 
 

@@ -138,11 +138,11 @@ def test_labels_of_annotations():
 
 @pytest.fixture
 def studio():
-    asked = []
+    request = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append((self.path, self.headers.get("Authorization")))
+            request.append((self.path, self.headers.get("Authorization")))
             if self.path == "/data/elsewhere":
                 self.send_response(302)
                 self.send_header("Location", "/data/a.png")
@@ -155,8 +155,8 @@ def studio():
 
         def do_POST(self):
             content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.path, content))
-            refreshed = sum(path == "/api/token/refresh" for path, _ in asked)
+            request.append((self.path, content))
+            refreshed = sum(path == "/api/token/refresh" for path, _ in request)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps({"access": f"access {refreshed}"}).encode())
@@ -167,19 +167,19 @@ def studio():
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
+    yield f"http://127.0.0.1:{server.server_port}", request
     server.shutdown()
     thread.join()
     server.server_close()
 
 
 def test_images_are_fetched_of_the_one_origin_alone(studio):
-    url, asked = studio
+    url, request = studio
     client = LabelStudio(url, "a token")
     assert client.fetch("/data/a.png") == client.fetch(f"{url}/data/a.png") == b"a picture"
     assert image_bytes("/data/a.png", "f", client.fetch) == b"a picture"
-    assert {auth for _, auth in asked} == {"Token a token"}
-    before = len(asked)
+    assert {auth for _, auth in request} == {"Token a token"}
+    before = len(request)
     for other in (
         "http://169.254.169.254/latest/meta-data",
         "http://127.0.0.1:1/data/a.png",
@@ -199,24 +199,24 @@ def test_images_are_fetched_of_the_one_origin_alone(studio):
             InvalidInput, match=r"^tasks: expected images as data URIs, or files below DUBITO"
         ):
             client.fetch(other)
-    assert len(asked) == before
+    assert len(request) == before
     with pytest.raises(InvalidInput, match="images that Label Studio can serve"):
         client.fetch("/data/elsewhere")
-    assert asked[before:] == [("/data/elsewhere", "Token a token")]  # and not where that leads
+    assert request[before:] == [("/data/elsewhere", "Token a token")]
 
 
 def test_a_personal_access_token_is_exchanged_and_again_when_that_has_expired(studio):
-    url, asked = studio
+    url, request = studio
     client = LabelStudio(url, "a.personal.token")
     assert client.json("GET", "api/x") == {}
-    assert [path for path, _ in asked] == [
+    assert [path for path, _ in request] == [
         "/api/token/refresh",
         "/api/x",
         "/api/token/refresh",
         "/api/x",
     ]
-    assert asked[0][1] == {"refresh": "a.personal.token"}
-    assert asked[-1][1] == "Bearer access 2"
+    assert request[0][1] == {"refresh": "a.personal.token"}
+    assert request[-1][1] == "Bearer access 2"
     with pytest.raises(LabelStudioError, match="invalid JSON"):
         client.json("GET", "data/a.png")
     for wrong in ("ftp://a", "no url", "http://a?b=c"):

@@ -71,8 +71,8 @@ def test_the_limit_is_of_what_is_inflated(body, places, coding, spare):
 @few
 @given(places=places, end=st.integers(1, 11), coding=st.sampled_from(sorted(ENCODERS)))
 def test_a_body_that_ends_early_or_late_is_refused(places, end, coding):
-    whole = ENCODERS[coding](b"a body" * 9)
-    for other in (whole[:-end], whole + b"x" * end):
+    full = ENCODERS[coding](b"a body" * 9)
+    for other in (full[:-end], full + b"x" * end):
         with pytest.raises(InvalidInput, match=f"^body: expected a body compressed with {coding}"):
             read(cut(other, places), coding, 1 << 20)
 

@@ -81,8 +81,8 @@ def test_json_is_read_flat_and_nested(data, datatype, shape, nested):
             elements=arrays.from_dtype(np.dtype(NUMPY[datatype]), **finite),
         )
     )
-    given = json.loads(json.dumps((array if nested else array.ravel()).tolist()))
-    read = parse_array(given, datatype, shape, "inputs.0")
+    options = json.loads(json.dumps((array if nested else array.ravel()).tolist()))
+    read = parse_array(options, datatype, shape, "inputs.0")
     assert read.dtype == array.dtype
     np.testing.assert_array_equal(read, array)
 
@@ -96,16 +96,16 @@ def test_elements_of_bytes_are_read_one_by_one(values):
 @given(content=st.binary(max_size=60), count=st.integers(1, 8))
 def test_bytes_that_are_not_so_many_elements_are_refused(content, count):
     def split():
-        rest, found = content, []
+        rest, actual = content, []
         for _ in range(count):
             if len(rest) < 4:
                 return None
             (length,) = struct.unpack("<I", rest[:4])
             if len(rest) < 4 + length:
                 return None
-            found.append(rest[4 : 4 + length])
+            actual.append(rest[4 : 4 + length])
             rest = rest[4 + length :]
-        return None if rest else found
+        return None if rest else actual
 
     expected = split()
     if expected is None:
@@ -118,8 +118,8 @@ def test_bytes_that_are_not_so_many_elements_are_refused(content, count):
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=8))
 def test_strings_are_written_as_elements(texts):
     array = np.array(texts)
-    kept = array.tolist()  # numpy drops zeros at a string's end
-    assert elements(encode_array(array), len(texts)) == [text.encode() for text in kept]
+    retained = array.tolist()  # numpy drops zeros at a string's end
+    assert elements(encode_array(array), len(texts)) == [text.encode() for text in retained]
     assert get_datatype(array) == BYTES
 
 

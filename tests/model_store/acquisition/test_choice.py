@@ -49,8 +49,8 @@ def test_the_rows_of_the_largest_scores_come_first_and_ties_by_the_hash_of_their
 @pytest.mark.parametrize("scores", [SCORES, None], ids=["scores", "random"])
 def test_a_pool_in_another_order_has_the_same_ranking(scores):
     order = np.random.default_rng(1).permutation(40)
-    moved = ranking(None if scores is None else scores[order], [IDS[i] for i in order], 5, 9)
-    assert [row["id"] for row in moved] == [row["id"] for row in ranking(scores, IDS, 5, 9)]
+    updated = ranking(None if scores is None else scores[order], [IDS[i] for i in order], 5, 9)
+    assert [row["id"] for row in updated] == [row["id"] for row in ranking(scores, IDS, 5, 9)]
 
 
 def test_without_scores_rows_are_in_the_order_of_numbers_that_seed_and_id_decide():
@@ -110,13 +110,13 @@ def best_of(probs, most, part):
 @pytest.mark.parametrize("most", [60, 20])
 def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
     probs = said(0)
-    whole = BatchBald.from_samples(probs)
+    full = BatchBald.from_samples(probs)
     for part in (1, 7, 25, 60):
         best = best_of(probs, most, part)
-        assert set(best.rows) == set(np.argsort(-whole.gain)[:most])
-        assert best.candidates.gain.tolist() == whole.gain[best.rows].tolist()
-        assert best.candidates.noise.tolist() == whole.noise[best.rows].tolist()
-        assert best.candidates.outputs.tolist() == whole.outputs[best.rows].tolist()
+        assert set(best.rows) == set(np.argsort(-full.gain)[:most])
+        assert best.candidates.gain.tolist() == full.gain[best.rows].tolist()
+        assert best.candidates.noise.tolist() == full.noise[best.rows].tolist()
+        assert best.candidates.outputs.tolist() == full.outputs[best.rows].tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -143,14 +143,14 @@ def raced(draws, k, stages, probability):
     while True:
         looked += len(lap.rows) * lap.num_draws
         assert (np.diff(lap.rows) > 0).all()
-        said = draws[: lap.num_draws, lap.rows]
+        message = draws[: lap.num_draws, lap.rows]
         errors = (
             None
             if lap.num_draws == len(draws)
-            else said.std(axis=0, ddof=1) / np.sqrt(lap.num_draws)
+            else message.std(axis=0, ddof=1) / np.sqrt(lap.num_draws)
         )
         try:
-            lap = laps.send((said.mean(axis=0), errors))
+            lap = laps.send((message.mean(axis=0), errors))
         except StopIteration as ended:
             return ended.value, looked
 
@@ -163,9 +163,9 @@ def test_a_race_finds_the_best_of_all_draws_and_looks_at_few_of_the_others():
         draws = rng.gamma(0.3, 1.0, 500) + rng.normal(size=(100, 500)) * rng.uniform(0.1, 1.0, 500)
         (scores, finalists), looked = raced(draws, 5, (10, 25), 0.2)
         full = draws.mean(axis=0)
-        known = scores > DROPPED_SCORE
-        assert np.allclose(scores[known], full[known])
-        assert finalists == known.sum()
+        reference = scores > DROPPED_SCORE
+        assert np.allclose(scores[reference], full[reference])
+        assert finalists == reference.sum()
         wrong += set(np.argsort(-full)[:5]) != set(np.argsort(-scores)[:5])
         share.append(looked / draws.size)
     assert wrong <= 40 + 3 * 6  # three standard deviations of a count of .2
@@ -177,9 +177,9 @@ def test_a_row_stays_in_a_race_as_long_as_its_bound_is_not_below_k_scores_of_all
     laps = race(8, 1, (10,), 100, 0.01)
     lap = next(laps)
     assert (lap.rows.tolist(), lap.num_draws) == (list(range(8)), 10)
-    found = np.array([1.0, 0.9, 0.8, 0.7, 0.1, 0.5, 0.55, 0.6])
+    actual = np.array([1.0, 0.9, 0.8, 0.7, 0.1, 0.5, 0.55, 0.6])
     errors = np.full(8, 0.1)  # 4.15 * sqrt(.9) * .1 = .393
-    lap = laps.send((found, errors))
+    lap = laps.send((actual, errors))
     assert (lap.rows.tolist(), lap.num_draws) == ([0, 1, 2], 100)  # the best so far
     lap = laps.send((np.array([0.91, 0.94, 0.5]), None))
     assert (lap.rows.tolist(), lap.num_draws) == (
@@ -196,9 +196,9 @@ def test_a_row_stays_in_a_race_as_long_as_its_bound_is_not_below_k_scores_of_all
 def test_a_row_whose_few_draws_agree_is_as_uncertain_as_rows_like_it():
     laps = race(60, 1, (10,), 100, 0.05)
     next(laps)
-    found, errors = np.linspace(0.0, 1.0, 60), np.full(60, 0.1)
+    actual, errors = np.linspace(0.0, 1.0, 60), np.full(60, 0.1)
     errors[50] = 0.0
-    first = laps.send((found, errors))
+    first = laps.send((actual, errors))
     assert 50 not in first.rows
     second = laps.send((np.array([0.9, 0.95, 1.0]), None))
     assert 50 in second.rows
@@ -208,15 +208,15 @@ def test_a_row_whose_few_draws_agree_is_as_uncertain_as_rows_like_it():
 def test_a_race_that_would_leave_many_rows_learns_its_bounds_from_a_sample():
     laps = race(400, 1, (10,), 100, 0.5)
     next(laps)
-    found = np.linspace(0.0, 1.0, 400)
-    best = laps.send((found, np.full(400, 0.2)))
+    actual = np.linspace(0.0, 1.0, 400)
+    best = laps.send((actual, np.full(400, 0.2)))
     assert best.rows.tolist() == [397, 398, 399]
-    sample = laps.send((found[best.rows], None))
+    sample = laps.send((actual[best.rows], None))
     assert (sample.rows.tolist(), sample.num_draws) == (list(range(9, 399, 10)), 100)
-    full = found[sample.rows]
+    full = actual[sample.rows]
     full[sample.rows == 279] += 0.35
     rest = laps.send((full, None))
-    stay = np.flatnonzero(found + 0.35 >= full.max())
+    stay = np.flatnonzero(actual + 0.35 >= full.max())
     assert rest.rows.tolist() == np.setdiff1d(stay, [*best.rows, *sample.rows]).tolist()
 
 
@@ -271,7 +271,7 @@ def test_bounds_that_are_learned_hold_where_errors_are_far_from_normal():
     for _ in range(100):
         draws = coarse_pool(rng, 4000)
         (scores, finalists), looked = raced(draws, 2, (10, 25), 0.2)
-        assert finalists >= 400  # those of a sample
+        assert finalists >= 400
         full = draws.mean(axis=0)
         assert np.allclose(scores[scores > DROPPED_SCORE], full[scores > DROPPED_SCORE])
         wrong += set(np.argsort(-full)[:2]) != set(np.argsort(-scores)[:2])

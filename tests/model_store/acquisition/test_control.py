@@ -11,19 +11,19 @@ def names(places):
 
 
 def test_nothing_is_set_aside_unless_asked_for():
-    chosen = select(IDS, {"row 3"}, 0.0, 10, 1)
-    assert names(chosen.ranked) == {*IDS} - {"row 3"}
-    assert len(chosen.control) == 0 and chosen.excluded == 1
+    selected = select(IDS, {"row 3"}, 0.0, 10, 1)
+    assert names(selected.ranked) == {*IDS} - {"row 3"}
+    assert len(selected.control) == 0 and selected.excluded == 1
 
 
 @pytest.mark.parametrize(("share", "k"), [(0.1, 100), (0.5, 7), (1.0, 5), (0.25, 1)])
 def test_the_share_of_k_is_right_on_average_and_ranked_rows_are_never_set_aside(share, k):
     counts, ever, ranked = [], set(), set()
     for seed in range(200):
-        chosen = select(IDS, set(), share, k, seed)
-        counts.append(len(chosen.control))
-        ever |= names(chosen.control)
-        ranked |= names(chosen.ranked)
+        selected = select(IDS, set(), share, k, seed)
+        counts.append(len(selected.control))
+        ever |= names(selected.control)
+        ranked |= names(selected.ranked)
     assert {*counts} <= {int(share * k), int(share * k) + 1}
     assert np.mean(counts) == pytest.approx(share * k, abs=4 * 0.5 / np.sqrt(200))
     assert ever and not ever & ranked
@@ -31,13 +31,13 @@ def test_the_share_of_k_is_right_on_average_and_ranked_rows_are_never_set_aside(
 
 def test_acquiring_again_and_again_sets_a_uniform_sample_aside():
     labelled = set()
-    value = np.arange(2000) / 2000  # what a score might go by: the largest are always chosen
+    value = np.arange(2000) / 2000
     control = []
     for seed in range(12):
-        chosen = select(IDS, labelled, 0.2, 50, seed)
-        control += chosen.control.tolist()
-        best = chosen.ranked[np.argsort(-value[chosen.ranked])][: 50 - len(chosen.control)]
-        labelled |= names(best) | names(chosen.control)
+        selected = select(IDS, labelled, 0.2, 50, seed)
+        control += selected.control.tolist()
+        best = selected.ranked[np.argsort(-value[selected.ranked])][: 50 - len(selected.control)]
+        labelled |= names(best) | names(selected.control)
     assert len(control) == len({*control}) == 120
     assert np.mean(value[control]) == pytest.approx(0.5, abs=4 * np.sqrt(1 / 12 / 120))
     stratum = 2000 - len(select(IDS, set(), 0.2, 50, 0).ranked)
@@ -45,8 +45,8 @@ def test_acquiring_again_and_again_sets_a_uniform_sample_aside():
 
 
 def test_a_pool_that_is_asked_for_whole_comes_whole_in_whatever_order():
-    chosen = select(IDS, set(), 0.3, len(IDS), 1)
-    assert sorted([*chosen.ranked, *chosen.control]) == list(range(len(IDS)))
+    selected = select(IDS, set(), 0.3, len(IDS), 1)
+    assert sorted([*selected.ranked, *selected.control]) == list(range(len(IDS)))
     order = np.random.default_rng(0).permutation(len(IDS))
     other = select([IDS[i] for i in order], set(), 0.3, 40, 1)
     assert {IDS[order[i]] for i in other.control.tolist()} == names(

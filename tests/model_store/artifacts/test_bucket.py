@@ -192,7 +192,7 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
     for reader in (
         store,
         server.store(tmp_path / "cache"),
-    ):  # the same process, and one that starts now
+    ):
         with pytest.raises(
             StoreUnreachable, match="cannot list in s3://bucket/prefix: it cannot be reached"
         ):
@@ -201,7 +201,7 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
         assert reader.resolve("m") == "2"
         with pytest.raises(StoreError):
             reader.open("m", "1")
-    assert reader.versions("m") == ["2"]  # what there is no copy of is not there
+    assert reader.versions("m") == ["2"]
     other = server.store(tmp_path / "empty")
     with pytest.raises(StoreUnreachable):
         other.storage.refresh()
@@ -281,12 +281,12 @@ def test_a_damaged_copy_is_fetched_again(server, store, tmp_path, damage, is_kno
 
 def test_another_version_of_the_same_number_is_no_copy(server, store, tmp_path):
     store.publish("m", DESCRIPTION, CONTENT)
-    held = store.open("m", "1")
+    stored = store.open("m", "1")
     store.delete("m", force=True)
     server.memory.delete("m/aliases/.last-deleted")
     server.store(tmp_path / "other").publish("m", DESCRIPTION, CONTENT | {"network.onnx": b"other"})
     assert store.open("m", "1").files["network.onnx"] == b"other"
-    assert held.files == CONTENT
+    assert stored.files == CONTENT
 
 
 def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
@@ -302,7 +302,7 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
     def there():
         return sorted(entry.name for entry in copies.iterdir() if entry.name.isdigit())
 
-    held = store.open("m", "1")
+    stored = store.open("m", "1")
     for number, version in enumerate(["2", "3", "4", "5"]):
         folder = store.open("m", version).folder
         os.utime(folder, (number, number))
@@ -311,8 +311,8 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
             <= store.storage.cache.max_bytes
         )
         assert "1" in there() and version in there()
-    assert "2" in there()  # which an alias names, though it was used longest ago
-    del held
+    assert "2" in there()
+    del stored
     store.open("m", "6")
     assert "6" in there() and len(there()) == 3
     with pytest.raises(StoreError, match="DUBITO_CACHE_BYTES: expected room for"):
@@ -431,8 +431,8 @@ def test_reports_without_the_bucket_are_not_there(server, store):
     store.storage.refresh()
     assert evaluation_report(store, "m", "1").report["seed"] == 1
     server.is_reachable = False
-    found = evaluation_report(store, "m", "1")  # as it was remembered
+    actual = evaluation_report(store, "m", "1")
     with pytest.raises(StoreUnreachable):
-        found.read("roc.png")
+        actual.read("roc.png")
     with pytest.raises(NotFound):
-        found.read("other")
+        actual.read("other")

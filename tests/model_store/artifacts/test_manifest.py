@@ -122,9 +122,9 @@ UNSAID = {
 
 def test_what_a_manifest_does_not_say_means_what_it_meant_before_it_could_be_said():
     records = [
-        one
-        for one in vars(manifest).values()
-        if isinstance(one, type) and issubclass(one, manifest.Record)
+        item
+        for item in vars(manifest).values()
+        if isinstance(item, type) and issubclass(item, manifest.Record)
     ]
     optional = {
         f"{record.__name__}.{name}": field.default
@@ -132,5 +132,5 @@ def test_what_a_manifest_does_not_say_means_what_it_meant_before_it_could_be_sai
         for name, field in record.model_fields.items()
         if name != "kind" and not field.is_required() and record is not manifest.Manifest
     }
-    said = {name: value for name, value in optional.items() if value not in (None, (), {})}
-    assert said == UNSAID
+    message = {name: value for name, value in optional.items() if value not in (None, (), {})}
+    assert message == UNSAID

@@ -18,15 +18,15 @@ def test_a_killed_writer_leaves_the_old_report(published):
 
 def test_only_files_of_the_report_are_read(published):
     publish_report(published, "m", "1", {}, {"a.png": b"1"})
-    found = evaluation_report(published, "m", "1")
-    (found.folder / "secret").write_bytes(b"secret")
+    actual = evaluation_report(published, "m", "1")
+    (actual.folder / "secret").write_bytes(b"secret")
     for file in ("secret", "../../../1/manifest.json", "/etc/passwd", "", ".", "a.png/"):
         with pytest.raises(NotFound):
-            found.read(file)
-    (found.folder / "a.png").unlink()
-    (found.folder / "a.png").symlink_to(found.folder / "secret")
+            actual.read(file)
+    (actual.folder / "a.png").unlink()
+    (actual.folder / "a.png").symlink_to(actual.folder / "secret")
     with pytest.raises(NotFound):
-        found.read("a.png")
+        actual.read("a.png")
 
 
 def test_invalid_names_and_versions_are_refused_and_nothing_is_written(published):
@@ -44,9 +44,9 @@ def test_invalid_names_and_versions_are_refused_and_nothing_is_written(published
     "content", [b"{", b"[]", b'{"files": ["../a"]}', b'{"files": 3}', b"\xff", None]
 )
 def test_a_damaged_report_is_named(published, content):
-    found = publish_report(published, "m", "1", {}, {})
-    (found.folder / REPORT).unlink()
+    actual = publish_report(published, "m", "1", {}, {})
+    (actual.folder / REPORT).unlink()
     if content is not None:
-        (found.folder / REPORT).write_bytes(content)
+        (actual.folder / REPORT).write_bytes(content)
     with pytest.raises(BrokenArtifact, match=r"m version 1: report\.json"):
         evaluation_report(published, "m", "1")

@@ -69,18 +69,18 @@ def test_the_signature_is_that_of_the_format(trusting, key):
 
 def test_every_changed_byte_of_a_signature_is_found(trusting):
     path = signature_of(trusting, "m", "1")
-    whole = path.read_bytes()
-    assert len(whole) == 64
+    full = path.read_bytes()
+    assert len(full) == 64
     for position in range(64):
         for bit in (1, 128):
-            changed = bytearray(whole)
+            changed = bytearray(full)
             changed[position] ^= bit
             path.write_bytes(changed)
             assert_refused(trusting, "m", "1", NOT_OURS)
     for length in range(64):
-        path.write_bytes(whole[:length])
+        path.write_bytes(full[:length])
         assert_refused(trusting, "m", "1", NOT_OURS)
-    path.write_bytes(whole + b"\0")
+    path.write_bytes(full + b"\0")
     assert_refused(trusting, "m", "1", NOT_OURS)
 
 
@@ -191,7 +191,7 @@ def test_a_pair_of_keys_is_written_once_and_read_back(tmp_path, store):
     private, public = tmp_path / "signing.pem", tmp_path / "signing.pem.pub"
     assert write_key_pair(private) == public
     assert (private.stat().st_mode & 0o777, public.stat().st_mode & 0o077) == (0o600, 0o044)
-    written = private.read_bytes(), public.read_bytes()
+    content = private.read_bytes(), public.read_bytes()
     store.publish("m", tiny_description(), tiny_files())
     store.sign("m", "1", read_private_key(private, "key"))
     assert (
@@ -199,7 +199,7 @@ def test_a_pair_of_keys_is_written_once_and_read_back(tmp_path, store):
     )
     with pytest.raises(InvalidInput, match="a file that can be made, got File exists"):
         write_key_pair(private)
-    assert (private.read_bytes(), public.read_bytes()) == written
+    assert (private.read_bytes(), public.read_bytes()) == content
 
 
 def pem_files(folder):
@@ -239,9 +239,9 @@ def test_the_commands_make_a_key_sign_and_verify(store, tmp_path):
     key, public = tmp_path / "key", tmp_path / "key.pub"
     assert run_store(store, "keygen", key).stdout == f"private key: {key}, public key: {public}\n"
     assert run_store(store, "sign", "m", "--key", key).stdout == "signed: m version 2\n"
-    done = run_store(store, "verify", "--key", public)
-    assert done.returncode == 1
-    assert done.stdout.splitlines() == [
+    completed = run_store(store, "verify", "--key", public)
+    assert completed.returncode == 1
+    assert completed.stdout.splitlines() == [
         f"error: model m version 1: {UNSIGNED}",
         "m version 2: whole, signed",
     ]

@@ -131,7 +131,7 @@ def test_an_operation_that_fails_at_any_change_leaves_the_state_before_or_after(
     if operation == "keep":  # versions are deleted one by one
         rest = {number: files for number, files in before["m"][0].items() if number != "1"}
         legal.append({"m": (rest, before["m"][1])})
-    if operation == "delete":  # aliases move away from the version before it goes
+    if operation == "delete":
         legal.append({"m": (before["m"][0], after["m"][1])})
     outcomes = []
     for position in range(1, MAX_CHANGES):
@@ -208,9 +208,9 @@ class AnyOperations(RuleBasedStateMachine):
                 self.store.set_alias("m", alias, "1")
             return
         target = data.draw(st.sampled_from([*self.versions, *self.aliases]))
-        moved = {**self.aliases, alias: self.aliases.get(target, target)}
+        updated = {**self.aliases, alias: self.aliases.get(target, target)}
         self.change(
-            lambda: self.store.set_alias("m", alias, target), stop, loss, (self.versions, moved)
+            lambda: self.store.set_alias("m", alias, target), stop, loss, (self.versions, updated)
         )
 
     @rule(newest=st.integers(1, 3), stop=stops, loss=losses)

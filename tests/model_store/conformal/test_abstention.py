@@ -76,14 +76,14 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
             values[: RANKING - FLAGGED] for values in (abstention.uncertainty, abstention.is_wrong)
         )
         order = np.argsort(uncertainty)
-        found = is_wrong[order].cumsum() / np.arange(1, len(order) + 1)
-        limit = uncertainty[order][np.flatnonzero(found <= risk)[-1]]
+        actual = is_wrong[order].cumsum() / np.arange(1, len(order) + 1)
+        limit = uncertainty[order][np.flatnonzero(actual <= risk)[-1]]
         naively_broken += (
             of_answered(rows, limit, abstention.statistic[RANKING - FLAGGED])[1] > risk
         )
-    most = stats.binom(CALIBRATIONS, 1 - CONFIDENCE).ppf(1 - 1e-6)
-    assert broken <= most
-    assert naively_broken > most
+    largest = stats.binom(CALIBRATIONS, 1 - CONFIDENCE).ppf(1 - 1e-6)
+    assert broken <= largest
+    assert naively_broken > largest
     assert np.mean(answered) > 0.1
 
 
@@ -96,8 +96,8 @@ def test_a_larger_risk_answers_no_fewer_rows(seed, risks):
         generator.uniform(size=60) < 0.1,
         np.arange(60),
     )
-    found = [abstention.threshold(3, risk) for risk in sorted(risks)]
-    assert found == sorted(found)
+    actual = [abstention.threshold(3, risk) for risk in sorted(risks)]
+    assert actual == sorted(actual)
 
 
 @pytest.mark.parametrize("flagged", [0, FLAGGED, RANKING - 20])

@@ -115,17 +115,17 @@ def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
             {n: s[None] for n, s in by_name.items()}, np.zeros((1, rows), dtype=int)
         )
 
-    found: dict[str, list[float]] = {"noise": [], "ordinary": []}
+    actual: dict[str, list[float]] = {"noise": [], "ordinary": []}
     for _ in range(SPLITS // 2):
         parts = as_scores(drawn(reference)), as_scores(drawn(ranking))
         calibration = Calibration.fit([1], *parts, np.full((1, ranking), 0.5), names, 1)
         for kind, shift in (("noise", 6.0), ("ordinary", 0.0)):
             p_value = calibration.p_values(drawn(100, shift), np.zeros(100, dtype=int), 1).p_value
-            found[kind].append(float(np.mean(p_value <= 0.05)))
-    assert np.mean(found["noise"]) > 0.97
+            actual[kind].append(float(np.mean(p_value <= 0.05)))
+    assert np.mean(actual["noise"]) > 0.97
     k = math.floor(0.05 * (ranking + 1))
     law = stats.betabinom(100, k, ranking + 1 - k)
-    assert abs(np.mean(found["ordinary"]) - k / (ranking + 1)) < 5.5 * law.std() / 100 / math.sqrt(
+    assert abs(np.mean(actual["ordinary"]) - k / (ranking + 1)) < 5.5 * law.std() / 100 / math.sqrt(
         SPLITS // 2
     )
 
@@ -135,8 +135,8 @@ def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
 
 def test_the_largest_calibrated_number_of_draws_is_used():
     calibration = fitted(np.random.default_rng(0), counts=(1, 2, 5, 100))
-    asked = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 99: 5, 100: 100, 1000: 100}
-    assert {number: calibration.calibrated_draws(number) for number in asked} == asked
+    request = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 99: 5, 100: 100, 1000: 100}
+    assert {number: calibration.calibrated_draws(number) for number in request} == request
 
 
 def test_each_number_of_draws_has_its_own_calibration():
@@ -156,9 +156,9 @@ def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_th
     density = np.exp(
         generator.normal(size=(1, 400)) + 10.0 * labels
     )  # label 1 has scores e^10 times as large
-    both = DetectorScores({"low": density, "high": density}, labels)
+    pair = DetectorScores({"low": density, "high": density}, labels)
     names = DetectorNames(("low", "high"), density=("low", "high"), two_sided=("low",))
-    calibration = Calibration.fit([1], both, both, np.full((1, 400), 0.5), names, 2)
+    calibration = Calibration.fit([1], pair, pair, np.full((1, 400), 0.5), names, 2)
 
     def p_values(log_score, label):
         score = np.array([math.exp(log_score)])
@@ -219,9 +219,7 @@ def test_as_many_ranking_rows_count_as_flagged_as_p_values_are_at_most_fpr(rows,
     between = np.concatenate(
         [[statistic[0] - 1], (statistic[1:] + statistic[:-1]) / 2, [statistic[-1] + 1]]
     )
-    fires = (
-        conformal_p_value(between, statistic) <= fpr
-    )  # of new rows, one in each gap of the ranking statistics
+    fires = conformal_p_value(between, statistic) <= fpr
     assert calibration.rank_tables(1).count_flagged(fpr) == min(fires.sum(), rows)
 
 
@@ -338,9 +336,9 @@ def scores_of(generator, rows, decimals=None):
 
 def fitted(generator, counts=(1,), reference=60, ranking=50, decimals=None, answers=None):
     def stacked(rows):
-        made = [scores_of(generator, rows, decimals) for _ in counts]
-        by_name = {name: np.stack([scores[name] for scores, _ in made]) for name in DETECTORS}
-        return DetectorScores(by_name, np.stack([labels for _, labels in made]))
+        created = [scores_of(generator, rows, decimals) for _ in counts]
+        by_name = {name: np.stack([scores[name] for scores, _ in created]) for name in DETECTORS}
+        return DetectorScores(by_name, np.stack([labels for _, labels in created]))
 
     nonconformity = generator.uniform(size=(len(counts), ranking))
     return Calibration.fit(

@@ -78,9 +78,7 @@ def test_the_predictive_tail_is_a_p_value_where_scales_are_as_expected(rows):
     rng, unit = np.random.default_rng(rows), 2.0
     rate = rng.gamma(PRIOR_EXCESSES, 1 / (PRIOR_EXCESSES * unit), (4000, 1))
     reference = np.sort(rng.exponential(1.0, (4000, rows)), axis=1) / rate
-    excess = (
-        rng.exponential(1.0, (4000, 1)) / rate
-    )  # beyond the last: exponential scores have no memory
+    excess = rng.exponential(1.0, (4000, 1)) / rate
     nats = np.array([Tail.fit(r, unit)(e)[0] for r, e in zip(reference, excess, strict=True)])
     for t in (0.5, 1.0, 2.0, 4.0):
         share = np.exp(-t)
@@ -102,9 +100,9 @@ def test_scores_are_standardised_within_their_label():
         + np.where(label == 0, 0.5, 2.0) * generator.normal(size=10_000)
     )
     z = Standard.fit(score, label, 2)(score, label)
-    for of in (0, 1):
-        assert abs(z[label == of].mean()) < 0.1
-        assert z[label == of].std() == pytest.approx(1.0, abs=0.1)
+    for parent in (0, 1):
+        assert abs(z[label == parent].mean()) < 0.1
+        assert z[label == parent].std() == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_label_without_rows_has_the_location_and_spread_of_all():

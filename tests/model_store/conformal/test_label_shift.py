@@ -40,8 +40,8 @@ def weighted(generator, rows):
 
 def test_probabilities_under_other_shares_are_those_of_bayes_rule():
     x = np.linspace(-2, 4, 7)
-    found = shift_log_probs(np.log(posterior(x, PRIORS))[None], np.log(SHIFTED / PRIORS))
-    np.testing.assert_allclose(np.exp(found[0]), posterior(x, SHIFTED), rtol=1e-12)
+    actual = shift_log_probs(np.log(posterior(x, PRIORS))[None], np.log(SHIFTED / PRIORS))
+    np.testing.assert_allclose(np.exp(actual[0]), posterior(x, SHIFTED), rtol=1e-12)
     with np.errstate(divide="ignore"):
         never = shift_log_probs(
             np.log(posterior(x, PRIORS))[None], np.log(np.array([0.0, 0.5, 0.5]) / PRIORS)
@@ -55,7 +55,7 @@ def test_with_equal_weights_ranks_and_sets_are_the_plain_ones():
     scores, new = (
         np.round(generator.normal(size=50), 1),
         np.round(generator.normal(size=40), 1),
-    )  # with ties
+    )
     np.testing.assert_allclose(
         weighted_p_value(new, scores, np.ones(50), 1.0), conformal_p_value(new, np.sort(scores))
     )

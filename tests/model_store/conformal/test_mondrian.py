@@ -19,7 +19,7 @@ NAMES = DetectorNames(("a",))
 SPLITS = 150
 ROWS = np.array([79, 59, 99])  # ranking rows of each category
 NEW = 60
-SCALES = np.array([0.3, 1.0, 3.0])  # of the noise in each category
+SCALES = np.array([0.3, 1.0, 3.0])
 CATEGORIES = ("easy", "usual", "hard")
 
 
@@ -37,15 +37,15 @@ def calibration(generator, kind, rows=ROWS, **changed):
         "group": by_group,
         None: None,
     }[kind]
-    given = {"nonconformity": generator.random((1, len(category))), "answers": None} | changed
+    options = {"nonconformity": generator.random((1, len(category))), "answers": None} | changed
     return Calibration.fit(
         [1],
         reference,
         DetectorScores({"a": score}, category[None]),
-        given["nonconformity"],
+        options["nonconformity"],
         NAMES,
         len(rows),
-        given["answers"],
+        options["answers"],
         categories,
     )
 
@@ -78,10 +78,10 @@ def test_the_flag_keeps_its_rate_in_each_category_where_that_of_all_rows_does_no
 
 def test_intervals_hold_the_target_in_each_group_where_those_of_all_rows_do_not():
     generator = np.random.default_rng(1)
-    coverage, held = 0.9, {"group": np.zeros((SPLITS, 3)), None: np.zeros((SPLITS, 3))}
+    coverage, stored = 0.9, {"group": np.zeros((SPLITS, 3)), None: np.zeros((SPLITS, 3))}
     groups, new = np.repeat(np.arange(3), ROWS), np.repeat(np.arange(3), NEW)
     for split in range(SPLITS):
-        for by, counts in held.items():
+        for by, counts in stored.items():
             y = generator.normal(0, SCALES[groups])  # the model predicts 0 -/+ 1 of every row
             wrong_by = target_nonconformity(np.zeros(len(y)), np.ones(len(y)), y)[None]
             tables = calibration(generator, by, nonconformity=wrong_by).rank_tables(1)
@@ -91,9 +91,9 @@ def test_intervals_hold_the_target_in_each_group_where_those_of_all_rows_do_not(
     for c, rows in enumerate(ROWS):
         k = math.ceil(coverage * (rows + 1))
         assert is_beta_binomial(
-            generator, held["group"][:, c].astype(int), stats.betabinom(NEW, k, rows + 1 - k)
+            generator, stored["group"][:, c].astype(int), stats.betabinom(NEW, k, rows + 1 - k)
         )
-    of_all = held[None].mean(axis=0) / NEW
+    of_all = stored[None].mean(axis=0) / NEW
     assert of_all[0] > 0.99
     assert of_all[2] < 0.8
 
@@ -102,7 +102,7 @@ def test_sets_hold_each_class_where_those_of_all_rows_do_not():
     """Classes of which the model gives the right one's logit 5, 3 and 1 more than the others', and
     noise."""
     generator = np.random.default_rng(2)
-    coverage, held = 0.9, {"class": np.zeros((SPLITS, 3)), None: np.zeros((SPLITS, 3))}
+    coverage, stored = 0.9, {"class": np.zeros((SPLITS, 3)), None: np.zeros((SPLITS, 3))}
     true, new = np.repeat(np.arange(3), ROWS), np.repeat(np.arange(3), NEW)
 
     def probabilities(y):
@@ -113,7 +113,7 @@ def test_sets_hold_each_class_where_those_of_all_rows_do_not():
         return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
     for split in range(SPLITS):
-        for by, counts in held.items():
+        for by, counts in stored.items():
             far = class_nonconformity(probabilities(true), true)[None]
             tables = calibration(generator, by, nonconformity=far).rank_tables(1)
             inside = tables.prediction_sets(
@@ -122,24 +122,20 @@ def test_sets_hold_each_class_where_those_of_all_rows_do_not():
             counts[split] = np.bincount(new, inside[np.arange(len(new)), new])
     k = math.ceil(coverage * (ROWS[2] + 1))
     law = stats.betabinom(NEW, k, ROWS[2] + 1 - k)
-    assert is_beta_binomial(generator, held["class"][:, 2].astype(int), law)
-    for c, rows in enumerate(
-        ROWS
-    ):  # of the others most rows are right, and their sets hold more than is asked
-        of_class = held["class"][:, c] / NEW
+    assert is_beta_binomial(generator, stored["class"][:, 2].astype(int), law)
+    for c, rows in enumerate(ROWS):
+        of_class = stored["class"][:, c] / NEW
         assert (
             of_class.mean()
             > math.ceil(coverage * (rows + 1)) / (rows + 1) - 5.5 * law.std() / NEW / SPLITS**0.5
         )
-    assert held[None].mean(axis=0)[2] / NEW < 0.85
+    assert stored[None].mean(axis=0)[2] / NEW < 0.85
 
 
 def test_the_risk_of_answers_is_kept_in_each_group_where_that_of_all_rows_is_not():
     generator = np.random.default_rng(3)
     risk, fpr, rows = 0.2, 0.05, np.array([150, 150, 150])
-    error = np.array(
-        [0.01, 0.05, 0.2]
-    )  # of an answer whose uncertainty is 0; it rises to twice as much at 1
+    error = np.array([0.01, 0.05, 0.2])
     groups = np.repeat(np.arange(3), rows)
     exceeded = {"group": np.zeros(3), None: np.zeros(3)}
     for _ in range(SPLITS):
@@ -174,14 +170,14 @@ def test_a_category_of_few_rows_loses_everything_but_its_guarantee():
 def test_an_unknown_group_is_judged_by_the_most_cautious_of_those_with_enough_rows():
     generator = np.random.default_rng(5)
     rows = np.array([MIN_CAUTIOUS_ROWS, 50, MIN_CAUTIOUS_ROWS - 1])
-    fitted = calibration(generator, "group", rows)
-    tables, new = fitted.rank_tables(1), generator.exponential(2.0, 40)
+    model = calibration(generator, "group", rows)
+    tables, new = model.rank_tables(1), generator.exponential(2.0, 40)
     unknown = np.full(40, UNKNOWN)
-    found = fitted.p_values({"a": new}, np.zeros(40, dtype=int), 1, unknown)
-    each = [fitted.p_values({"a": new}, np.zeros(40, dtype=int), 1, np.full(40, g)) for g in (0, 1)]
-    assert found.p_value.tolist() == np.maximum(each[0].p_value, each[1].p_value).tolist()
-    without = fitted.p_values({"a": new}, np.zeros(40, dtype=int), 1)
-    assert without.p_value.tolist() == found.p_value.tolist()
+    actual = model.p_values({"a": new}, np.zeros(40, dtype=int), 1, unknown)
+    each = [model.p_values({"a": new}, np.zeros(40, dtype=int), 1, np.full(40, g)) for g in (0, 1)]
+    assert actual.p_value.tolist() == np.maximum(each[0].p_value, each[1].p_value).tolist()
+    without = model.p_values({"a": new}, np.zeros(40, dtype=int), 1)
+    assert without.p_value.tolist() == actual.p_value.tolist()
     widest = max(quantile(table.nonconformity, 0.9) for table in tables.by_category[:2])
     ends = tables.intervals(np.zeros(1), np.ones(1), 0.9)
     assert ends.tolist() == [[-widest, widest]]
@@ -204,11 +200,11 @@ def test_rows_of_an_unknown_group_are_not_answered():
 
 @pytest.mark.parametrize("kind", ["class", "group"])
 def test_categories_are_read_back_and_wrong_ones_refused(kind):
-    written = calibration(np.random.default_rng(7), kind)
-    tensors = written.tensors()
+    content = calibration(np.random.default_rng(7), kind)
+    tensors = content.tensors()
     read = Calibration.from_tensors(tensors, NAMES, 3, (kind, CATEGORIES))
     for old, new in zip(
-        written.rank_tables(1).by_category, read.rank_tables(1).by_category, strict=True
+        content.rank_tables(1).by_category, read.rank_tables(1).by_category, strict=True
     ):
         assert old.statistic.tolist() == new.statistic.tolist()
         assert old.nonconformity.tolist() == new.nonconformity.tolist()

@@ -39,10 +39,10 @@ def test_the_mass_above_a_class_by_hand():
 def test_the_mass_above_a_class_is_the_sum_of_the_more_probable_ones(weights):
     probs = np.array(weights, dtype=np.float64) + 1e-3
     probs /= probs.sum(axis=1, keepdims=True)
-    for row, found in zip(probs, mass_above(probs), strict=True):
+    for row, actual in zip(probs, mass_above(probs), strict=True):
         for c, p in enumerate(row):
             above = [q for j, q in enumerate(row) if q > p or (q == p and j < c)]
-            assert found[c] == pytest.approx(sum(above), abs=1e-12)
+            assert actual[c] == pytest.approx(sum(above), abs=1e-12)
 
 
 def test_sets_and_quantiles_by_hand():
@@ -80,8 +80,8 @@ def test_a_confident_rank_is_the_smallest_whose_beta_law_keeps_the_coverage(
     rows, coverage, confidence
 ):
     ranks = np.arange(1, rows + 1)
-    kept = stats.beta.sf(coverage, ranks, rows + 1 - ranks)  # of the coverage of the k-th smallest
-    enough = ranks[kept >= confidence * (1 - 1e-9)]
+    retained = stats.beta.sf(coverage, ranks, rows + 1 - ranks)
+    enough = ranks[retained >= confidence * (1 - 1e-9)]
     expected = max(int(enough[0]), coverage_rank(rows, coverage)) if len(enough) else rows + 1
     assert confident_rank(rows, coverage, confidence) == expected
 
@@ -99,8 +99,8 @@ def test_ranks_of_many_rows_are_as_exact():
         (7_000, 0.5, 0.9),
     ):
         rank = confident_rank(rows, coverage, confidence)
-        kept = stats.beta.sf(coverage, [rank - 1, rank], [rows + 2 - rank, rows + 1 - rank])
-        assert kept[0] < confidence <= kept[1]
+        retained = stats.beta.sf(coverage, [rank - 1, rank], [rows + 2 - rank, rows + 1 - rank])
+        assert retained[0] < confidence <= retained[1]
 
 
 @given(st.integers(1, 500), RATES)
@@ -115,16 +115,18 @@ def test_coverage_is_kept_with_the_confidence_asked_for():
     rows, coverage, choices = 60, 0.8, 4000
     nonconformity = np.sort(generator.exponential(size=(choices, rows)), axis=1)
     for confidence in (0.5, 0.9, 0.99):
-        kept = np.array([-np.expm1(-quantile(one, coverage, confidence)) for one in nonconformity])
-        count = int(np.sum(kept >= coverage))
+        retained = np.array(
+            [-np.expm1(-quantile(item, coverage, confidence)) for item in nonconformity]
+        )
+        count = int(np.sum(retained >= coverage))
         rank = confident_rank(rows, coverage, confidence)
         law = stats.binom(choices, stats.beta.sf(coverage, rank, rows + 1 - rank))
         assert law.mean() >= confidence * choices
         assert law.cdf(count) > 1e-7
         assert law.sf(count - 1) > 1e-7
-        assert kept.mean() >= coverage
-    on_average = np.array([-np.expm1(-quantile(one, coverage)) for one in nonconformity])
-    assert np.mean(on_average >= coverage) < 0.7  # which a choice of rows may well miss
+        assert retained.mean() >= coverage
+    on_average = np.array([-np.expm1(-quantile(item, coverage)) for item in nonconformity])
+    assert np.mean(on_average >= coverage) < 0.7
 
 
 @pytest.mark.parametrize("ranking", [99, 160])

@@ -51,11 +51,11 @@ def test_golden_values_do_not_change(seed):
     seed=st.integers(0, MAX_SEED), first_draw=st.integers(0, 2**70), dimension=st.integers(1, 40)
 )
 def test_every_bit_is_that_of_the_algorithm_in_plain_python(seed, first_draw, dimension):
-    made = standard_normal(seed, first_draw, 3, dimension)
+    created = standard_normal(seed, first_draw, 3, dimension)
     for k in range(3):
         words = plain_words(seed, first_draw + k, dimension)
         expected = np.array([plain_normal(word) for word in words]).astype(np.float32)
-        assert made[k].tobytes() == expected.tobytes()
+        assert created[k].tobytes() == expected.tobytes()
 
 
 def test_the_tails_and_the_middle_are_those_of_the_algorithm_in_plain_python():
@@ -92,24 +92,24 @@ def test_the_first_draws_of_many_are_the_draws_of_few(seed, dimension):
 @settings(max_examples=30)
 @given(first=st.integers(0, 99), count=st.integers(0, 30), dimension=st.integers(1, 30))
 def test_any_chunk_by_itself_is_that_part_of_the_whole(first, count, dimension):
-    whole = standard_normal(11, 0, 130, dimension)
+    full = standard_normal(11, 0, 130, dimension)
     chunk = standard_normal(11, first, count, dimension)
-    assert chunk.tobytes() == whole[first : first + count].tobytes()
+    assert chunk.tobytes() == full[first : first + count].tobytes()
 
 
 @pytest.mark.parametrize(
     "dimension", [noise.CHUNK // 50, noise.CHUNK - 1, noise.CHUNK, noise.CHUNK + 1]
 )
 def test_the_size_of_the_internal_chunk_does_not_show(dimension):
-    whole = standard_normal(5, 3, 60, dimension)
+    full = standard_normal(5, 3, 60, dimension)
     alone = [standard_normal(5, 3 + k, 1, dimension)[0] for k in (0, 1, 49, 50, 51, 59)]
-    assert np.stack(alone).tobytes() == whole[[0, 1, 49, 50, 51, 59]].tobytes()
+    assert np.stack(alone).tobytes() == full[[0, 1, 49, 50, 51, 59]].tobytes()
 
 
 def test_a_draw_larger_than_the_internal_chunk_has_the_same_bits(monkeypatch):
-    whole = standard_normal(5, 3, 4, 99)
+    full = standard_normal(5, 3, 4, 99)
     monkeypatch.setattr(noise, "CHUNK", 16)
-    assert standard_normal(5, 3, 4, 99).tobytes() == whole.tobytes()
+    assert standard_normal(5, 3, 4, 99).tobytes() == full.tobytes()
 
 
 def test_draws_and_seeds_differ():

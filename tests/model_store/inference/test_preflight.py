@@ -13,18 +13,18 @@ from tests.support import tiny
 
 
 def test_a_preflight_makes_no_more_draws_at_once_than_the_service_does(tmp_path, monkeypatch):
-    model, asked, draw = tiny.loaded(tmp_path, paired=False), [], Runtime.draw
+    model, request, draw = tiny.loaded(tmp_path, paired=False), [], Runtime.draw
 
     def recorded(self, seed, first_draw, num_draws):
-        asked.append(range(first_draw, first_draw + num_draws))
+        request.append(range(first_draw, first_draw + num_draws))
         return draw(self, seed, first_draw, num_draws)
 
     monkeypatch.setattr(runtime, "MAX_DRAW_SET_BYTES", tiny.DRAWS * model.runtime.draw_bytes - 1)
     monkeypatch.setattr(runtime, "CHUNK_BYTES", 3 * model.runtime.draw_bytes)
     monkeypatch.setattr(Runtime, "draw", recorded)
     preflight.predict(model)
-    assert max(len(some) for some in asked) == 3
-    assert {k for some in asked for k in some} == set(range(tiny.DRAWS))
+    assert max(len(some) for some in request) == 3
+    assert {k for some in request for k in some} == set(range(tiny.DRAWS))
 
 
 def test_draws_that_cannot_be_made_are_the_version_s_fault(tmp_path, monkeypatch):

@@ -21,12 +21,12 @@ ARRAYS = ("probabilities", "entropy", "expected_entropy", "bald", "mean_std", "v
 def test_rows_are_taken_and_put_together_with_all_that_is_said_of_them():
     log_probs = np.log(np.random.default_rng(5).dirichlet([1.0, 2.0, 3.0], size=(7, 9)))
     for draws in (1, 2, 7):
-        whole = predictive_scores(predictive_sums(log_probs[:draws]))
+        full = predictive_scores(predictive_sums(log_probs[:draws]))
         alone = [predictive_scores(predictive_sums(log_probs[:draws, n : n + 1])) for n in range(9)]
         order = np.array([3, 8, 0])
-        for some, rows in ((take(whole, order), order), (take(whole, slice(2, 5)), [2, 3, 4])):
+        for some, rows in ((take(full, order), order), (take(full, slice(2, 5)), [2, 3, 4])):
             assert_same(some, concatenate([alone[n] for n in rows]))
-        assert_same(concatenate(alone), whole)
+        assert_same(concatenate(alone), full)
         assert_same(concatenate(alone[:1]), alone[0])
 
 

@@ -12,7 +12,7 @@ FEW_DRAWS = {
     "regression": {"mean", "aleatoric_std"},
 }
 NAMES = {"classification": set(SCORE_NAMES), "regression": set(MIXTURE_ERROR_NAMES)}
-BANDS = {5: 0.1, 20: 0.1, 100: 0.1}  # by number of draws: how far a standard error may be off
+BANDS = {5: 0.1, 20: 0.1, 100: 0.1}
 SEEDS = 1000
 CLASSES = (  # parameters of Dirichlet distributions, a row each
     *([5, 1, 0.2, 0.2, 0.1], [10, 3, 1, 1, 1], [2, 1, 0.5, 0.25, 0.1], [4, 3, 0.3, 0.1, 0.1]),
@@ -44,12 +44,12 @@ def test_standard_errors_are_the_jackknife_s(task, num_draws, groups):
         "classification": lambda: generator.dirichlet([3.0, 1.0, 0.3, 0.3], (num_draws, 50)),
         "regression": lambda: generator.normal(size=(num_draws, 50, 2)),
     }[task]()
-    found = scored(task, draws, groups).standard_error
+    actual = scored(task, draws, groups).standard_error
     expected = jackknife(task, draws, groups)
-    assert found.keys() == (
+    assert actual.keys() == (
         NAMES[task] if min(num_draws, groups) >= MIN_SPREAD_GROUPS else FEW_DRAWS[task]
     )
-    for name, error in found.items():
+    for name, error in actual.items():
         np.testing.assert_allclose(error, expected[name], rtol=1e-12, atol=1e-12, err_msg=name)
 
 
@@ -57,17 +57,17 @@ def test_standard_errors_are_the_jackknife_s(task, num_draws, groups):
 def test_corrected_bald_is_the_jackknife_s(num_draws, groups):
     generator = np.random.default_rng([num_draws, groups])
     draws = generator.dirichlet([3.0, 1.0, 0.3, 0.3], (num_draws, 50))
-    found = scored("classification", draws, groups)
+    actual = scored("classification", draws, groups)
     expected = np.zeros(50)
     used = min(groups, num_draws)
     for j in range(used):
         here = np.arange(num_draws) % groups == j
         without = scored("classification", draws[~here], groups).bald
-        expected += found.bald - (1 - here.mean()) * without
-    np.testing.assert_allclose(found.bald_corrected, expected, rtol=1e-9, atol=1e-12)
-    assert (found.bald_corrected >= found.bald).all()
+        expected += actual.bald - (1 - here.mean()) * without
+    np.testing.assert_allclose(actual.bald_corrected, expected, rtol=1e-9, atol=1e-12)
+    assert (actual.bald_corrected >= actual.bald).all()
     if num_draws == 2:
-        np.testing.assert_allclose(found.bald_corrected, 2 * found.bald, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(actual.bald_corrected, 2 * actual.bald, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_draws", [3, 5, 20])
@@ -80,9 +80,9 @@ def test_corrected_bald_is_nearer_the_truth_on_average_than_bald(num_draws):
         p = alpha / alpha.sum()
         expected_entropy = digamma(alpha.sum() + 1) - (p * digamma(alpha + 1)).sum()
         truth = -(p * np.log(p)).sum() - expected_entropy
-        found = scored("classification", generator.dirichlet(alpha, (num_draws, seeds)), 100)
-        plain, corrected = found.bald.mean() / truth - 1, found.bald_corrected.mean() / truth - 1
-        error = found.bald_corrected.std() / truth / np.sqrt(seeds)
+        actual = scored("classification", generator.dirichlet(alpha, (num_draws, seeds)), 100)
+        plain, corrected = actual.bald.mean() / truth - 1, actual.bald_corrected.mean() / truth - 1
+        error = actual.bald_corrected.std() / truth / np.sqrt(seeds)
         assert plain < -0.5 / num_draws
         assert abs(corrected) < abs(plain) / 2 + 4 * error
         if alpha.min() >= 1:
@@ -90,9 +90,9 @@ def test_corrected_bald_is_nearer_the_truth_on_average_than_bald(num_draws):
 
 
 def test_nothing_is_corrected_of_one_draw_or_of_draws_that_agree():
-    one = np.random.default_rng(0).dirichlet(np.ones(4), (1, 20))
-    assert scored("classification", one, 100).bald_corrected is None
-    agreed = scored("classification", np.repeat(one, 6, axis=0), 100)
+    item = np.random.default_rng(0).dirichlet(np.ones(4), (1, 20))
+    assert scored("classification", item, 100).bald_corrected is None
+    agreed = scored("classification", np.repeat(item, 6, axis=0), 100)
     np.testing.assert_allclose(agreed.bald_corrected, 0.0, atol=1e-12)
 
 
@@ -113,12 +113,12 @@ def test_standard_errors_are_the_deviation_among_seeds(task, num_draws):
         ]
     scores = [scored(task, draws) for draws in rows]
     for name in NAMES[task]:
-        errors = np.array([one.standard_error[name] for one in scores])
-        found = np.array([getattr(one, name).std() for one in scores])
-        varies = found > 1e-9  # not so the noise of a regression whose draws agree about it
-        mean = np.median(errors.mean(axis=1)[varies] / found[varies])
+        errors = np.array([item.standard_error[name] for item in scores])
+        actual = np.array([getattr(item, name).std() for item in scores])
+        varies = actual > 1e-9  # not so the noise of a regression whose draws agree about it
+        mean = np.median(errors.mean(axis=1)[varies] / actual[varies])
         root_mean_square = np.median(
-            np.sqrt(np.square(errors).mean(axis=1))[varies] / found[varies]
+            np.sqrt(np.square(errors).mean(axis=1))[varies] / actual[varies]
         )
         band = BANDS[num_draws]
         assert mean < 1.0 + band, name
@@ -134,9 +134,9 @@ def test_groups_of_many_draws_have_the_standard_errors_of_their_draws(task, num_
         if task == "classification"
         else generator.normal(size=(num_draws, 300, 2))
     )
-    few, all_ = scored(task, draws).standard_error, scored(task, draws, num_draws).standard_error
+    small, all_ = scored(task, draws).standard_error, scored(task, draws, num_draws).standard_error
     for name in NAMES[task]:
-        assert np.mean(few[name] ** 2) == pytest.approx(np.mean(all_[name] ** 2), rel=0.05), name
+        assert np.mean(small[name] ** 2) == pytest.approx(np.mean(all_[name] ** 2), rel=0.05), name
 
 
 # Where nothing can be said
@@ -185,14 +185,14 @@ def defined(task, draws):
 def jackknife(task, draws, groups):
     num_draws = len(draws)
     members = [np.arange(j, num_draws, groups) for j in range(min(groups, num_draws))]
-    whole, without = (
+    full, without = (
         defined(task, draws),
         [defined(task, np.delete(draws, part, axis=0)) for part in members],
     )
     h = np.array([num_draws / len(part) for part in members])[:, None]
     errors = {}
-    for name, value in whole.items():
-        left = np.array([one[name] for one in without])
+    for name, value in full.items():
+        left = np.array([item[name] for item in without])
         pseudo = h * value - (h - 1) * left
         estimate = len(members) * value - np.sum((1 - 1 / h) * left, axis=0)
         errors[name] = np.sqrt(np.mean((pseudo - estimate) ** 2 / (h - 1), axis=0))

@@ -9,7 +9,7 @@ from model_store.scores.classification import SCORE_NAMES, predictive_scores, pr
 from model_store.scores.records import concatenate
 from model_store.scores.regression import MIXTURE_SCORE_NAMES, mixture_scores, mixture_sums
 
-CASES = {  # how draws are summed and scored, and what a network gives for each
+CASES = {
     "two classes": (predictive_sums, predictive_scores, 2),
     "ten classes": (predictive_sums, predictive_scores, 10),
     "targets": (mixture_sums, mixture_scores, None),
@@ -26,9 +26,11 @@ def outputs(case, num_draws, rows):
 
 
 def arrays(scores):
-    said = {name: of for name, of in vars(scores).items() if isinstance(of, np.ndarray)}
+    message = {
+        name: parent for name, parent in vars(scores).items() if isinstance(parent, np.ndarray)
+    }
     errors = scores.standard_error or {}
-    return said | {f"error of {name}": error for name, error in errors.items()}
+    return message | {f"error of {name}": error for name, error in errors.items()}
 
 
 def assert_same_bits(some, others):
@@ -46,19 +48,19 @@ def test_no_draws_are_refused(case):
 @every_case
 def test_scores_by_name_are_those_that_detectors_use(case):
     sums, scores, classes = CASES[case]
-    found = scores(sums(outputs(case, 5, 3)))
-    assert tuple(found.by_name()) == (SCORE_NAMES if classes else MIXTURE_SCORE_NAMES)
-    assert all(value is getattr(found, name) for name, value in found.by_name().items())
+    actual = scores(sums(outputs(case, 5, 3)))
+    assert tuple(actual.by_name()) == (SCORE_NAMES if classes else MIXTURE_SCORE_NAMES)
+    assert all(value is getattr(actual, name) for name, value in actual.by_name().items())
 
 
 @every_case
 @pytest.mark.parametrize("num_draws", [1, 2, 3, 9, 64, 100, 101, 350])
 def test_a_row_alone_scores_the_same_bits_as_beside_others(case, num_draws):
     sums, scores, _ = CASES[case]
-    made = outputs(case, num_draws, 40)
-    together = arrays(scores(sums(made)))
+    created = outputs(case, num_draws, 40)
+    together = arrays(scores(sums(created)))
     for ends in (range(41), [0, 2, 5, 40], [0, 8, 24, 40]):
-        parts = [scores(sums(made[:, a:b])) for a, b in itertools.pairwise(ends)]
+        parts = [scores(sums(created[:, a:b])) for a, b in itertools.pairwise(ends)]
         assert_same_bits(arrays(concatenate(parts)), together)
 
 
@@ -74,25 +76,25 @@ def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(
     case, num_draws, cuts, groups, data
 ):
     sums, scores, classes = CASES[case]
-    made = outputs(case, num_draws, 3)
-    whole = sums(made, 0, groups)
+    created = outputs(case, num_draws, 3)
+    full = sums(created, 0, groups)
     bounds = [0, *sorted(cut for cut in cuts if cut < num_draws), num_draws]
-    parts = [sums(made[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
+    parts = [sums(created[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
     merged, *rest = data.draw(st.permutations(parts))
     for part in rest:
         merged = merged.merge(part)
-    assert merged.num_draws.tolist() == whole.num_draws.tolist()
+    assert merged.num_draws.tolist() == full.num_draws.tolist()
     assert merged.num_draws.sum() == num_draws
-    for name, of in vars(whole).items():
+    for name, parent in vars(full).items():
         exact = classes and name in ("prediction", "squared_deviations", "uncertainty")
         bounds = {"rtol": 1e-12, "atol": 1e-14} if exact else {"rtol": 1e-11, "atol": 1e-13}
-        np.testing.assert_allclose(vars(merged)[name], of, **bounds, err_msg=name)
-    some, expected = arrays(scores(merged)), arrays(scores(whole))
+        np.testing.assert_allclose(vars(merged)[name], parent, **bounds, err_msg=name)
+    some, expected = arrays(scores(merged)), arrays(scores(full))
     assert some.keys() == expected.keys()  # two draws have fewer errors
-    for name, of in expected.items():
+    for name, parent in expected.items():
         is_score = name != "bald_corrected" and not name.startswith("error")
         bounds = {"rtol": 1e-10, "atol": 1e-13} if is_score else {"rtol": 1e-6, "atol": 1e-9}
-        np.testing.assert_allclose(some[name], of, **bounds, err_msg=name)
+        np.testing.assert_allclose(some[name], parent, **bounds, err_msg=name)
 
 
 @every_case

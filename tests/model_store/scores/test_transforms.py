@@ -42,7 +42,7 @@ def test_a_target_comes_back_and_its_slope_is_the_derivative(transform):
     assert (np.diff(to_fitted(transform, Y)) > 0).all()
     step = 1e-6 * Y
     slope = (to_fitted(transform, Y + step) - to_fitted(transform, Y - step)) / (2 * step)
-    inside = ~np.isin(Y, getattr(transform, "values", ()))  # at a knot there are two slopes
+    inside = ~np.isin(Y, getattr(transform, "values", ()))
     np.testing.assert_allclose(np.exp(log_slope(transform, Y))[inside], slope[inside], rtol=1e-6)
 
 
@@ -58,8 +58,10 @@ def test_the_ends_stay_what_they_are_and_nothing_is_less_than_the_least():
 @pytest.mark.parametrize("std", [1e-4, 0.3, 1.0, 1.6])
 def test_moments_of_a_log_normal_target_are_scipys(std):
     mean, variance = target_moments(LOG, np.array([0.7]), np.array([std**2]))
-    known = stats.lognorm(std, scale=np.exp(0.7))
-    np.testing.assert_allclose([mean[0], variance[0]], [known.mean(), known.var()], rtol=1e-5)
+    reference = stats.lognorm(std, scale=np.exp(0.7))
+    np.testing.assert_allclose(
+        [mean[0], variance[0]], [reference.mean(), reference.var()], rtol=1e-5
+    )
 
 
 SCORES = np.linspace(-3.3, 3.3, 41)
@@ -84,13 +86,16 @@ def test_moments_are_integrals_over_the_transformed_target(transform):
 
 def test_the_density_is_that_of_the_target_and_integrates_to_1():
     y = np.array([0.5, 3.0, 20.0])
-    made = draws(rows=3, num_draws=1)
-    mean, std = made[0, :, 0].astype(np.float64), np.exp(0.5 * made[0, :, 1].astype(np.float64))
+    created = draws(rows=3, num_draws=1)
+    mean, std = (
+        created[0, :, 0].astype(np.float64),
+        np.exp(0.5 * created[0, :, 1].astype(np.float64)),
+    )
     np.testing.assert_allclose(
-        log_density(made, y, LOG), stats.lognorm.logpdf(y, std, scale=np.exp(mean)), rtol=1e-9
+        log_density(created, y, LOG), stats.lognorm.logpdf(y, std, scale=np.exp(mean)), rtol=1e-9
     )
     total = integrate.quad(
-        lambda t: np.exp(log_density(made[:, :1], np.array([t]), RANK))[0],
+        lambda t: np.exp(log_density(created[:, :1], np.array([t]), RANK))[0],
         -60,
         400,
         limit=900,
@@ -100,12 +105,12 @@ def test_the_density_is_that_of_the_target_and_integrates_to_1():
 
 
 def test_what_flags_stops_and_covers_is_of_the_transformed_target_and_what_is_reported_of_the_target():
-    made = draws()
+    created = draws()
     plain, target = Target(), Target(LOG)
-    scores, fitted = target.scores(target.sums(made)), plain.scores(plain.sums(made))
-    for name, values in fitted.by_name().items():
+    scores, model = target.scores(target.sums(created)), plain.scores(plain.sums(created))
+    for name, values in model.by_name().items():
         np.testing.assert_array_equal(scores.by_name()[name], values)
-    mean, std = np.moveaxis(target.samples(made), -1, 0)
+    mean, std = np.moveaxis(target.samples(created), -1, 0)
     reported = scores.in_units
     np.testing.assert_allclose(reported.mean, mean.mean(0), rtol=1e-12)
     np.testing.assert_allclose(reported.aleatoric_std, np.sqrt((std**2).mean(0)), rtol=1e-12)
@@ -114,20 +119,20 @@ def test_what_flags_stops_and_covers_is_of_the_transformed_target_and_what_is_re
         reported.std**2, reported.aleatoric_std**2 + reported.epistemic_std**2, rtol=1e-12
     )
     np.testing.assert_array_equal(target.acquisition(scores, "variance"), reported.std**2)
-    exact = np.exp(mixture_quantile(made.astype(np.float64), 0.5))
+    exact = np.exp(mixture_quantile(created.astype(np.float64), 0.5))
     np.testing.assert_allclose(reported.median, exact, rtol=1e-5)
 
 
 def test_parts_of_draws_merge_and_a_row_alone_has_the_same_bits():
-    made, target = draws(num_draws=150), Target(RANK)
-    whole = target.scores(target.sums(made))
-    parts = target.sums(made[:40]).merge(target.sums(made[40:], 40))
-    np.testing.assert_allclose(target.scores(parts).in_units.std, whole.in_units.std, rtol=1e-10)
-    together = concatenate([whole, target.scores(target.sums(draws(num_draws=150, seed=5)))])
+    created, target = draws(num_draws=150), Target(RANK)
+    full = target.scores(target.sums(created))
+    parts = target.sums(created[:40]).merge(target.sums(created[40:], 40))
+    np.testing.assert_allclose(target.scores(parts).in_units.std, full.in_units.std, rtol=1e-10)
+    together = concatenate([full, target.scores(target.sums(draws(num_draws=150, seed=5)))])
     for row in range(2):
-        alone = target.scores(target.sums(made[:, row : row + 1]))
+        alone = target.scores(target.sums(created[:, row : row + 1]))
         for name in ("mean", "median", "std", "aleatoric_std", "epistemic_std"):
-            assert getattr(alone.in_units, name)[0] == getattr(whole.in_units, name)[row], name
+            assert getattr(alone.in_units, name)[0] == getattr(full.in_units, name)[row], name
             assert getattr(take(together, slice(row, row + 1)).in_units, name) == getattr(
                 alone.in_units, name
             )
@@ -136,15 +141,15 @@ def test_parts_of_draws_merge_and_a_row_alone_has_the_same_bits():
 def test_a_multiple_of_the_target_has_the_same_multiple_of_every_answer():
     for scale in (1e-12, 1e12):
         rank = RankTransform(values=tuple(scale * v for v in RANK.values), scores=RANK.scores)
-        one, many = (t.scores(t.sums(draws())).in_units for t in (Target(RANK), Target(rank)))
+        item, large = (t.scores(t.sums(draws())).in_units for t in (Target(RANK), Target(rank)))
         for name in ("mean", "median", "std", "aleatoric_std", "epistemic_std"):
-            np.testing.assert_allclose(getattr(many, name), scale * getattr(one, name), rtol=1e-9)
-        moved = draws() + np.float32([np.log(scale), 0.0])
-        one, many = (
-            Target(LOG).scores(Target(LOG).sums(made)).in_units for made in (draws(), moved)
+            np.testing.assert_allclose(getattr(large, name), scale * getattr(item, name), rtol=1e-9)
+        updated = draws() + np.float32([np.log(scale), 0.0])
+        item, large = (
+            Target(LOG).scores(Target(LOG).sums(created)).in_units for created in (draws(), updated)
         )
         np.testing.assert_allclose(
-            many.std, scale * one.std, rtol=1e-4
+            large.std, scale * item.std, rtol=1e-4
         )  # of a logarithm in float32
 
 
@@ -157,16 +162,16 @@ def test_a_row_that_the_model_knows_nothing_of_has_finite_answers():
 
 @pytest.mark.parametrize("transform", [LOG, RANK], ids=["log", "rank"])
 def test_measures_of_a_target_are_their_integrals(transform):
-    made, y = draws(rows=1, num_draws=3), np.array([2.0])
+    created, y = draws(rows=1, num_draws=3), np.array([2.0])
 
     def below(value):
         z = to_fitted(transform, np.array([value]))
-        return distribution_function(made.astype(np.float64), z)[0]
+        return distribution_function(created.astype(np.float64), z)[0]
 
     low = 0.0 if transform is LOG else -20.0
     size = integrate.quad(lambda t: below(t) ** 2, low, 2.0, limit=300)[0]
     size += integrate.quad(lambda t: (1 - below(t)) ** 2, 2.0, 300.0, limit=300)[0]
-    measures = TargetMeasures.compute(made, y, transform)
+    measures = TargetMeasures.compute(created, y, transform)
     assert measures.crps[0] == pytest.approx(size, rel=0.01)
     assert measures.pit[0] == pytest.approx(below(2.0))
 

@@ -269,8 +269,8 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
     assert sorted(x.tolist()) == sorted(np.concatenate([data.train.x, data.test.x]).tolist())
     assert pool.ids() == [before + row[0] for row in rows]
     commas = ", with decimal commas" if point == "," else ""
-    said = "" if encoding.startswith("utf-8") else f", as {encoding}"
-    assert pool.read_as == f"5 columns by name{commas}{said}, named by key"
+    message = "" if encoding.startswith("utf-8") else f", as {encoding}"
+    assert pool.read_as == f"5 columns by name{commas}{message}, named by key"
     assert data.classes == ("no", "yes")
 
 
@@ -345,10 +345,10 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
 
 
 def test_a_column_may_be_in_the_names_of_folders(tmp_path):
-    listed = DataFile(
+    items = DataFile(
         "width=2.5/city=S%C3%A3o Paulo/is sold=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 1, ""
     )
-    assert listed.partition_values == {"width": "2.5", "city": "São Paulo", "is sold": None}
+    assert items.partition_values == {"width": "2.5", "city": "São Paulo", "is sold": None}
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"is sold": [True, None], "city": ["Oslo", "Rome"]}), path)
     pool = ParquetFile(path, NAMED, "source", {"width": "2.5", "city": "Bern"})
@@ -402,7 +402,7 @@ def test_folders_in_a_zip_that_windows_made_are_folders(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("b\\", "b\\2.png", "b\\Thumbs.db", "__MACOSX\\._2.png", "a.png"):
             info = zipfile.ZipInfo("x")
-            info.filename = name  # which ZipInfo would change
+            info.filename = name
             archive.writestr(info, png_bytes(X[0].astype(np.uint8)))
     pool = open_rows(path, IMAGES, "pool_file")
     assert pool.ids() == ["a.png", "b/2.png"]

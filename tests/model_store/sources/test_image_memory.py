@@ -42,11 +42,11 @@ def call():
 def test_decoding_takes_no_more_than_is_counted(call, kind, mode, options):
     for size in SIZES:
         if max(size) > 9999 and (kind == "WEBP" or options):
-            continue  # which these encoders do not write
+            continue
         content = file_of(kind, mode, options, size)
         for spec, shape in SPECS[: 2 if min(size) == 1 else 3]:
-            taken, counted = call(of_decoding, content, spec, shape)
-            assert taken <= counted + HEAP_BYTES, (size, spec)
+            used, counted = call(of_decoding, content, spec, shape)
+            assert used <= counted + HEAP_BYTES, (size, spec)
 
 
 def of_decoding(content, spec, shape):

@@ -238,8 +238,8 @@ def test_a_smaller_image_is_a_mean_by_the_filter_stretched_by_the_scale(filter_)
 
     def weights(inputs):
         centres, places = 2.0 * (np.arange(inputs // 2) + 0.5), np.arange(inputs) + 0.5
-        found = filter_((places - centres[:, None]) / 2.0)
-        return found / found.sum(axis=1, keepdims=True)
+        actual = filter_((places - centres[:, None]) / 2.0)
+        return actual / actual.sum(axis=1, keepdims=True)
 
     expected = np.clip(weights(24) @ array @ weights(40).T, 0, 255)[:, 4:16]
     assert np.abs(received - expected).max() <= 1.01  # both passes round
@@ -279,8 +279,8 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded():
 def test_scans_count_as_pixels():
     usual = progressive()
     scans = usual.count(b"\xff\xda")
-    for more, times in ((0, 1), (11 - scans, 2), (95 - scans, 10)):
-        assert decoded_pixels(open_image(jpeg_of_scans(usual, more), "inputs.2")) == 2000 * times
+    for extra, times in ((0, 1), (11 - scans, 2), (95 - scans, 10)):
+        assert decoded_pixels(open_image(jpeg_of_scans(usual, extra), "inputs.2")) == 2000 * times
     assert decoded_pixels(open_image(file_of(PIXELS), "inputs.2")) == 20
     assert decoded_pixels(open_image(file_of(PIXELS, "JPEG"), "inputs.2")) == 20
 
@@ -305,12 +305,12 @@ def test_what_looks_like_a_scan_in_a_camera_s_notes_is_none():
     ids=range(6),
 )
 def test_a_file_of_many_parts_or_none_is_refused_before_its_reader_goes_over_them(content):
-    begun = time.process_time()
+    start = time.process_time()
     with pytest.raises(
         InvalidInput, match=r"inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else"
     ):
         open_image(content, "inputs.2")
-    assert time.process_time() - begun < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_a_bmp_of_run_lengths_is_refused_before_they_are_decoded_one_by_one():
@@ -323,8 +323,8 @@ def test_a_bmp_of_run_lengths_is_refused_before_they_are_decoded_one_by_one():
 
 
 def test_files_of_some_parts_are_read():
-    whole = decoded(progressive(), (3, 40, 50), COLOUR)
-    assert np.array_equal(decoded(jpeg_of_segments(progressive(), 100), (3, 40, 50), COLOUR), whole)
+    full = decoded(progressive(), (3, 40, 50), COLOUR)
+    assert np.array_equal(decoded(jpeg_of_segments(progressive(), 100), (3, 40, 50), COLOUR), full)
     assert decoded(png_of_chunks(file_of(PIXELS), 1000), (3, 4, 5), COLOUR).shape == (60,)
 
 
@@ -334,11 +334,11 @@ def test_a_jpeg_far_too_short_for_its_pixels_is_refused_and_one_of_a_single_colo
         plain, "JPEG", quality=1, optimize=True, progressive=True
     )
     assert decoded(plain.getvalue(), (4000, 4000), GREY).min() >= 250
-    said = bytearray(progressive())
-    size = said.index(bytes([0, 40, 0, 50]))
-    said[size : size + 4] = bytes([0x16, 0, 0x16, 0])  # 5632 x 5632
+    message = bytearray(progressive())
+    size = message.index(bytes([0, 40, 0, 50]))
+    message[size : size + 4] = bytes([0x16, 0, 0x16, 0])  # 5632 x 5632
     with pytest.raises(InvalidInput, match="a whole JPEG image"):
-        open_image(bytes(said), "inputs.2")
+        open_image(bytes(message), "inputs.2")
 
 
 def test_a_png_far_too_short_for_its_pixels_is_refused_before_it_is_decoded():

@@ -46,11 +46,11 @@ def encoder():
 def read(media_type, content, spec, encoder=None):
     try:
         file = open_rows(content, spec, "pool", ENDINGS[media_type])
-        shown = [file.read_as, file.ignored, preview_rows(file, [0, 1, 9])]
+        displayed = [file.read_as, file.ignored, preview_rows(file, [0, 1, 9])]
         ids = file.ids()
         if ids is not None:
             check_ids(ids, file.rows)
-        orjson.dumps([shown, ids], option=orjson.OPT_SERIALIZE_NUMPY)
+        orjson.dumps([displayed, ids], option=orjson.OPT_SERIALIZE_NUMPY)
         first = 0
         for part in file.parts():
             first += len(rows_array(part, spec, "pool", 10**8, RequestContext(), encoder, first))
@@ -63,22 +63,22 @@ def read(media_type, content, spec, encoder=None):
 def test_an_odd_file_is_read_or_refused(encoder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for i, (what, media_type, content) in enumerate(odd_files()[::2]):
+        for i, (kind, media_type, content) in enumerate(odd_files()[::2]):
             try:
                 read(media_type, content, SPECS[i % len(SPECS)], encoder)
             except Exception as error:
-                raise AssertionError(what) from error
+                raise AssertionError(kind) from error
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", range(len(SPECS)))
 def test_every_odd_and_many_a_damaged_file_is_read_or_refused(spec, encoder):
     files = odd_files()
-    for what, media_type, content in [*files, *damaged(files, 3000, spec)]:
+    for kind, media_type, content in [*files, *damaged(files, 3000, spec)]:
         try:
             read(media_type, content, SPECS[spec], encoder)
         except Exception as error:
-            raise AssertionError(what) from error
+            raise AssertionError(kind) from error
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_ids_that_are_no_unicode_are_refused(ids, says):
 
 def test_names_of_files_that_are_no_utf_8_are_refused():
     content = bytearray(zip_bytes({"aaa.txt": b"a"}).replace(b"aaa", b"\xed\xa0\x80"))
-    content[content.find(b"PK\x01\x02") + 9] |= 0x08  # says it is UTF-8
+    content[content.find(b"PK\x01\x02") + 9] |= 0x08
     with pytest.raises(InvalidInput, match="pool: expected a whole zip file"):
         open_rows(bytes(content), SPECS[-1], "pool", ".zip")
 

@@ -84,11 +84,11 @@ class Refused(Exception):
 
 def bounded(most):
     """Bounds of `most` bytes in all."""
-    taken = []
+    used = []
 
     def reserve(size, _):
-        taken.append(size)
-        if sum(taken) > most:
+        used.append(size)
+        if sum(used) > most:
             raise Refused
 
     return Bounds(reserve)
@@ -96,12 +96,12 @@ def bounded(most):
 
 def test_the_members_of_a_zip_are_counted_before_they_are_listed():
     content = zip_bytes({f"{i}.txt": b"" for i in range(1000)})
-    taken = tracemalloc.get_traced_memory()[0]
+    used = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
     for ending in (".npz", ".zip"):
         with pytest.raises(Refused):
             open_rows(content, TEXT, "pool", ending, bounded(500_000))
-    assert tracemalloc.get_traced_memory()[1] - taken < 300_000
+    assert tracemalloc.get_traced_memory()[1] - used < 300_000
     assert open_rows(content, TEXT, "pool", ".zip", bounded(1 << 20)).rows == 1000
 
 
@@ -124,11 +124,11 @@ def test_a_large_file_of_a_zip_is_refused_before_it_is_inflated():
 def test_columns_that_are_not_wanted_are_not_kept():
     cells = ",".join(f"{i}x" for i in range(1000, 2000))
     content = f"text,{cells}\n{(cells + ',1' + chr(10)) * 200}".encode()
-    taken = tracemalloc.get_traced_memory()[0]
+    used = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
     pool = open_rows(content, TEXT, "pool", ".csv")
     assert sum(len(part) for part in pool.parts()) == 200
-    assert tracemalloc.get_traced_memory()[1] - taken < 3 << 20
+    assert tracemalloc.get_traced_memory()[1] - used < 3 << 20
 
 
 def test_a_row_that_goes_on_over_lines_has_a_bound_too():

@@ -48,15 +48,15 @@ def test_text_is_truncated_and_padded_as_the_spec_says(text, changes, expected):
 
 
 def test_what_the_file_says_of_padding_and_truncation_is_the_default_and_no_more():
-    made = tokenizer()
-    made.enable_padding(direction="left", pad_id=UNK, pad_token="[UNK]", pad_to_multiple_of=8)
-    made.enable_truncation(2, direction="left", stride=1)
-    content = made.to_str().encode()
-    found = text_spec(content, "text", 6, None)
-    assert (found.pad_id, found.padding, found.truncation) == (UNK, "left", "left")
+    created = tokenizer()
+    created.enable_padding(direction="left", pad_id=UNK, pad_token="[UNK]", pad_to_multiple_of=8)
+    created.enable_truncation(2, direction="left", stride=1)
+    content = created.to_str().encode()
+    actual = text_spec(content, "text", 6, None)
+    assert (actual.pad_id, actual.padding, actual.truncation) == (UNK, "left", "left")
     assert text_spec(content, "text", 6, "[CLS]").pad_id == CLS
     assert text_spec(FILE, "text", 6, None) == spec()
-    row = TextEncoder(content, found).row("the film was")
+    row = TextEncoder(content, actual).row("the film was")
     assert row.tolist() == [UNK, UNK, CLS, word("the"), word("film"), word("was")]
     assert row.dtype == np.float32
 
@@ -181,16 +181,16 @@ def test_text_that_is_too_long_or_none_is_refused():
     ],
 )
 def test_a_manifest_says_of_text_what_goes_together(changes):
-    said = {
+    message = {
         "shape": (6,),
         "dtype": "int32",
         "minimum": 0,
         "maximum": 9,
         "text": spec().model_dump(),
     }
-    assert InputSpec.model_validate(said).takes_ids
+    assert InputSpec.model_validate(message).takes_ids
     with pytest.raises(ValueError, match="expected"):
-        InputSpec.model_validate({**said, **changes})
+        InputSpec.model_validate({**message, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +217,8 @@ NORMALISERS = {
 @pytest.mark.parametrize("normaliser", NORMALISERS)
 @pytest.mark.parametrize("form", ["words", "bytes", "letters"])
 def test_tokenising_takes_no_more_than_is_counted(call, form, normaliser, text):
-    taken, counted = call(of_tokenising, form, normaliser, text)
-    assert taken <= counted + HEAP_BYTES
+    used, counted = call(of_tokenising, form, normaliser, text)
+    assert used <= counted + HEAP_BYTES
 
 
 def of_tokenising(form, normaliser, text):
@@ -234,12 +234,12 @@ def of_tokenising(form, normaliser, text):
             pre_tokenizers.Split(Regex("."), "isolated"),
         ),
     }[form]
-    made = Tokenizer(model)
-    made.pre_tokenizer = before
+    created = Tokenizer(model)
+    created.pre_tokenizer = before
     if (of_text := NORMALISERS[normaliser]()) is not None:
-        made.normalizer = of_text
+        created.normalizer = of_text
     encoder, text = (
-        TextEncoder(made.to_str().encode(), spec()),
+        TextEncoder(created.to_str().encode(), spec()),
         text * (20_000 // len(text.encode())),
     )
     counted = encoder.bytes_for(text, "inputs.0")

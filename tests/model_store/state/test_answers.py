@@ -53,5 +53,5 @@ def test_a_clock_that_goes_back_loses_no_answer_and_keeps_none_for_longer(databa
     clock[0] += RETENTION_S + 1
     keep_answer(database, asked("c"), b"later")
     with database.reading() as connection:
-        kept = [row["key"] for row in connection.execute("SELECT key FROM answers")]
-    assert kept == ["c"]
+        retained = [row["key"] for row in connection.execute("SELECT key FROM answers")]
+    assert retained == ["c"]

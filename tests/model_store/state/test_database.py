@@ -117,19 +117,19 @@ for act in (*acts, lambda: Database(folder)):
 
 
 def test_a_folder_that_can_only_be_read_is_told():
-    with TemporaryDirectory() as name:  # that another user can reach
+    with TemporaryDirectory() as name:
         folder = Path(name) / "state"
         folder.mkdir()
         if os.geteuid() == 0:
             Path(name).chmod(0o755)
             os.chown(folder, 65534, -1)
         command = [sys.executable, "-c", READ_ONLY, str(folder)]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        message = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         for path in (folder, *folder.glob("jobs"), *folder.glob("jobs/*")):
             path.chmod(0o700)
-    *first, last = said.stdout.splitlines()
+    *first, last = message.stdout.splitlines()
     expected = "the service's state (DUBITO_STATE) cannot be read or written"
-    assert first == [f"{expected}: Permission denied"] * 4, said.stderr
+    assert first == [f"{expected}: Permission denied"] * 4, message.stderr
     assert last == f"{expected}: attempt to write a readonly database"
 
 
@@ -159,18 +159,20 @@ def test_a_folder_that_is_a_file_and_a_database_that_is_none_are_told(tmp_path):
 
 
 def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
-    database, said = Database(tmp_path), {"probabilities": {"3": 0.5, "4": 0.5}, "set": ["3"]}
+    database, message = Database(tmp_path), {"probabilities": {"3": 0.5, "4": 0.5}, "set": ["3"]}
     jobs, row = Jobs(database), np.zeros(4, np.float32)
     ids = [jobs.new_folder()[0] for _ in range(8)]
     for name in ids:
         jobs.add(name, "acquire", "me", "me", {"model": "m"}, 10, lambda _: True, PLENTY)
     jobs.finish(jobs.claim(0).id, "failed", "why")
     how = Acquisition("m", "1", "format", "bald", 1, 10)
-    save_acquired(database, how, [AcquiredRow(str(i), i, 0.1, row, True, said) for i in range(20)])
+    save_acquired(
+        database, how, [AcquiredRow(str(i), i, 0.1, row, True, message) for i in range(20)]
+    )
     accept(database, "m", "format", [Label(str(i), "3") for i in range(20)])
     save_candidate(database, "m", "2", "1", 10, 5, True, {"why": "no worse"})
     database.close()
-    content, random, told = (tmp_path / FILE).read_bytes(), Random(0), Counter()
+    content, random, output = (tmp_path / FILE).read_bytes(), Random(0), Counter()
     questions = {
         "list": lambda database: Jobs(database).page("me"),
         "claim": lambda database: Jobs(database).claim(0),
@@ -203,10 +205,10 @@ def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
                     question(database)
             except StateUnusable as error:
                 assert str(error).startswith("the service's state (DUBITO_STATE) cannot be read")
-                told[name] += 1
+                output[name] += 1
             except DubitoError:
                 pass
-    assert set(told) == set(questions)
+    assert set(output) == set(questions)
 
 
 def test_a_database_of_a_later_format_is_not_touched(database, tmp_path):

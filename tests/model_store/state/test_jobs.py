@@ -30,8 +30,8 @@ def added(jobs, owner="me", most=10, work=100, size=0, most_bytes=PLENTY):
     def may_wait(queued):
         return sum(queued.values()) < most
 
-    asked = name, "acquire", owner, owner, {"model": "m"}, work
-    return jobs.add(*asked, may_wait, most_bytes)
+    request = name, "acquire", owner, owner, {"model": "m"}, work
+    return jobs.add(*request, may_wait, most_bytes)
 
 
 def test_jobs_are_claimed_in_their_turn_and_each_once(jobs):
@@ -46,20 +46,20 @@ def test_jobs_are_claimed_in_their_turn_and_each_once(jobs):
 def test_clients_take_turns_whatever_each_has_queued_and_whatever_the_clock_says(jobs, monkeypatch):
     clock = iter(range(1000, 0, -1))
     monkeypatch.setattr(time, "time", lambda: next(clock) + 0.5)
-    many = [added(jobs, "many").id for _ in range(4)]
-    assert jobs.claim(0).id == many[0]
-    few = [added(jobs, "few", work=60).id for _ in range(2)]
+    large = [added(jobs, "many").id for _ in range(4)]
+    assert jobs.claim(0).id == large[0]
+    small = [added(jobs, "few", work=60).id for _ in range(2)]
     third = added(jobs, "third").id
     turns = [jobs.claim(slot).id for slot in range(1, 7)]
-    assert turns == [few[0], third, few[1], *many[1:]]
-    assert [job.id for job in jobs.page("many")[0]] == many[::-1]
+    assert turns == [small[0], third, small[1], *large[1:]]
+    assert [job.id for job in jobs.page("many")[0]] == large[::-1]
 
 
 def test_a_long_job_gives_way_to_other_clients_whose_turn_it_is_by_what_was_done(jobs):
     long = added(jobs, "long", work=1000)
     assert jobs.claim(0).id == long.id
-    own, short, later = added(jobs, "long"), added(jobs, "short"), added(jobs, "later", work=400)
-    assert not jobs.should_yield(long.id)  # nothing of it is done
+    custom, short, later = added(jobs, "long"), added(jobs, "short"), added(jobs, "later", work=400)
+    assert not jobs.should_yield(long.id)
     jobs.progress(long.id, 1000, 300, 1.0, PLENTY)
     assert jobs.should_yield(long.id)
     jobs.requeue(long.id)
@@ -70,7 +70,7 @@ def test_a_long_job_gives_way_to_other_clients_whose_turn_it_is_by_what_was_done
     assert jobs.should_yield(long.id)
     jobs.cancel(long.id)
     assert not jobs.should_yield(long.id)
-    assert [jobs.claim(0).id for _ in range(2)] == [newest.id, own.id]
+    assert [jobs.claim(0).id for _ in range(2)] == [newest.id, custom.id]
 
 
 def test_files_of_an_owner_s_jobs_take_no_more_than_they_may(jobs):
@@ -151,11 +151,11 @@ def test_a_job_can_be_deleted_on_a_full_disk_and_its_files_make_room(jobs, monke
 def test_only_who_asked_for_a_job_finds_it(jobs):
     job = added(jobs)
     assert jobs.get(job.id, "me").request == {"model": "m"}
-    assert [found.id for found in jobs.page("me")[0]] == [job.id]
+    assert [actual.id for actual in jobs.page("me")[0]] == [job.id]
     assert jobs.page("you")[0] == []
-    for wanted in ((job.id, "you"), ("another", "me")):
+    for expected in ((job.id, "you"), ("another", "me")):
         with pytest.raises(NotFound, match="job: expected the id of one that you asked for"):
-            jobs.get(*wanted)
+            jobs.get(*expected)
 
 
 def test_no_more_are_queued_than_may_wait(jobs):
@@ -167,7 +167,7 @@ def test_no_more_are_queued_than_may_wait(jobs):
 
 
 def test_a_job_whose_process_was_killed_is_queued_again_and_one_that_is_held_is_not(jobs, tmp_path):
-    killed, held = added(jobs), added(jobs)
+    killed, stored = added(jobs), added(jobs)
     dying = f"""
 import os, signal
 from pathlib import Path
@@ -187,9 +187,9 @@ with jobs.slot(0) as handle:
         assert handle is not None
         with jobs.slot(1) as other:
             assert other is None
-        assert jobs.claim(1).id == held.id
+        assert jobs.claim(1).id == stored.id
         jobs.requeue_orphans()
-        assert [jobs.get(job.id).state for job in (killed, held)] == ["queued", "running"]
+        assert [jobs.get(job.id).state for job in (killed, stored)] == ["queued", "running"]
 
 
 @pytest.mark.parametrize(("orphan_slot", "most"), [(None, MAX_DEATHS), (0, MAX_ORPHANED)])
@@ -207,9 +207,9 @@ def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(
         == f"its process ended, {most} times without getting further than 0 rows x draws"
     )
     moving = added(jobs)
-    for done in range(2 * most):
+    for completed in range(2 * most):
         assert jobs.claim(0).id == moving.id
-        assert jobs.progress(moving.id, 100, done + 1, 1.0, PLENTY)
+        assert jobs.progress(moving.id, 100, completed + 1, 1.0, PLENTY)
         jobs.requeue(moving.id, "its process ended", orphan_slot)
     assert jobs.get(moving.id).state == "queued"
 
@@ -231,10 +231,10 @@ def test_a_queued_job_is_cancelled_at_once_and_one_that_runs_is_told_so(jobs):
     assert not jobs.progress(running.id, 100, 20, 1.0, PLENTY)
     jobs.finish(running.id, "done", "answer.json")
     assert jobs.get(running.id).state == "cancelled"
-    done = added(jobs)
+    completed = added(jobs)
     jobs.claim(0)
-    jobs.finish(done.id, "done", "answer.json")
-    assert jobs.cancel(done.id).state == "done"
+    jobs.finish(completed.id, "done", "answer.json")
+    assert jobs.cancel(completed.id).state == "done"
 
 
 def test_a_job_that_was_cancelled_while_its_process_died_is_cancelled(jobs):

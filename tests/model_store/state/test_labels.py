@@ -58,15 +58,15 @@ def test_a_label_that_cannot_be_kept_leaves_none_of_its_request(database):
 def test_labels_are_listed_by_key_and_place_and_deleted_ones_are_remembered(database):
     for n, key in enumerate(("anna", "ben", "anna", None)):
         accept(database, "m", "f", [Label(f"r{n}", "yes", ROW + n)], key=key)
-    found = kept_labels(database, "m", None, 0, 10)
-    assert [(label["id"], label["annotator"]) for label in found] == [
+    actual = kept_labels(database, "m", None, 0, 10)
+    assert [(label["id"], label["annotator"]) for label in actual] == [
         ("r0", "anna"),
         ("r1", "ben"),
         ("r2", "anna"),
         ("r3", None),
     ]
-    (last,) = kept_labels(database, "m", "anna", found[0]["place"], 1)
-    assert last == found[2]
+    (last,) = kept_labels(database, "m", "anna", actual[0]["place"], 1)
+    assert last == actual[2]
     assert delete_labels(database, "m", ["r1", "r2", "unknown"]) == 2
     assert [label["id"] for label in kept_labels(database, "m", None, 0, 10)] == ["r0", "r3"]
     with database.reading() as connection:
@@ -116,10 +116,10 @@ def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
 
 
 def test_what_became_of_candidates_is_kept_newest_first(database):
-    said = {"why": "no worse", "control": None}
-    save_candidate(database, "m", "2", "1", 10, 5, False, said)
-    save_candidate(database, "m", "3", "1", 12, 5, True, said)
-    save_candidate(database, "m", "2", "1", 10, 5, True, said)
+    message = {"why": "no worse", "control": None}
+    save_candidate(database, "m", "2", "1", 10, 5, False, message)
+    save_candidate(database, "m", "3", "1", 12, 5, True, message)
+    save_candidate(database, "m", "2", "1", 10, 5, True, message)
     assert {(row["version"], row["promoted"]) for row in candidates(database, "m")} == {
         ("2", True),
         ("3", True),
@@ -157,11 +157,11 @@ def test_a_killed_writer_loses_no_accepted_label_and_leaves_no_half_of_a_request
             for line in writer.communicate()[0].splitlines(keepends=True)
             if line.endswith("\n")
         ]
-        found = values(database)
+        actual = values(database)
         for batch in accepted:
-            assert [found[f"{batch}-{i}"] for i in range(20)] == [str(batch)] * 20
+            assert [actual[f"{batch}-{i}"] for i in range(20)] == [str(batch)] * 20
         unanswered = max(accepted) + 1
-        assert len(found) - 20 * len(accepted) in (0, 20)
-        assert sum(value == str(unanswered) for value in found.values()) in (0, 20)
+        assert len(actual) - 20 * len(accepted) in (0, 20)
+        assert sum(value == str(unanswered) for value in actual.values()) in (0, 20)
         first = unanswered  # sent again, as a client does that got no answer
     assert len(values(database)) <= 20 * (len(accepted) + 1)

@@ -44,7 +44,7 @@ def test_the_interval_of_a_share_is_wilson_s():
 
 def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
     rng = np.random.default_rng(0)
-    held = {"log_likelihood": 0, "brier": 0, "expected_calibration_error": 0, "accuracy": 0}
+    stored = {"log_likelihood": 0, "brier": 0, "expected_calibration_error": 0, "accuracy": 0}
     p = np.array([0.55, 0.7, 0.95])  # of the label: calibrated, so that the error is 0
     truth = {
         "accuracy": p.mean(),
@@ -58,11 +58,11 @@ def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
         figures = live_figures(
             [(said(c), y) for c, y in zip(confidence.tolist(), label, strict=True)]
         )
-        for name in held:
+        for name in stored:
             low, high = figures[name]["interval"]
-            held[name] += low <= truth[name] <= high
+            stored[name] += low <= truth[name] <= high
     assert (
-        min(held.values()) >= 86
+        min(stored.values()) >= 86
     )  # of 100, where 95 are expected: by chance fewer once in some 10,000
 
 

@@ -25,9 +25,9 @@ def plain(values):
 
 
 def tensor(name, array, datatype, binary):
-    made = InferInput(name, list(array.shape), datatype)
-    made.set_data_from_numpy(array, binary_data=binary)
-    return made
+    created = InferInput(name, list(array.shape), datatype)
+    created.set_data_from_numpy(array, binary_data=binary)
+    return created
 
 
 async def infer(client, model, inputs, request_id="a request", **options):

@@ -49,12 +49,12 @@ def infer(model, request):
     assert answer.status_code == 200, answer.text
     response = InferenceResponse.model_validate_json(answer.content)
     outputs = {output.name: plain(output) for output in response.outputs}
-    told = {
+    message = {
         "id": response.id,
         "model_name": response.model_name,
         "parameters": response.parameters.model_dump(),
     }
-    return {**told, **outputs}
+    return {**message, **outputs}
 
 
 def one(item):

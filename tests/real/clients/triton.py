@@ -18,9 +18,9 @@ TABLE = {"age": np.array([31.0, np.nan]), "city": np.array(["Rome", ""], dtype=o
 
 
 def tensor(name, array, datatype, binary=True):
-    made = triton.InferInput(name, list(array.shape), datatype)
-    made.set_data_from_numpy(array, binary_data=binary)
-    return made
+    created = triton.InferInput(name, list(array.shape), datatype)
+    created.set_data_from_numpy(array, binary_data=binary)
+    return created
 
 
 def plain(array):

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 LARGEST_GROWTH = 1.05
 ATTACK_S = 10.0
-WARM_UP_ROUNDS = 3  # so that each kind of connection came to the worker that is never hit
+WARM_UP_ROUNDS = 3
 AT_ONCE = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.2", "DUBITO_ADMIN_KEY": ADMIN_KEY}
 
 
@@ -84,10 +84,10 @@ class Faults:
         wait_until(lambda: all(starts(self.url)) and starts(self.url) != before, 60)
 
     def _look(self):
-        asked = httpx.post(
+        request = httpx.post(
             f"{self.url}/admin/refresh", headers={"X-API-Key": ADMIN_KEY}, timeout=60
         )
-        assert asked.status_code == 200
+        assert request.status_code == 200
 
 
 def held(pid):
@@ -101,8 +101,8 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(
     serve, digits_store, digits_rows, tmp_path
 ):
     seconds, pause = parameter("SOAK_S", 3600.0), parameter("FAULT_EVERY_S", 60.0)
-    made = reference_answers(serve, digits_store, digits_rows)
-    for reference in made:
+    created = reference_answers(serve, digits_store, digits_rows)
+    for reference in created:
         reference.content["version"] = "1"
     source = shutil.copytree(digits_store, tmp_path / "source")
     shutil.copytree(digits_store, tmp_path / "models")
@@ -112,35 +112,33 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(
         elder = min(children(process.pid))
         faults = Faults(url, process, ModelStore(tmp_path / "models"), source)
         kinds = (faults.kill, faults.publish, faults.attack, faults.stop, faults.damage)
-        with Crowd(
-            faults.port, made, clients=4, hang_up=0.05
-        ) as crowd:  # what takes memory once takes it now
+        with Crowd(faults.port, created, clients=4, hang_up=0.05) as crowd:
             for fault in kinds * WARM_UP_ROUNDS:
                 fault()
             time.sleep(pause)
         warm_up = crowd.whole()
         before = held(elder)
-        done, end = 0, time.monotonic() + seconds
-        with Crowd(faults.port, made, clients=4, hang_up=0.05) as crowd:
+        completed, end = 0, time.monotonic() + seconds
+        with Crowd(faults.port, created, clients=4, hang_up=0.05) as crowd:
             for fault in cycle(kinds):
                 if time.monotonic() > end:
                     break
                 due = time.monotonic() + pause
                 fault()
-                done += 1
+                completed += 1
                 reached = crowd.right
                 wait_until(lambda reached=reached: crowd.right > reached + 20, 60)
                 time.sleep(max(0.0, due - time.monotonic()))
-        told, after = crowd.whole(), held(elder)
+        output, after = crowd.whole(), held(elder)
         assert warm_up.wrong == []
-        text = assert_right(told, faults.port, may_end=4 * done)
+        text = assert_right(output, faults.port, may_end=4 * completed)
         assert elder in children(process.pid)
     growth = after[0] / before[0]
     record(
         "soak with faults",
         "pytest -s tests/resilience/slow/test_soak_faults.py",
         f"2 workers, 4 clients, {seconds:.0f} s, a fault every {pause:.0f} s",
-        f"{done} faults: {text}; {told.ended} connections ended; of the worker that was never hit "
+        f"{completed} faults: {text}; {output.ended} connections ended; of the worker that was never hit "
         "memory "
         f"{before[0] / 2**20:.0f} and {after[0] / 2**20:.0f} MB ({100 * (growth - 1):+.1f} %), "
         f"threads {before[1]} "

@@ -58,13 +58,13 @@ def test_rows_are_undecided_where_they_are_flagged_or_doubtful(client, rows, mod
 
 def test_a_larger_risk_abstains_less(client, rows, model):
     smallest = model.manifest.abstention.smallest_risk
-    found = [
+    actual = [
         abstains(predict(client, rows, risk=risk)) for risk in (smallest, 2 * smallest, 0.3, 0.99)
     ]
-    for more, fewer in pairwise(found):
-        assert np.all(fewer <= more)
-    assert not found[-1][:150].all()
-    assert found[-1][150:].all()  # the flag fires, whatever the risk
+    for extra, fewer in pairwise(actual):
+        assert np.all(fewer <= extra)
+    assert not actual[-1][:150].all()
+    assert actual[-1][150:].all()
 
 
 def test_the_smallest_risk_is_stated_and_a_smaller_one_is_refused_with_it(client, rows):
@@ -119,9 +119,7 @@ def test_the_level_of_a_version_holds_for_requests_that_name_none(
         by_default = predict(client, rows, model="digits")
         assert by_default == predict(client, rows, model="digits", risk=smallest)
         assert set(abstains(by_default)) == {True, False}
-        assert abstains(
-            predict(client, rows, model="strict")
-        ).all()  # what it cannot certify it does not answer
+        assert abstains(predict(client, rows, model="strict")).all()
 
 
 def test_a_label_that_the_judged_draws_do_not_give_is_in_the_set_and_undecided(model):

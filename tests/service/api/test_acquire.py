@@ -7,7 +7,7 @@ from model_store.acquisition.choice import power_scores
 from service.engine.batching import BATCH_ROW_DRAWS
 from tests.support.files import npy_bytes
 
-BATCH = ("batchbald", "power_bald", "max_det")  # what takes rows that are the same as one
+BATCH = ("batchbald", "power_bald", "max_det")
 SCORES = ("entropy", "bald", "bald_corrected", "mean_std", "variation_ratio")
 CHUNK_ROWS = BATCH_ROW_DRAWS // 10  # of 10 draws each
 
@@ -133,8 +133,8 @@ def test_rows_of_few_draws_run_no_race_and_other_acquisitions_have_none(client, 
         (1e-6, 200),
         (0.9999999999999999, 200),
     ):
-        asked = {**request, "race": probability, "num_samples": 50}
-        assert client.post("/acquire", json=asked).status_code == status
+        body = {**request, "race": probability, "num_samples": 50}
+        assert client.post("/acquire", json=body).status_code == status
 
 
 def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(client, digits_rows):
@@ -147,8 +147,8 @@ def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(clien
         assert (
             np.abs(np.bincount(first, minlength=60) / 2000 - share).max() < 0.05
         )  # four standard errors
-        asked = {} if beta == 1.0 else {"beta": beta}
-        answer = acquire(client, pool, acquisition="power_bald", seed=1, k=60, **asked)
+        request = {} if beta == 1.0 else {"beta": beta}
+        answer = acquire(client, pool, acquisition="power_bald", seed=1, k=60, **request)
         ranking = answer["ranking"]
         expected = power_scores(
             np.array([bald[row["id"]] for row in ranking]), [r["id"] for r in ranking], 1, beta
@@ -218,9 +218,9 @@ def test_random_is_replayed_by_its_seed_and_another_for_another(client, digits_r
 
 def test_random_does_not_look_at_the_rows(client, digits_rows):
     request = {"acquisition": "random", "seed": 1, "k": 20}
-    one, other = digits_rows[:20].tolist(), digits_rows[20:40].tolist()
+    item, other = digits_rows[:20].tolist(), digits_rows[20:40].tolist()
     assert (
-        acquire(client, one, **request)["ranking"] == acquire(client, other, **request)["ranking"]
+        acquire(client, item, **request)["ranking"] == acquire(client, other, **request)["ranking"]
     )
 
 
@@ -246,13 +246,13 @@ def test_a_pool_of_several_chunks_is_scored_as_its_parts_are(client, digits_rows
         : 2 * CHUNK_ROWS + 1
     ]
     request = {"acquisition": acquisition, "seed": 2, "num_samples": 10, "k": 2 * CHUNK_ROWS + 1}
-    whole = {
+    full = {
         row["index"]: row["score"] for row in acquire(client, pool.tolist(), **request)["ranking"]
     }
-    assert len(whole) == len(pool)
+    assert len(full) == len(pool)
     for start in range(0, len(pool), 300):  # not the chunks that the service itself takes
         part = acquire(client, pool[start : start + 300].tolist(), **request)["ranking"]
-        assert {start + row["index"]: row["score"] for row in part}.items() <= whole.items()
+        assert {start + row["index"]: row["score"] for row in part}.items() <= full.items()
 
 
 def test_an_npy_pool_is_ranked_as_a_json_pool_is(client, digits_rows):

@@ -42,12 +42,12 @@ def test_a_refresh_serves_what_is_published_moved_and_mended_at_once(
 
     publish_again(own_store, digits_store)
     graph = own_store.root / "digits" / "3" / "network.onnx"
-    whole = graph.read_bytes()
-    graph.write_bytes(whole[:-1])
+    full = graph.read_bytes()
+    graph.write_bytes(full[:-1])
     answer = administrator.post("/admin/refresh").json()["models"]["digits"]
     assert answer["serving"] == "1"
     assert "network.onnx" in answer["broken"]["3"]
-    graph.write_bytes(whole)
+    graph.write_bytes(full)
     assert administrator.post("/admin/refresh").json() == {
         "models": {"digits": {"serving": "3", "broken": {}}}
     }
@@ -114,7 +114,7 @@ def test_a_store_that_may_not_be_written_to_is_said_so(administrator, own_store)
     alias = own_store.root / "digits" / "aliases" / "latest"
     alias.parent.mkdir(exist_ok=True)
     alias.unlink(missing_ok=True)
-    alias.mkdir()  # as nothing can be put in place of
+    alias.mkdir()
     answer = administrator.post("/admin/models/digits/versions/1/promote")
     assert answer.status_code == 409
     assert "latest: expected a store that the service may write to" in answer.json()["detail"]
@@ -149,8 +149,8 @@ def test_what_fitting_a_candidate_says_is_in_its_job(administrator):
         return administrator.get(CANDIDATE).json()["job"]["state"] in ("done", "failed")
 
     wait_until(is_over, 120)
-    found = administrator.get(CANDIDATE).json()
-    assert found["job"]["state"] == "done", found
-    assert found["lines"] == ["0 new labels, of 1 that are needed"]
-    result = administrator.get(found["job"]["result"])
-    assert result.text.split() == found["lines"][0].split()
+    actual = administrator.get(CANDIDATE).json()
+    assert actual["job"]["state"] == "done", actual
+    assert actual["lines"] == ["0 new labels, of 1 that are needed"]
+    result = administrator.get(actual["job"]["result"])
+    assert result.text.split() == actual["lines"][0].split()

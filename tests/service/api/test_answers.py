@@ -63,11 +63,11 @@ def test_a_row_is_answered_alike_alone_and_beside_others(ask, num_samples):
 
 
 def test_the_first_draws_of_a_seed_are_a_prefix_of_more(ask):
-    few, many = (
+    small, large = (
         ask(seed=3, num_samples=count, return_samples=True).json()["predictions"]
         for count in (10, 20)
     )
-    for a, b in zip(few, many, strict=True):
+    for a, b in zip(small, large, strict=True):
         assert a["samples"] == b["samples"][:10]
 
 

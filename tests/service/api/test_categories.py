@@ -35,8 +35,8 @@ def predict(client, model, **fields):
 def test_rows_are_judged_within_their_categories(served, kind):
     models, client = served
     model = models[kind]
-    given = {"groups": GROUPS} if kind == "group" else {}
-    answer = predict(client, kind, fpr=0.1, coverage=0.8, **given)
+    options = {"groups": GROUPS} if kind == "group" else {}
+    answer = predict(client, kind, fpr=0.1, coverage=0.8, **options)
     assert answer.status_code == 200, answer.text
     spec = model.manifest.categories
     tables = model.calibration.rank_tables(tiny.DRAWS)
@@ -52,9 +52,7 @@ def test_rows_are_judged_within_their_categories(served, kind):
             assert ranks == pytest.approx(round(ranks))
         if kind == "class":
             mass = 1.0
-            for c in np.argsort(
-                row["probabilities"]
-            ).tolist():  # of the classes more probable than c
+            for c in np.argsort(row["probabilities"]).tolist():
                 mass -= row["probabilities"][c]
                 q = np.sort(tables.by_category[c].nonconformity)
                 rank = int(np.ceil((len(q) + 1) * 0.8 - 1e-9))
@@ -146,11 +144,11 @@ def test_groups_that_do_not_fit_are_refused(served, model, groups, says):
 def test_a_model_without_categories_says_so(served):
     _, client = served
     assert {row["category"] for row in predict(client, "plain").json()["predictions"]} == {None}
-    listed = {model["name"]: model for model in client.get("/models").json()["models"]}
-    assert listed["plain"]["categories"] is None
-    assert listed["group"]["categories"]["names"] == list(tiny.GROUPS)
-    assert listed["plain"]["too_few_rows"] is None
-    assert "of blue 18 there are fewer than 19" in listed["group"]["too_few_rows"]
+    items = {model["name"]: model for model in client.get("/models").json()["models"]}
+    assert items["plain"]["categories"] is None
+    assert items["group"]["categories"]["names"] == list(tiny.GROUPS)
+    assert items["plain"]["too_few_rows"] is None
+    assert "of blue 18 there are fewer than 19" in items["group"]["too_few_rows"]
 
 
 def test_rates_that_no_category_bears_are_refused_and_those_that_some_bear_are_not(served):

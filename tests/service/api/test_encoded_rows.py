@@ -77,17 +77,17 @@ DOORS = {
 
 @pytest.mark.parametrize("door", DOORS)
 def test_rows_of_numbers_are_refused_unless_they_are_said_to_be_encoded(client, door):
-    refused, taken = (DOORS[door](client, flag) for flag in ({}, {"encoded": True}))
+    refused, used = (DOORS[door](client, flag) for flag in ({}, {"encoded": True}))
     assert 400 <= refused.status_code < 500, refused.text
     assert "by column" in refused.text or "for each of the 2 columns" in refused.text
     assert "`encoded`" in refused.text
-    assert taken.status_code in (200, 202), taken.text
+    assert used.status_code in (200, 202), used.text
 
 
 def test_encoded_rows_are_answered_as_objects_are(client):
     by_column, encoded = (
-        client.post("/predict", json={**PEOPLE, **asked}).json()
-        for asked in ({"inputs": [PERSON]}, {"inputs": ROWS.tolist(), "encoded": True})
+        client.post("/predict", json={**PEOPLE, **request}).json()
+        for request in ({"inputs": [PERSON]}, {"inputs": ROWS.tolist(), "encoded": True})
     )
     assert encoded == by_column
     strict = client.post("/predict", json={**PEOPLE, "inputs": [PERSON], "encoded": True})
@@ -96,8 +96,8 @@ def test_encoded_rows_are_answered_as_objects_are(client):
 
 def test_a_model_of_plain_arrays_takes_them_as_ever(client, digits_rows):
     for flag in ({}, {"encoded": True}):
-        asked = {"model": "digits", "inputs": digits_rows[:1].tolist(), **flag}
-        assert client.post("/predict", json=asked).status_code == 200
+        request = {"model": "digits", "inputs": digits_rows[:1].tolist(), **flag}
+        assert client.post("/predict", json=request).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_client_sends_frames_by_column_and_says_which_arrays_are_encoded(cli
         encoded = dubito.predict(ROWS, encoded=True, **PEOPLE)
         np.testing.assert_array_equal(encoded.probabilities, frame.probabilities)
         assert len(dubito.acquire(ROWS, encoded=True, ids=["three"], k=1, **PEOPLE)) == 1
-        kept = dubito.add_labels(
+        retained = dubito.add_labels(
             {"two": "class 1"}, model="people", inputs={"two": ROWS[0]}, encoded=True
         )
-        assert kept.accepted == 1
+        assert retained.accepted == 1

@@ -214,8 +214,8 @@ def test_all_wrong_fields_are_told_of_at_once(client):
     problem = client.post("/predict", json={"inputs": [ROW], **wrong}).json()
     assert [error["field"] for error in problem["errors"]] == list(wrong)
     assert problem["errors"][1]["detail"].endswith("got a string of 1 characters")
-    many = {f"field{i}": 0 for i in range(100)}
-    assert len(client.post("/predict", json={"inputs": [ROW], **many}).json()["errors"]) == 10
+    large = {f"field{i}": 0 for i in range(100)}
+    assert len(client.post("/predict", json={"inputs": [ROW], **large}).json()["errors"]) == 10
     labels = [{"id": str(i), "label": "three", "input": ROW} for i in range(20)]
     problem = client.post("/labels", json={"labels": labels}).json()
     assert [e["field"] for e in problem["errors"]] == [f"labels.{i}.label" for i in range(10)]

@@ -78,10 +78,10 @@ def test_a_row_that_is_smoother_than_any_real_one_is_flagged_and_said_to_be_low(
         "/predict", json={"model": "digits", "inputs": [row], "explain": True, **SEED}
     ).json()
     prediction = answer["predictions"][0]
-    of = prediction["explanation"]["detectors"]
+    parent = prediction["explanation"]["detectors"]
     assert (prediction["label"], prediction["flag"]) == ("3", True)
-    assert [name for name, entry in of.items() if entry["low"]] == ["residual", "mahalanobis"]
-    assert of["residual"]["share"] + of["mahalanobis"]["share"] > 0.9
+    assert [name for name, entry in parent.items() if entry["low"]] == ["residual", "mahalanobis"]
+    assert parent["residual"]["share"] + parent["mahalanobis"]["share"] > 0.9
     assert prediction["explanation"]["attributed"] < 0.05
 
 
@@ -92,10 +92,12 @@ def test_examples_are_training_rows_as_predict_takes_them(ask):
         return answer.json()["inputs"]
 
     lines = (row.split(",")[1:6] for row in ask.people.splitlines()[1:])
-    known = {(float(a), float(b), float(c), float(d) if d else None, e) for a, b, c, d, e in lines}
+    reference = {
+        (float(a), float(b), float(c), float(d) if d else None, e) for a, b, c, d, e in lines
+    }
     rows = examples("people")
     assert len(rows) == 32
-    assert {tuple(row.values()) for row in rows} <= known
+    assert {tuple(row.values()) for row in rows} <= reference
     assert len({str(row) for row in rows}) == 32
     answer = ask.client.post("/predict", json={"model": "people", "inputs": rows, **SEED}).json()
     assert sum(row["flag"] for row in answer["predictions"]) < 8
@@ -113,17 +115,17 @@ def test_a_pool_as_a_file_is_ranked_as_its_rows_and_what_the_model_does_not_know
         f"p{n},{r['a']},{r['b']},{r['c']},{r['d'] or ''},{r['city'] or 'NULL'}"
         for n, r in enumerate(rows)
     ]
-    asked = {"model": "people", **SEED}
+    request = {"model": "people", **SEED}
     csv = "\n".join([" id,a, b,c,d,city", *lines]) + "\n"
     headers = {"Content-Type": "text/csv"}
-    answer = ask.client.post("/acquire", params=asked, content=csv, headers=headers).json()
+    answer = ask.client.post("/acquire", params=request, content=csv, headers=headers).json()
     assert answer["unknown_categories"] == {"city": 2}
     expected = ask.client.post(
-        "/acquire", json={**asked, "pool": rows, "ids": ["p0", "p1", "p2"]}
+        "/acquire", json={**request, "pool": rows, "ids": ["p0", "p1", "p2"]}
     ).json()
     assert answer == expected
     refused = ask.client.post(
-        "/acquire", params=asked, content=csv.replace("p1,0.1", "p1,ten"), headers=headers
+        "/acquire", params=request, content=csv.replace("p1,0.1", "p1,ten"), headers=headers
     )
     expected = "pool.1.a: expected a number, got a string of 3 characters (id 'p1')"
     assert refused.json()["detail"] == expected
@@ -142,8 +144,8 @@ def test_the_broken_column_is_named_first(ask, column, broken):
     assert falls == sorted(falls, reverse=True)
     assert {*fall_of(explanation)} == {*PERSON}
     # Of two columns that should agree, either may be put right.
-    named = explanation["columns"][0]["column"]
-    assert named == column
+    names = explanation["columns"][0]["column"]
+    assert names == column
     assert falls[0] > 0
 
 
@@ -192,8 +194,8 @@ def test_shares_of_detectors_add_up_and_a_map_to_what_is_attributed(ask, digits_
         shares = explanation["detectors"].values()
         assert sum(entry["share"] for entry in shares) == pytest.approx(1)
         of_input = ("residual", "mahalanobis", "input_neighbours")
-        known = [explanation["detectors"][name] for name in of_input]
-        attributed = sum(entry["share"] for entry in known if not entry["low"])
+        reference = [explanation["detectors"][name] for name in of_input]
+        attributed = sum(entry["share"] for entry in reference if not entry["low"])
         pixels = np.array(explanation["map"])
         assert pixels.shape == (8, 8)
         assert (pixels >= 0).all()
@@ -235,30 +237,30 @@ def test_arrays_say_the_same(ask, digits_rows, model):
     body = {"model": model, "inputs": rows, "explain": True, **SEED}
     answer = ask.client.post("/predict", json=body, headers={"Accept": "application/x-npz"})
     arrays = np.load(io.BytesIO(answer.content), allow_pickle=False)
-    found = {
+    actual = {
         name.removeprefix("explanation."): arrays[name]
         for name in arrays
         if name.startswith("explanation.")
     }
     for n, expected in enumerate(ask(rows, model)):
-        assert found["statistic"][n] == expected["statistic"]
+        assert actual["statistic"][n] == expected["statistic"]
         for name, entry in expected["detectors"].items():
-            assert found[f"detectors.{name}.share"][n] == entry["share"]
-            assert found[f"detectors.{name}.low"][n] == entry["low"]
-        assert found["nearest.id"][n].tolist() == [entry["id"] for entry in expected["nearest"]]
-        assert found["nearest.distance"][n].tolist() == [
+            assert actual[f"detectors.{name}.share"][n] == entry["share"]
+            assert actual[f"detectors.{name}.low"][n] == entry["low"]
+        assert actual["nearest.id"][n].tolist() == [entry["id"] for entry in expected["nearest"]]
+        assert actual["nearest.distance"][n].tolist() == [
             entry["distance"] for entry in expected["nearest"]
         ]
         if model == "people":
-            assert dict(zip(PERSON, found["columns"][n], strict=True)) == fall_of(expected)
+            assert dict(zip(PERSON, actual["columns"][n], strict=True)) == fall_of(expected)
         else:
-            assert found["map"][n].tolist() == expected["map"]
-            assert found["attributed"][n] == expected["attributed"]
+            assert actual["map"][n].tolist() == expected["map"]
+            assert actual["attributed"][n] == expected["attributed"]
     if model == "people":
-        assert found["unseen"].tolist() == [[False] * 5, [False, False, False, False, True]]
-        assert found["missing"].tolist() == [[False] * 5, [False, False, False, True, False]]
+        assert actual["unseen"].tolist() == [[False] * 5, [False, False, False, False, True]]
+        assert actual["missing"].tolist() == [[False] * 5, [False, False, False, True, False]]
     else:
-        assert not {"unseen", "missing", "columns"} & set(found)
+        assert not {"unseen", "missing", "columns"} & set(actual)
 
 
 def test_what_a_version_cannot_say_is_null_with_the_reason(ask):

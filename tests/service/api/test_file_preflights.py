@@ -17,7 +17,7 @@ from tests.support.process import own_bytes
 from tests.support.texts import tokenizer
 
 FLAT, TEXT = InputSpec(shape=(64,), minimum=0, maximum=16), InputSpec.model_validate(TEXTS)
-LARGE = 2 * MAX_BYTES  # of one text, in a file of some kB
+LARGE = 2 * MAX_BYTES
 HEADERS = {"Content-Type": PARQUET}
 ROUTES = [
     ("/acquire", {"k": 1}),
@@ -50,12 +50,12 @@ def call_within(seconds=60.0):
 
 
 def test_what_reading_takes_is_reserved(preflights):
-    held = []
+    stored = []
     for content in (rows_file(3), rows_file(60_000)):
         call = call_within()
         preflights.reserve(content, FLAT, "pool", call)
-        held.append(call.reservation.held)
-    assert held[0] < 4 << 20 < held[1] < MAX_BYTES
+        stored.append(call.reservation.held)
+    assert stored[0] < 4 << 20 < stored[1] < MAX_BYTES
 
 
 def test_a_file_that_takes_more_than_it_may_is_refused_and_the_next_is_read(preflights, bomb):

@@ -53,8 +53,8 @@ def test_what_a_client_does_not_take_is_not_sent(client, accept, status):
 
 
 def test_a_media_type_that_is_refused_is_not_sent_for_another(client):
-    for taken, sent in ("application/x-npz;q=0", "json"), ("application/x-npz", "x-npz"):
-        headers = {"Accept": f"application/json, {taken}"}
+    for used, sent in ("application/x-npz;q=0", "json"), ("application/x-npz", "x-npz"):
+        headers = {"Accept": f"application/json, {used}"}
         answer = client.post("/predict", json=ROWS, headers=headers)
         assert answer.headers["content-type"] == f"application/{sent}"
 
@@ -135,13 +135,13 @@ def test_labels_that_come_again_under_their_key_are_answered_as_before(client):
 
 
 def test_lists_come_in_parts_and_times_are_in_utc(client):
-    wanted = [client.post("/predict/jobs", json=ROWS).json()["id"] for _ in range(3)]
-    page, seen = {"next": None}, []
-    while len(seen) < 3:
+    expected = [client.post("/predict/jobs", json=ROWS).json()["id"] for _ in range(3)]
+    page, observed = {"next": None}, []
+    while len(observed) < 3:
         after = {} if page["next"] is None else {"after": page["next"]}
         page = client.get("/jobs", params={"limit": 2, **after}).json()
-        seen += [job["id"] for job in page["jobs"]]
-    assert seen[:3] == wanted[::-1]
+        observed += [job["id"] for job in page["jobs"]]
+    assert observed[:3] == expected[::-1]
     everything = client.get("/jobs").json()
     assert (len(everything["jobs"]) >= 3, "next" in everything) == (True, False)
     created = datetime.fromisoformat(everything["jobs"][0]["created"])
@@ -165,13 +165,13 @@ def test_pages_of_other_origins_may_ask_where_a_setting_says_so_and_links_have_t
     }
     with client_of(digits_store, **settings) as client:
         of_page = {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}
-        asked = {"Access-Control-Request-Method": "POST"}
-        assert client.options("/predict", headers=of_page | asked).status_code == 200
+        request = {"Access-Control-Request-Method": "POST"}
+        assert client.options("/predict", headers=of_page | request).status_code == 200
         answer = client.post("/predict", json=ROWS, headers=of_page)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, ORIGIN)
-        others = {**of_page, "Origin": "https://evil.example.com"}
-        assert client.options("/predict", headers=others | asked).status_code == 400
-        answer = client.post("/predict", json=ROWS, headers=others)
+        rest = {**of_page, "Origin": "https://evil.example.com"}
+        assert client.options("/predict", headers=rest | request).status_code == 400
+        answer = client.post("/predict", json=ROWS, headers=rest)
         assert answer.status_code == 403
         assert "access-control-allow-origin" not in answer.headers
         for sent in ("", "/doubt"):  # whether the proxy takes it away or not

@@ -27,7 +27,7 @@ def pools(tmp_path_factory, digits_rows):
     again = np.concatenate([digits_rows[:40], digits_rows[:40]])  # copies
     np.save(folder / "copies.npy", again)
     np.save(folder / "long.npy", np.tile(digits_rows, (100, 1)))
-    np.save(folder / "too_long.npy", np.tile(digits_rows, (300, 1)))  # for one request
+    np.save(folder / "too_long.npy", np.tile(digits_rows, (300, 1)))
     return folder
 
 
@@ -118,10 +118,10 @@ def test_a_job_predicts_as_predict_does(service, digits_rows, options):
         headers={"Accept": "application/x-npz"},
     )
     expected = np.load(io.BytesIO(rows.content))
-    found = np.load(io.BytesIO(result(service, job).content))
-    assert set(found.files) == {*expected.files, "ids"}
-    assert found["ids"].tolist() == IDS
-    assert all(np.array_equal(found[name], expected[name]) for name in expected.files)
+    actual = np.load(io.BytesIO(result(service, job).content))
+    assert set(actual.files) == {*expected.files, "ids"}
+    assert actual["ids"].tolist() == IDS
+    assert all(np.array_equal(actual[name], expected[name]) for name in expected.files)
 
 
 def test_a_table_of_predictions_has_a_column_for_each_number(service, digits_rows):
@@ -169,8 +169,8 @@ def test_acquire_takes_files_too(service, pools, digits_rows, ending):
     ).json()
     headers = {"Content-Type": media_type}
     body = service.post("/acquire?k=4&seed=2", content=path.read_bytes(), headers=headers)
-    named = service.post("/acquire", json={"pool_file": path.name, "k": 4, "seed": 2})
-    assert body.json() == named.json() == expected
+    names = service.post("/acquire", json={"pool_file": path.name, "k": 4, "seed": 2})
+    assert body.json() == names.json() == expected
     wrong = service.post("/acquire", content=b"rubbish", headers=headers)
     assert (
         wrong.status_code,
@@ -197,7 +197,7 @@ def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
     while (job := service.get(link).json())["state"] == "running":
         time.sleep(0.05)
     assert job["state"] == "cancelled"
-    assert job["id"] in [listed["id"] for listed in service.get("/jobs").json()["jobs"]]
+    assert job["id"] in [items["id"] for items in service.get("/jobs").json()["jobs"]]
     assert service.delete(link).status_code == 200
     assert service.get(link).status_code == 404
 
@@ -271,7 +271,7 @@ def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
 
 def job_processes(state):
     """Processes that run a job of a state folder."""
-    found = []
+    actual = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             is_job = b"service.batch.job_process" in (process / "cmdline").read_bytes()
@@ -279,10 +279,10 @@ def job_processes(state):
                 str(handle.readlink()).startswith(str(state))
                 for handle in (process / "fd").iterdir()
             ):
-                found.append(int(process.name))
+                actual.append(int(process.name))
         except OSError:
             continue
-    return found
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -315,11 +315,11 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         elif who == "the service":
             process.kill()
     with client_of(digits_store, **settings) as client:
-        kept = client.get(f"/jobs/{job['id']}").json()
-        assert kept["progress"] > 0
-        found = over(client, job, 120)
-        assert found["state"] == "done", found
-        ranking = client.get(found["result"]).json()["ranking"]
+        retained = client.get(f"/jobs/{job['id']}").json()
+        assert retained["progress"] > 0
+        actual = over(client, job, 120)
+        assert actual["state"] == "done", actual
+        ranking = client.get(actual["result"]).json()["ranking"]
         best = client.post(
             "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 40}
         ).json()
@@ -343,7 +343,7 @@ def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
     long = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 100}
     limits = {"JOB_TURN_S": 0.1}
     with serving(digits_store, limits=limits, **settings) as (url, _), ExitStack() as stack:
-        one, two = (
+        item, two = (
             stack.enter_context(
                 httpx.Client(
                     base_url=url, headers={"X-API-Key": f"the-key-of-client-{key}"}, timeout=60
@@ -351,17 +351,17 @@ def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
             )
             for key in ("one", "two")
         )
-        first = asked(one, "/acquire/jobs", long)
-        wait_until(lambda: one.get(f"/jobs/{first['id']}").json()["progress"] > 0)
+        first = asked(item, "/acquire/jobs", long)
+        wait_until(lambda: item.get(f"/jobs/{first['id']}").json()["progress"] > 0)
         second = asked(two, "/acquire/jobs", {"pool_file": "rows.npz"})
         wait_until(lambda: two.get(f"/jobs/{second['id']}").json()["state"] != "queued")
-        is_long = one.get(f"/jobs/{first['id']}").json()["progress"] < 0.5  # on a fast machine not
-        second, whole = over(two, second, 240), over(one, first, 240)
-        assert (second["state"], whole["state"]) == ("done", "done")
-        assert second["ended"] < whole["ended"] or not is_long
-        ranking = one.get(whole["result"]).json()["ranking"]
+        is_long = item.get(f"/jobs/{first['id']}").json()["progress"] < 0.5
+        second, full = over(two, second, 240), over(item, first, 240)
+        assert (second["state"], full["state"]) == ("done", "done")
+        assert second["ended"] < full["ended"] or not is_long
+        ranking = item.get(full["result"]).json()["ranking"]
         best = {"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
-        score = one.post("/acquire", json=best).json()["ranking"][0]["score"]
+        score = item.post("/acquire", json=best).json()["ranking"][0]["score"]
         assert [row["score"] for row in ranking] == [score] * 5  # the pool has it 100 times
 
 
@@ -408,19 +408,19 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
         "DUBITO_KEYS_FILE": str(keys),
     }
     with serving(digits_store, **settings) as (url, _):
-        one, two = (
+        item, two = (
             httpx.Client(base_url=url, headers={"X-API-Key": key}) for key in (first, second)
         )
-        job = asked(one, "/acquire/jobs", {"pool_file": "rows.npz"})
-        assert one.get(f"/jobs/{job['id']}").status_code == 200
+        job = asked(item, "/acquire/jobs", {"pool_file": "rows.npz"})
+        assert item.get(f"/jobs/{job['id']}").status_code == 200
         for path in (f"/jobs/{job['id']}", f"/jobs/{job['id']}/result"):
             assert two.get(path).status_code == 404
         assert two.delete(f"/jobs/{job['id']}").status_code == 404
         assert two.post(f"/jobs/{job['id']}/cancel").status_code == 404
         assert two.get("/jobs").json() == {"jobs": []}
         assert httpx.get(f"{url}/jobs/{job['id']}").status_code == 401
-        assert one.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
-        one.close()
+        assert item.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
+        item.close()
         two.close()
 
 
@@ -526,7 +526,7 @@ def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits
     again = result(service, job).json()
     assert again["excluded"] == 40
     assert not {row["id"] for row in again["ranking"]} & {row["id"] for row in by_job["ranking"]}
-    whole = {"pool": pool["pool"][:2], "ids": [row["id"] for row in by_job["ranking"][:2]]}
-    job = asked(service, "/acquire/jobs", whole)
+    full = {"pool": pool["pool"][:2], "ids": [row["id"] for row in by_job["ranking"][:2]]}
+    job = asked(service, "/acquire/jobs", full)
     assert over(service, job)["state"] == "done" and result(service, job).json()["ranking"] == []
     assert rows_kept(service) == counted

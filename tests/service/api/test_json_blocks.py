@@ -89,11 +89,11 @@ def test_what_is_not_json_is_refused(content, data):
             expected = orjson.loads(each)
         except orjson.JSONDecodeError:
             expected = None
-        found = read(each)
+        actual = read(each)
         if not isinstance(expected, dict):
-            assert found is None, each
-        elif found is not None:  # a wrong field next to the rows may be refused for its depth
-            assert found == expected, each
+            assert actual is None, each
+        elif actual is not None:  # a wrong field next to the rows may be refused for its depth
+            assert actual == expected, each
         else:
             assert (
                 max(depth(value) - isinstance(value, list) for value in expected.values())

@@ -30,11 +30,11 @@ def test_what_was_acquired_is_labelled_by_id_and_not_acquired_again(own, digits_
         "seed": 1,
     }
     plain = client.post("/acquire", json=pool).json()
-    assert not state.exists()  # nothing is kept that was not asked to be
+    assert not state.exists()
     assert post(client, [{"id": "r0", "label": "3"}]).status_code == 422
-    kept = client.post("/acquire", json={**pool, "keep": True}).json()
-    assert kept == plain
-    names = [row["id"] for row in kept["ranking"]]
+    retained = client.post("/acquire", json={**pool, "keep": True}).json()
+    assert retained == plain
+    names = [row["id"] for row in retained["ranking"]]
     answer = post(client, [{"id": name, "label": "3"} for name in names])
     assert answer.json() == {
         "model": "digits",
@@ -191,16 +191,21 @@ def test_control_rows_are_drawn_by_id_and_judge_the_version_that_set_them_aside(
     (live,) = page["live"]
     assert (live["version"], live["serving"], live["control_labels"]) == ("1", True, 100)
     rows = digits_rows[[row["index"] for row in control]]
-    said = client.post("/predict", json={"inputs": rows.tolist(), "seed": 5}).json()["predictions"]
+    message = client.post("/predict", json={"inputs": rows.tolist(), "seed": 5}).json()[
+        "predictions"
+    ]
     right = np.mean(
-        [p["label"] == str(truth[row["index"]]) for p, row in zip(said, control, strict=True)]
+        [p["label"] == str(truth[row["index"]]) for p, row in zip(message, control, strict=True)]
     )
     figures = live["figures"]
     assert figures["accuracy"]["value"] == pytest.approx(right)
     low, high = figures["accuracy"]["interval"]
     assert low < right <= high
     inside = np.mean(
-        [str(truth[r["index"]]) in p["prediction_set"] for p, r in zip(said, control, strict=True)]
+        [
+            str(truth[r["index"]]) in p["prediction_set"]
+            for p, r in zip(message, control, strict=True)
+        ]
     )
     assert figures["set_coverage_at_95"]["value"] == pytest.approx(inside)
 

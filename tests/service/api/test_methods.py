@@ -87,7 +87,7 @@ def test_a_layer_that_is_not_supported_is_named_before_any_training(folder, caps
     )
     with working_in(folder):
         assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert "MultiheadAttention" in said
-    assert "layer 2.self_attn" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "MultiheadAttention" in message
+    assert "layer 2.self_attn" in message
+    assert message.count("\n") == 1

@@ -16,20 +16,20 @@ from tests.support.files import npy_bytes
 NOT_DOCUMENTED = {"/", "/problems", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 
 
-PROTOCOLS = ("open_inference", "mlflow")  # that others have specified
+PROTOCOLS = ("open_inference", "mlflow")
 
 
 def routes():
     paths = {"admin": set(), "others": set(), "protocols": set()}
     for package in (service.api, integrations):
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if found.name.startswith("integrations.ray"):
+        for actual in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if actual.name.startswith("integrations.ray"):
                 continue
-            router = getattr(importlib.import_module(found.name), "router", None)
+            router = getattr(importlib.import_module(actual.name), "router", None)
             if router is None:
                 continue
-            is_protocol = found.name.split(".")[1] in PROTOCOLS
-            is_admin = found.name.endswith(".admin")
+            is_protocol = actual.name.split(".")[1] in PROTOCOLS
+            is_admin = actual.name.endswith(".admin")
             kind = "protocols" if is_protocol else "admin" if is_admin else "others"
             paths[kind] |= {route.path for route in router.routes}
     return paths

@@ -84,8 +84,8 @@ def assert_as_documented(document, method, path, answer):
         name: {"additionalProperties": False, **each} if "properties" in each else each
         for name, each in schemas.items()
     }
-    whole = {**schema["schema"], "components": {"schemas": closed}}
-    jsonschema.validate(answer.json(), whole, jsonschema.Draft202012Validator)
+    full = {**schema["schema"], "components": {"schemas": closed}}
+    jsonschema.validate(answer.json(), full, jsonschema.Draft202012Validator)
 
 
 def good_requests(client):
@@ -110,12 +110,12 @@ def good_requests(client):
     yield ask("POST", "/labels", json={"labels": [label]})
     yield ask("GET", "/labels", params={"limit": 1})
     yield ask("POST", "/labels/delete", json={"ids": ["a row"]})
-    asked = ask("POST", "/acquire/jobs", json={"pool": [ROW]})
-    yield asked
+    body = ask("POST", "/acquire/jobs", json={"pool": [ROW]})
+    yield body
     other = ask("POST", "/predict/jobs", json={"inputs": [ROW]})
     yield other
     other_job = other[2].json()["id"]
-    job, route = f"/jobs/{asked[2].json()['id']}", "/jobs/{job}"
+    job, route = f"/jobs/{body[2].json()['id']}", "/jobs/{job}"
     yield ask("POST", f"/jobs/{other_job}/cancel", f"{route}/cancel")
     yield ask("GET", "/jobs")
     while (state := client.get(job).json()["state"]) != "done":
@@ -148,12 +148,12 @@ def good_requests(client):
 
 
 def test_answers_of_every_operation_are_as_the_document_says(client, document):
-    seen = set()
+    observed = set()
     for method, path, answer in good_requests(client):
         assert answer.status_code < 300 or path.endswith("/unload"), answer.text
         assert_as_documented(document, method, path, answer)
-        seen.add((method, path))
-    assert seen == set(operations(document))
+        observed.add((method, path))
+    assert observed == set(operations(document))
 
 
 def test_refusals_of_every_operation_are_as_the_document_says(client, document):

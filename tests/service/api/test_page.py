@@ -80,12 +80,12 @@ def test_other_files_are_not_served(client):
 
 
 def test_vendored_files_are_unchanged():
-    written = (FOLDER / "vendor" / "README.md").read_text()
-    listed = re.findall(r"^\| `(\S+)` .* `([0-9a-f]{64})` \|$", written, re.MULTILINE)
-    assert {name for name, _ in listed} == {
+    content = (FOLDER / "vendor" / "README.md").read_text()
+    items = re.findall(r"^\| `(\S+)` .* `([0-9a-f]{64})` \|$", content, re.MULTILINE)
+    assert {name for name, _ in items} == {
         path.relative_to(FOLDER / "vendor").as_posix() for path in (FOLDER / "vendor").rglob("*.js")
     }
-    for name, digest in listed:
+    for name, digest in items:
         assert sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() == digest
 
 

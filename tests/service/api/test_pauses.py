@@ -45,20 +45,20 @@ def longest_step(work):
 )
 def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_takes(row):
     body = b'{"pool": [' + b",".join([row] * (limits.MAX_JSON_BYTES // (len(row) + 1) - 10)) + b"]}"
-    begun = time.thread_time()
+    start = time.thread_time()
     orjson.loads(body)
-    whole = time.thread_time() - begun
-    (_, rows), found = longest_step(lambda call: split_json(body, "pool", 10_000_000, call.pause))
-    assert found < whole / 5
+    full = time.thread_time() - start
+    (_, rows), actual = longest_step(lambda call: split_json(body, "pool", 10_000_000, call.pause))
+    assert actual < full / 5
     spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
     if row[1:2] == b"1":
         with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
             rows_array(rows, spec, "pool", 1, RequestContext())
         return
     _, counted = longest_step(lambda call: reserve_json(body, "pool", 10_000_000, call))
-    assert counted < whole / 5
+    assert counted < full / 5
     x, read = longest_step(lambda call: rows_array(rows, spec, "pool", 1, call))
-    assert read < whole / 5
+    assert read < full / 5
     assert x.shape == (len(rows), 64)
     assert np.all(x == 8.0)
 
@@ -81,7 +81,7 @@ def test_what_is_there_at_the_start_is_not_looked_through_for_garbage(tmp_path):
         before = gc.get_freeze_count()
         async with app.router.lifespan_context(app):
             assert gc.get_freeze_count() > before
-            assert len(gc.get_objects()) < 10_000  # of those that are not frozen
+            assert len(gc.get_objects()) < 10_000
         assert gc.get_freeze_count() == 0
 
     try:

@@ -39,8 +39,8 @@ def test_rows_are_shown_in_the_order_in_which_they_were_asked_for(client, digits
     assert (answer["model"], answer["rows"]) == ("digits", 20)
     assert [row["index"] for row in answer["preview"]] == [17, 0]
     assert [row["row"] for row in answer["preview"]] == rows[[17, 0]].tolist()
-    named = ["17", "0"] if media_type == NPY else ["r17", "r0"]
-    assert [row["id"] for row in answer["preview"]] == named
+    names = ["17", "0"] if media_type == NPY else ["r17", "r0"]
+    assert [row["id"] for row in answer["preview"]] == names
     is_parquet = "parquet" in media_type
     assert answer["ignored_columns"] == (["note"] if is_parquet else [])
 
@@ -54,8 +54,8 @@ def test_rows_may_be_asked_for_one_by_one(client):
 
 def test_the_first_ten_rows_are_shown_unless_others_are_named(client, digits_rows):
     content = npy_bytes(np.asarray(digits_rows[:20], dtype=np.float32).reshape(20, 64))
-    found = preview(client, content, NPY).json()["preview"]
-    assert [row["index"] for row in found] == list(range(10))
+    actual = preview(client, content, NPY).json()["preview"]
+    assert [row["index"] for row in actual] == list(range(10))
     assert preview(client, content, NPY, []).json()["preview"] == []
 
 

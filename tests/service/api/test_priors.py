@@ -32,7 +32,7 @@ def shares_of(client):
 def test_each_draw_is_turned_by_bayes_rule_and_all_scores_follow(client):
     shares = shares_of(client)
     plain, shifted = (
-        predict(client, return_samples=True, **asked) for asked in ({}, {"priors": SKEWED})
+        predict(client, return_samples=True, **request) for request in ({}, {"priors": SKEWED})
     )
     assert (plain["priors"], shifted["priors"]) == (None, SKEWED)
     before, after = (
@@ -51,9 +51,9 @@ def test_each_draw_is_turned_by_bayes_rule_and_all_scores_follow(client):
         assert row["label"] in row["prediction_set"]
         assert row["abstain"] is None
     # What detectors look at is not turned.
-    for one, other in zip(plain["predictions"], shifted["predictions"], strict=True):
+    for item, other in zip(plain["predictions"], shifted["predictions"], strict=True):
         scores = [
-            {name: d["score"] for name, d in row["detectors"].items()} for row in (one, other)
+            {name: d["score"] for name, d in row["detectors"].items()} for row in (item, other)
         ]
         assert scores[0] == scores[1]
 
@@ -61,14 +61,14 @@ def test_each_draw_is_turned_by_bayes_rule_and_all_scores_follow(client):
 def test_the_training_data_s_own_shares_change_nothing_but_rounding(client):
     shares = shares_of(client)
     plain, same = (
-        predict(client, **asked)
-        for asked in ({}, {"priors": dict(zip(CLASSES, shares.tolist(), strict=True))})
+        predict(client, **request)
+        for request in ({}, {"priors": dict(zip(CLASSES, shares.tolist(), strict=True))})
     )
-    for one, other in zip(plain["predictions"], same["predictions"], strict=True):
-        np.testing.assert_allclose(other["probabilities"], one["probabilities"], atol=1e-6)
+    for item, other in zip(plain["predictions"], same["predictions"], strict=True):
+        np.testing.assert_allclose(other["probabilities"], item["probabilities"], atol=1e-6)
         # Calibration rows are weighed by the shares of all training rows, of which the fit's are a
         # part.
-        assert other["p_value"] == pytest.approx(one["p_value"], rel=0.1)
+        assert other["p_value"] == pytest.approx(item["p_value"], rel=0.1)
     assert (
         sum(
             o["prediction_set"] == p["prediction_set"]
@@ -151,8 +151,8 @@ def test_a_version_that_does_not_say_its_shares_is_served_and_refuses_priors(sto
 
 def test_a_class_without_training_rows_has_no_share_and_no_probability(digits_store):
     model = Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED))
-    known = (*[1 / 9] * 9, 0.0)  # as of a fit that went on from one of more classes
-    output = model.manifest.output.model_copy(update={"priors": known})
+    reference = (*[1 / 9] * 9, 0.0)
+    output = model.manifest.output.model_copy(update={"priors": reference})
     model = replace(model, manifest=model.manifest.model_copy(update={"output": output}))
     outputs = np.log(np.full((2, 3, 10), 0.1, dtype=np.float32))
     shifted = np.exp(model.shifted(outputs, (0.2, *[0.1] * 8, 0.0)))

@@ -21,12 +21,12 @@ def few(digits_store, tmp_path_factory):
     rows = digits().test
     np.savez(folder / "rows.npz", x=(2 * rows.x).reshape(-1, 8, 8), y=rows.y)
     with working_in(folder), pytest.MonkeyPatch.context() as patch:
-        said = io.StringIO()
-        patch.setattr("sys.stderr", said)
+        message = io.StringIO()
+        patch.setattr("sys.stderr", message)
         sizes = ["--reference-rows", "100", "--ranking-rows", str(FEW)]
         assert main(["calibrate", "digits:1", "--data", "npz:rows.npz", *sizes]) == 0
     with client_of(folder / "models") as client:
-        yield said.getvalue(), client
+        yield message.getvalue(), client
 
 
 def predict(client, **fields):
@@ -55,11 +55,11 @@ def test_the_rate_that_an_error_advises_is_accepted(few, field):
 
 
 def test_too_few_rows_are_said_at_publication_and_in_the_list(few):
-    said, client = few
+    message, client = few
     sentence = "with 2 ranking rows the smallest fpr is 0.333334"
-    assert sentence in said
-    (listed,) = client.get("/models").json()["models"]
-    assert listed["too_few_rows"].startswith(sentence)
+    assert sentence in message
+    (items,) = client.get("/models").json()["models"]
+    assert items["too_few_rows"].startswith(sentence)
     assert few_rows_warning(4).startswith("with 4 ranking rows the smallest fpr is 0.2: ")
     assert few_rows_warning(18) is not None
     assert few_rows_warning(19) is None

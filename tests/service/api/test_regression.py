@@ -209,7 +209,7 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
     }
     for prediction in answer["predictions"]:
         assert set(prediction) == fields
-        assert prediction["median"] is None  # of a target that was not transformed
+        assert prediction["median"] is None
         assert prediction["num_samples"] == answer["num_samples"] == 100
         assert set(prediction["standard_error"]) == set(MIXTURE_ERROR_NAMES)
         assert all(error > 0 for error in prediction["standard_error"].values())
@@ -335,13 +335,13 @@ def test_a_batch_of_largest_determinant_leaves_out_what_lies_beside_a_row_chosen
         np.array([[draw[name] for draw in row] for row in samples]) for name in ("mean", "std")
     )
     scaled = mean / np.sqrt(np.square(std).mean(axis=1, keepdims=True))
-    chosen = [row["index"] for row in ranking[:5]]
-    assert chosen[0] == np.argmax(scaled.std(axis=1))
-    found = [
-        np.linalg.slogdet(np.eye(i) + np.cov(scaled[chosen[:i]], bias=True))[1] / 2
+    selected = [row["index"] for row in ranking[:5]]
+    assert selected[0] == np.argmax(scaled.std(axis=1))
+    actual = [
+        np.linalg.slogdet(np.eye(i) + np.cov(scaled[selected[:i]], bias=True))[1] / 2
         for i in (2, 3, 5)
     ]
-    assert found == pytest.approx(
+    assert actual == pytest.approx(
         np.cumsum([row["score"] for row in ranking])[[1, 2, 4]].tolist(), abs=1e-4
     )
 
@@ -420,14 +420,14 @@ def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp
         client.post("/labels", json={"model": "wavy", "labels": labels}).json()["accepted"] == 120
     )
     live = client.get("/models/wavy/labels").json()["live"][0]
-    said = predict(client, x[control], seed=1)
+    message = predict(client, x[control], seed=1)
     assert live["control_labels"] == len(control)
-    error = np.sqrt(np.mean((column(said, "mean") - y[control]) ** 2))
+    error = np.sqrt(np.mean((column(message, "mean") - y[control]) ** 2))
     assert live["figures"]["rmse"]["value"] == pytest.approx(error, rel=1e-5)
     low, high = live["figures"]["rmse"]["interval"]
     assert low < error < high
     inside = [
-        p["interval"][0] <= t <= p["interval"][1] for p, t in zip(said, y[control], strict=True)
+        p["interval"][0] <= t <= p["interval"][1] for p, t in zip(message, y[control], strict=True)
     ]
     assert live["figures"]["interval_coverage_at_95"]["value"] == pytest.approx(np.mean(inside))
 
@@ -450,5 +450,5 @@ def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp
     assert store.aliases("wavy") == {
         "latest": "1",
         "candidate": "2",
-    }  # since no label came with a key
+    }
     assert store.manifest("wavy", "2").training["labels"]["rows"] == 120 - len(control)

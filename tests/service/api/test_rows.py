@@ -114,9 +114,9 @@ def test_examples_of_the_openapi_document_are_requests_to_the_models_that_are_th
 
 
 def test_objects_are_answered_as_their_encoded_rows_are(client):
-    listed = {model["name"]: model["columns"] for model in client.get("/models").json()["models"]}
-    assert listed["pictures"] == []
-    assert listed["people"] == [
+    items = {model["name"]: model["columns"] for model in client.get("/models").json()["models"]}
+    assert items["pictures"] == []
+    assert items["people"] == [
         {"name": "age", "kind": "numeric"},
         {"name": "city", "kind": "categorical", "categories": ["Oslo", "Rome"]},
         {"name": "vip", "kind": "categorical", "categories": ["false", "true"]},
@@ -153,7 +153,7 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
     answer = predict(client, PEOPLE)
     assert answer.status_code == 200, answer.text
     assert answer.content == predict(client, rows, encoded=True).content
-    assert answer.json()["unknown_categories"] == {"city": 1, "vip": 1}  # of the third
+    assert answer.json()["unknown_categories"] == {"city": 1, "vip": 1}
     assert predict(client, PEOPLE[:2]).json()["unknown_categories"] == {}
     for explain in (False, True):
         arrays = arrays_of(client, PEOPLE, explain=explain)
@@ -252,7 +252,7 @@ def test_a_pool_of_images_is_ranked_as_its_arrays_are(client):
         assert client.post("/acquire", json={**request, "pool": pool}).content == by_form.content
 
 
-SHORT = png_file((8, 6, 8, 2, 0, 0, 0), 5 * (b"\0" + bytes(24)))  # in order, but for its last row
+SHORT = png_file((8, 6, 8, 2, 0, 0, 0), 5 * (b"\0" + bytes(24)))
 
 
 @pytest.mark.parametrize(
@@ -289,10 +289,10 @@ def test_a_small_file_of_many_scans_is_refused_at_once(client):
     Image.new("RGB", (4000, 3000)).save(file, "JPEG", progressive=True)
     bomb = jpeg_of_scans(file.getvalue(), 10_000)
     assert len(bomb) < 700_000
-    begun = time.monotonic()
+    start = time.monotonic()
     for answer in (upload(client, [bomb]), predict(client, [text(bomb)], "pictures")):
         assert_refused(answer, "inputs.0: expected a JPEG file of at most 100 scans, got ")
-    assert time.monotonic() - begun < 5  # half a minute to decode
+    assert time.monotonic() - start < 5  # half a minute to decode
 
 
 @pytest.mark.parametrize("size", [(4000, 4000), (8000, 8000), (20000, 20000)])

@@ -58,27 +58,27 @@ def predict(client, inputs, **fields):
 
 
 def ids_of(rows):
-    made = tokenizer()
-    made.enable_truncation(TOKENS)
-    made.enable_padding(length=TOKENS, pad_id=0)
-    return np.array([made.encode(row).ids for row in rows])
+    created = tokenizer()
+    created.enable_truncation(TOKENS)
+    created.enable_padding(length=TOKENS, pad_id=0)
+    return np.array([created.encode(row).ids for row in rows])
 
 
 def test_strings_are_answered_as_torch_does_and_replayed_bit_for_bit(client, parent):
     rows, labels = texts(40, seed=1)
-    asked = {"num_samples": 4, "return_samples": True}
-    answer = predict(client, rows, **asked)
+    request = {"num_samples": 4, "return_samples": True}
+    answer = predict(client, rows, **request)
     assert answer.status_code == 200, answer.text
-    assert predict(client, rows, **asked).content == answer.content
-    found = answer.json()["predictions"]
-    samples = np.array([row["samples"] for row in found]).swapaxes(0, 1)
+    assert predict(client, rows, **request).content == answer.content
+    actual = answer.json()["predictions"]
+    samples = np.array([row["samples"] for row in actual]).swapaxes(0, 1)
     spec = parent.manifest.noise
     eps = torch.from_numpy(noise(spec.algorithm, 3, 0, 4, spec.dimension))
     expected = parent.model().eval().predict(torch.from_numpy(ids_of(rows)).float(), eps).exp()
     np.testing.assert_allclose(samples, expected.numpy(), atol=2e-3)
-    assert np.mean([row["label"] == label for row, label in zip(found, labels, strict=True)]) > 0.9
-    alone = predict(client, rows[7:8], **asked).json()["predictions"][0]
-    assert alone["samples"] == found[7]["samples"]
+    assert np.mean([row["label"] == label for row, label in zip(actual, labels, strict=True)]) > 0.9
+    alone = predict(client, rows[7:8], **request).json()["predictions"][0]
+    assert alone["samples"] == actual[7]["samples"]
 
 
 def test_texts_come_as_strings_objects_files_and_ids(client):
@@ -92,8 +92,8 @@ def test_texts_come_as_strings_objects_files_and_ids(client):
         body = npy_bytes(ids_of(rows).astype(dtype))
         headers = {"Content-Type": "application/x-npy"}
         assert client.post("/predict?seed=3", content=body, headers=headers).json() == expected
-    many = rows * 1000  # a long body is read block by block
-    assert predict(client, many).json()["predictions"][:3] == expected["predictions"]
+    large = rows * 1000  # a long body is read block by block
+    assert predict(client, large).json()["predictions"][:3] == expected["predictions"]
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_pools_of_strings_are_ranked(client):
 
 
 def test_nothing_is_explained_of_ids_and_it_is_said_why(client):
-    (found,) = predict(client, ["the film was good"], explain=True).json()["predictions"]
-    explanation = found["explanation"]
+    (actual,) = predict(client, ["the film was good"], explain=True).json()["predictions"]
+    explanation = actual["explanation"]
     empty = ("attributed", "map", "nearest", "columns", "unseen", "missing")
     assert {name: explanation[name] for name in empty} == dict.fromkeys(empty)
     assert "ids" in explanation["null_because"]["map"]
@@ -192,14 +192,16 @@ def test_the_version_holds_its_tokenizer_and_is_measured_and_calibrated_with_it(
     (folder / "reviews.csv").rename(folder / "later.csv")
     (folder / "tokenizer.json").unlink()
     (folder / "other.csv").write_text("text\n" + "rain on friday\n" * 30)
-    others = ["--outliers", "weather=csv:other.csv"]
+    rest = ["--outliers", "weather=csv:other.csv"]
     assert (
-        main(["evaluate", "reviews", "--data", "csv:later.csv", "--quiet", "--rows", "40", *others])
+        main(["evaluate", "reviews", "--data", "csv:later.csv", "--quiet", "--rows", "40", *rest])
         == 0
     )
 
-    shown = set(capsys.readouterr().out.split())
-    assert {f"{name}_flag_auroc" for name in ("uniform", "crossed", "shuffled", "weather")} <= shown
+    displayed = set(capsys.readouterr().out.split())
+    assert {
+        f"{name}_flag_auroc" for name in ("uniform", "crossed", "shuffled", "weather")
+    } <= displayed
     calibrate = ["calibrate", "reviews", "--data", "csv:later.csv", "--target", "label"]
     assert main([*calibrate, "--reference-rows", "40", "--ranking-rows", "60"]) == 0
     assert main(["evaluate", "reviews", "--data", "csv:later.csv", "--attacks"]) == 2
@@ -229,14 +231,14 @@ def test_a_module_that_takes_ids_is_an_encoder(folder):
     np.testing.assert_allclose(rows, expected.detach().numpy(), atol=1e-5)
     theta = model.runtime.draw(3, 0, 4)
     outputs, _ = model.runtime.run(ids, theta[:, None])
-    given, _ = head.network(torch.from_numpy(rows), torch.from_numpy(theta[:, None]))
-    np.testing.assert_allclose(outputs, head.likelihood(given).detach().numpy(), atol=1e-4)
+    options, _ = head.network(torch.from_numpy(rows), torch.from_numpy(theta[:, None]))
+    np.testing.assert_allclose(outputs, head.likelihood(options).detach().numpy(), atol=1e-4)
 
 
 def embedding_of(version):
     """The embedding in a version's encoder."""
     graph = onnx.load(version / "encoder.onnx").graph
-    (found,) = [
+    (actual,) = [
         numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (VOCABULARY, 8)
     ]
-    return found.copy()
+    return actual.copy()

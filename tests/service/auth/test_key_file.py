@@ -18,7 +18,7 @@ ROW = [0.0] * 64
 PAST, FUTURE = "2020-01-01T00:00:00Z", "2999-01-01T00:00:00+02:00"
 SECRET = "a-secret-that-is-not-shown"
 DIGEST = sha256(SECRET.encode()).hexdigest()
-ASKED = {  # a request for each scope; one of its answers with a key that has it
+ASKED = {
     "read": ("GET", "/models", None, 200),
     "predict": ("POST", "/predict", {"inputs": [ROW]}, 200),
     "acquire": ("POST", "/acquire", {"pool": [ROW], "k": 1}, 200),
@@ -30,9 +30,9 @@ ASKED = {  # a request for each scope; one of its answers with a key that has it
 
 def entry(name, scopes, expires=None, is_hashed=False):
     key = key_of(name)
-    given = f'sha256 = "{sha256(key.encode()).hexdigest()}"' if is_hashed else f'key = "{key}"'
+    options = f'sha256 = "{sha256(key.encode()).hexdigest()}"' if is_hashed else f'key = "{key}"'
     end = "" if expires is None else f"expires = {expires}\n"
-    return f'[[keys]]\nname = "{name}"\n{given}\nscopes = {json.dumps(scopes)}\n{end}'
+    return f'[[keys]]\nname = "{name}"\n{options}\nscopes = {json.dumps(scopes)}\n{end}'
 
 
 def key_of(name):
@@ -122,20 +122,20 @@ def test_the_log_says_which_key_asked_and_never_the_key(serve, digits_store, tmp
             for name in ("all", "only-read", "late", "nobody"):
                 ask(client, name, "predict")
         process.terminate()
-        said = process.communicate(timeout=60)[1]
-    lines = [json.loads(line) for line in said.splitlines()]
-    asked = [
+        message = process.communicate(timeout=60)[1]
+    lines = [json.loads(line) for line in message.splitlines()]
+    request = [
         line
         for line in lines
         if line["logger"] == "dubito.requests" and line["route"] != "/health/live"
     ]
-    assert [(line["key"], line["status"], line["reason"]) for line in asked] == [
+    assert [(line["key"], line["status"], line["reason"]) for line in request] == [
         ("all", 200, None),
         ("only-read", 403, "forbidden"),
         ("late", 401, "expired_key"),
         (None, 401, "unauthorized"),
     ]
-    assert "the-long-key-of" not in said
+    assert "the-long-key-of" not in message
 
 
 def replace(file, text):
@@ -160,18 +160,20 @@ def test_keys_come_and_go_without_a_restart_and_a_bad_file_changes_nothing(
         replace(file, entry("new", ["read"]))
         wait_until(lambda: ask(client, "old", "read").status_code == 401)
         replace(file, f'[[keys]]\nname = "worse"\nkey = "{SECRET}"\nscopes = ["everything"]\n')
-        said = []
-        while "the previous keys stay" not in "".join(said):
-            said.append(process.stderr.readline())
+        message = []
+        while "the previous keys stay" not in "".join(message):
+            message.append(process.stderr.readline())
         assert ask(client, "new", "read").status_code == 200
-    told = [
+    output = [
         line.split(" dubito: ")[1].strip()
-        for line in said
+        for line in message
         if "eys: " in line or FILE_VARIABLE in line
     ]
-    assert told[:2] == ["keys: old, new", "keys: new"]
-    assert told[2].startswith(f"{FILE_VARIABLE}.keys.0.scopes.0: expected 'read', ")
-    assert not any(shown in "".join(said) for shown in (SECRET, key_of("old"), key_of("new")))
+    assert output[:2] == ["keys: old, new", "keys: new"]
+    assert output[2].startswith(f"{FILE_VARIABLE}.keys.0.scopes.0: expected 'read', ")
+    assert not any(
+        displayed in "".join(message) for displayed in (SECRET, key_of("old"), key_of("new"))
+    )
 
 
 def ring_of(file):
@@ -259,7 +261,7 @@ def test_a_wrong_file_is_refused_by_its_field_without_being_shown(tmp_path, text
     with pytest.raises(InvalidInput, match=f"^{FILE_VARIABLE}") as raised:
         ring_of(tmp_path / "keys.toml")
     assert expected in str(raised.value)
-    assert not any(shown in str(raised.value) for shown in (SECRET, DIGEST, "\n"))
+    assert not any(displayed in str(raised.value) for displayed in (SECRET, DIGEST, "\n"))
 
 
 def test_the_file_takes_the_place_of_lists(tmp_path):
@@ -273,10 +275,10 @@ def test_the_file_takes_the_place_of_lists(tmp_path):
 
 def test_a_new_key_is_what_its_entry_says():
     key, text = new_key("shop", "predict,acquire", "90d")
-    found: Keys = parse_keys(text)
-    one = found.find(key.encode())
-    assert (one.name, one.scopes) == ("shop", {"predict", "acquire"})
-    assert abs(one.expires - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=1)
+    actual: Keys = parse_keys(text)
+    item = actual.find(key.encode())
+    assert (item.name, item.scopes) == ("shop", {"predict", "acquire"})
+    assert abs(item.expires - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=1)
     assert key not in text
     assert new_key("shop", "predict", None)[0] != key
     assert "expires" not in tomllib.loads(new_key("shop", "predict", None)[1])["keys"][0]
@@ -301,10 +303,10 @@ def test_a_wrong_argument_of_a_new_key_is_named(arguments, named):
 
 
 def test_the_command_gives_the_key_to_the_person_and_the_entry_to_the_file():
-    done = run_service("key", "shop", "--scopes", "predict")
-    assert done.returncode == 0
-    (key,) = re.findall(r"dubito_[\w-]{43}", done.stderr)
-    assert parse_keys(done.stdout).find(key.encode()).name == "shop"
-    done = run_service("key", "shop", "--scopes", "everything")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --scopes: expected some of read,")
+    completed = run_service("key", "shop", "--scopes", "predict")
+    assert completed.returncode == 0
+    (key,) = re.findall(r"dubito_[\w-]{43}", completed.stderr)
+    assert parse_keys(completed.stdout).find(key.encode()).name == "shop"
+    completed = run_service("key", "shop", "--scopes", "everything")
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr.startswith("error: --scopes: expected some of read,")

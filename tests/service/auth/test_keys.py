@@ -174,9 +174,9 @@ def test_whatever_changes_or_computes_takes_a_scope_of_its_own(locked):
         for method, operation in operations.items():
             if path not in OPEN:
                 (scope,) = operation["security"][0]["bearer"]
-                own = [named for start, named in OF_READING.items() if path.startswith(start)]
-                if own:
-                    assert [scope] == own, path
+                custom = [names for start, names in OF_READING.items() if path.startswith(start)]
+                if custom:
+                    assert [scope] == custom, path
                     continue
                 # A job has been asked for by a key with another scope.
                 is_of_own_job = path.startswith("/jobs/")
@@ -185,9 +185,9 @@ def test_whatever_changes_or_computes_takes_a_scope_of_its_own(locked):
 
 def test_a_key_is_one_of_those_configured_or_none():
     keys = list_keys(Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN))
-    found = [keys.find(key.encode()) for key in (FIRST, SECOND, ADMIN, "", FIRST[:-1])]
-    assert [key and key.name for key in found] == ["api-1", "api-2", "admin", None, None]
-    assert ["admin" in key.scopes for key in found[:3]] == [False, False, True]
+    actual = [keys.find(key.encode()) for key in (FIRST, SECOND, ADMIN, "", FIRST[:-1])]
+    assert [key and key.name for key in actual] == ["api-1", "api-2", "admin", None, None]
+    assert ["admin" in key.scopes for key in actual[:3]] == [False, False, True]
 
 
 def test_keys_of_settings_may_do_everything_but_administer_or_that_alone():
@@ -205,9 +205,9 @@ def test_a_route_without_a_scope_is_refused_at_the_start():
 
 def test_settings_and_keys_do_not_show_keys():
     settings = Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN)
-    shown = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {KeyRing(settings)!r}"
-    shown += repr(list_keys(settings).find(FIRST.encode()))
-    assert not any(key in shown for key in (FIRST, SECOND, ADMIN))
+    displayed = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {KeyRing(settings)!r}"
+    displayed += repr(list_keys(settings).find(FIRST.encode()))
+    assert not any(key in displayed for key in (FIRST, SECOND, ADMIN))
 
 
 SECRET = "a-secret-that-is-not-shown"
@@ -236,10 +236,10 @@ def test_keys_that_cannot_be_are_refused_without_being_shown(monkeypatch, settin
 
 
 def test_the_service_does_not_start_without_the_keys_that_it_is_to_have():
-    done = run_service(DUBITO_API_KEYS="short")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("error: DUBITO_API_KEYS: ")
+    completed = run_service(DUBITO_API_KEYS="short")
+    assert completed.returncode == 2
+    assert len(completed.stderr.splitlines()) == 1
+    assert completed.stderr.startswith("error: DUBITO_API_KEYS: ")
 
 
 def test_the_documentation_shows_no_models_where_the_api_needs_a_key(locked):

@@ -33,9 +33,9 @@ IDS = [f"row {i}" for i in range(359)]
 
 def write(path, rows, ids=None, **options):
     """A Parquet file of rows in a column of lists."""
-    named = {} if ids is None else {"id": ids}
+    names = {} if ids is None else {"id": ids}
     pq.write_table(
-        pa.table({**named, "x": pa.array(list(rows), pa.list_(pa.float32()))}), path, **options
+        pa.table({**names, "x": pa.array(list(rows), pa.list_(pa.float32()))}), path, **options
     )
 
 
@@ -122,8 +122,8 @@ def table_of(out):
 
 
 def test_a_data_set_is_predicted_as_predict_does(scored, client, digits_rows):
-    asked = {"inputs": digits_rows.tolist(), "seed": SEED, "num_samples": DRAWS}
-    expected = client.post("/predict", json=asked).json()["predictions"]
+    request = {"inputs": digits_rows.tolist(), "seed": SEED, "num_samples": DRAWS}
+    expected = client.post("/predict", json=request).json()["predictions"]
     table = table_of(scored)
     assert table["id"].to_pylist() == IDS
     for name in ("label", "entropy", "bald", "p_value", "flag"):
@@ -138,10 +138,10 @@ def test_a_data_set_is_predicted_as_predict_does(scored, client, digits_rows):
 
 
 def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
-    given = {"fpr": 0.1, "coverage": 0.8}
-    run("score", data / "a.parquet", tmp_path / "out", **given)
-    asked = {"inputs": digits_rows[:200].tolist(), "seed": SEED, "num_samples": DRAWS, **given}
-    expected = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
+    options = {"fpr": 0.1, "coverage": 0.8}
+    run("score", data / "a.parquet", tmp_path / "out", **options)
+    request = {"inputs": digits_rows[:200].tolist(), "seed": SEED, "num_samples": DRAWS, **options}
+    expected = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
     expected, table = np.load(io.BytesIO(expected.content)), table_of(tmp_path / "out")
     for name in ("num_samples", "bald", "p_value", "flag"):
         assert np.array_equal(table[name].to_numpy(), expected[name]), name
@@ -164,7 +164,7 @@ def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
     ),
 )
 def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_rows, options):
-    asked = {
+    request = {
         "pool": digits_rows.tolist(),
         "ids": IDS,
         "k": 20,
@@ -172,11 +172,11 @@ def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_
         "num_samples": DRAWS,
         **options,
     }
-    given = {
+    arguments = {
         name: json.dumps(value) if name == "priors" else value for name, value in options.items()
     }
-    run("rank", data, None, "-k", 20, **given)
-    assert json.loads(capsys.readouterr().out) == client.post("/acquire", json=asked).json()
+    run("rank", data, None, "-k", 20, **arguments)
+    assert json.loads(capsys.readouterr().out) == client.post("/acquire", json=request).json()
 
 
 @pytest.mark.parametrize("acquisition", ["bald", "power_bald", "max_det"])
@@ -191,14 +191,14 @@ def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
     for i in range(3):
         write(tmp_path / "data" / f"{i}.parquet", rows[30 * i : 30 * i + 30])
     run("rank", tmp_path / "data", tmp_path / "out", "-k", 50, acquisition=acquisition)
-    asked = {
+    request = {
         "pool": rows.tolist(),
         "k": 50,
         "seed": SEED,
         "num_samples": DRAWS,
         "acquisition": acquisition,
     }
-    expected = client.post("/acquire", json=asked).json()
+    expected = client.post("/acquire", json=request).json()
     assert json.loads((tmp_path / "out" / "ranking.json").read_bytes()) == expected
     table = pq.read_table(tmp_path / "out" / "ranking.parquet")
     for name in ("rank", "id", "index", "score"):
@@ -208,19 +208,19 @@ def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
 def test_excluded_rows_are_not_ranked(run, data, tmp_path, capsys, client, digits_rows):
     (tmp_path / "labelled").write_text("\n".join(IDS[::2]))
     run("rank", data, None, "-k", 5, exclude=tmp_path / "labelled")
-    found = json.loads(capsys.readouterr().out)
-    asked = {
+    actual = json.loads(capsys.readouterr().out)
+    request = {
         "pool": digits_rows[1::2].tolist(),
         "ids": IDS[1::2],
         "k": 5,
         "seed": SEED,
         "num_samples": DRAWS,
     }
-    expected = client.post("/acquire", json=asked).json()["ranking"]
-    assert [(row["id"], row["score"]) for row in found["ranking"]] == [
+    expected = client.post("/acquire", json=request).json()["ranking"]
+    assert [(row["id"], row["score"]) for row in actual["ranking"]] == [
         (row["id"], row["score"]) for row in expected
     ]
-    assert (found["excluded"], found["pool_size"]) == (180, 359)
+    assert (actual["excluded"], actual["pool_size"]) == (180, 359)
 
 
 @pytest.mark.slow
@@ -245,8 +245,8 @@ def test_a_job_goes_on_after_its_driver_was_killed_and_ends_with_the_same_bytes(
         process.kill()
         process.wait()
     (out / ".draft-of-the-killed").write_bytes(b"half")
-    done = run_service(*arguments, DUBITO_STORE=str(digits_store))
-    assert done.returncode == 0, done.stderr
+    completed = run_service(*arguments, DUBITO_STORE=str(digits_store))
+    assert completed.returncode == 0, completed.stderr
     assert content_of(out) == content_of(scored)
 
 
@@ -255,9 +255,9 @@ def test_what_is_there_is_not_done_again(run, data, scored, tmp_path):
     shutil.copytree(scored, out)
     part = out / "part-00003-of-00008.parquet"
     part.unlink()
-    kept = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    run("score", data, out, seed=None)  # that of the job
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    retained = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    run("score", data, out, seed=None)
+    assert {path: path.stat().st_mtime_ns for path in retained} == retained
     assert content_of(out) == content_of(scored)
 
 
@@ -284,7 +284,7 @@ def test_a_worker_that_is_killed_is_replaced(run, data, scored, tmp_path):
 
 
 def test_a_shard_whose_workers_die_is_given_up(run, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "MODULE", "__future__")  # which ends at once
+    monkeypatch.setattr(shards, "MODULE", "__future__")
     died = r"its process died \(exit code 0\)"
     with pytest.raises(Stopped, match=rf"^out: part \d was tried 5 times: {died}$"):
         run("score", data, tmp_path / "out", workers=2)
@@ -326,15 +326,15 @@ def test_rows_that_cannot_be_read_are_counted_and_written_with_the_reason(
         "id: expected a name for each row, got none of row 99",
     ]
     run("rank", tmp_path / "data", None, "-k", 10, max_rejects=0.04)
-    found = json.loads(capsys.readouterr().out)["ranking"]
-    asked = {
+    actual = json.loads(capsys.readouterr().out)["ranking"]
+    request = {
         "pool": digits_rows[good].tolist(),
         "ids": [IDS[i] for i in good],
         "k": 10,
         "seed": SEED,
     }
-    expected = client.post("/acquire", json={**asked, "num_samples": DRAWS}).json()["ranking"]
-    assert [(row["id"], row["score"]) for row in found] == [
+    expected = client.post("/acquire", json={**request, "num_samples": DRAWS}).json()["ranking"]
+    assert [(row["id"], row["score"]) for row in actual] == [
         (row["id"], row["score"]) for row in expected
     ]
 
@@ -343,9 +343,9 @@ def test_too_many_rows_that_cannot_be_read_end_the_job_and_more_may_be_allowed_l
     run, tmp_path, digits_rows
 ):
     odd_rows(tmp_path / "data", digits_rows)
-    for _ in range(2):  # as found, and as kept
-        said = r"^source: expected at most 0\.01 of 100 rows .* got \d so far \(source: odd"
-        with pytest.raises(Stopped, match=said):
+    for _ in range(2):
+        message = r"^source: expected at most 0\.01 of 100 rows .* got \d so far \(source: odd"
+        with pytest.raises(Stopped, match=message):
             run("score", tmp_path / "data", tmp_path / "out")
     assert list((tmp_path / "out" / "rejects").iterdir())
     run("score", tmp_path / "data", tmp_path / "out", max_rejects=0.04)
@@ -478,11 +478,11 @@ def test_ids_that_are_the_same_cannot_be_ranked(run, tmp_path, digits_rows):
 
 
 def test_the_command_ends_with_one_line(digits_store, data, tmp_path):
-    asked = "score", str(tmp_path / "absent"), "--out", str(tmp_path / "out")
-    done = run_service(*asked, DUBITO_STORE=str(digits_store))
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: source: expected")
-    assert done.stderr.count("\n") == 1
+    request = "score", str(tmp_path / "absent"), "--out", str(tmp_path / "out")
+    completed = run_service(*request, DUBITO_STORE=str(digits_store))
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("error: source: expected")
+    assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("model", ["people", "texts", "pictures", "groups", "rents"])
@@ -501,8 +501,8 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
         "1",
     ]
     assert run_command(kinds, "score", tmp_path / "rows.parquet", *options) == 0
-    asked = {"model": model, "inputs": inputs, "seed": 3}
-    expected = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
+    request = {"model": model, "inputs": inputs, "seed": 3}
+    expected = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
     assert expected.status_code == 200, expected.text
     expected, table = np.load(io.BytesIO(expected.content)), table_of(tmp_path / "out")
     assert table["p_value"].to_pylist() == expected["p_value"].tolist()

@@ -64,8 +64,8 @@ def test_any_run_of_rows_is_read_with_what_is_needed_alone(place, options, monke
     monkeypatch.setattr(files, "PIECE_BYTES", 1000)
     where, put = place
     put("rows.parquet", parquet(**options))
-    (listed,) = where.data()
-    copy = where.open(listed)
+    (items,) = where.data()
+    copy = where.open(items)
     pool = ParquetFile(copy.path, SPEC, "source")
     for first, rows in ((0, 1000), (390, 130), (129, 2), (999, 1), (0, 1), (500, 333)):
         groups = [i for i in range(len(pool.groups)) if sum(pool.groups[: i + 1]) > first]
@@ -76,7 +76,7 @@ def test_any_run_of_rows_is_read_with_what_is_needed_alone(place, options, monke
             first + n for n in np.cumsum([0, *(len(b) for _, b in batches)])[:-1]
         ]
         assert np.array_equal(
-            np.concatenate([pool.part(batch, at) for at, batch in batches]),
+            np.concatenate([pool.part(batch, position) for position, batch in batches]),
             ROWS[first : first + rows],
         )
         names = [name for _, batch in batches for name in batch.column(1).to_pylist()]
@@ -87,13 +87,13 @@ def test_any_run_of_rows_is_read_with_what_is_needed_alone(place, options, monke
 def test_a_file_that_has_changed_is_not_read(place):
     where, put = place
     put("rows.parquet", parquet())
-    (listed,) = where.data()
-    copy = where.open(listed)
+    (items,) = where.data()
+    copy = where.open(items)
     put("rows.parquet", parquet(row_group_size=10))
     with pytest.raises(
         InvalidInput, match=r"^source: expected rows\.parquet as it was when the job began"
     ):
-        where.open(listed)
+        where.open(items)
     if isinstance(where, BucketFiles):
         with pytest.raises(InvalidInput, match=r"^source: expected rows\.parquet as it was"):
             copy.need(4, 1000)

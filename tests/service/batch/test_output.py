@@ -32,9 +32,9 @@ def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_count
 
     def noted(name, act, place):
         def instead(*arguments, **options):
-            done = act(*arguments, **options)
+            completed = act(*arguments, **options)
             steps.append((name, Path(place(*arguments)).name))
-            return done
+            return completed
 
         return instead
 
@@ -85,9 +85,9 @@ def test_rows_that_were_synced_are_there_after_a_loss_of_power(tmp_path, loss):
         columns.append(some(slice(0, 4)))
         columns.sync()
     columns.close()
-    found = ColumnFiles(tmp_path / "columns")
-    assert found.rows == 4
-    assert equal(found, 4)
+    actual = ColumnFiles(tmp_path / "columns")
+    assert actual.rows == 4
+    assert equal(actual, 4)
 
 
 def test_what_was_never_synced_is_begun_anew(tmp_path):

@@ -13,7 +13,7 @@ from service.batch.job_process import JobPool
 
 
 def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
-    asked = DataSetRequest(
+    request = DataSetRequest(
         kind="score",
         model="digits",
         version="1",
@@ -23,19 +23,19 @@ def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
         shard_rows=100,
     )
     shards = tuple(Shard(i, 0, 100 * i, 100, 100 * i) for i in range(4))
-    progress = Progress(Plan(asked, (DataFile("a.parquet", 9, "-"),), shards), {0}, 2, quiet=True)
+    progress = Progress(Plan(request, (DataFile("a.parquet", 9, "-"),), shards), {0}, 2, quiet=True)
     assert (
         progress.line()
         == " 25 %  100 of 400 rows, 1 of 4 parts; 0 rows x draws, 0 processor seconds; 2 rejected"
     )
     progress.done(1, rejected=1, row_draws=990, cpu_s=3.2)
     progress.at(3, 50)
-    said = re.fullmatch(
+    message = re.fullmatch(
         r" 62 %  250 of 400 rows, 2 of 4 parts, [\d,]+ rows/s, 0:00:00 left; "
         r"990 rows x draws, 3 processor seconds; 3 rejected",
         progress.line(),
     )
-    assert said, progress.line()
+    assert message, progress.line()
 
 
 def test_a_job_that_chooses_can_be_cancelled():

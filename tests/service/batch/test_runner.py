@@ -14,7 +14,7 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_leaves_its_slot_free
 ):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
-    shutil.rmtree(tmp_path / "gone")  # so that no relative path can be told to a process
+    shutil.rmtree(tmp_path / "gone")
     settings = Settings(store=tmp_path / "models", state=tmp_path / "state")
     with closing(Database(tmp_path / "state")) as database:
         jobs = Jobs(database)

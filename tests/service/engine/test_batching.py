@@ -89,7 +89,7 @@ def held(served):
 
 
 def together(engine, jobs, order=None):
-    served = jobs[0].served_model
+    result = jobs[0].served_model
 
     async def asked(job):
         predicted = await compute(engine, job)
@@ -98,7 +98,7 @@ def together(engine, jobs, order=None):
         return predicted
 
     async def ask():
-        first, begin = held(served)
+        first, begin = held(result)
         busy = asyncio.create_task(compute(engine, first))
         await asyncio.sleep(0.02)
         waiting = [asyncio.create_task(asked(job)) for job in jobs]
@@ -125,12 +125,12 @@ def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alon
 
 def test_a_micro_batch_takes_three_quarters_of_those_about(engine, served, digits_rows):
     def batches(waiting):
-        found = together(engine, [job(served, digits_rows[:1]) for _ in range(waiting)])
-        return list(Counter(work.draw_seed for work in found).values())
+        actual = together(engine, [job(served, digits_rows[:1]) for _ in range(waiting)])
+        return list(Counter(work.draw_seed for work in actual).values())
 
     waiting = 2 * MIN_BATCH_REQUESTS + 8
-    most = 3 * (waiting + 1) // 4  # of those that wait and the one before them
-    assert batches(waiting) == [most, waiting - most]
+    largest = 3 * (waiting + 1) // 4
+    assert batches(waiting) == [largest, waiting - largest]
     assert batches(MIN_BATCH_REQUESTS) == [MIN_BATCH_REQUESTS]
 
 
@@ -158,10 +158,10 @@ def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(
     order = []
     rows = np.repeat(digits_rows, 1 + 4 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
     large, small = job(served, rows), job(served, digits_rows[:1])
-    whole, alone = together(engine, [large, small], order)
+    full, alone = together(engine, [large, small], order)
     assert order == [small, large]
-    assert len(whole.phases) > 4
-    assert_as_alone(served, rows, whole)
+    assert len(full.phases) > 4
+    assert_as_alone(served, rows, full)
     assert_as_alone(served, digits_rows[:1], alone)
 
 
@@ -281,14 +281,12 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
     async def ask():
         with admission.admit(1_000, 1, BATCH_ROW_DRAWS):
             assert fits(6_000)  # a burst
-            with admission.admit(
-                50_000, 1, BATCH_ROW_DRAWS
-            ):  # counts with what is computed of it at once
+            with admission.admit(50_000, 1, BATCH_ROW_DRAWS):
                 assert admission.row_draws == 1_000 + BATCH_ROW_DRAWS
                 assert fits(2_600)
                 assert fits(4_500)  # there were room, had the pool brought no more
                 assert not fits(4_501)
-            assert not fits(1_001)  # from now on
+            assert not fits(1_001)
             assert fits(1_000)
             await asyncio.sleep(1.1 * OVERLOAD_HOLD_S)
             assert fits(6_000)
@@ -316,13 +314,13 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
         return True
 
     async def ask():
-        found = []
+        actual = []
         for _ in range(320):  # half seconds
-            found.append((clock.now - 100.0, let_in()))
+            actual.append((clock.now - 100.0, let_in()))
             clock.now += 0.5
-        tried = [(s, most) for s, most in found if most > 1_000]
+        tried = [(s, largest) for s, largest in actual if largest > 1_000]
         assert tried == [(0.0, 10_000), (8.0, 2_000), (24.0, 4_000), (56.0, 8_000), (120.0, 10_000)]
-        answered = []  # now there are ten clients, of which one is refused all the while
+        answered = []
         with ExitStack() as stack:
             while len(answered) < 1_400:
                 if admission.active_requests < 9 and fits(1_001):
@@ -401,13 +399,13 @@ def test_a_micro_batch_takes_no_client_further_ahead_than_one_part_does(
 
 
 def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(served, digits_rows):
-    small, many = job(served, digits_rows[:1]), np.repeat(digits_rows, 10, axis=0)
+    small, large = job(served, digits_rows[:1]), np.repeat(digits_rows, 10, axis=0)
     assert work_bytes(small) < 10_000
     model = served.model
-    kept = 2 * 4 * DRAWS * len(many) * model.manifest.output_size  # in parts and whole
-    assert work_bytes(job(served, many)) > kept + DRAWS * model.runtime.draw_bytes
-    assert work_bytes(EngineWork(served, many, DRAWS, None, acquisition="bald")) > 8 * len(many)
-    joint = EngineWork(served, many, DRAWS, None, acquisition="batchbald", max_candidates=50)
+    retained = 2 * 4 * DRAWS * len(large) * model.manifest.output_size
+    assert work_bytes(job(served, large)) > retained + DRAWS * model.runtime.draw_bytes
+    assert work_bytes(EngineWork(served, large, DRAWS, None, acquisition="bald")) > 8 * len(large)
+    joint = EngineWork(served, large, DRAWS, None, acquisition="batchbald", max_candidates=50)
     assert work_bytes(joint) > 50 * 4 * DRAWS * model.manifest.output_size
 
 
@@ -445,13 +443,13 @@ def assert_as_alone(served, x, answer):
 def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(served):
     async def told():
         loop, jobs, turn = asyncio.get_running_loop(), 3 * RESOLVE_BATCH + 1, 0
-        done = [job(served, None) for _ in range(jobs)]
-        for work in done:
+        completed = [job(served, None) for _ in range(jobs)]
+        for work in completed:
             work.future = loop.create_future()
         turns = {}
-        for n, work in enumerate(done):
+        for n, work in enumerate(completed):
             work.future.add_done_callback(lambda _, n=n: turns.setdefault(n, turn))
-        threading.Thread(target=finish, args=(done,)).start()
+        threading.Thread(target=finish, args=(completed,)).start()
         while len(turns) < jobs:
             await asyncio.sleep(0)
             turn += 1
@@ -475,7 +473,7 @@ def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brou
         return True
 
     async def ask():
-        assert is_read(10**9)  # nothing is known of what bytes bring
+        assert is_read(10**9)
         with ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(
@@ -485,7 +483,7 @@ def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brou
             assert is_read(40_000)  # about 800 rows x draws: its share of 4,000 among five
             assert not is_read(40_100)
             assert is_read(10**9, "other")  # no more than the largest in work is expected of it
-            assert is_read(0)  # no length was said
+            assert is_read(0)
         with ExitStack() as stack:
             for length in (0, 50, 100_000):  # a chunked body, a name of a file, and rows
                 stack.enter_context(

@@ -43,8 +43,8 @@ def test_rows_are_flagged_together_at_a_false_discovery_rate(of_classes):
     # at .03.
     assert decide(of_classes, options(fdr=0.06)).flag.tolist() == [True, True, True, False]
     assert decide(of_classes, options(fdr=0.03)).flag.tolist() == [False] * 4
-    few = of_classes.take(np.array([2, 3]))
-    assert decide(few, options(fdr=0.06)).flag.tolist() == [False, False]
+    small = of_classes.take(np.array([2, 3]))
+    assert decide(small, options(fdr=0.06)).flag.tolist() == [False, False]
 
 
 def test_a_detector_fires_where_its_own_p_value_is_at_most_the_rate(of_classes):
@@ -53,9 +53,7 @@ def test_a_detector_fires_where_its_own_p_value_is_at_most_the_rate(of_classes):
 
 def test_a_classification_has_sets_and_a_regression_intervals(of_classes):
     decision = decide(of_classes, options(coverage=0.99))
-    assert (
-        decision.prediction_set.tolist() == [[True, True]] * 4
-    )  # 19 rows cannot tell a coverage of .99
+    assert decision.prediction_set.tolist() == [[True, True]] * 4
     assert decision.interval is None
     outputs = np.tile([3.0, math.log(4.0)], (2, 1, 1))
     scores = mixture_scores(mixture_sums(outputs))
@@ -90,7 +88,7 @@ def test_what_is_made_of_a_micro_batch_is_made_once_for_equal_options_from_the_s
         calls.append(prediction)
         return decide(prediction, options())
 
-    assert batch.share(options(), make) is None  # the first makes it of its own rows
+    assert batch.share(options(), make) is None
     assert batch.share(options(fpr=0.1), make) is None
     assert calls == []
     assert batch.share(options(), make) is batch.share(options(), make) is not None

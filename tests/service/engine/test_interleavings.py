@@ -16,7 +16,7 @@ from service.models.reservoir import Reservoir
 from service.telemetry.metrics import Metrics
 from tests.support import tiny
 
-PART_ROW_DRAWS = 200  # so that a few rows are a large request
+PART_ROW_DRAWS = 200
 ROWS = tiny.rows(np.random.default_rng(0), 64)
 
 
@@ -29,7 +29,7 @@ def models(tmp_path_factory):
         yield
 
 
-MODELS = {}  # by whether rows may have draws of their own
+MODELS = {}
 
 
 class HeldReservoir(Reservoir):
@@ -48,7 +48,7 @@ class Requests:
         self.model = MODELS[paired]
         self.loop = asyncio.new_event_loop()
         self.admission = Admission(threading.Event())
-        self.admission.active_requests = 1000  # nothing is computed at once, next to the worker
+        self.admission.active_requests = 1000
         self.engine = Engine(self.admission, Metrics())
         self.served = self._served(Reservoir(self.model, 0, threading.Event()))
         self.asked, self.held = [], None
@@ -150,7 +150,7 @@ def test_seeded_and_fresh_requests_that_wait_together_are_answered_as_alone(requ
 
 
 def test_the_rest_of_a_large_request_is_not_computed_under_the_draws_of_others(requests):
-    large = 2 * part_rows(requests.served.model, tiny.DRAWS) + 1  # of which the last part is small
+    large = 2 * part_rows(requests.served.model, tiny.DRAWS) + 1
     for sizes in ([large, 2, 3], [2, large, 3], [large, large, 1]):
         requests.hold()
         for i, size in enumerate(sizes):

@@ -54,7 +54,7 @@ def test_while_there_is_too_much_to_do_further_work_is_refused_and_health_is_ans
         wait_until(lambda: row_draws(url) > 0)
         refused = httpx.post(f"{url}/predict", json={"inputs": [ROW]}, timeout=60)
         assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 200
-        assert not long.done()  # so the above was asked while it was in work
+        assert not long.done()
         assert refused.status_code == 429
         assert refused.headers["content-type"] == "application/problem+json"
         assert int(refused.headers["retry-after"]) >= 1
@@ -91,11 +91,11 @@ def test_the_same_seed_is_answered_the_same_by_many_at_once(client, digits_rows)
 def test_clients_that_hang_up_hurt_nobody_else(serve, digits_store, large_pool):
     body = b'{"inputs": [%s], "num_samples": 1000}' % str(ROW).encode()
     head = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-    whole = b"POST /predict HTTP/1.1\r\n" + head + body
+    full = b"POST /predict HTTP/1.1\r\n" + head + body
     long = b"POST /acquire HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
     long += b"Content-Length: %d\r\n\r\n" % len(large_pool) + large_pool[: 1 << 20]
     with serve(digits_store) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
-        for sent in (whole[:10], whole[: -len(body)], whole[:-1], long, whole):
+        for sent in (full[:10], full[: -len(body)], full[:-1], long, full):
             for _ in range(5):
                 post_and_hang_up(url, sent)
             assert client.post("/predict", json={"inputs": [ROW]}).status_code == 200

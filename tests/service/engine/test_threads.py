@@ -60,7 +60,7 @@ def test_anothers_small_work_is_done_before_the_rest_of_large_work(threads):
         assert await run(threads, steps(1, log, "other"), "other", 100) == "other"
         assert await run(threads, steps(1, log, "own"), "greedy", 100) == "own"
         assert log[before:].index("other") <= 2
-        assert len(log) < 200  # of which most would have been done first in the order of arrival
+        assert len(log) < 200
         return await asyncio.gather(*large)
 
     assert asyncio.run(ask()) == ["large"] * 10
@@ -81,15 +81,15 @@ def test_of_two_clients_large_works_each_has_half(threads):
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_no_more_run_at_a_time_than_may(at_once):
-    threads, running, most = FairThreads("tested", at_once), 0, 0
+    threads, running, largest = FairThreads("tested", at_once), 0, 0
     lock = threading.Lock()
 
     def work(call):
-        nonlocal running, most
+        nonlocal running, largest
         for _ in range(5):
             with lock:
                 running += 1
-                most = max(most, running)
+                largest = max(largest, running)
             time.sleep(0.005)
             with lock:
                 running -= 1
@@ -100,7 +100,7 @@ def test_no_more_run_at_a_time_than_may(at_once):
 
     asyncio.run(ask())
     threads.close()
-    assert most == at_once
+    assert largest == at_once
 
 
 def test_work_ends_with_its_deadline_and_its_client(threads):
@@ -165,34 +165,34 @@ def test_nothing_is_held_of_work_that_is_done(threads, error):
 
     async def ask():
         body = Body()
-        held = weakref.ref(body)
+        stored = weakref.ref(body)
         work = partial(reading, body)
         del body
         with suppress(ValueError):
             await run(threads, work)
         del work
-        return held
+        return stored
 
     gc.disable()
     try:
-        held = asyncio.run(ask())
+        stored = asyncio.run(ask())
         if error is not None:
-            clear_frames(error.__traceback__)  # as is done where it is answered
-        wait_until(lambda: held() is None, 5)
+            clear_frames(error.__traceback__)
+        wait_until(lambda: stored() is None, 5)
     finally:
         gc.enable()
 
 
 def test_quick_questions_wait_for_nothing_long_and_end_with_their_deadline():
-    threads, held = Threads(0.2), threading.Event()
+    threads, stored = Threads(0.2), threading.Event()
 
     async def ask():
-        long = [asyncio.create_task(threads.state(held.wait)) for _ in range(5)]
+        long = [asyncio.create_task(threads.state(stored.wait)) for _ in range(5)]
         assert await threads.jobs(lambda: 1) == 1
-        questions = [threads.jobs(held.wait) for _ in range(3)]
-        found = await asyncio.gather(*questions, return_exceptions=True)
-        assert [type(error) for error in found] == [PastDeadline] * 3
-        held.set()
+        questions = [threads.jobs(stored.wait) for _ in range(3)]
+        actual = await asyncio.gather(*questions, return_exceptions=True)
+        assert [type(error) for error in actual] == [PastDeadline] * 3
+        stored.set()
         await asyncio.gather(*long)
 
     asyncio.run(ask())

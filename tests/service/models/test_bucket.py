@@ -84,27 +84,27 @@ def test_without_its_bucket_the_service_goes_on_and_says_so_once(server, writer,
     models = watcher.models
     assert reachable(watcher) == 1
     server.is_reachable = False
-    seen = watcher.last_read
+    observed = watcher.last_read
     for _ in range(3):
         watcher.refresh()
     assert reachable(watcher) == 0
-    assert watcher.last_read == seen
-    served = models.get("tiny")
+    assert watcher.last_read == observed
+    result = models.get("tiny")
     assert models._unload("tiny", "1")
-    again = models.get("tiny")  # of the copy
-    assert again is not served and again.version == "1"
+    again = models.get("tiny")
+    assert again is not result and again.version == "1"
     assert models.errors("tiny") == {}
     server.is_reachable = True
     tiny.publish(writer)
     watcher.refresh()
     assert (reachable(watcher), models.get("tiny").version) == (1, "2")
-    said = [record.getMessage() for record in caplog.records if "reach" in record.getMessage()]
-    assert len(said) == 2
-    assert said[0].startswith(
+    message = [record.getMessage() for record in caplog.records if "reach" in record.getMessage()]
+    assert len(message) == 2
+    assert message[0].startswith(
         "cannot list in s3://bucket/prefix: it cannot be reached; "
         "serving the versions of the last read"
     )
-    assert said[1] == "the store is reachable again"
+    assert message[1] == "the store is reachable again"
     assert SECRET not in caplog.text
 
 

@@ -134,7 +134,7 @@ def test_an_alarm_stays(generator):
     report = target(ranking, np.concatenate([np.full(300, 9.0), generator.normal(size=20_000)]))
     assert report.alarm
     assert report.evidence < report.largest_evidence
-    assert report.flag_rate < 0.2  # of late
+    assert report.flag_rate < 0.2
 
 
 def test_the_level_is_what_the_page_says():
@@ -147,7 +147,7 @@ def test_the_level_is_what_the_page_says():
 def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
     ranking = np.sort(generator.normal(size=99))
     drift = Drift(DriftTarget.from_statistics(ranking))
-    lone, many = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
+    lone, large = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
     for p_value in lone:
         drift.watch(np.array([p_value]))
     report = drift.report()
@@ -155,10 +155,10 @@ def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
     assert report.binned_rows == np.diff(np.append(0, np.round(100 * EDGES))).tolist()
     assert report.p_value_sum == pytest.approx(lone.sum())
     assert (report.flag_rate, report.expected_flag_rate) == (pytest.approx(0.05, abs=0.005), 0.05)
-    drift.watch(many)
+    drift.watch(large)
     report = drift.report()
     assert report.rows == 100 + MAX_REQUEST_ROWS
-    assert report.p_value_sum == pytest.approx(lone.sum() + many[::100].sum())
+    assert report.p_value_sum == pytest.approx(lone.sum() + large[::100].sum())
 
 
 def test_nothing_seen_is_no_drift():
@@ -225,7 +225,7 @@ def test_the_service_watches_live_rows_and_says_so(serve, digits_store, digits_r
         nothing = drift()
         assert (nothing["rows"], nothing["flag_rate"], nothing["alarm"]) == (0, None, False)
         assert nothing["alarm_at"] == ALARM_EVIDENCE
-        for start in range(0, 359, 10):  # rows like those of the calibration
+        for start in range(0, 359, 10):
             answer = client.post(
                 "/predict", json={"inputs": digits_rows[start : start + 10].tolist()}
             )
@@ -261,10 +261,10 @@ def test_requests_marked_as_tests_count_neither_for_drift_nor_for_metrics_of_row
         return client.get("/models/digits").json()["drift"], sorted(rows)
 
     noise = np.random.default_rng(1).uniform(0, 16, (20, 64))
-    asked, is_test = {"inputs": noise.tolist()}, {"Dubito-Purpose": "test"}
+    request, is_test = {"inputs": noise.tolist()}, {"Dubito-Purpose": "test"}
     client.post("/predict", json={"inputs": noise[:1].tolist()})
     before = counted()
-    answer = client.post("/predict", json=asked, headers=is_test)
+    answer = client.post("/predict", json=request, headers=is_test)
     assert sum(row["flag"] for row in answer.json()["predictions"]) > 10
     tensor = {
         "name": "inputs",
@@ -275,8 +275,8 @@ def test_requests_marked_as_tests_count_neither_for_drift_nor_for_metrics_of_row
     path = "/v2/models/digits/infer"
     assert client.post(path, json={"inputs": [tensor]}, headers=is_test).status_code == 200
     assert counted() == before
-    wrong = client.post("/predict", json=asked, headers={"Dubito-Purpose": "tset"})
+    wrong = client.post("/predict", json=request, headers={"Dubito-Purpose": "tset"})
     assert (wrong.status_code, counted()) == (422, before)
     assert wrong.json()["detail"].startswith("Dubito-Purpose: expected 'test'")
-    client.post("/predict", json=asked)
+    client.post("/predict", json=request)
     assert counted()[0]["rows"] > before[0]["rows"]

@@ -28,11 +28,11 @@ class Outcome:
     seconds: list[float]
 
     def __str__(self):
-        middle, most = statistics.median(self.seconds), max(self.seconds)
+        middle, largest = statistics.median(self.seconds), max(self.seconds)
         return (
             f"{self.requests} requests were answered by {self.versions} versions, "
             f"{len(self.wrong)} wrongly or not; "
-            f"a moved alias was followed after {middle:.2f} s at the median and {most:.2f} s at "
+            f"a moved alias was followed after {middle:.2f} s at the median and {largest:.2f} s at "
             "most"
         )
 
@@ -60,7 +60,7 @@ def cycle(digits_store, folder, cycles, clients=2, **settings):
     store.set_alias("digits", "first", "1")
     store.set_alias("digits", "second", "2")
     request = {"inputs": [ROW], "seed": 7}
-    wrong, counts, seen, stop = [], [0] * clients, set(), threading.Event()
+    wrong, counts, observed, stop = [], [0] * clients, set(), threading.Event()
     settings = {"DUBITO_POLL_INTERVAL_S": "0.05", "DUBITO_THREADS": "1", **settings}
     with (
         serving(store.root, **settings) as (url, process),
@@ -77,7 +77,7 @@ def cycle(digits_store, folder, cycles, clients=2, **settings):
         assert answers[0] != answers[1]
 
         def ask(number):
-            asked = {
+            body = {
                 "latest": None,
                 "moving": None,
                 "first": "1",
@@ -87,25 +87,25 @@ def cycle(digits_store, folder, cycles, clients=2, **settings):
             }
             with httpx.Client(base_url=url, timeout=60) as client:
                 while not stop.is_set():
-                    for version, must_be in asked.items():
+                    for version, must_be in body.items():
                         answer = client.post("/predict", json={**request, "version": version})
-                        found = VERSION.search(answer.content)
-                        if answer.status_code != 200 or found is None:
+                        actual = VERSION.search(answer.content)
+                        if answer.status_code != 200 or actual is None:
                             wrong.append(f"{version}: {answer.status_code} {answer.text[:200]}")
-                        elif VERSION.sub(b"", answer.content) != answers[int(found[1]) % 2]:
-                            wrong.append(f"{version}: not what version {found[1]} answers")
-                        elif must_be is not None and found[1] != must_be.encode():
-                            wrong.append(f"{version}: answered by {found[1]}")
+                        elif VERSION.sub(b"", answer.content) != answers[int(actual[1]) % 2]:
+                            wrong.append(f"{version}: not what version {actual[1]} answers")
+                        elif must_be is not None and actual[1] != must_be.encode():
+                            wrong.append(f"{version}: answered by {actual[1]}")
                         else:
-                            seen.add(found[1])
+                            observed.add(actual[1])
                         counts[number] += 1
 
         def followed(alias, version):
-            begun = time.monotonic()
+            started_at = time.monotonic()
             fields = {**request, "version": alias}
             while client.post("/predict", json=fields).json().get("version") != version:
-                assert time.monotonic() < begun + 60
-            seconds.append(time.monotonic() - begun)
+                assert time.monotonic() < started_at + 60
+            seconds.append(time.monotonic() - started_at)
 
         store.set_alias("digits", "moving", "1")
         askers = [threading.Thread(target=ask, args=[number]) for number in range(clients)]
@@ -128,7 +128,7 @@ def cycle(digits_store, folder, cycles, clients=2, **settings):
             stop.set()
             for asker in askers:
                 asker.join()
-    return Outcome(sum(counts), len(seen), wrong, seconds)
+    return Outcome(sum(counts), len(observed), wrong, seconds)
 
 
 @pytest.mark.slow

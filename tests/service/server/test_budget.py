@@ -18,21 +18,21 @@ MOST = 64 << 20
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(SMALL_BYTES + 1, MOST)), max_size=60))
 def test_no_client_takes_all_and_all_is_given_back(asked):
-    budget, reservations, held = ByteBudget(MOST), [], {}
+    budget, reservations, stored = ByteBudget(MOST), [], {}
     for client, size in asked:
         reservation = Reservation(budget, client)
         reservations.append(reservation)
         try:
             reservation.acquire(size)
         except Overloaded:
-            assert size > budget.max_bytes - budget.held or held.get(
+            assert size > budget.max_bytes - budget.held or stored.get(
                 client, 0
             ) + size > MAX_SHARE * (budget.max_bytes - budget.held - size)
             continue
-        held[client] = held.get(client, 0) + size
-        assert budget.held == sum(held.values()) <= MOST
+        stored[client] = stored.get(client, 0) + size
+        assert budget.held == sum(stored.values()) <= MOST
         left = MOST - budget.held
-        assert held[client] <= MAX_SHARE * left
+        assert stored[client] <= MAX_SHARE * left
         newcomer = Reservation(budget, "newcomer")
         newcomer.acquire(left * MAX_SHARE // (MAX_SHARE + 1))
         newcomer.release()

@@ -138,12 +138,12 @@ def test_what_is_accepted_has_the_meaning_that_another_parser_sees():
     generator, accepted, refused = random.Random(seed), 0, 0
     for _ in range(20_000):
         content = mutated(generator)
-        what = meaning(ours, content)
-        refused += what == "refused"
-        if what == "refused" or what is None:
+        kind = meaning(ours, content)
+        refused += kind == "refused"
+        if kind == "refused" or kind is None:
             continue
         accepted += 1
-        assert meaning(theirs, content) == what, content
+        assert meaning(theirs, content) == kind, content
     assert min(accepted, refused) > 2000
 
 
@@ -154,8 +154,8 @@ def test_a_request_means_the_same_however_it_is_cut():
     for _ in range(3000):
         content = mutated(generator)
         cuts = sorted(generator.sample(range(len(content)), min(5, len(content))))
-        whole, cut = meaning(ours, content), meaning(ours, content, cuts)
-        assert whole == cut or {whole, cut} <= {"refused", None}, (
+        full, cut = meaning(ours, content), meaning(ours, content, cuts)
+        assert full == cut or {full, cut} <= {"refused", None}, (
             content,
             cuts,
         )  # refused sooner or later
@@ -183,7 +183,7 @@ def test_the_versions_of_h11_that_are_installed_use_our_buffer():
 )
 def test_chunked_bodies_are_read_without_the_leniences_of_h11(rest):
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    whole = rest if rest.startswith(b"0") else rest + b"0\r\n\r\n"
-    assert theirs(head + whole)[0] == b"POST"
+    full = rest if rest.startswith(b"0") else rest + b"0\r\n\r\n"
+    assert theirs(head + full)[0] == b"POST"
     with pytest.raises(BadRequest):
-        ours(head + whole)
+        ours(head + full)

@@ -53,15 +53,15 @@ def test_who_comes_waits_for_no_more_of_each_other_client_than_it_brings(waiting
         shares.take(shares.turns()[:1])
     cost = data.draw(st.integers(1, LARGEST))
     shares.put("mine", 0, cost)
-    done = {}
+    completed = {}
     while True:
         piece = shares.turns()[0]
         shares.take([piece])
         if piece.work == "mine":
             break
-        done[piece.client] = done.get(piece.client, 0) + piece.cost
-        shares.put(None, piece.client, data.draw(st.integers(1, LARGEST)))  # and have ever more
-    assert all(work <= cost for work in done.values())  # as much as mine
+        completed[piece.client] = completed.get(piece.client, 0) + piece.cost
+        shares.put(None, piece.client, data.draw(st.integers(1, LARGEST)))
+    assert all(work <= cost for work in completed.values())
 
 
 @given(st.integers(1, 40), st.integers(1, 10))
@@ -92,16 +92,16 @@ def test_small_requests_without_end_do_not_stop_a_large_one():
 
 
 def test_clients_are_done_for_equally_whatever_they_bring():
-    shares, done = Shares(), {"many": 0, "one": 0}
+    shares, completed = Shares(), {"many": 0, "one": 0}
     for _ in range(40):
         shares.put(None, "many", 3)
     shares.put(None, "one", 50)
     for _ in range(2000):
         (piece,) = shares.turns()[:1]
         shares.take([piece])
-        done[piece.client] += piece.cost
+        completed[piece.client] += piece.cost
         shares.put(None, piece.client, piece.cost)
-        assert abs(done["many"] - done["one"]) <= 50 + 3
+        assert abs(completed["many"] - completed["one"]) <= 50 + 3
 
 
 def test_a_client_is_its_valid_key_else_its_address_and_of_ipv6_its_network():

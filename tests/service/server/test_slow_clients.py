@@ -99,15 +99,13 @@ def refused_as(answer, status, named):
         (b"GET /", 5),
         (b"GET / HTTP/1.1\r\nX: ", 19),
         (CHUNKED + b"2\r\n{}\r\n0\r\nX: ", 0),
-    ],  # what follows a body
+    ],
 )
 def test_a_head_without_end_is_answered_431(client, start, counted):
     with Connection(client.base_url.port) as connection:
         connection.send(start)
         connection.send(b"a" * (MAX_HEAD_BYTES + 1 - counted))
-        while not select.select([connection.socket], [], [], 0.1)[
-            0
-        ]:  # what came in one piece with a body is not counted
+        while not select.select([connection.socket], [], [], 0.1)[0]:
             connection.send(b"a" * 8192)
         answer = connection.answer()
         assert (answer.status, answer.closes) == (431, True)

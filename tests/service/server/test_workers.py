@@ -59,7 +59,7 @@ def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers
             assert len(before) == 2
             victim = min(before)
             os.kill(victim, how)
-            while victim in workers_of(process):  # the answer comes from the other
+            while victim in workers_of(process):
                 answer = httpx.post(f"{url}/predict", json=request, timeout=60)
                 assert (answer.status_code, answer.content) == (200, expected)
             wait_until(lambda: len(workers_of(process)) == 2)
@@ -97,10 +97,10 @@ def test_workers_answer_what_they_have_accepted_when_the_supervisor_is_told_to_e
         ThreadPoolExecutor() as pool,
     ):
         wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
-        asked = [pool.submit(rank, url) for _ in range(2)]
+        request = [pool.submit(rank, url) for _ in range(2)]
         wait_until(lambda: row_draws(url) == 2 * BATCH_ROW_DRAWS)
         process.terminate()
-        assert [answer.result().status_code for answer in asked] == [200] * 2
+        assert [answer.result().status_code for answer in request] == [200] * 2
         log = process.communicate(timeout=60)[1]
         assert process.returncode == 0
         assert "Traceback" not in log
@@ -125,7 +125,7 @@ def test_from_sigterm_on_the_service_is_not_ready_but_answers_until_its_notice_i
         answer = client.post("/predict", json={"inputs": [ROW]})
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert client.get("/health/live").status_code == 200
-        process.terminate()  # told again: at once
+        process.terminate()
         process.communicate(timeout=60)
         assert process.returncode == 0
 
@@ -223,9 +223,7 @@ def test_workers_watch_for_drift_together(serve, digits_store, digits_rows):
 
     with serve(digits_store, **TWO) as (url, process):
         wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
-        for start in range(
-            0, 160, 4
-        ):  # each on a connection of its own, so that either worker answers
+        for start in range(0, 160, 4):
             httpx.post(
                 f"{url}/predict",
                 json={"inputs": digits_rows[start : start + 4].tolist()},

@@ -42,10 +42,10 @@ def logged(serve, digits_store):
 
 
 def of_requests(lines):
-    found = [json.loads(line) for line in lines]
+    actual = [json.loads(line) for line in lines]
     return [
         line
-        for line in found
+        for line in actual
         if line["logger"] == "dubito.requests" and line["route"] != "/health/live"
     ]
 
@@ -138,10 +138,14 @@ def test_nothing_that_a_client_sends_is_logged(logged):
     "given", [None, "", "a b", "a" * 65, "é", "a\tb", '"', "../x", "a;b", "a|b"]
 )
 def test_a_request_without_a_plain_id_is_given_one(client, given):
-    headers = [] if given is None else [("X-Request-ID", one.encode()) for one in given.split("|")]
-    made = [client.get("/health/live", headers=headers).headers["X-Request-ID"] for _ in range(2)]
-    assert len(set(made)) == 2
-    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in made)
+    headers = (
+        [] if given is None else [("X-Request-ID", item.encode()) for item in given.split("|")]
+    )
+    created = [
+        client.get("/health/live", headers=headers).headers["X-Request-ID"] for _ in range(2)
+    ]
+    assert len(set(created)) == 2
+    assert all(re.fullmatch("[0-9a-f]{32}", item) for item in created)
 
 
 def test_every_answer_has_the_id(client):

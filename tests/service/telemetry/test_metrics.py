@@ -94,13 +94,13 @@ def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(fresh, digi
     )
     assert metric(page, "dubito_queue_seconds_count", **VERSION_LABELS) == 1 + parts
     assert metric(page, "dubito_compute_seconds_count", **VERSION_LABELS) == 1 + parts
-    asked = sum(
+    request = sum(
         metric(page, "dubito_request_seconds_sum", route=route)
         for route in ("/predict", "/acquire")
     )
     assert waited > 0
     assert worked > 0
-    assert waited + worked < asked
+    assert waited + worked < request
 
 
 def test_failures_are_counted_by_reason(client_of, digits_store):
@@ -151,10 +151,10 @@ def test_only_the_versions_used_last_are_counted_however_many_come(metrics):
     for i in range(3 * MAX_VERSIONS):
         metrics.version_metrics(("m", str(i)))
         metrics.version_metrics(("m", "used all the time"))
-    kept = [version for (_, version), _ in metrics.versions()]
-    assert len(kept) == MAX_VERSIONS
-    assert kept[-1] == "used all the time"
-    assert kept[-2] == str(3 * MAX_VERSIONS - 1)
+    retained = [version for (_, version), _ in metrics.versions()]
+    assert len(retained) == MAX_VERSIONS
+    assert retained[-1] == "used all the time"
+    assert retained[-2] == str(3 * MAX_VERSIONS - 1)
 
 
 def test_refused_requests_are_counted_by_route_and_status_and_never_by_path(fresh):

@@ -37,11 +37,11 @@ class Collector:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    taken = Collector()
+    used = Collector()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            taken.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
+            used.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -50,10 +50,10 @@ def collector() -> Iterator[Collector]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        taken.url = f"http://127.0.0.1:{server.server_port}"
+        used.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield taken
+        yield used
         server.shutdown()
         thread.join()
 
@@ -69,7 +69,7 @@ def traced(serve, digits_store, collector):
         ):
             with httpx.Client(base_url=url, timeout=60) as client:
                 send(client)
-            process.terminate()  # sends what is left
+            process.terminate()
             assert "Traceback" not in process.communicate(timeout=60)[1]
         return collector
 
@@ -198,12 +198,12 @@ def test_the_packages_are_imported_only_where_spans_are_asked_for():
 )
 def test_without_the_packages_the_service_says_so_in_one_line(missing):
     code = f"import sys; sys.modules['{missing}'] = None; from service.__main__ import main; sys.exit(main())"
-    done = run(code, DUBITO_OTLP_ENDPOINT="http://127.0.0.1:9")
-    assert done.returncode == 2
-    assert done.stderr.startswith(
+    completed = run(code, DUBITO_OTLP_ENDPOINT="http://127.0.0.1:9")
+    assert completed.returncode == 2
+    assert completed.stderr.startswith(
         "error: DUBITO_OTLP_ENDPOINT: expected the packages of the extra `otel`"
     )
-    assert len(done.stderr.splitlines()) == 1
+    assert len(completed.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

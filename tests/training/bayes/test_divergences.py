@@ -35,45 +35,47 @@ def jiggled(posterior, seed=0):
 
 
 def test_the_gaussian_kl_is_the_analytic_one():
-    made = jiggled(GaussianPosterior(5, -1.0, GaussianPrior(0.8)))
-    q = Independent(Normal(made.mu, made.sigma), 1)
+    created = jiggled(GaussianPosterior(5, -1.0, GaussianPrior(0.8)))
+    q = Independent(Normal(created.mu, created.sigma), 1)
     p = Independent(Normal(torch.zeros(5, dtype=torch.float64), 0.8), 1)
-    theta, kl = made.sample(standard_noise(3, 5, 0).double())
+    theta, kl = created.sample(standard_noise(3, 5, 0).double())
     torch.testing.assert_close(kl, kl_divergence(q, p).expand(3))
-    torch.testing.assert_close(theta, made.mu + made.sigma * standard_noise(3, 5, 0).double())
+    torch.testing.assert_close(theta, created.mu + created.sigma * standard_noise(3, 5, 0).double())
 
 
 @pytest.mark.parametrize(
     ("pi", "std_1", "std_2"), [(0.3, 1.2, 0.1), (0.7, 0.1, 1.2), (0.25, 0.37, 0.0025)]
 )
 def test_the_mixture_kl_is_the_log_ratio_of_densities_draw_by_draw(pi, std_1, std_2):
-    made = jiggled(GaussianPosterior(5, -1.0, ScaleMixturePrior(pi, std_1, std_2)))
+    created = jiggled(GaussianPosterior(5, -1.0, ScaleMixturePrior(pi, std_1, std_2)))
     eps = standard_noise(7, 5, 0).double()
-    theta, log_ratio = made.sample(eps)
+    theta, log_ratio = created.sample(eps)
     scales = Normal(
         torch.zeros(2, dtype=torch.float64), torch.tensor([std_1, std_2], dtype=torch.float64)
     )
     weights = torch.distributions.Categorical(torch.tensor([pi, 1 - pi], dtype=torch.float64))
     log_prior = MixtureSameFamily(weights, scales).log_prob(theta).sum(1)
     torch.testing.assert_close(
-        log_ratio, Normal(made.mu, made.sigma).log_prob(theta).sum(1) - log_prior
+        log_ratio, Normal(created.mu, created.sigma).log_prob(theta).sum(1) - log_prior
     )
 
 
 def test_the_mixture_kl_has_the_gradient_of_the_log_ratio():
     prior, eps = ScaleMixturePrior(0.3, 1.2, 0.1), standard_noise(7, 5, 0).double()
-    made = jiggled(GaussianPosterior(5, -1.0, prior))
-    theta, kl = made.sample(eps)
-    ours = torch.autograd.grad(kl.sum(), [made.mu, made.rho])
-    theta = made(eps)
+    created = jiggled(GaussianPosterior(5, -1.0, prior))
+    theta, kl = created.sample(eps)
+    ours = torch.autograd.grad(kl.sum(), [created.mu, created.rho])
+    theta = created(eps)
     scales = Normal(
         torch.zeros(2, dtype=torch.float64), torch.tensor([1.2, 0.1], dtype=torch.float64)
     )
     weights = torch.distributions.Categorical(torch.tensor([0.3, 0.7], dtype=torch.float64))
-    log_ratio = Normal(made.mu, made.sigma).log_prob(theta) - MixtureSameFamily(
+    log_ratio = Normal(created.mu, created.sigma).log_prob(theta) - MixtureSameFamily(
         weights, scales
     ).log_prob(theta)
-    torch.testing.assert_close(ours, torch.autograd.grad(log_ratio.sum(), [made.mu, made.rho]))
+    torch.testing.assert_close(
+        ours, torch.autograd.grad(log_ratio.sum(), [created.mu, created.rho])
+    )
 
 
 def test_a_mixture_of_equal_scales_is_a_gaussian_prior():
@@ -84,23 +86,25 @@ def test_a_mixture_of_equal_scales_is_a_gaussian_prior():
 
 @pytest.mark.parametrize("prior_std", [1.0, 0.5])
 def test_the_matrix_normal_kl_is_that_of_its_vector_and_draws_have_its_covariance(prior_std):
-    made = jiggled(MatrixNormalPosterior([Slot("a", (3, 2)), Slot("b", (2, 1))], -0.5, prior_std))
+    created = jiggled(
+        MatrixNormalPosterior([Slot("a", (3, 2)), Slot("b", (2, 1))], -0.5, prior_std)
+    )
     kl = 0.0
-    for mean, row, column in zip(made.means, made.log_rows, made.log_columns, strict=True):
+    for mean, row, column in zip(created.means, created.log_rows, created.log_columns, strict=True):
         covariance = torch.kron(torch.diag((2 * row).exp()), torch.diag((2 * column).exp()))
         prior = MultivariateNormal(
             torch.zeros_like(mean).flatten(), prior_std**2 * torch.eye(mean.numel()).double()
         )
         kl += kl_divergence(MultivariateNormal(mean.flatten(), covariance), prior)
-    estimates = made.sample(standard_noise(4, 8, 0).double())[1]
+    estimates = created.sample(standard_noise(4, 8, 0).double())[1]
     torch.testing.assert_close(estimates, kl.expand(4))
-    unit = made(torch.eye(8).double()) - made(
+    unit = created(torch.eye(8).double()) - created(
         torch.zeros(1, 8).double()
     )  # the square root of the covariance, by row
     expected = [
         math.exp(2 * (r + c))
-        for r in made.log_rows[0].tolist()
-        for c in made.log_columns[0].tolist()
+        for r in created.log_rows[0].tolist()
+        for c in created.log_columns[0].tolist()
     ]
     torch.testing.assert_close(
         (unit.T @ unit).diagonal()[:6], torch.tensor(expected, dtype=torch.float64)
@@ -134,12 +138,12 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
     with torch.no_grad():
         outputs, _, kl = network.train().run(x, torch.zeros(20_000, 1, 6).double())
         torch.testing.assert_close(kl, torch.stack(kls).mean().expand_as(kl))
-        served = network.eval()(x, standard_noise(20_000, 6, 2).double()[:, None])[0]
+        result = network.eval()(x, standard_noise(20_000, 6, 2).double()[:, None])[0]
     # The mean of 20,000 draws is off by more than 6 standard errors once in 500 million, their
     # variance likewise.
-    for drawn in (outputs, served):
-        assert ((drawn.mean(0) - mean).abs() < 6 * (variance / 20_000).sqrt()).all()
-        assert ((drawn.var(0) / variance - 1).abs() < 6 * math.sqrt(2 / 20_000)).all()
+    for samples in (outputs, result):
+        assert ((samples.mean(0) - mean).abs() < 6 * (variance / 20_000).sqrt()).all()
+        assert ((samples.var(0) / variance - 1).abs() < 6 * math.sqrt(2 / 20_000)).all()
 
 
 def test_a_hypernets_weights_begin_at_their_deviation_and_get_no_wider_than_the_prior():
@@ -147,12 +151,12 @@ def test_a_hypernets_weights_begin_at_their_deviation_and_get_no_wider_than_the_
     network = DrawnNetwork(nn.Linear(3, 2), Stochastic("hypernet", initial_log_std=-1.0), (3,))
     layer, x = network.module[0], standard_noise(50, 3, 1)
     with torch.no_grad():
-        served, _ = network.eval()(1e15 * x, standard_noise(10, 6, 2)[:, None])
+        result, _ = network.eval()(1e15 * x, standard_noise(10, 6, 2)[:, None])
         _, *far = layer.infer(1e30 * x)
         layer.trunk.weight.zero_()
         layer.trunk.bias.zero_()
         _, *start = layer.infer(x)
-    assert served.isfinite().all()
+    assert result.isfinite().all()
     for log_variance in far:
         assert log_variance.max() == 0.0
     for log_variance in start:
@@ -177,15 +181,15 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
     std = std.abs()
     x = standard_noise(3, 4, 2).double()
     with torch.no_grad():
-        drawn = network.sample_locally(x, mean, std, 20_000)
+        samples = network.sample_locally(x, mean, std, 20_000)
         theta = mean + std * standard_noise(20_000, network.theta_dimension, 3).double()
         expected = network(x, theta[:, None])[0]
-    assert drawn.shape == expected.shape
+    assert samples.shape == expected.shape
     variance = expected.var(0)
     # Six standard errors of differences of means, and of variances, of 20,000 draws.
-    assert ((drawn.mean(0) - expected.mean(0)).abs() < 6 * (2 * variance / 20_000).sqrt()).all()
-    assert ((drawn.var(0) / variance - 1).abs() < 6 * math.sqrt(4 / 20_000)).all()
-    assert torch.corrcoef(drawn[:, :2, 0].T)[0, 1].abs() < 6 / math.sqrt(20_000)
+    assert ((samples.mean(0) - expected.mean(0)).abs() < 6 * (2 * variance / 20_000).sqrt()).all()
+    assert ((samples.var(0) / variance - 1).abs() < 6 * math.sqrt(4 / 20_000)).all()
+    assert torch.corrcoef(samples[:, :2, 0].T)[0, 1].abs() < 6 / math.sqrt(20_000)
 
 
 @pytest.mark.parametrize(
@@ -209,16 +213,16 @@ def test_numbers_of_parameters_are_those_of_the_paper(drawn, extra, count):
 
 
 def test_masks_are_kept_as_often_as_they_should_be_and_have_mean_1():
-    made = MaskPosterior([Slot("a", (2,), 0.8), Slot("b", (1,), 0.5)])
-    theta = made(standard_noise(50_000, 3, 0))
+    created = MaskPosterior([Slot("a", (2,), 0.8), Slot("b", (1,), 0.5)])
+    theta = created(standard_noise(50_000, 3, 0))
     for i, keep in enumerate((0.8, 0.8, 0.5)):
         assert set(theta[:, i].tolist()) == {0.0, torch.tensor(1 / keep).item()}
         # A proportion of 50,000 is off by more than 6 standard errors once in 500 million.
         assert abs((theta[:, i] > 0).float().mean() - keep) < 6 * math.sqrt(
             keep * (1 - keep) / 50_000
         )
-    served = MaskPosterior([Slot("a", (2,), 0.8)], is_served=False)
-    assert torch.equal(served(standard_noise(4, 2, 0)), torch.ones(4, 2))
+    result = MaskPosterior([Slot("a", (2,), 0.8)], is_served=False)
+    assert torch.equal(result(standard_noise(4, 2, 0)), torch.ones(4, 2))
 
 
 def problem():
@@ -239,8 +243,8 @@ def log_likelihood(design, y, theta):
 
 
 def flow_posterior(flow, lift=None):
-    made = flow(3, 2, 12, -1.0, torch.Generator().manual_seed(0))
-    return HypernetworkPosterior(made, 3, PRIOR_STD, lift)
+    created = flow(3, 2, 12, -1.0, torch.Generator().manual_seed(0))
+    return HypernetworkPosterior(created, 3, PRIOR_STD, lift)
 
 
 FAMILIES = {
@@ -263,14 +267,14 @@ def test_the_posterior_of_a_linear_gaussian_regression_is_recovered_as_well_as_t
 ):
     make, kind = FAMILIES[family]
     design, y, precision, mean, evidence = problem()
-    made = make().double()
+    created = make().double()
     half = standard_noise(1_000, 3, 5).double()
     eps = torch.cat([half, -half])
-    optimizer = torch.optim.LBFGS(made.parameters(), max_iter=150, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(created.parameters(), max_iter=150, line_search_fn="strong_wolfe")
 
     def negative_bound():
         optimizer.zero_grad()
-        theta, kl = made.sample(eps)
+        theta, kl = created.sample(eps)
         loss = (kl - log_likelihood(design, y, theta)).mean()
         loss.backward()
         return loss
@@ -278,11 +282,11 @@ def test_the_posterior_of_a_linear_gaussian_regression_is_recovered_as_well_as_t
     optimizer.step(negative_bound)
     with torch.no_grad():
         fresh = standard_noise(20_000, 3, 6).double()
-        theta, kl = made.sample(fresh)
+        theta, kl = created.sample(fresh)
         terms = log_likelihood(design, y, theta) - kl
         gap, error = evidence - terms.mean().item(), (terms.std() / math.sqrt(20_000)).item()
     factorised_gap = 0.5 * (precision.diagonal().log().sum() - torch.logdet(precision)).item()
-    assert factorised_gap > 0.1  # else the problem tells no families apart
+    assert factorised_gap > 0.1
     best = factorised_gap if kind == "factorised" else 0.0
     # 2,000 fixed draws leave an excess of about (parameters) / (2 x 2,000): .05 allows for the
     # flows' hundreds.
@@ -295,10 +299,10 @@ def test_the_posterior_of_a_linear_gaussian_regression_is_recovered_as_well_as_t
 def test_a_subspace_keeps_its_centre_and_the_kl_of_its_coordinates():
     generator = torch.Generator().manual_seed(0)
     lift = Subspace(2, 5, generator).double()
-    made = jiggled(HypernetworkPosterior(realnvp(2, 1, 4, -1.0, generator), 2, 1.0, lift))
+    created = jiggled(HypernetworkPosterior(realnvp(2, 1, 4, -1.0, generator), 2, 1.0, lift))
     eps = standard_noise(6, 2, 0).double()
-    theta, log_ratio = made.sample(eps)
-    z, log_det = made.flow(eps)
+    theta, log_ratio = created.sample(eps)
+    z, log_det = created.flow(eps)
     torch.testing.assert_close(theta, lift.centre + z @ lift.directions)
     expected = Normal(0.0, 1.0).log_prob(eps).sum(1) - log_det - Normal(0.0, 1.0).log_prob(z).sum(1)
     torch.testing.assert_close(log_ratio, expected)
@@ -352,11 +356,11 @@ def test_an_anchored_member_is_the_mode_of_the_posterior_whose_prior_is_around_i
     network = MemberNetwork(members, (3,), anchor_std=PRIOR_STD).double()
     anchors = [member.weight[0].detach().clone() for member in network.members]
     fit_members(network, design, y)
-    prior_precision = 3.0 / (2.0 * PRIOR_STD**2)  # of three inputs
+    prior_precision = 3.0 / (2.0 * PRIOR_STD**2)
     gram = design.T @ design / NOISE_STD**2 + prior_precision * torch.eye(3).double()
     for member, anchor in zip(network.members, anchors, strict=True):
-        at = design.T @ y / NOISE_STD**2 + prior_precision * anchor
-        expected = torch.linalg.solve(gram, at)
+        position = design.T @ y / NOISE_STD**2 + prior_precision * anchor
+        expected = torch.linalg.solve(gram, position)
         torch.testing.assert_close(member.weight[0].detach(), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -370,17 +374,17 @@ def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
 
 def gradients(posterior, eps):
     loss = posterior.sample(eps)[1].mean()
-    found = torch.autograd.grad(loss, [*posterior.parameters()], allow_unused=True)
-    return torch.cat([g.flatten() for g in found if g is not None])
+    actual = torch.autograd.grad(loss, [*posterior.parameters()], allow_unused=True)
+    return torch.cat([g.flatten() for g in actual if g is not None])
 
 
 def test_gradients_along_paths_are_the_whole_ones_on_average():
     flow = realnvp(4, 2, 6, -0.5, torch.Generator().manual_seed(0))
-    whole = jiggled(HypernetworkPosterior(flow, 4, PRIOR_STD))
+    full = jiggled(HypernetworkPosterior(flow, 4, PRIOR_STD))
     paths = HypernetworkPosterior(flow, 4, PRIOR_STD, follows_paths=True)
     eps = standard_noise(4000, 4, 0).double()
-    torch.testing.assert_close(paths.sample(eps), whole.sample(eps))
-    parts = [gradients(paths, part) - gradients(whole, part) for part in eps.split(100)]
+    torch.testing.assert_close(paths.sample(eps), full.sample(eps))
+    parts = [gradients(paths, part) - gradients(full, part) for part in eps.split(100)]
     off = torch.stack(parts)
     error = off.std(0) / math.sqrt(len(off))
     assert (off.mean(0).abs() <= 5.0 * error + 1e-9).all()
@@ -390,5 +394,5 @@ def test_at_the_exact_posterior_each_draw_s_gradient_along_paths_is_zero():
     flow = realnvp(4, 0, 6, math.log(PRIOR_STD), torch.Generator().manual_seed(0)).double()
     eps = standard_noise(1, 4, 0).double()
     for follows_paths in (True, False):
-        found = gradients(HypernetworkPosterior(flow, 4, PRIOR_STD, None, follows_paths), eps)
-        assert (found.abs().max() < 1e-6) == follows_paths
+        actual = gradients(HypernetworkPosterior(flow, 4, PRIOR_STD, None, follows_paths), eps)
+        assert (actual.abs().max() < 1e-6) == follows_paths

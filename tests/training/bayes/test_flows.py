@@ -62,19 +62,19 @@ def noise(*shape):
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 def test_shapes_and_type_are_those_of_the_input(name, dimension, batch):
     z = noise(*batch, dimension)
-    moved, log_det = make(name, dimension)(z)
-    assert moved.shape == z.shape
+    updated, log_det = make(name, dimension)(z)
+    assert updated.shape == z.shape
     assert log_det.shape == batch
-    assert moved.dtype == log_det.dtype == torch.float64
+    assert updated.dtype == log_det.dtype == torch.float64
 
 
 @every_flow
 def test_rows_of_a_batch_do_not_see_each_other(name, dimension):
     flow, z = make(name, dimension), noise(4, dimension)
-    moved, log_det = flow(z)
+    updated, log_det = flow(z)
     for row in range(4):
         alone, log_det_alone = flow(z[row])
-        torch.testing.assert_close(moved[row], alone)
+        torch.testing.assert_close(updated[row], alone)
         torch.testing.assert_close(log_det[row], log_det_alone)
 
 
@@ -104,20 +104,20 @@ def test_newton_inverts_it(name, dimension):
     flow, z = make(name, dimension).requires_grad_(False), 0.5 * noise(3, dimension)
     target = flow(z)[0]
     jacobian = vmap(jacrev(lambda row: flow(row)[0]))
-    found = z + 1e-3
+    actual = z + 1e-3
     for _ in range(6):
-        found = found + torch.linalg.solve(jacobian(found), target - flow(found)[0])
-    torch.testing.assert_close(found, z)
+        actual = actual + torch.linalg.solve(jacobian(actual), target - flow(actual)[0])
+    torch.testing.assert_close(actual, z)
 
 
 @every_flow
 def test_gradients_reach_every_parameter(name, dimension):
     flow, z = make(name, dimension), noise(200, dimension).requires_grad_()
-    moved, log_det = flow(z)
-    (moved.square().sum() + log_det.sum()).backward()
+    updated, log_det = flow(z)
+    (updated.square().sum() + log_det.sum()).backward()
     for key, parameter in [*flow.named_parameters(), ("z", z)]:
         if dimension == 1 and ".conditioner." in key and not key.endswith("output.bias"):
-            continue  # in one dimension no coordinate has one before it to look at
+            continue
         assert parameter.grad is not None, key
         assert parameter.grad.isfinite().all(), key
         assert parameter.grad.abs().max() > 0, key
@@ -169,10 +169,10 @@ def test_autoregressive_coordinates_depend_on_those_before_them_alone(dimension,
     flow = Autoregressive(dimension, hidden, generator).double()
     jacobian = vmap(jacrev(lambda row: flow(row)[0]))(noise(500, dimension)).abs().amax(0)
     assert torch.equal(jacobian, jacobian.tril())
-    seen = jacobian.tril(-1)
+    observed = jacobian.tril(-1)
     # Unlike the initial weights, 500 rows of noise leave hardly a unit dead: each coordinate but
     # the last is seen.
-    assert (seen.amax(0)[:-1] > 0).all()
+    assert (observed.amax(0)[:-1] > 0).all()
     if (
         hidden >= dimension - 1
     ):  # enough units for every degree: each coordinate sees the one before it
@@ -184,11 +184,11 @@ def test_autoregressive_coordinates_depend_on_those_before_them_alone(dimension,
 )
 def test_a_coupling_keeps_one_half_and_moves_the_other(name, kept):
     z = noise(7, 5)
-    moved, _ = make(name, 5)(z)
+    updated, _ = make(name, 5)(z)
     same = torch.zeros(5, dtype=torch.bool)
     same[kept] = True
-    assert torch.equal(moved[:, same], z[:, same])
-    assert (moved[:, ~same] != z[:, ~same]).all()
+    assert torch.equal(updated[:, same], z[:, same])
+    assert (updated[:, ~same] != z[:, ~same]).all()
 
 
 def test_a_flipped_autoregressive_step_reverses_the_order():

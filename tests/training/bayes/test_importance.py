@@ -50,7 +50,7 @@ def test_a_posterior_that_covers_has_a_small_k_and_one_too_narrow_a_large_one():
         inputs=1
     )  # two numbers, nearly independent: the factorial Gaussian is nearly exact
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
-    found = {
+    actual = {
         times: pareto_k(
             log_ratios(at_exact_posterior(problem, "bbb-gaussian", times), x, y, 1 / len(x), 250, 0)
         )
@@ -58,13 +58,13 @@ def test_a_posterior_that_covers_has_a_small_k_and_one_too_narrow_a_large_one():
     }
     # Of a Gaussian the ratio's tail has the index 1 - variance over the target's variance; its
     # error here is some .2.
-    assert found[1.0] < 0.4 < found[0.1]
+    assert actual[1.0] < 0.4 < actual[0.1]
 
 
 def test_ratios_are_those_of_the_densities(problem):
     model = at_exact_posterior(problem, "bbb-gaussian", 1.0)
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
-    found = log_ratios(model, x, y, 1 / len(x), 50, seed=3)
+    actual = log_ratios(model, x, y, 1 / len(x), 50, seed=3)
     mean, precision = exact(model, problem)
     eps = diagnostics.standard_noise(50, model.posterior.noise_dimension, 3)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_ratios_are_those_of_the_densities(problem):
     )
     q = torch.distributions.Normal(q_mean, q_std).log_prob(theta).sum(1)
     expected = (target - q).numpy()
-    assert found - found.mean() == pytest.approx(expected - expected.mean(), abs=1e-2)
+    assert actual - actual.mean() == pytest.approx(expected - expected.mean(), abs=1e-2)
 
 
 @pytest.mark.parametrize("method", ["mvn", "bhn-weights", "bbb-mixture"])

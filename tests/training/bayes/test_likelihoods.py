@@ -68,20 +68,20 @@ def test_one_more_row_is_wrong_by_the_networks_own_odds():
     right = probs[torch.arange(6), y].log()
     _, log_likelihood, _, *columns = Categorical(3).validation(log_probs, y).unbind(1)
     torch.testing.assert_close(log_likelihood, right)
-    found = add_wrong_row(log_likelihood, *columns).item()
-    assert found == pytest.approx((right.sum().item() + of_error) / 7)
+    actual = add_wrong_row(log_likelihood, *columns).item()
+    assert actual == pytest.approx((right.sum().item() + of_error) / 7)
 
 
 def test_rows_that_are_all_right_are_likeliest_as_if_one_more_were_wrong():
     right, rows = torch.linspace(0.5, 0.9999, 5000, dtype=torch.float64), 18
     log_probs = torch.stack([right, 1 - right], dim=-1).log()
     y = torch.zeros(rows, dtype=torch.int64)
-    found = []
+    actual = []
     for row in log_probs:
         of_rows = Categorical(2).validation(row.expand(1, rows, -1), y)
         _, log_likelihood, _, *wrong = of_rows.unbind(1)
-        found.append(add_wrong_row(log_likelihood, *wrong).item())
-    assert right[int(np.argmax(found))].item() == pytest.approx(rows / (rows + 1), abs=1e-3)
+        actual.append(add_wrong_row(log_likelihood, *wrong).item())
+    assert right[int(np.argmax(actual))].item() == pytest.approx(rows / (rows + 1), abs=1e-3)
 
 
 def test_an_error_counts_where_probabilities_are_0_in_single_precision():
@@ -154,10 +154,10 @@ def case(request):
 
 def test_gradients_of_the_alpha_objective_reach_every_parameter(case):
     model, x, y = case
-    served, kl = model.train().sample(
+    result, kl = model.train().sample(
         x, noise(model.posterior, model.posterior.max_draws or 6, 1, 2)
     )
-    loss, _ = alpha_objective(model.likelihood.log_likelihood(served, y), kl, 1e-2, 0.5)
+    loss, _ = alpha_objective(model.likelihood.log_likelihood(result, y), kl, 1e-2, 0.5)
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -170,9 +170,9 @@ def test_torch_and_onnxruntime_agree(case):
     model, x, y = case
     model.eval()
     fold(model)
-    served = served_network(model, x, 0, names=CHECKED_DETECTORS)
-    runtime = load_runtime(model, export(model, served))
+    result = served_network(model, x, 0, names=CHECKED_DETECTORS)
+    runtime = load_runtime(model, export(model, result))
     assert runtime.task == "regression"
-    worst = parity(model, served, runtime, Rows(x.numpy(), y.numpy()))
+    worst = parity(model, result, runtime, Rows(x.numpy(), y.numpy()))
     assert set(worst) == {"theta", "mean", "log_variance", "density"}
     assert all(0 <= difference < PARITY_TOLERANCE / 10 for difference in worst.values())

@@ -12,15 +12,15 @@ from training.bayes.posterior import log_normal, standard_noise
 def posterior(flow, dimension, couplings, prior_std=1.0, log_scale=-0.5, seed=0):
     """A posterior in float64 whose parameters are away from their start."""
     generator = torch.Generator().manual_seed(seed)
-    made = HypernetworkPosterior(
+    created = HypernetworkPosterior(
         flow(dimension, couplings, 8, log_scale, generator), dimension, prior_std
     ).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in created.parameters():
             parameter.add_(
                 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             )
-    return made
+    return created
 
 
 def log_q(made, eps):
@@ -44,15 +44,15 @@ def test_log_normal_is_the_density_of_a_factorial_gaussian(std):
 @pytest.mark.parametrize("prior_std", [0.5, 2.0])
 @pytest.mark.parametrize("flow", [realnvp, iaf])
 def test_without_couplings_it_is_a_factorial_gaussian_with_its_analytic_kl(flow, prior_std):
-    made = posterior(flow, 6, 0, prior_std)
+    created = posterior(flow, 6, 0, prior_std)
     eps = standard_noise(20_000, 6, 1).double()
     with torch.no_grad():
-        theta, density = log_q(made, eps)
-        torch.testing.assert_close(density, gaussian(made).log_prob(theta))
+        theta, density = log_q(created, eps)
+        torch.testing.assert_close(density, gaussian(created).log_prob(theta))
         prior = Independent(Normal(torch.zeros(6, dtype=torch.float64), prior_std), 1)
-        estimates = made.sample(eps)[1]
+        estimates = created.sample(eps)[1]
         standard_error = (estimates.std() / math.sqrt(len(estimates))).item()
-        analytic = kl_divergence(gaussian(made), prior).item()
+        analytic = kl_divergence(gaussian(created), prior).item()
         # Five standard errors of a mean of 20,000 draws: a right implementation fails once in 1.7
         # million.
         assert estimates.mean().item() == pytest.approx(analytic, abs=5 * standard_error)
@@ -61,12 +61,12 @@ def test_without_couplings_it_is_a_factorial_gaussian_with_its_analytic_kl(flow,
 @pytest.mark.parametrize("couplings", [1, 3])
 @pytest.mark.parametrize("flow", [realnvp, iaf])
 def test_log_q_is_the_change_of_variables_by_autograd(flow, couplings):
-    made = posterior(flow, 5, couplings)
+    created = posterior(flow, 5, couplings)
     eps = standard_noise(7, 5, 1).double()
-    theta, density = log_q(made, eps)
-    torch.testing.assert_close(theta, made(eps))
+    theta, density = log_q(created, eps)
+    torch.testing.assert_close(theta, created(eps))
     for row in range(7):
-        jacobian = torch.func.jacrev(lambda e: made.flow(e)[0])(eps[row])
+        jacobian = torch.func.jacrev(lambda e: created.flow(e)[0])(eps[row])
         expected = (
             Normal(0.0, 1.0).log_prob(eps[row]).sum() - torch.linalg.slogdet(jacobian).logabsdet
         )
@@ -76,10 +76,10 @@ def test_log_q_is_the_change_of_variables_by_autograd(flow, couplings):
 @pytest.mark.parametrize("flow", [realnvp, iaf])
 def test_q_integrates_to_one_over_theta(flow):
     # A fine grid of noise maps to a mesh of small triangles in theta, whose areas need no Jacobian.
-    made = posterior(flow, 2, 2)
+    created = posterior(flow, 2, 2)
     axis = torch.linspace(-5, 5, 401, dtype=torch.float64)
     with torch.no_grad():
-        theta, density = log_q(made, torch.cartesian_prod(axis, axis))
+        theta, density = log_q(created, torch.cartesian_prod(axis, axis))
     theta, density = theta.reshape(401, 401, 2), density.exp().reshape(401, 401)
     total = 0.0
     for corners in (
@@ -135,18 +135,18 @@ def test_variational_inference_finds_the_posterior_of_a_linear_gaussian_regressi
     precision = design.T @ design / noise_std**2 + torch.eye(3, dtype=torch.float64) / prior_std**2
     mean = torch.linalg.solve(precision, design.T @ y / noise_std**2)
 
-    made = posterior(realnvp, 3, 0, prior_std)
+    created = posterior(realnvp, 3, 0, prior_std)
     # 4,000 draws and their mirror images: the estimate of the linear terms is exact. The spread of
     # the quadratic
     # terms leaves a relative error of about 1 / sqrt(2 * 4000) = 1.1 % in a std: 8 % is seven
     # standard errors.
     half = standard_noise(4_000, 3, 5).double()
     eps = torch.cat([half, -half])
-    optimizer = torch.optim.LBFGS(made.parameters(), max_iter=200, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(created.parameters(), max_iter=200, line_search_fn="strong_wolfe")
 
     def negative_bound():
         optimizer.zero_grad()
-        theta, log_ratio = made.sample(eps)
+        theta, log_ratio = created.sample(eps)
         log_likelihood = -0.5 * ((y - theta @ design.T) / noise_std).square().sum(1)
         loss = (log_ratio - log_likelihood).mean()
         loss.backward()
@@ -154,9 +154,9 @@ def test_variational_inference_finds_the_posterior_of_a_linear_gaussian_regressi
 
     optimizer.step(negative_bound)
     stds = precision.diagonal().rsqrt()
-    torch.testing.assert_close(made.output.log_scale.exp().detach(), stds, rtol=0.08, atol=0)
+    torch.testing.assert_close(created.output.log_scale.exp().detach(), stds, rtol=0.08, atol=0)
     # Correlated sample noise leaks from the stds into the mean not at all; the optimiser's
     # tolerance remains.
     torch.testing.assert_close(
-        (made.output.shift.detach() - mean) / stds, torch.zeros_like(mean), atol=1e-3, rtol=0
+        (created.output.shift.detach() - mean) / stds, torch.zeros_like(mean), atol=1e-3, rtol=0
     )

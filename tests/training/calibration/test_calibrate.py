@@ -83,11 +83,11 @@ def test_each_request_has_draws_of_its_own(runtime, rows):
     [(2, [1, 2]), (4, [1, 2, 3, 4]), (100, [1, 2, 3, 5, 10, 20, 30, 50, 75, 100]), (1000, None)],
 )
 def test_the_grid_of_draws_ends_at_the_default(default, counts):
-    found = draw_counts(default)
-    assert found == (counts or found)
-    assert found[0] == 1
-    assert found[-1] == default
-    assert found == sorted(set(found))
+    actual = draw_counts(default)
+    assert actual == (counts or actual)
+    assert actual[0] == 1
+    assert actual[-1] == default
+    assert actual == sorted(set(actual))
 
 
 def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, rows):
@@ -118,10 +118,10 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
 
 def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_labels(runtime, rows):
     scores, density = served_scores(runtime, rows, COUNTS, seed=3)
-    found = by_detector(scores, density, COMBINED_DENSITIES)
+    actual = by_detector(scores, density, COMBINED_DENSITIES)
     for j in range(len(COUNTS)):
         expected = detector_scores(scores[j], density, COMBINED_DENSITIES)
-        assert found.by_name.keys() == expected.keys()
+        assert actual.by_name.keys() == expected.keys()
         for name, values in expected.items():
-            assert np.array_equal(found.by_name[name][j], values)
-        assert np.array_equal(found.labels[j], scores[j].probabilities.argmax(axis=1))
+            assert np.array_equal(actual.by_name[name][j], values)
+        assert np.array_equal(actual.labels[j], scores[j].probabilities.argmax(axis=1))

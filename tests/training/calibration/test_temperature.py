@@ -39,12 +39,12 @@ def classes(rows, scale=1.0, seed=0):
 @pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
 def test_logits_that_are_too_large_by_a_factor_are_divided_by_it(scale):
     log_probs, y = classes(ROWS, scale)
-    found = fit_temperature(Categorical(5), log_probs, y)
+    actual = fit_temperature(Categorical(5), log_probs, y)
     # Of log T: the information of a row is the variance of log p over its classes, at T.
     log_p = log_probs[0] / scale
     p = log_p.softmax(1)
     information = (p * log_p**2).sum() - (p * log_p).sum(1).square().sum()
-    assert math.log(found) == pytest.approx(math.log(scale), abs=6 / math.sqrt(information) + 1e-3)
+    assert math.log(actual) == pytest.approx(math.log(scale), abs=6 / math.sqrt(information) + 1e-3)
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
@@ -55,8 +55,8 @@ def test_variances_that_are_too_small_by_a_factor_are_multiplied_by_it(factor):
         ROWS, generator=generator, dtype=torch.float64
     )
     moments = torch.stack([mean, log_variance - math.log(factor)], dim=-1)[None]
-    found = fit_temperature(Gaussian("homoscedastic"), moments, y)
-    assert math.log(found) == pytest.approx(math.log(factor), abs=6 * math.sqrt(2 / ROWS) + 1e-3)
+    actual = fit_temperature(Gaussian("homoscedastic"), moments, y)
+    assert math.log(actual) == pytest.approx(math.log(factor), abs=6 * math.sqrt(2 / ROWS) + 1e-3)
 
 
 def test_of_several_draws_their_mean_s_penalised_likelihood_is_maximised():
@@ -87,19 +87,19 @@ def test_a_temperature_is_kept_if_each_half_gains_by_that_of_the_other(rows, sca
     likelihood = Categorical(5)
     log_probs, y = classes(rows, scale, seed)
     gains = np.zeros(rows)
-    for fitted, measured in (
+    for model, measured in (
         (slice(0, None, 2), slice(1, None, 2)),
         (slice(1, None, 2), slice(0, None, 2)),
     ):
-        t = fit_temperature(likelihood, log_probs[:, fitted], y[fitted])
+        t = fit_temperature(likelihood, log_probs[:, model], y[model])
         after = torch.log_softmax(log_probs[0, measured] / t, dim=-1)
         gains[measured] = (after - log_probs[0, measured])[torch.arange(len(after)), y[measured]]
-    found = choose_temperature(likelihood, log_probs, y)
-    assert found.gain == pytest.approx(gains.mean(), abs=1e-12)
-    assert found.standard_error == pytest.approx(gains.std(ddof=1) / math.sqrt(rows), abs=1e-12)
-    assert found.value == (found.fitted if found.gain > found.standard_error else 1.0)
+    actual = choose_temperature(likelihood, log_probs, y)
+    assert actual.gain == pytest.approx(gains.mean(), abs=1e-12)
+    assert actual.standard_error == pytest.approx(gains.std(ddof=1) / math.sqrt(rows), abs=1e-12)
+    assert actual.value == (actual.fitted if actual.gain > actual.standard_error else 1.0)
     if rows == 2000 and scale == 1.3:  # the gain is worth 10 standard errors
-        assert found.value == pytest.approx(1.3, abs=0.3)
+        assert actual.value == pytest.approx(1.3, abs=0.3)
 
 
 def test_one_row_keeps_what_there_is():
@@ -119,10 +119,10 @@ def model():
 @pytest.mark.usefixtures("fits")
 def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
     model, rows = model
-    served = served_network(model, torch.from_numpy(rows.x), 0, names=())
+    result = served_network(model, torch.from_numpy(rows.x), 0, names=())
 
     def outputs():
-        files = export(model, served)
+        files = export(model, result)
         for network in (files["network.onnx"], quantise_network(files["network.onnx"])):
             runtime = Runtime(files["sampler.onnx"], network, model.posterior.noise_dimension)
             yield runtime.run(rows.x[:8], runtime.draw(0, 0, 6)[:, None])[0]
@@ -132,16 +132,16 @@ def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
     temperature = set_temperature(model, rows, 10, 0).value
     assert temperature > 1.5
     assert temperature == pytest.approx(model.likelihood.temperature.item())
-    for at_1, found in zip(before, outputs(), strict=True):
+    for at_1, actual in zip(before, outputs(), strict=True):
         expected = special.log_softmax(at_1.astype(np.float64) / temperature, axis=-1)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("fits")
 def test_a_graph_s_own_temperature_is_multiplied_also_twice(model):
     model, rows = model
-    served = served_network(model, torch.from_numpy(rows.x), 0, names=())
-    files = export(model, served)
+    result = served_network(model, torch.from_numpy(rows.x), 0, names=())
+    files = export(model, result)
     network = temper_graph(temper_graph(files["network.onnx"], 2.0), 1.5)
     old, new = (
         Runtime(files["sampler.onnx"], graph, model.posterior.noise_dimension)
@@ -165,8 +165,8 @@ def test_of_a_regression_the_variance_is_multiplied():
     model = helper.make_model(graph, ir_version=10, opset_imports=opset)
     session = InferenceSession(temper_graph(model.SerializeToString(), 3.0))
     x = np.ones((2, 3, 2), dtype=np.float32)
-    (found,) = session.run(["moments"], {"x": x})
-    np.testing.assert_allclose(found, x + np.array([0.0, math.log(3.0)]), rtol=1e-6)
+    (actual,) = session.run(["moments"], {"x": x})
+    np.testing.assert_allclose(actual, x + np.array([0.0, math.log(3.0)]), rtol=1e-6)
 
 
 def test_fitting_again_does_not_compound(model):

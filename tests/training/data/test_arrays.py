@@ -31,9 +31,9 @@ def test_a_detector_of_images_is_refused_for_rows_that_are_none(tmp_path):
     np.savez(tmp_path / "a.npz", x=X.reshape(20, 12), y=Y)
     recipe = recipe_of("npz:a.npz")
     serving = recipe.serving.model_copy(update={"combined": ["entropy", "roughness"]})
-    wanted = recipe.model_copy(update={"serving": serving})
+    expected = recipe.model_copy(update={"serving": serving})
     refused(
-        lambda: load(wanted, tmp_path),
+        lambda: load(expected, tmp_path),
         "serving.combined",
         "detectors without roughness, which needs images",
     )

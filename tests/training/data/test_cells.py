@@ -40,15 +40,15 @@ TABLE = {"age": MOSTLY_AGES, "height": HEIGHTS, "label": LABELS}
 def test_a_column_that_is_numeric_but_for_a_few_cells_is_refused_with_the_cells_and_the_key(
     tmp_path, kind
 ):
-    said = "column age: expected numbers, like 37 of its 40 values (set data.missing_values = ["
-    refused(lambda: read(tmp_path, kind, TABLE), said)
-    blank = "" if kind == "csv" else " "  # which is no part of a cell of a CSV file
+    message = "column age: expected numbers, like 37 of its 40 values (set data.missing_values = ["
+    refused(lambda: read(tmp_path, kind, TABLE), message)
+    blank = "" if kind == "csv" else " "
     refused(
         lambda: read(tmp_path, kind, TABLE), f"'?' in row 3, '{blank}n/k' in row 17, '?' in row 30"
     )
     refused(lambda: read(tmp_path, kind, TABLE), 'data.missing_values = ["?", "n/k"]')
-    many = [*(["?"] * 4), *AGES[4:]]
-    refused(lambda: read(tmp_path, kind, {**TABLE, "age": many}), "'?' in row 2 and 1 more")
+    large = [*(["?"] * 4), *AGES[4:]]
+    refused(lambda: read(tmp_path, kind, {**TABLE, "age": large}), "'?' in row 2 and 1 more")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -66,7 +66,7 @@ def test_a_column_declared_categorical_keeps_every_value(tmp_path, kind):
     data = read(tmp_path, kind, TABLE, columns={"age": "categorical"})
     assert data.columns[0].kind == "categorical"
     again = load(recipe_of(f"{kind}:a.{kind}", target="label"), tmp_path, data.columns)
-    assert again.columns == data.columns  # a version that knows the column so takes it as it was
+    assert again.columns == data.columns
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -126,10 +126,10 @@ def test_rows_without_a_target_are_dropped_and_counted(tmp_path, capsys, kind, t
         data = read(tmp_path, kind, table, task)
     assert len(data.train) + len(data.test) == ROWS - 2
     assert "dropping 2 of 40 rows without a value of label" in capsys.readouterr().err
-    kept = {
+    retained = {
         name: [v for i, v in enumerate(values) if i not in (0, 7)] for name, values in table.items()
     }
-    assert read(tmp_path, kind, kept, task).digest() == data.digest()
+    assert read(tmp_path, kind, retained, task).digest() == data.digest()
 
 
 def test_cells_of_the_target_that_say_missing_drop_their_rows(tmp_path):

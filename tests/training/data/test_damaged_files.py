@@ -151,8 +151,8 @@ REFUSED = {
 def seen(folder, name, content, task=None, target="y", **data):
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     kind = {"zip": "images"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
-    named = {"target": target} if kind in ("csv", "parquet") else {}
-    section = DataSection(source=f"{kind}:{name}", **named, **data)
+    names = {"target": target} if kind in ("csv", "parquet") else {}
+    section = DataSection(source=f"{kind}:{name}", **names, **data)
     recipe = make_plan(inspect_source(section, folder, task), section, None, None).recipe
     read = load(recipe, folder)
     return read, split(read, split_sizes(recipe))

@@ -256,19 +256,19 @@ def test_a_class_without_training_rows_is_refused():
 
 
 def test_a_class_that_is_left_out_is_in_no_row_and_its_test_rows_are_kept_aside():
-    whole = digits()
-    rest = leave_out(whole, ["3", "8"])
+    full = digits()
+    rest = leave_out(full, ["3", "8"])
     assert rest.classes == ("0", "1", "2", "4", "5", "6", "7", "9")
     for part in ("train", "test"):
-        before, after = getattr(whole, part), getattr(rest, part)
-        kept = ~np.isin(before.y, [3, 8])
-        assert np.array_equal(after.x, before.x[kept])
+        before, after = getattr(full, part), getattr(rest, part)
+        retained = ~np.isin(before.y, [3, 8])
+        assert np.array_equal(after.x, before.x[retained])
         assert [rest.classes[c] for c in after.y.tolist()] == [
-            whole.classes[c] for c in before.y[kept].tolist()
+            full.classes[c] for c in before.y[retained].tolist()
         ]
-    assert np.array_equal(rest.left_out, whole.test.x[np.isin(whole.test.y, [3, 8])])
-    assert rest.digest() != whole.digest()
-    assert leave_out(whole, []) is whole
+    assert np.array_equal(rest.left_out, full.test.x[np.isin(full.test.y, [3, 8])])
+    assert rest.digest() != full.digest()
+    assert leave_out(full, []) is full
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ def read(folder, source="csv:reviews.csv", **data):
 
 
 def ids_of(texts, length=12):
-    made = tokenizer()
-    made.enable_truncation(length)
-    made.enable_padding(length=length, pad_id=0)
-    return np.array([made.encode(text).ids for text in texts], dtype=np.float32)
+    created = tokenizer()
+    created.enable_truncation(length)
+    created.enable_padding(length=length, pad_id=0)
+    return np.array([created.encode(text).ids for text in texts], dtype=np.float32)
 
 
 def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
@@ -50,8 +50,8 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     assert "ignoring stars" not in caplog.text
     table = [line.split(",") for line in (tmp_path / "reviews.csv").read_text().splitlines()[1:]]
     rows = {tuple(ids_of([text])[0]): label for text, label, _ in table}
-    found = {tuple(x): data.classes[y] for x, y in zip(data.train.x, data.train.y, strict=True)}
-    assert found.items() <= rows.items()
+    actual = {tuple(x): data.classes[y] for x, y in zip(data.train.x, data.train.y, strict=True)}
+    assert actual.items() <= rows.items()
     assert (len(data.train), len(data.test), data.shape, data.maximum) == (
         30,
         10,
@@ -76,12 +76,12 @@ def test_text_is_read_as_it_is_written_and_none_is_empty(tmp_path):
     column = [None if text in ("NA", "") else text for text in texts]
     table = {"text": column * 3, "label": [str(i % 2) for i in range(24)]}
     parquet.write_table(pa.table(table), tmp_path / "a.parquet")
-    found = [read(tmp_path, source) for source in ("csv:a.csv", "parquet:a.parquet")]
-    assert np.array_equal(found[0].train.x, found[1].train.x)
+    actual = [read(tmp_path, source) for source in ("csv:a.csv", "parquet:a.parquet")]
+    assert np.array_equal(actual[0].train.x, actual[1].train.x)
     expected = {
         tuple(row) for row in ids_of(["" if text in ("NA", "") else text for text in texts])
     }
-    assert {tuple(row) for row in np.concatenate([found[0].train.x, found[0].test.x])} == expected
+    assert {tuple(row) for row in np.concatenate([actual[0].train.x, actual[0].test.x])} == expected
 
 
 def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
@@ -214,8 +214,8 @@ def test_ids_are_near_to_none_but_themselves(tmp_path):
     write_ids(tmp_path, x=x.round().astype(np.int64) * 1000)
     data = load(recipe_of("npz:ids.npz", integers=True), tmp_path)
     splits = split(data, split_sizes(recipe_of("npz:ids.npz", integers=True)))
-    seen = {tuple(row) for row in splits.train.x.tolist()}
-    expected = sum(tuple(row) in seen for row in splits.test.x.tolist())
+    observed = {tuple(row) for row in splits.train.x.tolist()}
+    expected = sum(tuple(row) in observed for row in splits.test.x.tolist())
     assert (
         count_near_duplicates(splits.train, {"test": splits.test}, takes_ids=True)["test"]
         == expected
@@ -250,9 +250,9 @@ def test_crossed_ids_are_of_two_rows_of_different_classes(data):
     x, y = data.test.x, data.test.y
     rows = cross(x, y, data.input, 0)
     assert np.array_equal(rows == 0, x == 0)
-    for row, own, label in zip(rows, x, y, strict=True):
-        others = x[y != label]
-        assert any(((row == own) | (row == other)).all() for other in others)
+    for row, custom, label in zip(rows, x, y, strict=True):
+        rest = x[y != label]
+        assert any(((row == custom) | (row == other)).all() for other in rest)
     assert (rows != x).any(axis=1).mean() > 0.5
 
 
@@ -350,7 +350,7 @@ def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
     from tests.support.recipes import recipe_with
     from training.model import build
 
-    kept = []
+    retained = []
 
     class Watching(nn.Module):
         def __init__(self):
@@ -358,7 +358,7 @@ def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
             self.inner = small((5,), 2)
 
         def forward(self, x):
-            kept.append((x.dtype, tuple(x.shape[1:])))
+            retained.append((x.dtype, tuple(x.shape[1:])))
             return self.inner(x)
 
     global watched
@@ -377,7 +377,7 @@ def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
         model.predict(
             torch.tensor([[0.0, 1, 2, 3, 19]]), torch.zeros(2, model.posterior.noise_dimension)
         )
-    assert set(kept) == {(torch.int64, (5,))}
+    assert set(retained) == {(torch.int64, (5,))}
 
 
 @pytest.mark.usefixtures("fits")
@@ -400,9 +400,9 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
     ]
     expected = (embedding[x.astype(int)] * is_token).sum(1) / is_token.sum(1)
     np.testing.assert_allclose(encoding.encoder(x), expected, atol=1e-5)
-    more = dataclasses.replace(data, maximum=VOCABULARY + 5.0)
+    extra = dataclasses.replace(data, maximum=VOCABULARY + 5.0)
     refused(
-        lambda: make_encoding(graph, settings, more, data.train, tmp_path, None),
+        lambda: make_encoding(graph, settings, extra, data.train, tmp_path, None),
         f"network.encoder: expected an encoder that accepts ids from 0 to {VOCABULARY + 5}",
     )
 

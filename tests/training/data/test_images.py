@@ -61,8 +61,8 @@ def test_colour_images_are_bytes_with_channels_first_and_folders_are_labels(tmp_
 
 
 def test_files_of_other_kinds_are_counted_by_their_endings(tmp_path, caplog):
-    others = dict.fromkeys(("a.gif", "b.GIF", "notes.txt", "LICENSE", ".hidden"), b"")
-    content = {**files()[0], **{f"train/cat/{name}": data for name, data in others.items()}}
+    rest = dict.fromkeys(("a.gif", "b.GIF", "notes.txt", "LICENSE", ".hidden"), b"")
+    content = {**files()[0], **{f"train/cat/{name}": data for name, data in rest.items()}}
     with caplog.at_level("INFO", "dubito.training"):
         assert len(made(tmp_path, content)().train) == 12
     assert caplog.messages == [
@@ -182,13 +182,13 @@ def test_a_broken_image_is_refused_by_its_name(tmp_path, zipped, name, damage):
 def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
     content, _ = files()
     read = made(tmp_path, content, zipped=True)
-    whole = (tmp_path / "pictures").read_bytes()
-    place = whole.index(content["train/dog/3.png"])
+    full = (tmp_path / "pictures").read_bytes()
+    place = full.index(content["train/dog/3.png"])
     (tmp_path / "pictures").write_bytes(
-        whole[: place + 20] + bytes([whole[place + 20] ^ 255]) + whole[place + 21 :]
+        full[: place + 20] + bytes([full[place + 20] ^ 255]) + full[place + 21 :]
     )
     refused(read, "'train/dog/3.png'", "CRC")
-    (tmp_path / "pictures").write_bytes(whole[:-30])
+    (tmp_path / "pictures").write_bytes(full[:-30])
     refused(read, "data.source", "a folder or zip file")
 
 

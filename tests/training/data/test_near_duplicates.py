@@ -24,17 +24,17 @@ def splits(dtype=np.float32):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_copies_of_training_rows_are_counted_by_split(dtype):
-    made = splits(dtype)
-    others = {name: rows for name, rows in vars(made).items() if name != "train"}
-    assert count_near_duplicates(made.train, others) == {
+    created = splits(dtype)
+    rest = {name: rows for name, rows in vars(created).items() if name != "train"}
+    assert count_near_duplicates(created.train, rest) == {
         "validation": 5,
         "reference": 0,
         "ranking": 1,
         "test": 20,
     }
-    (line,) = duplicate_warnings(made)
+    (line,) = duplicate_warnings(created)
     assert "5 of 20 validation, 20 of 20 test" in line
-    assert duplicate_warnings(Splits(made.train, *[made.reference] * 4)) == []
+    assert duplicate_warnings(Splits(created.train, *[created.reference] * 4)) == []
 
 
 def write(folder, copies):
@@ -55,12 +55,12 @@ def test_inspect_tells_copies_across_splits(tmp_path, capsys, copies):
 
 def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
     write(tmp_path, 1)
-    whole = load(recipe_of("csv:a.csv", target="kind"), tmp_path)
+    full = load(recipe_of("csv:a.csv", target="kind"), tmp_path)
     rest = load(recipe_of("csv:a.csv", target="kind", leave_out=["b"]), tmp_path)
     assert rest.classes == ("a", "c", "d")
-    assert rest.columns[2].categories == ("a", "c", "d")  # of `code`, which says the class
-    assert len(rest.left_out) == int((whole.test.y == 1).sum()) > 0
-    assert len(rest.test) + len(rest.left_out) == len(whole.test)
+    assert rest.columns[2].categories == ("a", "c", "d")
+    assert len(rest.left_out) == int((full.test.y == 1).sum()) > 0
+    assert len(rest.test) + len(rest.left_out) == len(full.test)
     assert (rest.left_out[:, -1] == 1).all()  # an unknown code
     assert rest.left_out.shape[1] == rest.train.x.shape[1]
     refused(

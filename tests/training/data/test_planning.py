@@ -94,7 +94,7 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "is_said"),
     [
-        ([f"{'$€'[i % 2]}{i + 1:,}.50" for i in range(800, 800 + ROWS)], True),  # of two currencies
+        ([f"{'$€'[i % 2]}{i + 1:,}.50" for i in range(800, 800 + ROWS)], True),
         ([f"{i % 9}.2.{i % 7}" for i in range(ROWS)], False),  # versions
         ([f"K{i % 9}" for i in range(ROWS)], False),
     ],
@@ -145,9 +145,9 @@ def test_targets_too_close_for_float32_are_told(tmp_path):
 
 def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
     write(tmp_path, size=[float(s) for s in SIZE], born=["2024-01-01"] * ROWS)
-    said = found(tmp_path, "price").warnings
+    message = found(tmp_path, "price").warnings
     assert any(
-        text.startswith("column size may leak the target: it alone explains") for text in said
+        text.startswith("column size may leak the target: it alone explains") for text in message
     )
 
 
@@ -177,8 +177,8 @@ def test_columns_that_may_be_numbers_are_warned_of_where_they_are_left_out(tmp_p
     table = pa.table({"name": names, "size": np.arange(300.0), "kind": ["a", "b"] * 150})
     parquet.write_table(table, tmp_path / "things.parquet")
     warnings = found(tmp_path, source="parquet:things.parquet").warnings
-    (said,) = (text for text in warnings if text.startswith("column name is ignored"))
-    assert "Their format is ambiguous" in said
+    (message,) = (text for text in warnings if text.startswith("column name is ignored"))
+    assert "Their format is ambiguous" in message
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_dates_that_no_rule_reads_are_asked_about(tmp_path, written, form):
 def test_a_target_of_numbers_and_words_is_asked_about(tmp_path):
     price = ["?" if i % 3 == 0 else i + 0.5 for i in range(300)]
     write(tmp_path, price=price)
-    (said,) = (text for text in found(tmp_path, "price").warnings if "for a regression" in text)
-    assert said.startswith("column price has 200 different numbers, and '?'; for a regression")
+    (message,) = (text for text in found(tmp_path, "price").warnings if "for a regression" in text)
+    assert message.startswith("column price has 200 different numbers, and '?'; for a regression")
 
 
 def test_a_recipe_says_any_name_of_a_column(tmp_path, monkeypatch):
@@ -243,8 +243,8 @@ def test_a_table_is_encoded_stopped_early_and_of_few_rows_fitted_again(tmp_path)
     assert "training.refit" in reasons
     section = DataSection(source="csv:things.csv", target="kind")
     rows = found(tmp_path)
-    many = make_plan(replace(rows, rows=20_000), section, None, None).recipe
-    assert many.training.early_stopping and not many.training.refit
+    large = make_plan(replace(rows, rows=20_000), section, None, None).recipe
+    assert large.training.early_stopping and not large.training.refit
     assert len(rows.used) == 6
     for times, bins in ((10, BINS), (20, 8), (100, None)):
         wide = replace(rows, columns=rows.columns * times)
@@ -269,8 +269,8 @@ def test_a_column_that_a_person_leaves_out_is_no_id(tmp_path):
 
 def test_too_few_rows_for_a_rate_are_told_in_words(tmp_path):
     write(tmp_path, **{name: cells[:80] for name, cells in COLUMNS.items()})
-    (said,) = planned(tmp_path).warnings
-    assert said.startswith(
+    (message,) = planned(tmp_path).warnings
+    assert message.startswith(
         "15 ranking rows are too few for the default `fpr` of 0.05, which needs 19; requests must "
         "set an `fpr` of at least 0.0625"
     )
@@ -315,9 +315,13 @@ def test_inspect_prints_what_columns_are(tmp_path, capsys):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
         assert "3 classes: " in capsys.readouterr().out
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["task"], told["rows"], len(told["classes"])) == ("classification", 300, 3)
-        assert told["columns"][0].keys() == {"name", "kind", "why", "missing", "notes"}
+        output = json.loads(capsys.readouterr().out)
+        assert (output["task"], output["rows"], len(output["classes"])) == (
+            "classification",
+            300,
+            3,
+        )
+        assert output["columns"][0].keys() == {"name", "kind", "why", "missing", "notes"}
         assert main(["inspect", "--data", "csv:things.csv"]) == 0
         assert "no target (set --target COLUMN)" in capsys.readouterr().out
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kin"]) == 2
@@ -355,12 +359,12 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
     ]
     with working_in(tmp_path):
         assert main([*first, "--quiet"]) == 0
-        said = capsys.readouterr().err
+        message = capsys.readouterr().err
         again = ["fit", str(recipe), "--again", "--quiet", "--device", "cpu", "--json"]
         assert main(again) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["name"], told["version"], told["is_new"]) == ("things", "2", True)
-        assert "test_accuracy" in told["quality"]
+        output = json.loads(capsys.readouterr().out)
+        assert (output["name"], output["version"], output["is_new"]) == ("things", "2", True)
+        assert "test_accuracy" in output["quality"]
     for text in (
         "csv:things.csv: 300 rows; classification",
         "ignored: id",
@@ -368,7 +372,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
         "19 reference",
         "stopped after",
     ):
-        assert text in said
+        assert text in message
     store = ModelStore(tmp_path / "models")
     first, second = (store.manifest("things", version) for version in ("1", "2"))
     weights = "weights.safetensors"
@@ -410,8 +414,8 @@ def test_a_fit_that_cannot_be_planned_is_refused(tmp_path, capsys, options, says
 
 def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted(tmp_path):
     titles = [f"Title {i if i % 100 else 0}" for i in range(3 * ROWS)]  # one of them nine times
-    many = {name: cells * 3 for name, cells in COLUMNS.items()} | {"name": titles}
-    write(tmp_path, **many)
+    large = {name: cells * 3 for name, cells in COLUMNS.items()} | {"name": titles}
+    write(tmp_path, **large)
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["name"].kind == "ignored"
     section = DataSection(source="csv:things.csv", target="kind")
@@ -443,13 +447,13 @@ def test_classes_of_one_or_two_rows_are_left_out_and_said(tmp_path):
     write(tmp_path, kind=kinds)
     plan = planned(tmp_path)
     assert plan.recipe.data.leave_out == ["twice", *(f"once{i}" for i in range(6))]
-    said = "leaving out classes with fewer than 3 rows: 'twice' (2), 'once0' (1), 'once1' (1)"
-    assert plan.warnings[0].startswith(said)
+    message = "leaving out classes with fewer than 3 rows: 'twice' (2), 'once0' (1), 'once1' (1)"
+    assert plan.warnings[0].startswith(message)
     data = load_data(plan.recipe, tmp_path)
     assert data.classes == ("a", "b", "c")
     split(data, split_sizes(plan.recipe))
-    whole = plan.recipe.data.model_copy(update={"leave_out": []})
-    recipe = plan.recipe.model_copy(update={"data": whole})
+    full = plan.recipe.data.model_copy(update={"leave_out": []})
+    recipe = plan.recipe.model_copy(update={"data": full})
     says = ("training rows of every class (leave a class out", "once", "which have [", "merge")
     refused(lambda: split(load_data(recipe, tmp_path), split_sizes(recipe)), *says)
 
@@ -459,18 +463,18 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
     write(tmp_path, price=words)
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "price"]) == 0
-        said = capsys.readouterr().out
+        message = capsys.readouterr().out
         assert main(["fit", "--data", "csv:things.csv", "--target", "price"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    for text in (said, error):
+    for text in (message, error):
         assert "'unknown' in row 0" in text
         assert (
             'data.missing_values = ["unknown"] or --missing-value to read these cells as missing'
             in text
         )
-    assert "size" in said
-    told = found(tmp_path, "price", missing_values=["unknown"])
-    assert (told.task, told.rows) == ("regression", ROWS - 6)
+    assert "size" in message
+    output = found(tmp_path, "price", missing_values=["unknown"])
+    assert (output.task, output.rows) == ("regression", ROWS - 6)
     assert found(tmp_path, "price", "classification").task == "classification"
 
 

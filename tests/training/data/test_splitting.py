@@ -40,21 +40,21 @@ def test_every_split_has_each_class_by_its_share(counts):
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(3), counts))
     parts = parts_of(SplitSizes(0.1, 0.1, 0.2, 5, is_stratified=True), 1000, Keys(labels))
     for part in parts:
-        found = np.bincount(labels[part], minlength=3)
-        assert np.all(np.abs(found - len(part) * np.array(counts) / 1000) <= 2)
+        actual = np.bincount(labels[part], minlength=3)
+        assert np.all(np.abs(actual - len(part) * np.array(counts) / 1000) <= 2)
 
 
 def test_of_many_stratified_splits_every_row_is_as_often_in_each_part():
     labels = np.repeat(np.arange(2), [33, 7])
-    seen = np.zeros((4, 40))
+    observed = np.zeros((4, 40))
     for seed in range(2000):
         for part, index in enumerate(
             SplitSizes(4, 5, 9, seed, is_stratified=True).split(40, Keys(labels))
         ):
-            seen[part, index] += 1
+            observed[part, index] += 1
     expected = np.array([4, 5, 9, 22])[:, None] / 40
     error = np.sqrt(expected * (1 - expected) / 2000)
-    assert np.abs(seen / 2000 - expected).max() < 5 * error.max()
+    assert np.abs(observed / 2000 - expected).max() < 5 * error.max()
 
 
 def test_stratified_splits_do_not_depend_on_how_classes_are_numbered():
@@ -82,8 +82,8 @@ def test_rows_of_a_group_are_never_in_two_splits():
     parts = parts_of(SplitSizes(60, 60, 90, 1), 600, Keys(groups=groups))
     train, test = hold_out(600, 0.2, Keys(groups=groups))
     for some in (parts, (train, test)):
-        found = [set(groups[part].tolist()) for part in some]
-        assert sum(map(len, found)) == len(set().union(*found))
+        actual = [set(groups[part].tolist()) for part in some]
+        assert sum(map(len, actual)) == len(set().union(*actual))
     assert [len(part) for part in parts[:3]] == pytest.approx([60, 60, 90], abs=20)
     assert len(test) == pytest.approx(120, abs=20)
 
@@ -101,11 +101,11 @@ def test_the_latest_rows_calibrate_and_test():
     times = np.random.default_rng(0).permutation(200).astype(float)
     train, test = hold_out(200, 0.1, Keys(times=times))
     assert times[test].min() > times[train].max()
-    validation, reference, ranking, fitted = parts_of(
+    validation, reference, ranking, model = parts_of(
         SplitSizes(20, 20, 30, 0), 180, Keys(times=times[train])
     )
     times = times[train]
-    assert times[fitted].max() < times[validation].min() < times[validation].max()
+    assert times[model].max() < times[validation].min() < times[validation].max()
     assert times[validation].max() < min(times[reference].min(), times[ranking].min())
     assert times[reference].max() > times[ranking].min()
     assert times[ranking].max() > times[reference].min()

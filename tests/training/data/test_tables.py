@@ -65,25 +65,25 @@ def test_a_table_s_rows_are_what_the_service_makes_of_them(tmp_path):
         any(cell is None for cell in COLUMNS[column.name]) for column in data.columns
     ]
     posted = json.loads(json.dumps(objects()))
-    served = encode_objects(posted, data.columns, "inputs")
+    result = encode_objects(posted, data.columns, "inputs")
     together = np.concatenate([data.train.x, data.test.x])
-    assert sorted(together.tolist()) == sorted(served.tolist())
+    assert sorted(together.tolist()) == sorted(result.tolist())
     assert data.classes == ("no", "yes")
 
 
 def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
     write_csv(tmp_path)
-    known = read(tmp_path).columns
-    others = {name: cells[:5] for name, cells in COLUMNS.items()} | {
+    reference = read(tmp_path).columns
+    rest = {name: cells[:5] for name, cells in COLUMNS.items()} | {
         "vip": [True, False, None, "maybe", " TRUE "]
     }
-    write_csv(tmp_path, others)
-    few = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, known)
-    older = [column.model_copy(update={"missing": None}) for column in known]
-    served = encode_objects(
-        objects(others | {"vip": [True, False, None, "maybe", True]}), older, "inputs"
+    write_csv(tmp_path, rest)
+    small = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, reference)
+    older = [column.model_copy(update={"missing": None}) for column in reference]
+    result = encode_objects(
+        objects(rest | {"vip": [True, False, None, "maybe", True]}), older, "inputs"
     )
-    assert sorted(np.concatenate([few.train.x, few.test.x]).tolist()) == sorted(served.tolist())
+    assert sorted(np.concatenate([small.train.x, small.test.x]).tolist()) == sorted(result.tolist())
 
 
 def test_parquet_and_csv_of_the_same_table_give_the_same_rows(tmp_path):
@@ -104,11 +104,11 @@ def test_the_encoding_is_of_the_training_split_alone(tmp_path):
     write_csv(tmp_path)
     recipe = recipe_of("csv:a.csv", target="label")
     data = load(recipe, tmp_path)
-    kept = set(split(data, split_sizes(recipe)).train.x[:, 0].tolist())
+    retained = set(split(data, split_sizes(recipe)).train.x[:, 0].tolist())
     held_out = [
         i
         for i, row in enumerate(encode_objects(objects(), data.columns, "x"))
-        if row[0] not in kept
+        if row[0] not in retained
     ]
     assert len(held_out) >= 8
     changed = {name: list(values) for name, values in COLUMNS.items()}
@@ -231,8 +231,8 @@ def test_a_target_of_regression_that_is_no_number_is_refused(tmp_path, target, s
 
 
 def test_a_column_of_too_many_categories_is_refused(tmp_path):
-    many = {"name": [f"k{i}" for i in range(600)], "label": ["a", "b"] * 300}
-    write_csv(tmp_path, many)
+    large = {"name": [f"k{i}" for i in range(600)], "label": ["a", "b"] * 300}
+    write_csv(tmp_path, large)
     refused(
         lambda: read(tmp_path),
         "column name: expected 1 to 256 categories (or `ignored` in data.columns)",
@@ -355,9 +355,9 @@ def test_rows_are_called_by_a_column_as_it_is_written_or_by_their_numbers(tmp_pa
     assert by_id.train.ids.tolist() == [names[i] if i else "0" for i in numbers]
     ages = by_id.train.x[:, 0] * by_id.columns[0].std + by_id.columns[0].mean
     assert np.round(ages).tolist() == AGE[numbers].tolist()
-    kept = split(by_id, split_sizes(recipe_of("csv:a.csv", target="label"))).train
-    assert len(kept.ids) == len(kept)
-    assert {*kept.ids.tolist()} < {*by_id.train.ids.tolist()}
+    retained = split(by_id, split_sizes(recipe_of("csv:a.csv", target="label"))).train
+    assert len(retained.ids) == len(retained)
+    assert {*retained.ids.tolist()} < {*by_id.train.ids.tolist()}
     refused(lambda: read(tmp_path, id="nothing"), "data.id", "one of the columns")
     refused(lambda: read(tmp_path, id="label"), "data.id", "a column other than the target")
 
@@ -387,18 +387,18 @@ def test_columns_have_usual_values_of_which_the_data_s_digest_knows_nothing(tmp_
 def test_rows_know_their_groups_through_splits_whether_or_not_the_model_looks_at_them(tmp_path):
     sites = [["north", "south", "east"][i % 3] for i in range(ROWS)]
     write_csv(tmp_path, {**COLUMNS, "site": sites, "number": list(range(ROWS))})
-    seen = read(tmp_path, calibration_group="site")
+    observed = read(tmp_path, calibration_group="site")
     unseen = read(tmp_path, calibration_group="site", columns={"site": "ignored"})
-    assert "site" in [column.name for column in seen.columns]
+    assert "site" in [column.name for column in observed.columns]
     assert "site" not in [column.name for column in unseen.columns]
     number = [column.name for column in unseen.columns].index("number")
-    for data in (seen, unseen):
+    for data in (observed, unseen):
         assert data.group_names == ("east", "north", "south")
     column, parts = (
         unseen.columns[number],
         split(unseen, split_sizes(recipe_of("csv:a.csv", target="label"))),
     )
-    place = unseen.shape[0] - 1  # of the last column, without an indicator
+    place = unseen.shape[0] - 1
     for rows in (parts.train, parts.reference, parts.ranking, parts.validation, parts.test):
         numbers = np.round(rows.x[:, place] * column.std + column.mean).astype(int)
         assert [unseen.group_names[g] for g in rows.groups] == [sites[i] for i in numbers]
@@ -414,37 +414,37 @@ def test_rows_that_are_split_by_group_know_it_too(tmp_path):
 
 def test_rows_that_miss_what_no_training_row_misses_are_told(tmp_path, capsys):
     write_csv(tmp_path)
-    known = read(tmp_path).columns
+    reference = read(tmp_path).columns
     write_csv(tmp_path, {**COLUMNS, "age": [None, *COLUMNS["age"][1:]]})
     with print_messages():
-        load(recipe_of("csv:a.csv", target="label"), tmp_path, known)
-    said = capsys.readouterr().err
-    assert "the service would refuse 1 rows without age, which all training rows have" in said
-    assert "income" not in said
+        load(recipe_of("csv:a.csv", target="label"), tmp_path, reference)
+    message = capsys.readouterr().err
+    assert "the service would refuse 1 rows without age, which all training rows have" in message
+    assert "income" not in message
 
 
 def test_other_data_may_be_of_one_group_alone(tmp_path):
     sizes = {"reference_rows": 4, "ranking_rows": 4, "validation_rows": 4}
     write_csv(tmp_path, {**COLUMNS, "site": [f"s{i // 2:02}" for i in range(ROWS)]})
-    fitted = read(tmp_path, group="site", **sizes)
+    model = read(tmp_path, group="site", **sizes)
     write_csv(tmp_path, {**COLUMNS, "site": ["new"] * ROWS})
     refused(lambda: read(tmp_path, group="site", **sizes), "data.group: expected more groups")
     recipe = recipe_of("csv:a.csv", target="label", group="site", **sizes)
-    other = load_unfitted(recipe, tmp_path, fitted.columns, None)
+    other = load_unfitted(recipe, tmp_path, model.columns, None)
     assert (len(other.rows), other.group_names) == (ROWS, ("new",))
     assert {*other.rows.groups.tolist()} == {0}
 
 
 def test_other_data_need_no_column_that_the_model_does_not_read(tmp_path):
     data = {"target": "label", "id": "key", "columns": {"title": "ignored"}}
-    kept = {**COLUMNS, "key": [f"k{i}" for i in range(ROWS)], "title": ["a"] * ROWS}
-    write_csv(tmp_path, kept)
-    fitted = read(tmp_path, **data)
+    retained = {**COLUMNS, "key": [f"k{i}" for i in range(ROWS)], "title": ["a"] * ROWS}
+    write_csv(tmp_path, retained)
+    model = read(tmp_path, **data)
     recipe = recipe_of("csv:a.csv", **data)
-    assert load_unfitted(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
+    assert load_unfitted(recipe, tmp_path, model.columns, None).digest() == model.digest()
     write_csv(tmp_path)
     refused(lambda: read(tmp_path, **data), "expected one of the columns")
-    assert load_unfitted(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
+    assert load_unfitted(recipe, tmp_path, model.columns, None).digest() == model.digest()
 
 
 @pytest.mark.parametrize(
@@ -474,14 +474,14 @@ def test_a_file_is_looked_up_below_the_folder_of_data_and_then_in_the_current_on
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    asked = recipe_of("csv:a.csv", target="label")
+    request = recipe_of("csv:a.csv", target="label")
     write_csv(tmp_path)
     Path("a.toml").write_text(
         'name = "a"\nmethod = "mle"\ndata = {source = "csv:a.csv"}\nnetwork = {hidden = [8]}\n'
     )
-    assert load(asked, Path("data")).classes == ("no", "yes")
+    assert load(request, Path("data")).classes == ("no", "yes")
     assert load_recipe(Path("a.toml"), Path("data")).data.source == "csv:a.csv"
     (tmp_path / "data").mkdir()
     write_csv(tmp_path / "data", {**COLUMNS, "label": [f"{label}!" for label in LABEL]})
-    assert load(asked, Path("data")).classes == ("no!", "yes!")
+    assert load(request, Path("data")).classes == ("no!", "yes!")
     assert load_recipe(Path("a.toml"), Path("data")).data.source == f"csv:{tmp_path / 'a.csv'}"

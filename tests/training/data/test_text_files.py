@@ -57,9 +57,9 @@ def test_decimal_commas_are_recognised_or_set(tmp_path, delimiter):
     assert (
         read(tmp_path, lines_of(delimiter, comma=True), decimal=",").digest() == expected.digest()
     )
-    many = [f"{1000 + i}.{i % 10}" for i in range(ROWS)]
-    grouped = [f"1.{text[1:4]},{text[5:]}" for text in many]
-    plain = read(tmp_path, lines_of(price=many))
+    large = [f"{1000 + i}.{i % 10}" for i in range(ROWS)]
+    grouped = [f"1.{text[1:4]},{text[5:]}" for text in large]
+    plain = read(tmp_path, lines_of(price=large))
     read_so = read(tmp_path, lines_of(";", price=grouped), decimal=",", thousands=".")
     assert np.array_equal(read_so.train.x, plain.train.x)
 
@@ -99,8 +99,8 @@ def test_points_that_may_be_between_thousands_are_refused_until_a_person_says(tm
     thousands = read(tmp_path, text, decimal=",", thousands=".").columns[0].mean
     assert thousands == pytest.approx(np.mean(amounts), rel=0.1)
     assert read(tmp_path, text, decimal=".").columns[0].mean < 1000
-    others = lines_of(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts], x=WEIGHT)
-    assert read(tmp_path, others).columns[0].mean < 1000  # points are decimal elsewhere
+    rest = lines_of(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts], x=WEIGHT)
+    assert read(tmp_path, rest).columns[0].mean < 1000  # points are decimal elsewhere
 
 
 def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, caplog):
@@ -146,16 +146,16 @@ def test_dates_are_a_time_axis_and_the_service_reads_them_as_training_did(tmp_pa
     (column,) = data.columns
     assert (column.kind, column.cycles, column.written) == ("time", ("year", "week"), form)
     posted = json.loads(json.dumps([{"day": day} for day in DAYS]))
-    served = encode_objects(posted, data.columns, "inputs")
+    result = encode_objects(posted, data.columns, "inputs")
     assert (
         encode_objects([{"day": written(day)} for day in DAYS], data.columns, "inputs").tolist()
-        == served.tolist()
+        == result.tolist()
     )
-    assert sorted(np.concatenate([data.train.x, data.test.x]).tolist()) == sorted(served.tolist())
+    assert sorted(np.concatenate([data.train.x, data.test.x]).tolist()) == sorted(result.tolist())
     seconds = np.array(DAYS, "M8[s]").astype(float)
     weeks = 2 * np.pi * seconds / (7 * 86400)
-    assert served[:, 0] == pytest.approx((seconds - column.mean) / column.std, abs=1e-6)
-    assert served[:, 3:] == pytest.approx(np.stack([np.sin(weeks), np.cos(weeks)], 1), abs=1e-5)
+    assert result[:, 0] == pytest.approx((seconds - column.mean) / column.std, abs=1e-6)
+    assert result[:, 3:] == pytest.approx(np.stack([np.sin(weeks), np.cos(weeks)], 1), abs=1e-5)
 
 
 def test_times_of_day_have_a_cycle_and_missing_ones_an_indicator(tmp_path):
@@ -210,17 +210,17 @@ def test_of_dates_that_read_alike_either_way_requests_write_iso_8601_alone(tmp_p
 
 
 def test_a_date_format_may_have_names_and_times_of_day(tmp_path):
-    named = [f"{np.datetime64(day).item():%a %d %b %Y %H:%M}" for day in DAYS]
-    data = read(tmp_path, lines_of(day=named), date_format="%a %d %b %Y %H:%M")
+    names = [f"{np.datetime64(day).item():%a %d %b %Y %H:%M}" for day in DAYS]
+    data = read(tmp_path, lines_of(day=names), date_format="%a %d %b %Y %H:%M")
     (column,) = data.columns
     rows = encode_objects(
         [{"day": "Tue 07 May 2024 13:30"}, {"day": "2024-05-07T13:30"}], data.columns, "x"
     )
     assert column.written == "%a %d %b %Y %H:%M"
     assert rows[0].tolist() == rows[1].tolist()
-    named[3] = "soon"
+    names[3] = "soon"
     assert (
-        read(tmp_path, lines_of(day=named), date_format="%a %d %b %Y %H:%M").columns[0].kind
+        read(tmp_path, lines_of(day=names), date_format="%a %d %b %Y %H:%M").columns[0].kind
         == "categorical"
     )
 
@@ -261,8 +261,8 @@ def test_delimiters_at_the_ends_of_lines_make_no_columns(tmp_path, delimiter):
     expected = read(tmp_path, lines_of())
     ended = lines_of(delimiter).replace("\n", f"{delimiter}{delimiter}\n")
     assert read(tmp_path, ended).digest() == expected.digest()
-    named = ended.replace(f"{delimiter}{delimiter}\n", "\n", 1)
-    assert read(tmp_path, named).digest() == expected.digest()
+    names = ended.replace(f"{delimiter}{delimiter}\n", "\n", 1)
+    assert read(tmp_path, names).digest() == expected.digest()
     empty = ended + f"{delimiter * 4}\n"
     assert read(tmp_path, empty).digest() == expected.digest()
     refused(
@@ -272,11 +272,11 @@ def test_delimiters_at_the_ends_of_lines_make_no_columns(tmp_path, delimiter):
 
 def test_a_table_may_be_gzipped_and_is_none_of_excel_s(tmp_path):
     expected = read(tmp_path, lines_of())
-    whole = gzip.compress(lines_of().encode())
+    full = gzip.compress(lines_of().encode())
     recipe = recipe_of("csv:b.csv.gz", target="label")
-    (tmp_path / "b.csv.gz").write_bytes(whole)
+    (tmp_path / "b.csv.gz").write_bytes(full)
     assert load(recipe, tmp_path).digest() == expected.digest()
-    for content in (whole[:-20], b"no gzip", whole[:10] + b"x" * 20):
+    for content in (full[:-20], b"no gzip", full[:10] + b"x" * 20):
         (tmp_path / "b.csv.gz").write_bytes(content)
         refused(lambda: load(recipe, tmp_path), "data.source: expected a readable CSV file")
     for source in ("csv:b.xlsx", "parquet:b.XLSX"):
@@ -289,5 +289,5 @@ def test_text_in_parquet_that_is_all_numbers_may_be_a_target_or_a_number(tmp_pat
     table = pa.table({"x": ["1.5", "2", None] * 20, "y": [str(i) for i in range(ROWS)]})
     parquet.write_table(table, tmp_path / "a.parquet")
     section = DataSection(source="parquet:a.parquet", target="y", columns={"x": "numeric"})
-    found = inspect_source(section, tmp_path, "regression")
-    assert found.targets.tolist() == [*range(ROWS)]
+    actual = inspect_source(section, tmp_path, "regression")
+    assert actual.targets.tolist() == [*range(ROWS)]

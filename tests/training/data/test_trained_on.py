@@ -31,32 +31,32 @@ def recipe(kind, trained_on="seen", **more):
     target = {} if kind == "npz" else {"target": "y"}
     shares = {"validation": 0.15, "reference": 0.15, "ranking": 0.15}
     shares |= dict.fromkeys(("validation_rows", "reference_rows", "ranking_rows"))
-    seen = None if trained_on is None else f"{kind}:{trained_on}.{kind}"
-    return recipe_of(f"{kind}:all.{kind}", **target, **shares, trained_on=seen, **more)
+    observed = None if trained_on is None else f"{kind}:{trained_on}.{kind}"
+    return recipe_of(f"{kind}:all.{kind}", **target, **shares, trained_on=observed, **more)
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv"])
 def test_they_are_left_out_of_all_that_judges_and_counted(folder, caplog, kind):
-    wanted, whole = recipe(kind), recipe(kind, None)
+    expected, full = recipe(kind), recipe(kind, None)
     with caplog.at_level("INFO", "dubito.training"):
-        data = load(wanted, folder)
-    before, splits = (split(of, split_sizes(wanted)) for of in (load(whole, folder), data))
+        data = load(expected, folder)
+    before, splits = (split(parent, split_sizes(expected)) for parent in (load(full, folder), data))
     assert (
         f"{SEEN} of {ROWS} rows are also in {kind}:seen.{kind} and are used only for training"
         in caplog.messages
     )
     assert np.array_equal(splits.train.x, before.train.x)  # columns are encoded as ever
     of_seen = recipe(kind, None)
-    section = of_seen.data.model_copy(update={"source": wanted.data.trained_on})
-    known = load(of_seen.model_copy(update={"data": section}), folder, data.columns)
-    seen = {row_digest(row) for row in known.rows.x}
+    section = of_seen.data.model_copy(update={"source": expected.data.trained_on})
+    reference = load(of_seen.model_copy(update={"data": section}), folder, data.columns)
+    observed = {row_digest(row) for row in reference.rows.x}
     for name in ("validation", "reference", "ranking", "test"):
-        kept = [row for row in getattr(before, name).x if row_digest(row) not in seen]
-        assert 0 < len(kept) < len(getattr(before, name))
-        assert np.array_equal(getattr(splits, name).x, kept)
+        retained = [row for row in getattr(before, name).x if row_digest(row) not in observed]
+        assert 0 < len(retained) < len(getattr(before, name))
+        assert np.array_equal(getattr(splits, name).x, retained)
     # those of a file that a version is calibrated on are the same
     assert len(data.rows) == ROWS - SEEN
-    assert not seen & {row_digest(row) for row in data.rows.x}
+    assert not observed & {row_digest(row) for row in data.rows.x}
     assert len(split_rows(data, 20, 20, 0).test) == ROWS - SEEN - 40
 
 

@@ -115,11 +115,13 @@ def test_a_target_may_be_so_written_too_and_text_that_can_be_read_in_several_way
         recipe_of("csv:a.csv", "regression", target="price", columns={"odd": "ignored"}), tmp_path
     )
     assert sorted(np.concatenate([data.train.y, data.test.y]).tolist())[0] == 1000.5
-    found = inspect_source(DataSection(source="csv:a.csv", target="label"), tmp_path)
-    notes = {column.name: (column.kind, column.notes) for column in found.columns}
+    actual = inspect_source(DataSection(source="csv:a.csv", target="label"), tmp_path)
+    notes = {column.name: (column.kind, column.notes) for column in actual.columns}
     assert notes["price"][0] == "numeric"
     assert any("format is ambiguous" in note for note in notes["odd"][1])
-    told = inspect_source(DataSection(source="csv:a.csv", target="label", decimal=","), tmp_path)
-    assert next(column for column in told.columns if column.name == "odd").kind == "numeric"
-    kept = load(recipe_of("csv:a.csv", target="label", columns={"price": "categorical"}), tmp_path)
-    assert kept.columns[0].kind == "categorical"
+    output = inspect_source(DataSection(source="csv:a.csv", target="label", decimal=","), tmp_path)
+    assert next(column for column in output.columns if column.name == "odd").kind == "numeric"
+    retained = load(
+        recipe_of("csv:a.csv", target="label", columns={"price": "categorical"}), tmp_path
+    )
+    assert retained.columns[0].kind == "categorical"

@@ -57,17 +57,19 @@ def test_the_residual_is_that_of_numpys_svd():
     detector = fitted(Residual, x)
     _, singular, directions = np.linalg.svd(x - x.mean(0), full_matrices=False)
     share = np.cumsum(singular**2) / np.sum(singular**2)
-    kept = 1 + int(np.sum(share < EXPLAINED))
-    assert detector[1].num_components == kept
-    rest = (new - x.mean(0)) @ directions[kept:].T
+    retained = 1 + int(np.sum(share < EXPLAINED))
+    assert detector[1].num_components == retained
+    rest = (new - x.mean(0)) @ directions[retained:].T
     assert np.allclose(score(detector, new), np.square(rest).sum(1), rtol=1e-3)
 
 
 def test_points_of_the_span_score_nothing_and_others_their_squared_distance_from_it():
     detector = fitted(Residual, data())
-    spectrum, kept = detector[0], detector[1].num_components
+    spectrum, retained = detector[0], detector[1].num_components
     components, mean = spectrum.components.numpy(), spectrum.mean.numpy()
-    inside = mean + np.random.default_rng(2).normal(size=(20, kept)) @ components[:, :kept].T
+    inside = (
+        mean + np.random.default_rng(2).normal(size=(20, retained)) @ components[:, :retained].T
+    )
     assert np.all(score(detector, inside) <= 1e-8 * np.square(inside - mean).sum(axis=1))
     assert np.allclose(score(detector, inside + 3 * components[:, -1]), 9, rtol=1e-4)
 
@@ -82,11 +84,11 @@ def test_one_direction_at_least_is_left_to_look_at(columns):
 
 def test_constant_data_give_finite_detectors():
     x = np.full((10, 4), 7.0)
-    others = x + np.random.default_rng(0).normal(size=(10, 4))
+    rest = x + np.random.default_rng(0).normal(size=(10, 4))
     for kind in (Residual, Mahalanobis):
         detector = fitted(kind, x)
         assert np.array_equal(score(detector, x), np.zeros(10))
-        assert np.all(score(detector, others) > 0)
+        assert np.all(score(detector, rest) > 0)
 
 
 def test_the_mahalanobis_distance_is_that_of_numpys_covariance_with_a_floor():
@@ -190,20 +192,20 @@ def test_the_class_gaussian_is_the_distance_to_the_nearest_mean_by_numpy():
 def test_the_served_network_gives_the_detectors_beside_the_network():
     x = torch.from_numpy(np.float32(data()))
     model = scale_model(realnvp, 8, 5, 3)
-    served = served_network(model, x, seed=0)
+    result = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
-    log_probs, features, density = served(x, theta)
+    log_probs, features, density = result(x, theta)
     assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta)[0], -1))
     assert torch.equal(features, model.network(x, theta)[1])
-    assert tuple(served.density) == names_for((8,))
-    assert served.two_sided == ("residual", "mahalanobis")
+    assert tuple(result.density) == names_for((8,))
+    assert result.two_sided == ("residual", "mahalanobis")
     spaces = {
         "input": x,
-        "spectrum": served.spectrum(x),
-        "embedding": model.network.embed(x, served.centre),
+        "spectrum": result.spectrum(x),
+        "embedding": model.network.embed(x, result.centre),
     }
     for m, name in enumerate(names_for((8,))):
-        assert torch.equal(density[:, m], served.density[name](spaces[KINDS[name].space])), name
+        assert torch.equal(density[:, m], result.density[name](spaces[KINDS[name].space])), name
 
 
 def test_only_named_detectors_are_served_in_their_order():
@@ -303,8 +305,10 @@ def test_the_mahalanobis_deviation_is_the_symmetric_whitening():
     covariance += FLOOR * np.trace(covariance) / 8 * np.eye(8)
     variances, directions = np.linalg.eigh(covariance)
     expected = (new - x.mean(0)) @ (directions / np.sqrt(variances)) @ directions.T
-    found = spectrum.invert(detector.deviation(spectrum(torch.from_numpy(np.float32(new))))).numpy()
-    assert np.allclose(found, expected, rtol=1e-2, atol=2e-2)
+    actual = spectrum.invert(
+        detector.deviation(spectrum(torch.from_numpy(np.float32(new))))
+    ).numpy()
+    assert np.allclose(actual, expected, rtol=1e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("numbers", [8, DIRECTIONS + 6])
@@ -318,13 +322,13 @@ def test_the_deviation_from_neighbours_is_that_from_the_kth(numbers):
 
 def test_terms_add_up_to_the_densities():
     x = torch.from_numpy(np.float32(data()))
-    served = served_network(scale_model(realnvp, 8, 5, 3), x, seed=0)
-    assert served.attributed == ("residual", "mahalanobis", "input_neighbours")
-    terms = served.terms(x)
+    result = served_network(scale_model(realnvp, 8, 5, 3), x, seed=0)
+    assert result.attributed == ("residual", "mahalanobis", "input_neighbours")
+    terms = result.terms(x)
     assert terms.shape == (300, 3, 8)
     assert (terms >= 0).all()
     assert torch.allclose(
-        terms.sum(2), served(x, torch.ones(2, 1, 8))[2][:, :3], rtol=1e-3, atol=1e-5
+        terms.sum(2), result(x, torch.ones(2, 1, 8))[2][:, :3], rtol=1e-3, atol=1e-5
     )
 
 
@@ -334,9 +338,7 @@ def test_spread_terms_go_to_the_numbers_that_were_folded_together():
     spread = fold.spread(terms)
     assert spread.shape == (3, length)
     assert torch.allclose(spread.sum(1), terms.sum(1), rtol=1e-5)
-    together = (
-        fold(torch.eye(length)[MAX_LENGTH + 5 : MAX_LENGTH + 6])[0].abs().argmax()
-    )  # where that number is added
+    together = fold(torch.eye(length)[MAX_LENGTH + 5 : MAX_LENGTH + 6])[0].abs().argmax()
     assert torch.allclose(
         spread[0][[5, MAX_LENGTH + 5, 2 * MAX_LENGTH + 5]], terms[0, together] / 3
     )

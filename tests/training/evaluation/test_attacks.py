@@ -58,30 +58,30 @@ def gradient(attacked, x, y, draws):
         [m.weight for m in attacked.network.modules() if isinstance(m, nn.Linear)]
     )[:draws].double()
     probs = torch.einsum("kci,ni->knc", weights, x.double()).softmax(-1)
-    own = probs[:, torch.arange(len(x)), y]
-    share = own / own.sum(0)
+    custom = probs[:, torch.arange(len(x)), y]
+    share = custom / custom.sum(0)
     return torch.einsum("kn,knc,kci->ni", share, probs - nn.functional.one_hot(y, CLASSES), weights)
 
 
 @pytest.mark.parametrize("draws", [1, MEMBERS])
 def test_fgsm_moves_along_the_sign_of_the_gradient_known_by_hand(attacked, rows, draws):
     y = labels(attacked, rows)
-    (moved,) = fgsm(attacked, rows, y, [0.01], AttackDraws(draws))
+    (updated,) = fgsm(attacked, rows, y, [0.01], AttackDraws(draws))
     expected = gradient(attacked, rows, y, draws)
     inside = (rows > MINIMUM + 0.1) & (rows < MAXIMUM - 0.1) & (expected.abs() > 1e-5)
     assert inside.float().mean() > 0.5
-    assert torch.equal((moved - rows).sign()[inside], expected.sign().float()[inside])
-    assert torch.allclose((moved - rows).abs()[inside], torch.tensor(0.01 * SPAN), rtol=1e-4)
+    assert torch.equal((updated - rows).sign()[inside], expected.sign().float()[inside])
+    assert torch.allclose((updated - rows).abs()[inside], torch.tensor(0.01 * SPAN), rtol=1e-4)
 
 
 def test_fgsm_succeeds_more_often_the_larger_its_step(attacked, rows):
     y = labels(attacked, rows)
-    kept = [
-        (labels(attacked, moved) == y).sum()
-        for moved in fgsm(attacked, rows, y, [0.0, 0.1, 0.3], AttackDraws(4))
+    retained = [
+        (labels(attacked, updated) == y).sum()
+        for updated in fgsm(attacked, rows, y, [0.0, 0.1, 0.3], AttackDraws(4))
     ]
-    assert kept[0] == ROWS
-    assert kept[0] > kept[1] > kept[2]
+    assert retained[0] == ROWS
+    assert retained[0] > retained[1] > retained[2]
 
 
 def everything(attacked, rows, seed=0, fresh=False):
@@ -100,12 +100,12 @@ def everything(attacked, rows, seed=0, fresh=False):
 
 
 def test_no_attack_leaves_its_radius_or_the_range(attacked, rows):
-    for name, (radius, moved) in everything(attacked, rows).items():
-        assert moved.shape == rows.shape
-        assert (moved - rows).abs().max() <= radius * SPAN * (1 + 1e-5), name
-        assert (moved != rows).any(), name
-        assert moved.min() >= MINIMUM, name
-        assert moved.max() <= MAXIMUM, name
+    for name, (radius, updated) in everything(attacked, rows).items():
+        assert updated.shape == rows.shape
+        assert (updated - rows).abs().max() <= radius * SPAN * (1 + 1e-5), name
+        assert (updated != rows).any(), name
+        assert updated.min() >= MINIMUM, name
+        assert updated.max() <= MAXIMUM, name
 
 
 @pytest.fixture
@@ -154,8 +154,8 @@ def test_a_targeted_attack_raises_the_targets_probability(attacked, rows):
 def test_pgd_finds_a_loss_at_least_as_high_as_fgsm(attacked, rows):
     y = labels(attacked, rows)
     (one_step,) = fgsm(attacked, rows, y, [0.1], AttackDraws(MEMBERS))
-    many = pgd(attacked, rows, y, 0.1, 40, AttackDraws(MEMBERS))
-    losses = [-log_probs(attacked, x).gather(1, y[:, None]).mean() for x in (rows, one_step, many)]
+    large = pgd(attacked, rows, y, 0.1, 40, AttackDraws(MEMBERS))
+    losses = [-log_probs(attacked, x).gather(1, y[:, None]).mean() for x in (rows, one_step, large)]
     assert losses[0] < losses[1] < losses[2] + 1e-3
 
 
@@ -170,7 +170,7 @@ def test_a_quiet_attack_changes_labels_and_is_quieter_than_pgd(attacked, rows):
     quiet = quiet_pgd(attacked, rows, y, 0.25, 20, draws, statistic)
     network = attacked.network
     residual = torch.nn.Sequential(network.spectrum, network.density["residual"])
-    both = (labels(attacked, loud) != y) & (labels(attacked, quiet) != y)
-    assert both.sum() > ROWS // 4
-    assert residual(quiet)[both].median() < residual(loud)[both].median()
-    assert (residual(quiet) <= residual(loud))[both].float().mean() > 0.5
+    pair = (labels(attacked, loud) != y) & (labels(attacked, quiet) != y)
+    assert pair.sum() > ROWS // 4
+    assert residual(quiet)[pair].median() < residual(loud)[pair].median()
+    assert (residual(quiet) <= residual(loud))[pair].float().mean() > 0.5

@@ -18,15 +18,15 @@ def rows(count=300, classes=4):
 def test_classes_are_measured_each_against_all_others():
     probs, y = rows()
     measured = class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.draw(300, 0, 200))
-    for c, one in enumerate(measured):
-        assert one.rows == np.sum(y == c)
-        assert one.average_precision == pytest.approx(average_precision_score(y == c, probs[:, c]))
-        assert sum(b.rows for b in one.reliability) == 300
+    for c, item in enumerate(measured):
+        assert item.rows == np.sum(y == c)
+        assert item.average_precision == pytest.approx(average_precision_score(y == c, probs[:, c]))
+        assert sum(b.rows for b in item.reliability) == 300
         for name in ("calibration_error", "average_precision"):
-            low, high = one.confidence_intervals[name]
-            assert low <= getattr(one, name) <= high
+            low, high = item.confidence_intervals[name]
+            assert low <= getattr(item, name) <= high
     classwise = values(class_figures(probs, y))["classwise_calibration_error"]
-    assert np.mean([one.calibration_error for one in measured]) == pytest.approx(classwise)
+    assert np.mean([item.calibration_error for item in measured]) == pytest.approx(classwise)
 
 
 def test_a_class_without_rows_has_no_average_precision():

@@ -27,20 +27,20 @@ def rows(count=200):
 
 def test_every_column_is_one_that_a_row_may_have_evenly():
     x = rows()
-    made = even_rows(SPEC, x, 4000, 7)
-    assert made.shape == (4000, 11)
-    age = made[:, :2]
+    created = even_rows(SPEC, x, 4000, 7)
+    assert created.shape == (4000, 11)
+    age = created[:, :2]
     assert x[x[:, 1] == 0, 0].min() <= age[:, 0].min() < age[:, 0].max() <= x[:, 0].max()
     assert abs(np.mean(age[:, 0] < (age[:, 0].min() + age[:, 0].max()) / 2) - 0.5) < 0.05
     assert (age[:, 1] == 0).all()
-    assert {*np.unique(made[:, 2])} == {*np.unique(x[:, 2])}
-    assert abs(np.mean(made[:, 2] == made[:, 2].max()) - 0.5) < 0.05
-    assert (made[:, 3:7].sum(axis=1) == 1).all()
-    assert np.abs(made[:, 3:5].mean(axis=0) - 0.5).max() < 0.05
-    assert (made[:, 5:7] == 0).all()  # categories that no row has
-    seconds = made[:, 7].astype(np.float64) * 1e6 + 1e9
-    assert np.allclose(encode(COLUMNS[3:], {"day": seconds})[:, 1:3], made[:, 8:10], atol=2e-3)
-    assert np.array_equal(made, even_rows(SPEC, x, 4000, 7))
+    assert {*np.unique(created[:, 2])} == {*np.unique(x[:, 2])}
+    assert abs(np.mean(created[:, 2] == created[:, 2].max()) - 0.5) < 0.05
+    assert (created[:, 3:7].sum(axis=1) == 1).all()
+    assert np.abs(created[:, 3:5].mean(axis=0) - 0.5).max() < 0.05
+    assert (created[:, 5:7] == 0).all()  # categories that no row has
+    seconds = created[:, 7].astype(np.float64) * 1e6 + 1e9
+    assert np.allclose(encode(COLUMNS[3:], {"day": seconds})[:, 1:3], created[:, 8:10], atol=2e-3)
+    assert np.array_equal(created, even_rows(SPEC, x, 4000, 7))
 
 
 def test_noise_stays_where_it_means_something():
@@ -56,21 +56,21 @@ def test_noise_stays_where_it_means_something():
     assert takes_even_rows(flat, bits)
     assert {*np.unique(even_rows(flat, bits, 30, 0))} == {0.0, 1.0}
     part = np.concatenate([continuous[:, :3], bits[:, 3:]], axis=1)
-    made = even_rows(flat, part, 30, 0)
-    assert {*np.unique(made[:, 3:])} == {0.0, 1.0}
-    assert made[:, 0].min() >= np.float32(part[:, 0].min())
+    created = even_rows(flat, part, 30, 0)
+    assert {*np.unique(created[:, 3:])} == {0.0, 1.0}
+    assert created[:, 0].min() >= np.float32(part[:, 0].min())
 
 
 def test_crossed_rows_have_each_column_of_one_of_two_rows_of_different_classes():
     x, y = rows(60), np.arange(60) % 3
-    made = cross(x, y, SPEC, 0)
+    created = cross(x, y, SPEC, 0)
     widths = np.cumsum([2, 1, 4])
-    own = [
+    custom = [
         np.all(a == b, axis=1)
-        for a, b in zip(*(np.split(r, widths, axis=1) for r in (made, x)), strict=True)
+        for a, b in zip(*(np.split(r, widths, axis=1) for r in (created, x)), strict=True)
     ]
-    assert 0.3 < np.mean(own) < 0.95
-    for row, part in zip(made, np.split(made, 60), strict=True):
+    assert 0.3 < np.mean(custom) < 0.95
+    for row, part in zip(created, np.split(created, 60), strict=True):
         assert row[3:7].sum() == pytest.approx(1)
         assert any(np.array_equal(part[0, 7:], other[7:]) for other in x)
     assert len(cross(x, np.zeros(60, dtype=np.int64), SPEC, 0)) == 0

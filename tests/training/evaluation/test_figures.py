@@ -52,9 +52,9 @@ def test_intervals_of_detection_hold_the_truth(shift, std):
     generator = np.random.default_rng(1)
     true_area = stats.norm.cdf(shift / np.hypot(1.0, std))
     true_rate = stats.norm.sf(stats.norm.ppf(0.05, shift, std))
-    many = generator.normal(shift, std, 100_000), generator.normal(0.0, 1.0, 100_000)
-    true_precision = average_precision(*many)
-    held = np.zeros(3, dtype=int)
+    large = generator.normal(shift, std, 100_000), generator.normal(0.0, 1.0, 100_000)
+    true_precision = average_precision(*large)
+    stored = np.zeros(3, dtype=int)
     for _ in range(SAMPLES):
         positive, negative = generator.normal(shift, std, 100), generator.normal(0.0, 1.0, 100)
         area = roc_auc_score(np.repeat([1, 0], 100), np.concatenate([positive, negative]))
@@ -64,8 +64,8 @@ def test_intervals_of_detection_hold_the_truth(shift, std):
             wilson_interval(average_precision(positive, negative), 100),
         ]
         truth = (true_area, true_rate, true_precision)
-        held += [low <= true <= high for (low, high), true in zip(ends, truth, strict=True)]
-    assert [holds(count) for count in held] == [True] * 3, held
+        stored += [low <= true <= high for (low, high), true in zip(ends, truth, strict=True)]
+    assert [holds(count) for count in stored] == [True] * 3, stored
 
 
 def test_a_score_that_tells_all_rows_apart_may_not_tell_all_rows():
@@ -129,15 +129,15 @@ def test_a_gap_is_the_distance_of_sums_bin_by_bin():
 
 def test_intervals_of_means_and_roots_hold_the_truth():
     generator = np.random.default_rng(5)
-    held = np.zeros(2, dtype=int)
+    stored = np.zeros(2, dtype=int)
     resamples = Resamples.draw(100, 0, 400)
     for _ in range(SAMPLES):
         values = generator.gamma(3.0, size=100)
         ends = (Mean(values).interval(resamples), RootMean(np.square(values)).interval(resamples))
         truth = (3.0, np.sqrt(12.0))  # E g = 3 and E g^2 = 12 of a gamma variable of shape 3
-        held += [low <= true <= high for (low, high), true in zip(ends, truth, strict=True)]
-    assert [holds(count, 0.92) for count in held] == [True] * 2, (
-        held
+        stored += [low <= true <= high for (low, high), true in zip(ends, truth, strict=True)]
+    assert [holds(count, 0.92) for count in stored] == [True] * 2, (
+        stored
     )  # of skewed rows a little less often than .95
 
 
@@ -146,15 +146,15 @@ def test_the_interval_of_a_calibration_error_holds_it_though_the_error_itself_is
     generator = np.random.default_rng(6)
     bins, rows = 10, 300
     resamples = Resamples.draw(rows, 0, 300)
-    held, found = 0, []
+    stored, actual = 0, []
     for _ in range(SAMPLES):
         confidence = generator.uniform(0.5, 1.0, rows)
         correct = generator.random(rows) < confidence - offset
         index = np.minimum((confidence * bins).astype(int), bins - 1)[:, None]
         figure = BinnedGap((correct - confidence)[:, None], index, bins)
         low, high = figure.interval(resamples)
-        held += low <= offset <= high
-        found.append(figure.value)
-    assert holds(held), held
+        stored += low <= offset <= high
+        actual.append(figure.value)
+    assert holds(stored), stored
     if offset < 0.1:
-        assert np.mean(found) > offset + 0.01  # so percentiles would not
+        assert np.mean(actual) > offset + 0.01

@@ -85,8 +85,8 @@ def test_calibration_error_by_hand():
     correct = np.array([True, False, True, True])
     expected = (abs(1 - 1.94) + abs(2 - 1.07)) / 4
     probs = np.stack([confidence, 1 - confidence], axis=1)
-    found = class_figures(probs, np.where(correct, 0, 1))["expected_calibration_error"].value
-    assert found == pytest.approx(expected)  # in 15 bins the same pairs are together as in 10
+    actual = class_figures(probs, np.where(correct, 0, 1))["expected_calibration_error"].value
+    assert actual == pytest.approx(expected)  # in 15 bins the same pairs are together as in 10
     assert [entry.rows for entry in reliability(confidence, correct, bins=10)] == [2, 2]
 
 
@@ -94,10 +94,10 @@ def test_quality_is_scikit_learns():
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(4), size=200)
     y = np.array([rng.choice(4, p=p) for p in probs])
-    found = values(class_figures(probs, y))
-    assert found["accuracy"] == metrics.accuracy_score(y, probs.argmax(1))
-    assert found["log_likelihood"] == pytest.approx(-metrics.log_loss(y, probs, labels=range(4)))
-    assert found["brier"] == pytest.approx(
+    actual = values(class_figures(probs, y))
+    assert actual["accuracy"] == metrics.accuracy_score(y, probs.argmax(1))
+    assert actual["log_likelihood"] == pytest.approx(-metrics.log_loss(y, probs, labels=range(4)))
+    assert actual["brier"] == pytest.approx(
         sum((probs[n, c] - (y[n] == c)) ** 2 for n in range(200) for c in range(4)) / 200
     )
     gap = 0.0
@@ -106,7 +106,7 @@ def test_quality_is_scikit_learns():
         if inside:
             correct = np.mean([probs[n].argmax() == y[n] for n in inside])
             gap += len(inside) / 200 * abs(correct - np.mean([probs[n].max() for n in inside]))
-    assert found["expected_calibration_error"] == pytest.approx(gap)
+    assert actual["expected_calibration_error"] == pytest.approx(gap)
 
 
 def test_quality_of_certain_answers_is_finite():
@@ -128,7 +128,7 @@ def test_quality_of_certain_answers_is_finite():
 def test_calibration_errors_are_those_of_their_definitions():
     rng = np.random.default_rng(1)
     rows, bins = 150, 15
-    probs = rng.dirichlet(np.ones(3), size=rows).round(2)  # with ties
+    probs = rng.dirichlet(np.ones(3), size=rows).round(2)
     y = rng.integers(0, 3, rows)
     confidence, correct = probs.max(axis=1), probs.argmax(axis=1) == y
     order = np.argsort(confidence, kind="stable")
@@ -150,25 +150,25 @@ def test_calibration_errors_are_those_of_their_definitions():
             if inside:
                 gap = np.mean([y[n] == c for n in inside]) - np.mean([probs[n, c] for n in inside])
                 classwise += len(inside) / rows * abs(gap) / 3
-    found = values(class_figures(probs, y))
-    assert found["adaptive_calibration_error"] == pytest.approx(adaptive)
-    assert found["classwise_calibration_error"] == pytest.approx(classwise)
+    actual = values(class_figures(probs, y))
+    assert actual["adaptive_calibration_error"] == pytest.approx(adaptive)
+    assert actual["classwise_calibration_error"] == pytest.approx(classwise)
 
 
 def test_classes_are_scikit_learns():
     rng = np.random.default_rng(2)
-    y, label = rng.integers(0, 4, 80), rng.integers(0, 3, 80)  # nobody is labelled 3
+    y, label = rng.integers(0, 4, 80), rng.integers(0, 3, 80)
     matrix = metrics.confusion_matrix(y, label, labels=range(5))
-    found = by_class(label, y, ("a", "b", "c", "d", "e"))  # nobody is e
+    actual = by_class(label, y, ("a", "b", "c", "d", "e"))
     recall = metrics.recall_score(y, label, labels=range(5), average=None, zero_division=np.nan)
     precision = metrics.precision_score(
         y, label, labels=range(5), average=None, zero_division=np.nan
     )
-    assert [one.labelled for one in found] == matrix.tolist()
-    for one, its_recall, its_precision in zip(found, recall, precision, strict=True):
-        assert one.recall == (None if np.isnan(its_recall) else pytest.approx(its_recall))
-        assert one.precision == (None if np.isnan(its_precision) else pytest.approx(its_precision))
-        assert set(one.confidence_intervals) == {
-            key for key in ("recall", "precision") if getattr(one, key) is not None
+    assert [item.labelled for item in actual] == matrix.tolist()
+    for item, its_recall, its_precision in zip(actual, recall, precision, strict=True):
+        assert item.recall == (None if np.isnan(its_recall) else pytest.approx(its_recall))
+        assert item.precision == (None if np.isnan(its_precision) else pytest.approx(its_precision))
+        assert set(item.confidence_intervals) == {
+            key for key in ("recall", "precision") if getattr(item, key) is not None
         }
-    assert (found[4].recall, found[4].precision, found[3].precision) == (None, None, None)
+    assert (actual[4].recall, actual[4].precision, actual[3].precision) == (None, None, None)

@@ -64,7 +64,7 @@ def test_images_are_made_into_rows_of_the_models_shape_and_range(tmp_path, kind,
         write_idx(tmp_path / "other", np.stack([pattern(32, 32)] * 5))
         source = "idx:other"
     rows = OutlierSource.parse(f"other={source}", tmp_path).rows(spec, 3, 0).reshape(3, *spec.shape)
-    width = spec.shape[-1] // 2 - 1  # but for the edge between the halves
+    width = spec.shape[-1] // 2 - 1
     assert (rows[..., :width] == spec.maximum).all()
     assert (rows[..., -width:] == spec.minimum).all()
 
@@ -79,11 +79,11 @@ def test_rows_of_a_larger_source_are_a_choice_by_seed(tmp_path):
     x = np.arange(50 * 36, dtype=np.float32).reshape(50, 6, 6)
     np.savez(tmp_path / "rows.npz", x=x)
     source = OutlierSource.parse("other=npz:rows.npz", tmp_path)
-    chosen = source.rows(GREY, 8, 0)
-    assert len({*chosen[:, 0].tolist()}) == 8
-    assert {*chosen[:, 0].tolist()} < {*x[:, 0, 0].tolist()}
-    assert np.array_equal(source.rows(GREY, 8, 0), chosen)
-    assert not np.array_equal(source.rows(GREY, 8, 1), chosen)
+    selected = source.rows(GREY, 8, 0)
+    assert len({*selected[:, 0].tolist()}) == 8
+    assert {*selected[:, 0].tolist()} < {*x[:, 0, 0].tolist()}
+    assert np.array_equal(source.rows(GREY, 8, 0), selected)
+    assert not np.array_equal(source.rows(GREY, 8, 1), selected)
 
 
 def test_wrong_sources_are_refused_by_name(tmp_path):
@@ -120,8 +120,8 @@ def test_files_of_a_table_are_read_as_the_service_reads_them(tmp_path):
     parquet.write_table(pa.table(table), tmp_path / "odd.parquet")
     rows = [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1], [999.5, 0, 1, 0, 0]]
     for source in ("csv:odd.csv", "csv:odd.csv.gz", "parquet:odd.parquet"):
-        found = OutlierSource.parse(f"odd={source}", tmp_path).rows(spec, 5, 0)
-        assert sorted(found.tolist()) == sorted(rows)
+        actual = OutlierSource.parse(f"odd={source}", tmp_path).rows(spec, 5, 0)
+        assert sorted(actual.tolist()) == sorted(rows)
         assert len(OutlierSource.parse(f"odd={source}", tmp_path).rows(spec, 2, 0)) == 2
     for content, *says in (
         ("city\nRome\n", "odd.csv", "width"),

@@ -88,7 +88,7 @@ def test_a_report_with_hostile_classes_is_written(found):
     }
     content["test"] = {
         **content["test"],
-        "by_class": [{**one, "name": HOSTILE} for one in content["test"]["by_class"]],
+        "by_class": [{**item, "name": HOSTILE} for item in content["test"]["by_class"]],
     }
     report = Report.model_validate({**content, "attacks": {}})
     read = Reader(report_page(report, {f"{HOSTILE}.png": b"x"}))

@@ -22,11 +22,11 @@ PAIRS = st.integers(1, 60).flatmap(
 @given(PAIRS)
 def test_mcnemars_test_is_scipys_binomial_test(pairs):
     discordant = pairs.gained + pairs.lost
-    both, lost = (
+    pair, lost = (
         1.0 if discordant == 0 else stats.binomtest(pairs.lost, discordant, 0.5, side).pvalue
         for side in ("two-sided", "greater")
     )
-    assert pairs.mcnemar() == pytest.approx(both)
+    assert pairs.mcnemar() == pytest.approx(pair)
     assert pairs.mcnemar_lost() == pytest.approx(lost)
 
 
@@ -34,14 +34,14 @@ def test_mcnemars_test_is_scipys_binomial_test(pairs):
 def test_tangos_score_is_that_of_the_likeliest_shares(pairs, supposed):
     n, b, c = pairs.rows, pairs.gained, pairs.lost
 
-    def loss(share):  # of rows lost; share + supposed are gained
+    def loss(share):
         rest = 1 - 2 * share - supposed
         terms = ((b, share + supposed), (c, share), (n - b - c, rest))
         return -sum(count * np.log(max(p, 1e-300)) for count, p in terms if count)
 
     ends = max(0.0, -supposed), (1 - supposed) / 2
-    found = optimize.minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-12})
-    share = min([*ends, found.x], key=loss)
+    actual = optimize.minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-12})
+    share = min([*ends, actual.x], key=loss)
     variance = n * (2 * share + supposed * (1 - supposed))
     if variance > 1e-6:
         assert pairs.score(supposed) == pytest.approx(
@@ -52,9 +52,9 @@ def test_tangos_score_is_that_of_the_likeliest_shares(pairs, supposed):
 @given(PAIRS)
 def test_tangos_interval_holds_what_was_found_and_has_a_length(pairs):
     low, high = pairs.interval()
-    found = (pairs.gained - pairs.lost) / pairs.rows
-    assert -1 <= low <= found + 1e-9
-    assert found - 1e-9 <= high <= 1
+    actual = (pairs.gained - pairs.lost) / pairs.rows
+    assert -1 <= low <= actual + 1e-9
+    assert actual - 1e-9 <= high <= 1
     assert high - low > 0.5 / pairs.rows
     mirrored = Pairs(pairs.lost, pairs.gained, pairs.rows).interval()
     assert mirrored == pytest.approx((-high, -low), abs=1e-6)
@@ -70,17 +70,17 @@ def versions(generator, rows, shift):
 @pytest.mark.parametrize("shift", [0.0, 0.05])
 def test_intervals_of_differences_hold_the_truth(shift):
     generator = np.random.default_rng(0)
-    many = versions(generator, 1_000_000, shift)
-    true = many[1].mean() - many[0].mean()
+    large = versions(generator, 1_000_000, shift)
+    true = large[1].mean() - large[0].mean()
     resamples = Resamples.draw(150, 0, 300)
-    held = np.zeros(2, dtype=int)
+    stored = np.zeros(2, dtype=int)
     for _ in range(SAMPLES):
         first, second = versions(generator, 150, shift)
         shares = difference(Share(first), Share(second), resamples)
         means = difference(Mean(first.astype(float)), Mean(second.astype(float)), resamples)
-        held += [low <= true <= high for low, high in (shares.interval, means.interval)]
+        stored += [low <= true <= high for low, high in (shares.interval, means.interval)]
         assert shares.value == pytest.approx(means.value)
-    assert (stats.binom.cdf(held, SAMPLES, [0.95, 0.92]) > RARE).all(), held
+    assert (stats.binom.cdf(stored, SAMPLES, [0.95, 0.92]) > RARE).all(), stored
 
 
 @pytest.mark.parametrize("kind", [Share, Mean])
@@ -91,8 +91,8 @@ def test_no_more_than_its_level_are_called_worse_that_are_not(kind):
     for _ in range(SAMPLES):
         for shift in (0.0, 0.2):
             first, second = (
-                kind(of if kind is Share else of.astype(float))
-                for of in versions(generator, 150, shift)
+                kind(parent if kind is Share else parent.astype(float))
+                for parent in versions(generator, 150, shift)
             )
             is_worse = worsening("test_accuracy", second, first, 0.0, resamples).p_value <= 0.05
             called, called_worse = (
@@ -111,8 +111,8 @@ def test_a_calibrated_version_is_not_worse_calibrated_for_being_less_sure():
     higher = 0
     for _ in range(samples):
         figures = []
-        for least, excess in ((0.9, 0.0), (0.5, 0.0), (0.7, 0.2)):
-            confidence = generator.uniform(least, 1.0, rows)
+        for smallest, excess in ((0.9, 0.0), (0.5, 0.0), (0.7, 0.2)):
+            confidence = generator.uniform(smallest, 1.0, rows)
             correct = generator.random(rows) < confidence - excess
             index = np.minimum((confidence * bins).astype(int), bins - 1)[:, None]
             figures.append(BinnedGap((correct - confidence)[:, None], index, bins))
@@ -125,7 +125,7 @@ def test_a_calibrated_version_is_not_worse_calibrated_for_being_less_sure():
         ):
             metric = "test_expected_calibration_error"
             called[name] += worsening(metric, mine, its, 0.0, resamples).p_value <= 0.05
-    assert higher > 0.9 * samples  # by chance alone
+    assert higher > 0.9 * samples
     assert stats.binom.sf(called["sure"] - 1, samples, 0.05) > RARE
     assert stats.binom.sf(called["unsure"] - 1, samples, 0.05) > RARE
     assert called["overconfident"] > 0.8 * samples
@@ -136,25 +136,27 @@ def test_an_allowance_is_allowed():
     resamples = Resamples.draw(2000, 0, 300)
     first, second = versions(generator, 2000, 0.1)
     for kind in (Share, Mean):
-        mine, its = (kind(of if kind is Share else of.astype(float)) for of in (second, first))
-        found = [
+        mine, its = (
+            kind(parent if kind is Share else parent.astype(float)) for parent in (second, first)
+        )
+        actual = [
             worsening("test_accuracy", mine, its, allowed, resamples)
             for allowed in (0.0, 0.02, 0.3)
         ]
-        p_values = [one.p_value for one in found]
+        p_values = [item.p_value for item in actual]
         assert p_values[0] < 0.01
         assert p_values[1] < 0.01
         assert p_values[2] > 0.99
-        assert found[0].value == pytest.approx(first.mean() - second.mean())
-        assert found[0].interval[0] < found[0].value < found[0].interval[1]
+        assert actual[0].value == pytest.approx(first.mean() - second.mean())
+        assert actual[0].interval[0] < actual[0].value < actual[0].interval[1]
 
 
 def test_rates_are_worse_where_they_are_farther_from_what_they_should_be():
     rows = np.arange(1000)
     near, far = Share(rows < 60), Share(rows < 0)
-    found = worsening("flag_rate_at_05", far, near, 0.0, Resamples.draw(1000, 0))
-    assert found.value == pytest.approx(0.04)
-    assert found.p_value < 0.05
+    actual = worsening("flag_rate_at_05", far, near, 0.0, Resamples.draw(1000, 0))
+    assert actual.value == pytest.approx(0.04)
+    assert actual.p_value < 0.05
     assert worsening("flag_rate_at_05", near, far, 0.0, Resamples.draw(1000, 0)).p_value > 0.95
 
 
@@ -175,13 +177,13 @@ def test_a_version_does_not_differ_from_itself(compare):
     code, text, _ = compare("digits:1", "digits", "--rows", "60", "--draws", "10")
     assert code == 0
     code, out, _ = compare("digits:1", "digits", "--rows", "60", "--draws", "10", "--json")
-    found = json.loads(out)
-    assert found["rows"] == 60
-    assert found["pairs"] == {"gained": 0, "lost": 0, "rows": 60}
+    actual = json.loads(out)
+    assert actual["rows"] == 60
+    assert actual["pairs"] == {"gained": 0, "lost": 0, "rows": 60}
     assert {"accuracy", "log_likelihood", "brier", "flagged.0.05", "aurc.entropy"} < set(
-        found["differences"]
+        actual["differences"]
     )
-    for name, entry in found["differences"].items():
+    for name, entry in actual["differences"].items():
         assert entry["first"] == entry["second"]
         assert entry["p_value"] == 1
         low, high = entry["interval"]

@@ -95,7 +95,8 @@ def test_every_figure_has_an_interval(report):
         low, high = entry["confidence_intervals"]["accuracy"]
         assert low <= entry["accuracy"] <= high
     assert (
-        np.sum([one["labelled"] for one in content["test"]["by_class"]]) == content["test"]["rows"]
+        np.sum([item["labelled"] for item in content["test"]["by_class"]])
+        == content["test"]["rows"]
     )
 
 
@@ -104,12 +105,12 @@ def test_classes_and_labels_are_measured_by_themselves(report):
     for by, share in (("class", "recall"), ("label", "precision")):
         parts = {part["name"]: part for part in content["parts"] if part["by"] == by}
         assert sum(part["rows"] for part in parts.values()) == content["test"]["rows"]
-        for one in content["test"]["by_class"]:
-            if one[share] is not None:
-                part = parts[one["name"]]
-                assert part["accuracy"] == pytest.approx(one[share])
+        for item in content["test"]["by_class"]:
+            if item[share] is not None:
+                part = parts[item["name"]]
+                assert part["accuracy"] == pytest.approx(item[share])
                 assert part["confidence_intervals"]["accuracy"] == pytest.approx(
-                    one["confidence_intervals"][share]
+                    item["confidence_intervals"][share]
                 )
                 assert {"accuracy", "covered", "flagged"} == set(part["confidence_intervals"])
         flagged = sum(part["rows"] * part["flagged"] for part in parts.values())
@@ -167,17 +168,17 @@ def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
 
 
 def test_rows_that_the_service_refuses_count_as_detected(model, digits_rows, caplog):
-    known = digits_rows[:8]
-    odd = known.copy()
+    reference = digits_rows[:8]
+    odd = reference.copy()
     odd[:3] = 3e38  # overflows in the first layer
     with np.errstate(all="ignore"):
         predicted = ServedPredictor(model, draws=10, seed=0)("far", odd)
     assert "far: 3 of 8 rows have results that are not finite" in caplog.text
-    whole = ServedPredictor(model, draws=10, seed=0)("far", known)
-    measured = measure_set(whole, predicted)
+    full = ServedPredictor(model, draws=10, seed=0)("far", reference)
+    measured = measure_set(full, predicted)
     for name, score in predicted.scores.items():
         assert (score[:3] > score[3:].max()).all(), name
-        np.testing.assert_array_equal(score[3:], whole.scores[name][3:])
+        np.testing.assert_array_equal(score[3:], full.scores[name][3:])
         assert measured.scores[name].auroc >= 0.5
     for fpr, share in predicted.flagged.items():
         assert share >= 3 / 8, fpr
@@ -237,8 +238,8 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     assert set(test["pinball"]) == {"0.05", "0.25", "0.5", "0.75", "0.95"}
     assert sum(entry["share"] for entry in test["pit"]["bins"]) == pytest.approx(1)
     assert sum(entry["rows"] for entry in test["by_spread"]) == 80
-    held = sum(entry["rows"] * entry["covered"] for entry in test["by_spread"]) / 80
-    assert held == pytest.approx(test["interval_coverage_at_95"])
+    stored = sum(entry["rows"] * entry["covered"] for entry in test["by_spread"]) / 80
+    assert stored == pytest.approx(test["interval_coverage_at_95"])
     inner = ("confidence_intervals", "pit")
     assert set(test["confidence_intervals"]) == {
         *leaves({k: v for k, v in test.items() if k not in inner})
@@ -276,13 +277,13 @@ def test_a_table_s_card_has_baselines_and_even_rows_in_place_of_noise(
     for name, folder in (("STORE", "models"), ("DATA", "")):
         monkeypatch.setenv(f"DUBITO_{name}", str(people_folder / folder))
     assert main(["evaluate", "people"]) == 0
-    out, said = capsys.readouterr()
+    out, message = capsys.readouterr()
     assert "even_flag_auroc" in out
-    assert "measured on the test rows of csv:people.csv (160)" in said
-    found = evaluation_report(ModelStore(people_folder / "models"), "people", "1")
-    assert set(found.report["outliers"]) == {"even", "crossed", "shuffled"}
-    page = found.read("report.html").decode()
-    plain = found.report["baselines"]
+    assert "measured on the test rows of csv:people.csv (160)" in message
+    actual = evaluation_report(ModelStore(people_folder / "models"), "people", "1")
+    assert set(actual.report["outliers"]) == {"even", "crossed", "shuffled"}
+    page = actual.read("report.html").decode()
+    plain = actual.report["baselines"]
     assert list(plain) == ["this model", "constant", "linear", "boosting"]
     assert f"<td>boosting</td><td>{plain['boosting']['test_accuracy']:.4g}</td>" in page
     assert f"worse than boosting: log-likelihood {plain['this model'][LOG_LIKELIHOOD]:.4g}" in page
@@ -299,35 +300,35 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
     shutil.copy(people_folder / "people.csv", tmp_path / "copy.csv")
     (tmp_path / "new.csv").write_text(people(50, seed=1) + "1.0,1,Oslo,maybe\n" * 7)
     (tmp_path / "people.csv").write_text(people(60, seed=2))
-    said = []
+    message = []
     for source in ("csv:copy.csv", "csv:new.csv", "csv:people.csv"):
         with print_messages():
             data, is_fitted = load_data(version, tmp_path, source)
             test = measured_rows(data, is_fitted, EvaluationOptions(rows=55))
             log_rows(test, data, is_fitted, source)
-        said.append((len(test), is_fitted, capsys.readouterr().err))
+        message.append((len(test), is_fitted, capsys.readouterr().err))
         if source == "csv:new.csv":
             assert len(data.left_out) == 7
-    assert [(rows, is_fitted) for rows, is_fitted, _ in said] == [
+    assert [(rows, is_fitted) for rows, is_fitted, _ in message] == [
         (55, True),
         (50, False),
         (55, False),
     ]
-    assert "measured on 55 (--rows) of the test rows of csv:copy.csv (160)" in said[0][2]
-    assert "measured on all rows of csv:new.csv (50)" in said[1][2]
-    assert "fitted on" not in said[1][2]
-    assert "csv:people.csv has changed since people version 1 was fitted on it" in said[2][2]
-    assert "measured on 55 (--rows) of all rows of csv:people.csv (60)" in said[2][2]
+    assert "measured on 55 (--rows) of the test rows of csv:copy.csv (160)" in message[0][2]
+    assert "measured on all rows of csv:new.csv (50)" in message[1][2]
+    assert "fitted on" not in message[1][2]
+    assert "csv:people.csv has changed since people version 1 was fitted on it" in message[2][2]
+    assert "measured on 55 (--rows) of all rows of csv:people.csv (60)" in message[2][2]
     (people_folder / "part.csv").write_text("\n".join(people(400).split("\n")[:101]))
     for source, is_fitted in (("csv:people.csv", True), ("csv:part.csv", False)):
         with print_messages():
             assert load_data(version, people_folder, source)[1] == is_fitted
         is_told = re.search(
             r"[5-9]\d of 100 rows of csv:part.csv are nearly the same as training rows of people version 1",
-            said := capsys.readouterr().err,
+            message := capsys.readouterr().err,
         )
         assert bool(is_told) != is_fitted
-        assert "changed" not in said
+        assert "changed" not in message
 
 
 @pytest.mark.usefixtures("fits")
@@ -350,11 +351,11 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
     assert main(["fit", str(recipe), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
     assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
     assert len(legends) >= 3
-    own = evaluation_report(ModelStore(store), "small", "1").report
+    custom = evaluation_report(ModelStore(store), "small", "1").report
     test = digits().test
     strange = np.isin(test.y, [0, 6])
-    assert own["test"]["rows"] == np.sum(~strange)
-    assert own["outliers"]["left-out"]["rows"] == np.sum(strange)
+    assert custom["test"]["rows"] == np.sum(~strange)
+    assert custom["outliers"]["left-out"]["rows"] == np.sum(strange)
     # Other data with those classes: the same rows here, so the same sets.
     x = test.x.reshape(-1, 8, 8)
     np.savez(tmp_path / "other.npz", x_train=x, y_train=test.y, x_test=x, y_test=test.y)
@@ -372,8 +373,8 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
     assert main(evaluate) == 0
     other = evaluation_report(ModelStore(store), "small", "1").report
     assert json.loads(capsys.readouterr().out) == other
-    assert other["test"] == own["test"]
-    assert other["outliers"]["left-out"] == own["outliers"]["left-out"]
+    assert other["test"] == custom["test"]
+    assert other["outliers"]["left-out"] == custom["outliers"]["left-out"]
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def test_measures_of_a_target_are_their_integrals(y):
 
 @pytest.mark.parametrize("q", QUANTILES)
 def test_quantiles_are_where_the_distribution_function_is_q_and_losses_scikit_learns(q):
-    found = mixture_quantile(OUTPUTS, q)
-    assert distribution_function(OUTPUTS, found)[0] == pytest.approx(q, abs=1e-9)
+    actual = mixture_quantile(OUTPUTS, q)
+    assert distribution_function(OUTPUTS, actual)[0] == pytest.approx(q, abs=1e-9)
     generator = np.random.default_rng(0)
     y, predicted = generator.normal(size=30), generator.normal(size=30)
     expected = metrics.mean_pinball_loss(y, predicted, alpha=q)

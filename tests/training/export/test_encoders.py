@@ -19,7 +19,7 @@ def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
     graph = helper.make_graph(
         nodes,
         "theirs",
-        [helper.make_tensor_value_info(name, *of) for name, of in inputs.items()],
+        [helper.make_tensor_value_info(name, *parent) for name, parent in inputs.items()],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         [numpy_helper.from_array(array, name) for name, array in dict(tensors).items()],
     )
@@ -124,8 +124,8 @@ def relu(folder, name="x", kind=TensorProto.FLOAT, dims=("n", 4), **more):
 
 
 def two_inputs(folder):
-    of = (TensorProto.FLOAT, ["n", 4])
-    return file_of(folder, [helper.make_node("Add", ["a", "b"], ["y"])], {"a": of, "b": of})
+    parent = (TensorProto.FLOAT, ["n", 4])
+    return file_of(folder, [helper.make_node("Add", ["a", "b"], ["y"])], {"a": parent, "b": parent})
 
 
 def two_outputs(folder):
@@ -171,7 +171,7 @@ def test_weights_in_a_second_file_of_the_folder_are_read(tmp_path):
     weights = np.random.default_rng(0).normal(size=(4, 400)).astype(np.float32)
     rows = EncoderInput((4,))
     model = file_graph(external(tmp_path, weights), rows)
-    (tmp_path / "w.bin").unlink()  # what was made has them
+    (tmp_path / "w.bin").unlink()
     encoder, x = encoder_of(tmp_path, model, rows)
     np.testing.assert_allclose(encoder(x), x @ weights, rtol=1e-5, atol=1e-5)
 
@@ -245,8 +245,8 @@ def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_diff
     assert together.rows_at_once == 4
     assert 1e-5 < together.difference < 1e-2
     alone = Encoder(path, EncoderSpec(outputs=4, rows_at_once=1), 4)(x)
-    found = np.abs(Encoder(path, together, 4)(x) - alone).max(1) / np.abs(alone).max(1)
-    assert found.max() <= together.difference
+    actual = np.abs(Encoder(path, together, 4)(x) - alone).max(1) / np.abs(alone).max(1)
+    assert actual.max() <= together.difference
     with pytest.raises(
         InvalidInput, match=r"network\.rows_at_once: expected 1, since other rows change"
     ):

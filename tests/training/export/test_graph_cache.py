@@ -46,12 +46,12 @@ def test_a_kept_graph_with_other_weights_has_the_bytes_of_a_new_one(method, monk
     first = graphs_of(method, 0)
     with monkeypatch.context() as changes:
         changes.setattr(torch.onnx, "export", None)  # a second call would fail
-        kept = graphs_of(method, 1)
+        retained = graphs_of(method, 1)
     with monkeypatch.context() as changes:
         changes.setattr("training.export.graphs.export_program", _export_by_torch_alone)
         new = graphs_of(method, 1)
-    assert kept["network.onnx"] != first["network.onnx"]
-    assert kept == new
+    assert retained["network.onnx"] != first["network.onnx"]
+    assert retained == new
 
 
 def _export_by_torch_alone(module, inputs, dynamic_shapes):
@@ -132,8 +132,8 @@ def test_a_damaged_file_is_made_again(damage, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    for chosen in (str(tmp_path / "file" / "graphs"), ""):
-        monkeypatch.setenv("DUBITO_GRAPHS", chosen)
+    for selected in (str(tmp_path / "file" / "graphs"), ""):
+        monkeypatch.setenv("DUBITO_GRAPHS", selected)
         monkeypatch.setattr(graph_cache, "_in_memory", {})
         assert export_graph(Scaled(), X, ROWS, ["y"]).graph.node
 

@@ -52,9 +52,7 @@ def runtimes(graphs):
 def test_hidden_products_of_draws_are_integer_and_the_first_and_last_are_not(graphs):
     exact, integer, _ = graphs
     nodes = onnx.load_model_from_string(integer["network.onnx"]).graph.node
-    assert (
-        sum(node.op_type == "MatMulIntegerToFloat" for node in nodes) == 2 + 2
-    )  # of draws, and of the embedding
+    assert sum(node.op_type == "MatMulIntegerToFloat" for node in nodes) == 2 + 2
     large = {
         tensor.name
         for tensor in onnx.load_model_from_string(integer["network.onnx"]).graph.initializer
@@ -84,8 +82,8 @@ def test_integer_draws_are_those_of_the_flow_to_the_precision_of_their_levels(ru
 
 @pytest.mark.parametrize("count", [1, 2, 7, 25])
 def test_an_integer_draw_does_not_depend_on_the_draws_beside_it(runtimes, count):
-    whole = runtimes[1].draw(6, 0, 60)
-    np.testing.assert_array_equal(runtimes[1].draw(6, 13, count), whole[13 : 13 + count])
+    full = runtimes[1].draw(6, 0, 60)
+    np.testing.assert_array_equal(runtimes[1].draw(6, 13, count), full[13 : 13 + count])
 
 
 def test_noise_beyond_the_range_is_clipped(runtimes):
@@ -128,9 +126,7 @@ def test_paired_draws_are_the_shared_ones_row_by_row(graphs, runtimes):
 
 
 def test_a_row_whose_units_are_all_silent_is_finite(graphs, runtimes):
-    theta = np.full(
-        (2, 1, 3 * HIDDEN + 10), -1e4, dtype=np.float32
-    )  # most activations are 0 after such scales
+    theta = np.full((2, 1, 3 * HIDDEN + 10), -1e4, dtype=np.float32)
     log_probs, _ = runtimes[1].run(np.abs(graphs[2].x[:4]), theta)
     assert not np.isnan(log_probs).any()
 

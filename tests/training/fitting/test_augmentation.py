@@ -29,31 +29,31 @@ def test_about_half_of_the_images_are_flipped_and_the_others_are_as_they_were(fl
 
 def test_images_are_shifted_by_whole_pixels_and_the_edge_is_repeated():
     before, after = IMAGES.reshape(-1, *SHAPE), changed(shift=2)
-    found = set()
+    actual = set()
     padded = torch.nn.functional.pad(before, (2, 2, 2, 2), mode="replicate")
     for n in range(len(before)):
         for down in range(5):
             for across in range(5):
                 window = padded[n, :, down : down + 6, across : across + 5]
                 if (window - after[n]).abs().max() < 0.01:
-                    found.add((down - 2, across - 2))
+                    actual.add((down - 2, across - 2))
                     break
             else:
                 continue
             break
         else:
             pytest.fail(f"image {n} is no shift of itself")
-    assert len(found) == 25
+    assert len(actual) == 25
 
 
 def test_a_crop_is_a_part_of_the_image_of_its_size():
     ramp = torch.linspace(0, 255, 64).expand(100, 64, 64).reshape(100, -1)  # rises across
     after = augment(ramp, (64, 64), AugmentationSection(crop=0.4), 3).reshape(100, 64, 64)
     rise = after[:, 0, 60] - after[:, 0, 3]
-    whole = 255 * 57 / 63
-    assert rise.min() >= 0.6 * whole - 1
-    assert rise.max() <= whole + 1
-    assert rise.std() > 0.05 * whole
+    full = 255 * 57 / 63
+    assert rise.min() >= 0.6 * full - 1
+    assert rise.max() <= full + 1
+    assert rise.std() > 0.05 * full
     assert (after.min() >= 0) & (after.max() <= 255.001)
 
 
@@ -73,10 +73,10 @@ def test_only_rows_of_a_step_are_changed_and_a_run_is_repeated_bit_for_bit(tmp_p
     recipe = recipe_with(augmentation={"shift": 1}, training={"epochs": 1, "batch_rows": 200})
     data = digits()
     splits = split(data, split_sizes(recipe))
-    seen = []
+    observed = []
 
     def noted(x, shape, section, seed):
-        seen.append((len(x), seed))
+        observed.append((len(x), seed))
         return augment(x, shape, section, seed)
 
     monkeypatch.setattr(steps_of_fits, "augment", noted)
@@ -90,9 +90,9 @@ def test_only_rows_of_a_step_are_changed_and_a_run_is_repeated_bit_for_bit(tmp_p
             torch.equal(a, b) for a, b in zip(before, (*run.train, *run.validation), strict=True)
         )
     steps = len(splits.train) // 200
-    assert seen[:steps] == seen[steps:]
-    assert {rows for rows, _ in seen} == {200}
-    assert len({seed for _, seed in seen}) == steps
+    assert observed[:steps] == observed[steps:]
+    assert {rows for rows, _ in observed} == {200}
+    assert len({seed for _, seed in observed}) == steps
     for name, tensor in models[0].items():
         np.testing.assert_array_equal(tensor.numpy(), models[1][name].numpy())
 

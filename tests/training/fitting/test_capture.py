@@ -27,7 +27,7 @@ def parameters_after(method, network, is_captured):
     results = []
     for step in range(STEPS):
         decay_rates(steps.optimizer, step / STEPS)
-        rows = ROWS - step % 2 * (step > WARMUP_CALLS + 5)  # of another size, now and then
+        rows = ROWS - step % 2 * (step > WARMUP_CALLS + 5)
         results.append(steps.take(x[:rows], y[:rows], 1e-2 / (1 + step), step))
     return torch.stack(results), [p.detach() for p in model.parameters()]
 
@@ -38,9 +38,9 @@ def test_a_captured_step_of_each_method_does_what_the_step_does(network):
     of_layers = {"variational-hypernet", "batch-ensemble"} if "kind" in network else set()
     for method in METHODS.keys() - of_layers:
         results, parameters = parameters_after(method, network, is_captured=True)
-        expected, others = parameters_after(method, network, is_captured=False)
+        expected, rest = parameters_after(method, network, is_captured=False)
         torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
-        for parameter, other in zip(parameters, others, strict=True):
+        for parameter, other in zip(parameters, rest, strict=True):
             torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-3)
 
 
@@ -65,13 +65,13 @@ def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
         fake.is_open = False
 
     def capture(self, given):
-        found = made(self, given)
-        fake = found.cuda_graph
-        fake.inputs, fake.result = found.inputs, found.result
+        actual = created(self, given)
+        fake = actual.cuda_graph
+        fake.inputs, fake.result = actual.inputs, actual.result
         fake.compute = lambda x, weight: (x * weight).sum(0)
-        return found
+        return actual
 
-    made = GraphedFunction._capture
+    created = GraphedFunction._capture
     monkeypatch.setattr(GraphedFunction, "_capture", capture)
     stream = SimpleNamespace(wait_stream=lambda _: None)
     fakes = {
@@ -85,12 +85,12 @@ def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     captured = GraphedFunction(compute)
-    found = []
+    actual = []
     for step in range(9):
         x, weight = torch.full((2 if step % 3 == 2 else 4, 3), float(step)), torch.tensor(0.5)
-        found.append(captured(x, weight))
-        torch.testing.assert_close(found[-1], (x * weight).sum(0))
-    torch.testing.assert_close(found[3], torch.full((3,), 6.0))  # is not overwritten by the next
+        actual.append(captured(x, weight))
+        torch.testing.assert_close(actual[-1], (x * weight).sum(0))
+    torch.testing.assert_close(actual[3], torch.full((3,), 6.0))  # is not overwritten by the next
     before = [(4, False), (4, False), (2, False)]
     assert ran == [*before, (4, True), (2, True)]  # no shape twice; the others were replayed
 

@@ -21,9 +21,9 @@ def test_weights_are_1_on_average_and_balanced_ones_make_classes_count_alike():
     balanced = class_weights("balanced", CLASSES, Y)
     assert balanced[Y].mean() == pytest.approx(1.0)
     np.testing.assert_allclose(balanced * class_shares(Y, 3), 1 / 3)
-    told = class_weights({"c": 4.0}, CLASSES, Y)
-    assert told[Y].mean() == pytest.approx(1.0)
-    np.testing.assert_allclose(told / told[0], [1.0, 1.0, 4.0])
+    output = class_weights({"c": 4.0}, CLASSES, Y)
+    assert output[Y].mean() == pytest.approx(1.0)
+    np.testing.assert_allclose(output / output[0], [1.0, 1.0, 4.0])
     refused(
         lambda: class_weights({"d": 2.0}, CLASSES, Y), "data.class_weights: expected some of", "'d'"
     )
@@ -63,12 +63,10 @@ def test_a_row_of_weight_w_counts_as_w_rows():
     likelihood.log_weights.copy_(torch.tensor([1.0, 3.0]).log())
     outputs = torch.randn(4, 5, 2, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 1, 1, 0, 1])
-    found = likelihood.weighted_log_likelihood(likelihood(outputs), y)
+    actual = likelihood.weighted_log_likelihood(likelihood(outputs), y)
     plain = torch.log_softmax(outputs, -1).gather(2, y.expand(4, 5)[..., None])[..., 0]
-    torch.testing.assert_close(found, plain * torch.tensor([1.0, 3.0, 3.0, 1.0, 3.0]))
-    assert Categorical(2).state_dict().keys() == {
-        "temperature"
-    }  # as of versions before there were weights
+    torch.testing.assert_close(actual, plain * torch.tensor([1.0, 3.0, 3.0, 1.0, 3.0]))
+    assert Categorical(2).state_dict().keys() == {"temperature"}
 
 
 def test_a_weighted_version_is_published_with_the_data_s_shares(tmp_path, fits, capsys):

@@ -14,7 +14,7 @@ from training.fitting.steps import SPREAD_RATE
 from training.fitting.stopping import is_as_good
 from training.recipe import Recipe
 
-VARIANCE_TOLERANCE = 0.2  # of logarithms
+VARIANCE_TOLERANCE = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -70,30 +70,30 @@ def test_the_pull_says_by_how_much_variances_are_too_large(problem, times):
 def test_the_bound_is_that_of_the_exact_posterior_in_closed_form(problem):
     model = at_exact_posterior(problem, "bbb-gaussian", 1.0)
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
-    said = bound(model, x, y, len(x), seed=0)
+    message = bound(model, x, y, len(x), seed=0)
     mean, std = (moment.detach()[None] for moment in model.posterior.moments())
     with torch.no_grad():
         # The outputs' mean is that of the mean weights; their variance adds to the squared errors.
-        served = model.likelihood(model.network(x, mean[:, None])[0])
+        result = model.likelihood(model.network(x, mean[:, None])[0])
         inputs = torch.cat(
             [(x - model.network.mean) / model.network.std, torch.ones(len(x), 1)], dim=1
         )
         spread = inputs.square() @ std[0].square() * model.likelihood.target_std.square()
-        nll = -model.likelihood.log_likelihood(served, y)[0] + 0.5 * spread / served[0, :, 1].exp()
+        nll = -model.likelihood.log_likelihood(result, y)[0] + 0.5 * spread / result[0, :, 1].exp()
     kl = (0.5 * (std.square() + mean.square() - 1.0) - std.log()).sum().item()
-    assert said["kl"] == pytest.approx(kl, rel=1e-5)
-    assert said["negative_elbo"] == pytest.approx(
-        nll.mean().item() + kl / len(x), abs=6 * said["negative_elbo_error"]
+    assert message["kl"] == pytest.approx(kl, rel=1e-5)
+    assert message["negative_elbo"] == pytest.approx(
+        nll.mean().item() + kl / len(x), abs=6 * message["negative_elbo_error"]
     )
-    assert said["negative_elbo_error"] < 0.02
+    assert message["negative_elbo_error"] < 0.02
 
 
 def test_a_slope_is_that_of_the_last_fifth():
     values = [100.0] * 40 + [5.0 - 0.5 * i for i in range(10)]
     assert slope(values) == pytest.approx((-0.5, 0.0))
     noise = np.random.default_rng(0).normal(size=10).tolist()
-    fitted, error = slope([0.0] * 40 + noise)
-    assert abs(fitted) < 4 * error
+    model, error = slope([0.0] * 40 + noise)
+    assert abs(model) < 4 * error
     assert all(math.isnan(value) for value in slope([1.0, 2.0]))
 
 
@@ -115,8 +115,8 @@ def test_a_bound_that_still_falls_is_seen_though_rates_have_decayed(fall, said):
         for bound, rate in zip(bounds, rates, strict=True)
     ]
     assert -slope(bounds.tolist())[0] < LEVEL * bounds[-1] / 40
-    found = list(_faults({"layers": {}}, history))
-    assert [one[: len(start)] for one, start in zip(found, said, strict=True)] == said
+    actual = list(_faults({"layers": {}}, history))
+    assert [item[: len(start)] for item, start in zip(actual, said, strict=True)] == said
 
 
 def test_a_checkpoint_is_as_good_within_one_standard_error():

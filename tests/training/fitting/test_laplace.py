@@ -131,9 +131,9 @@ def eigen_of(*values):
 def test_the_chosen_precision_has_the_largest_marginal_likelihood():
     eigen, square = eigen_of(0.0, 0.5, 20.0, 3.0, 400.0), 2.5
     best = best_precision(eigen, square)
-    at = log_marginal_likelihood(0.0, eigen, square, best)
+    position = log_marginal_likelihood(0.0, eigen, square, best)
     for times in (0.99, 1.01, 0.1, 10.0):
-        assert log_marginal_likelihood(0.0, eigen, square, best * times) < at
+        assert log_marginal_likelihood(0.0, eigen, square, best * times) < position
     assert eigen.effective_parameters(best) == pytest.approx(best * square, rel=1e-5)
 
 
@@ -168,15 +168,15 @@ def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tm
     expected = torch.cat([module[2].weight.T, module[2].bias[None]]).flatten()
     assert torch.equal(model.posterior.mean.detach(), expected.detach())
     x, y = rows_of(problem.splits.train)
-    served = model.likelihood(model.network(x, model.posterior.centre()[None, None])[0])
+    result = model.likelihood(model.network(x, model.posterior.centre()[None, None])[0])
     errors = (module(x)[:, 0] - y).square().mean()
     torch.testing.assert_close(
-        served[0, :, 1].exp(), errors.expand(len(x)).detach(), rtol=1e-4, atol=0
+        result[0, :, 1].exp(), errors.expand(len(x)).detach(), rtol=1e-4, atol=0
     )
     facts = run_provenance(run, problem.splits)
     assert (facts.epochs, facts.steps) == (0, 0)
     assert math.isfinite(facts.validation_log_likelihood)
-    log_likelihood = model.likelihood.log_likelihood(served, y).sum().item()
+    log_likelihood = model.likelihood.log_likelihood(result, y).sum().item()
     assert facts.laplace["log_likelihood"] == pytest.approx(log_likelihood, rel=1e-4)
     assert run.checkpoint.exists()
 
@@ -223,8 +223,8 @@ def test_held_out_rows_are_most_likely_under_the_chosen_prior():
             predict_rows(model, held_out[0], eps), held_out[1]
         ).mean()
 
-    at = likelihood_at(facts["prior_std"])
-    assert all(at > likelihood_at(facts["prior_std"] * times) for times in (0.5, 2.0))
+    position = likelihood_at(facts["prior_std"])
+    assert all(position > likelihood_at(facts["prior_std"] * times) for times in (0.5, 2.0))
 
 
 @pytest.mark.parametrize("is_sure", [True, False])
@@ -234,7 +234,7 @@ def test_marginal_likelihood_chooses_the_prior_unless_held_out_rows_lose_by_it(i
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 5, generator=generator)
     rows = 3 if is_sure else 300
-    found = {}
+    actual = {}
     for prior_std in ("marginal-likelihood", "auto", "held-out"):
         settings = recipe_with(
             method="laplace", network=TRAINED, posterior={"prior_std": prior_std}
@@ -251,14 +251,14 @@ def test_marginal_likelihood_chooses_the_prior_unless_held_out_rows_lose_by_it(i
             ]
         held_out = x[300:], y[300:]
         facts = fit_laplace(model, settings.posterior, (x[:rows], y[:rows]), held_out, 0, 20)
-        served = predict_rows(model, held_out[0], noise(model.posterior, 20, 0, 4))
-        likelihood = model.likelihood.mixture_log_likelihood(served, held_out[1]).mean().item()
-        found[prior_std] = facts["prior_std"], likelihood
-    (marginal, least), (auto, kept), (_, most) = found.values()
+        result = predict_rows(model, held_out[0], noise(model.posterior, 20, 0, 4))
+        likelihood = model.likelihood.mixture_log_likelihood(result, held_out[1]).mean().item()
+        actual[prior_std] = facts["prior_std"], likelihood
+    (marginal, smallest), (auto, retained), (_, largest) = actual.values()
     if is_sure:
         assert auto < marginal
-        assert least < most - 10 * LOST_NATS
-        assert kept > most - 3 * LOST_NATS
+        assert smallest < largest - 10 * LOST_NATS
+        assert retained > largest - 3 * LOST_NATS
     else:
         assert auto == marginal
 
@@ -302,9 +302,9 @@ def test_the_layer_that_runs_last_is_drawn():
 
 
 def test_what_contradicts_itself_is_refused_in_a_line():
-    told = content_with(method="laplace", training={"epochs": 0})
+    output = content_with(method="laplace", training={"epochs": 0})
     refused(
-        lambda: check_trained(Recipe.model_validate(told), None),
+        lambda: check_trained(Recipe.model_validate(output), None),
         "training.epochs: expected 1 or more, or a trained",
     )
     other = content_with(training={"epochs": 0})

@@ -99,9 +99,9 @@ def test_a_fit_ends_when_it_has_levelled_off_and_rates_decay_to_its_end(splits, 
     ids=["levelling", "early stopping"],
 )
 def test_a_killed_fit_resumes_to_the_same_weights(splits, tmp_path, training):
-    whole = begin(tmp_path / "whole", splits, **training)
-    expected = whole.fit(quiet=True).state_dict()
-    killed_after = whole.progress.levelled + 2  # epochs
+    full = begin(tmp_path / "whole", splits, **training)
+    expected = full.fit(quiet=True).state_dict()
+    killed_after = full.progress.levelled + 2  # epochs
     first = begin(tmp_path / "killed", splits, **training)
     step = first._step
 
@@ -117,7 +117,7 @@ def test_a_killed_fit_resumes_to_the_same_weights(splits, tmp_path, training):
     assert resumed.resumed
     state = resumed.fit(quiet=True).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
-    assert resumed.stopped() == whole.stopped()
+    assert resumed.stopped() == full.stopped()
 
 
 def test_a_fit_that_has_no_more_time_says_what_still_moved(splits, tmp_path):
@@ -125,31 +125,31 @@ def test_a_fit_that_has_no_more_time_says_what_still_moved(splits, tmp_path):
     run.fit(quiet=True)
     assert len(run.progress.history) == 30
     assert run.stopped().startswith("after 30 epochs, the limit of training.max_epochs: ")
-    told = begin(tmp_path / "b", splits, epochs=2)
-    told.fit(quiet=True)
-    assert told.stopped() == "after 2 epochs, as configured"
+    output = begin(tmp_path / "b", splits, epochs=2)
+    output.fit(quiet=True)
+    assert output.stopped() == "after 2 epochs, as configured"
 
 
 def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behind_it(
     splits, tmp_path
 ):
-    few = replace(splits, train=splits.train.take(np.arange(40)))  # soon learned by heart
-    wanted = {"early_stopping": True, "patience": 20, "batch_rows": 10, "learning_rate": 0.1}
-    run = begin(tmp_path / "a", few, max_epochs=300, **wanted)
+    small = replace(splits, train=splits.train.take(np.arange(40)))  # soon learned by heart
+    expected = {"early_stopping": True, "patience": 20, "batch_rows": 10, "learning_rate": 0.1}
+    run = begin(tmp_path / "a", small, max_epochs=300, **expected)
     model = run.fit(quiet=True)
-    seen = [epoch["stopping_log_likelihood"] for epoch in run.progress.history]
-    best = int(np.argmax(seen)) + 1
+    observed = [epoch["stopping_log_likelihood"] for epoch in run.progress.history]
+    best = int(np.argmax(observed)) + 1
     assert run.progress.best_epoch == best
-    assert len(seen) == best + 20 < 300
+    assert len(observed) == best + 20 < 300
     _, log_likelihood, _, *wrong = run._validate().unbind(1)
-    assert add_wrong_row(log_likelihood, *wrong).item() == pytest.approx(max(seen), rel=1e-6)
-    told = run.progress.history[best - 1]["validation_log_likelihood"]
-    assert run.validation_log_likelihood() == told
+    assert add_wrong_row(log_likelihood, *wrong).item() == pytest.approx(max(observed), rel=1e-6)
+    output = run.progress.history[best - 1]["validation_log_likelihood"]
+    assert run.validation_log_likelihood() == output
     assert {group["lr"] for group in run.optimizer.param_groups} == {0.1}
-    said = f"after {len(seen)} epochs: the held-out likelihood was best after {best}"
-    assert run.stopped() == said
+    message = f"after {len(observed)} epochs: the held-out likelihood was best after {best}"
+    assert run.stopped() == message
     assert model is run.model
-    short = begin(tmp_path / "b", few, max_epochs=best + 5, **wanted)
+    short = begin(tmp_path / "b", small, max_epochs=best + 5, **expected)
     short.fit(quiet=True)
-    most = f"after {best + 5} epochs, the limit of training.max_epochs: "
-    assert short.stopped() == f"{most}the held-out likelihood was best after {best}"
+    largest = f"after {best + 5} epochs, the limit of training.max_epochs: "
+    assert short.stopped() == f"{largest}the held-out likelihood was best after {best}"

@@ -51,9 +51,9 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, 
     folder = shutil.copytree(killed, tmp_path / "run")
     kill_after_a_checkpoint(folder)
     with fitting(folder) as process:
-        said, errors = process.communicate(timeout=240)
+        message, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert "resuming from step" in said
+    assert "resuming from step" in message
     assert published_weights(folder) == published_weights(uninterrupted)
     assert metrics_of(folder) == metrics_of(uninterrupted)
 

@@ -75,14 +75,12 @@ def ranks(method, task, seed, folder):
     else:
         y = (rng.uniform(size=ROWS) < 1 / (1 + np.exp(-mean))).astype(np.int64)
     rows = Rows(x.astype(np.float32), y)
-    few = [rows.take(np.arange(8)) for _ in range(4)]
-    splits = Splits(rows, *few)
+    small = [rows.take(np.arange(8)) for _ in range(4)]
+    splits = Splits(rows, *small)
     classes = 2 if task == "classification" else 0
     folder.mkdir()
     run = Run(recipe(method, task, seed), splits, (INPUTS,), classes, folder, torch.device("cpu"))
-    if (
-        task == "regression"
-    ):  # the prior is that of standardised targets, and the noise would be a point estimate
+    if task == "regression":
         likelihood = run.model.likelihood
         likelihood.target_mean.zero_()
         likelihood.target_std.fill_(1.0)
@@ -93,8 +91,8 @@ def ranks(method, task, seed, folder):
         DRAWS, model.posterior.noise_dimension, generator=torch.Generator().manual_seed(seed)
     )
     with torch.no_grad():
-        found = model.posterior(eps)[:, : INPUTS + 1].numpy()
-    return (found < theta).sum(0)
+        actual = model.posterior(eps)[:, : INPUTS + 1].numpy()
+    return (actual < theta).sum(0)
 
 
 @pytest.mark.slow
@@ -104,9 +102,9 @@ def test_parameters_rank_uniformly_among_draws_of_their_posteriors(
     method, task, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(fitting, "check_exports", lambda *_: None)  # takes longer than the fit
-    seen = np.concatenate(
+    observed = np.concatenate(
         [ranks(method, task, seed, tmp_path / str(seed)) for seed in range(SIMULATIONS)]
     )
-    counts = np.histogram(seen, bins=BINS, range=(0, DRAWS + 1))[0]
+    counts = np.histogram(observed, bins=BINS, range=(0, DRAWS + 1))[0]
     print(method, task, counts)
     assert chisquare(counts).pvalue > 0.001, counts

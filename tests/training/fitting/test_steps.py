@@ -36,13 +36,13 @@ def fitted(fades_over: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_faded_means_are_dropped() -> None:
     """None is denormal in the end, and the parameters are to the last bit what they would have
     been."""
-    kept, faded = fitted(10 * STEPS)
+    retained, faded = fitted(10 * STEPS)
     dropped, means = fitted(FLUSH_STEPS)
     tiny = torch.finfo(torch.float32).tiny
     assert ((faded != 0) & (faded.abs() < tiny)).any()
     assert not ((means != 0) & (means.abs() < tiny)).any()
     assert means[-1] != 0
-    assert torch.equal(kept, dropped)
+    assert torch.equal(retained, dropped)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -51,11 +51,11 @@ def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_servi
     model = build(settings, (5,), 0)
     x, y = torch.randn(16, 5), torch.randn(16)
     x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
-    served = step_loss(model, settings, x, y, eps, 0.1).predictions[..., 0]
+    result = step_loss(model, settings, x, y, eps, 0.1).predictions[..., 0]
     centre = model.likelihood(model.network(x, model.posterior.location()[None, None])[0])[..., 0]
-    assert len(served) == 2
-    assert not torch.allclose(served[:1], centre, rtol=1e-2)
-    torch.testing.assert_close(served.mean(0, keepdim=True), centre, rtol=1e-4, atol=1e-5)
+    assert len(result) == 2
+    assert not torch.allclose(result[:1], centre, rtol=1e-2)
+    torch.testing.assert_close(result.mean(0, keepdim=True), centre, rtol=1e-4, atol=1e-5)
     first, second = noise(model.posterior, 2, 0)
     assert not torch.allclose(first, -second)
 
@@ -65,9 +65,9 @@ def test_groups_of_rows_have_masks_of_their_own_and_each_row_as_many_as_before()
     model = build(settings, (5,), 3)
     x, y = torch.ones(16, 5), torch.zeros(16, dtype=torch.long)
     x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
-    served = step_loss(model, settings, x, y, eps, 0.0).predictions
-    assert served.shape == (10, 16, 3)
-    by_group = served.unflatten(1, (8, 2))
+    result = step_loss(model, settings, x, y, eps, 0.0).predictions
+    assert result.shape == (10, 16, 3)
+    by_group = result.unflatten(1, (8, 2))
     torch.testing.assert_close(by_group[:, :, 0], by_group[:, :, 1])
     different = by_group[:, :, 0].flatten(0, 1).round(decimals=4).unique(dim=0)
     assert len(different) > settings.samples  # of 80 masks of 8 units

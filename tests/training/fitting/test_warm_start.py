@@ -197,15 +197,15 @@ def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_pa
     settings = recipe("bbb-gaussian")
     at_every_step = settings.training.model_copy(update={"checkpoint_interval_s": 1e-9})
     settings = settings.model_copy(update={"training": at_every_step})
-    whole = run_in(tmp_path / "whole", settings, splits, 4, parent)
+    full = run_in(tmp_path / "whole", settings, splits, 4, parent)
     snapshots = []
-    thread = threading.Thread(target=whole.fit, kwargs={"quiet": True})
+    thread = threading.Thread(target=full.fit, kwargs={"quiet": True})
     thread.start()
     while thread.is_alive():  # a checkpoint is replaced at once
-        if whole.checkpoint.exists():
-            snapshots.append(whole.checkpoint.read_bytes())
+        if full.checkpoint.exists():
+            snapshots.append(full.checkpoint.read_bytes())
     thread.join()
-    expected = whole.model.state_dict()
+    expected = full.model.state_dict()
     folder = tmp_path / "resumed"
     folder.mkdir()
     (folder / "checkpoint.safetensors").write_bytes(snapshots[len(snapshots) // 2])
@@ -221,11 +221,11 @@ def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_pa
 
 def test_old_classes_come_first_matched_by_name():
     data, _ = data_of(300, classes=("a", "b", "c"))
-    more, _ = data_of(300, classes=("B", "a", "b", "bb", "c"))
-    joined = match_classes(more, data.classes)
+    extra, _ = data_of(300, classes=("B", "a", "b", "bb", "c"))
+    joined = match_classes(extra, data.classes)
     assert joined.classes == ("a", "b", "c", "B", "bb")
-    for rows, before in ((joined.train, more.train), (joined.test, more.test)):
-        assert [joined.classes[i] for i in rows.y] == [more.classes[i] for i in before.y]
+    for rows, before in ((joined.train, extra.train), (joined.test, extra.test)):
+        assert [joined.classes[i] for i in rows.y] == [extra.classes[i] for i in before.y]
     refused(
         lambda: match_classes(data, ("a", "d")),
         "data.source: expected rows of all classes",
@@ -240,12 +240,12 @@ def test_columns_are_encoded_as_the_parent_s_were(tmp_path):
     table("old.csv", "size,kind,y\n" + "1,red,a\n3,blue,b\n" * 20)
     table("more.csv", "kind,size,y\n" + "7,9,a\nblue,,b\n" * 20)
     old = load(recipe_of("csv:old.csv", target="y"), tmp_path)
-    more = load(recipe_of("csv:more.csv", target="y"), tmp_path, old.columns)
-    assert more.columns == old.columns
+    extra = load(recipe_of("csv:more.csv", target="y"), tmp_path, old.columns)
+    assert extra.columns == old.columns
     size, kind = old.columns
     assert kind.categories == ("blue", "red")
     rows = {
-        tuple(row) for row in more.train.x.tolist()
+        tuple(row) for row in extra.train.x.tolist()
     }  # a category that was not seen, and a missing number
     assert rows == {(float(np.float32((9 - size.mean) / size.std)), 0, 0, 1), (0, 1, 0, 0)}
     table("other.csv", "kind,size,more,y\n" + "red,9,1,a\nblue,2,2,b\n" * 20)
@@ -327,9 +327,9 @@ def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(of_mle):
     refused(
         lambda: check_compatible(recipe("ensemble"), data, of_mle), "method: expected mle, as in"
     )
-    more = dataclasses.replace(data, classes=(*data.classes, "d"))
+    extra = dataclasses.replace(data, classes=(*data.classes, "d"))
     refused(
-        lambda: check_compatible(recipe("mvn"), more, of_mle),
+        lambda: check_compatible(recipe("mvn"), extra, of_mle),
         "data.source: classes: expected 3 classes",
         "also d",
     )
@@ -343,14 +343,14 @@ def test_a_published_network_gets_a_posterior_without_training(tmp_path, monkeyp
     for name in ("STORE", "RUNS", "DATA"):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / name.lower()))
     assert main(["fit", str(write_recipe(tmp_path, method="mle", name="net")), "--quiet"]) == 0
-    told = write_recipe(tmp_path, method="laplace", name="posterior", training={"epochs": 0})
-    assert main(["fit", str(told), "--quiet"]) == 2
+    output = write_recipe(tmp_path, method="laplace", name="posterior", training={"epochs": 0})
+    assert main(["fit", str(output), "--quiet"]) == 2
     assert "training.epochs: expected 1 or more, or a trained network" in capsys.readouterr().err
-    assert main(["fit", str(told), "--quiet", "--warm-start", "net"]) == 0
-    said = capsys.readouterr().err
+    assert main(["fit", str(output), "--quiet", "--warm-start", "net"]) == 0
+    message = capsys.readouterr().err
     assert (
         "stopped before the first epoch: the network was already trained\nlaplace, kronecker, "
-        "130 weights: " in said
+        "130 weights: " in message
     )
     store = ModelStore(tmp_path / "store")
     net, posterior = (store.manifest(name, "1") for name in ("net", "posterior"))

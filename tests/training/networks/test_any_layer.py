@@ -92,10 +92,10 @@ def test_it_is_served_as_torch_computes_it_and_replayed(
     assert main(["fit", str(recipe), "--quiet"]) == 0
     rows = digits_rows[:3]
     with serve(tmp_path / "models") as (url, _), httpx.Client(base_url=url, timeout=30) as client:
-        asked = {"inputs": rows.tolist(), "num_samples": 4, "seed": 3, "return_samples": True}
-        answer = client.post("/predict", json=asked)
+        request = {"inputs": rows.tolist(), "num_samples": 4, "seed": 3, "return_samples": True}
+        answer = client.post("/predict", json=request)
         assert answer.status_code == 200
-        assert client.post("/predict", json=asked).content == answer.content
+        assert client.post("/predict", json=request).content == answer.content
     samples = np.array([row["samples"] for row in answer.json()["predictions"]]).swapaxes(0, 1)
     parent = open_parent(ModelStore(tmp_path / "models"), name, "model")
     spec = parent.manifest.noise
@@ -111,12 +111,12 @@ def test_sums_written_over_the_last_axes_are_the_same(reduced, axes, keepdim):
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     expected = reduced(x, axes, keepdim), reduced(x, dim=axes, keepdim=keepdim, dtype=torch.float64)
     with ExportSubstitutes():
-        found = (
+        actual = (
             reduced(x, axes, keepdim),
             reduced(x, dim=axes, keepdim=keepdim, dtype=torch.float64),
         )
         assert torch.equal(x.mean(), torch.mean(x))
         assert x.sum(dtype=torch.float64).dtype == torch.float64
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        torch.testing.assert_close(one, other)
+    for item, other in zip(actual, expected, strict=True):
+        assert item.dtype == other.dtype
+        torch.testing.assert_close(item, other)

@@ -16,11 +16,11 @@ MEMBERS = 3
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    made = BatchEnsemble(mlp(4, [5, 6], 2, dropout=0.2), MEMBERS, (4,))
+    created = BatchEnsemble(mlp(4, [5, 6], 2, dropout=0.2), MEMBERS, (4,))
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in created.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
-    return made.eval()
+    return created.eval()
 
 
 def test_a_member_is_the_network_of_its_own_effective_weights(network):
@@ -47,8 +47,8 @@ def test_members_start_apart_by_signs_alone_and_have_heads_of_their_own():
 
 
 def test_decay_is_that_of_a_member_the_mean_over_members(network):
-    one, two, last = (layer.weight for layer in network.module if isinstance(layer, MemberLinear))
-    members = [(one**2).sum() + (two**2).sum() + (last[m] ** 2).sum() for m in range(MEMBERS)]
+    item, two, last = (layer.weight for layer in network.module if isinstance(layer, MemberLinear))
+    members = [(item**2).sum() + (two**2).sum() + (last[m] ** 2).sum() for m in range(MEMBERS)]
     torch.testing.assert_close(network.weight_decay(2.0), torch.stack(members).mean() / 8)
 
 
@@ -81,11 +81,11 @@ def test_knots_are_quantiles_and_of_two_values_none():
     rng = np.random.default_rng(0)
     x = np.stack([rng.exponential(size=1000), rng.integers(0, 2, 1000), np.zeros(1000)], axis=1)
     x[:400, 0] = 0  # most quantiles fall on one value
-    found = quantile_knots(x, 10)
+    actual = quantile_knots(x, 10)
     expected = np.unique(np.quantile(x[:, 0].astype(np.float32), np.arange(11) / 10))
-    np.testing.assert_allclose(found[0], expected.astype(np.float32))
-    assert found[1:] == [[], []]
-    assert len(found[0]) < 11
+    np.testing.assert_allclose(actual[0], expected.astype(np.float32))
+    assert actual[1:] == [[], []]
+    assert len(actual[0]) < 11
 
 
 def test_masks_of_dropout_are_of_training_alone(network):

@@ -38,9 +38,7 @@ def outcome(seed, monkeypatch):
         assert len(says) < 600
         return says
     model.train()
-    outputs, kl = model.sample(
-        x, noise(model.posterior, model.posterior.max_draws or 2, seed, 0)
-    )  # as a step does
+    outputs, kl = model.sample(x, noise(model.posterior, model.posterior.max_draws or 2, seed, 0))
     (
         -model.likelihood.log_likelihood(outputs, torch.zeros(12, dtype=torch.long)).mean()
         + kl.mean()

@@ -27,7 +27,7 @@ SMALL = {
 STRUCTURES = {
     f"laplace-{structure}": {"structure": structure} for structure in ("full", "diagonal")
 }
-LIKE_ANOTHER = ("dropout-alpha", "mle-dropout", "bbb-mixture")  # to who serves them
+LIKE_ANOTHER = ("dropout-alpha", "mle-dropout", "bbb-mixture")
 CASES = [
     *((method, "mlp") for method in METHODS if method not in LIKE_ANOTHER),
     *(("dropout", "residuals"), ("bhn-iaf", "skips"), ("laplace-diagonal", "groups")),
@@ -130,12 +130,12 @@ class Case:
             "bhn-realnvp",
             "mlp",
         )  # their graphs do not depend on the method
-        served = served_network(
+        result = served_network(
             self.model, self.x, 0, names=None if every_detector else CHECKED_DETECTORS
         )
-        files = export(self.model, served)
+        files = export(self.model, result)
         self.runtime = load_runtime(self.model, files)
-        self.parity = parity(self.model, served, self.runtime, Rows(self.x.numpy(), self.y.numpy()))
+        self.parity = parity(self.model, result, self.runtime, Rows(self.x.numpy(), self.y.numpy()))
 
     def made(self):
         return build(self.recipe, SHAPE, CLASSES)
@@ -173,8 +173,8 @@ def test_a_step_and_the_centre_are_on_the_models_device(case, monkeypatch):
     # parameters stay the same objects, as where they go to a GPU
     monkeypatch.setattr(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)
     model, (x, y) = case.made().to("meta"), (case.x.to("meta"), case.y.to("meta"))
-    served, kl = model.sample(x, noise(model.posterior, case.draws, 1, 2).to("meta"))
-    loss, _ = alpha_objective(model.likelihood.weighted_log_likelihood(served, y), kl, 1e-2, 0.5)
+    result, kl = model.sample(x, noise(model.posterior, case.draws, 1, 2).to("meta"))
+    loss, _ = alpha_objective(model.likelihood.weighted_log_likelihood(result, y), kl, 1e-2, 0.5)
     loss.backward()
     model.serve(x, model.posterior.centre().to("meta")[None, None], ROWS)
 

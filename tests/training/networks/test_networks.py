@@ -30,17 +30,17 @@ def normal(*shape, seed=1):
 
 
 def by_hand(network, x, theta):
-    h, taken = (x - network.mean) / network.std, 0
+    h, used = (x - network.mean) / network.std, 0
     for layer, (direction, bias) in enumerate(layers(network)):
         h = torch.relu(h) if layer else h
         units = []
         for v, b in zip(direction, bias, strict=True):
             units.append(
-                theta[taken] * sum(h[i] * v[i] for i in range(len(h))) / v.square().sum().sqrt() + b
+                theta[used] * sum(h[i] * v[i] for i in range(len(h))) / v.square().sum().sqrt() + b
             )
-            taken += 1
+            used += 1
         h = torch.stack(units)
-    assert taken == len(theta)
+    assert used == len(theta)
     return h
 
 

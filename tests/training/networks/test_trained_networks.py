@@ -154,8 +154,8 @@ class Parts(nn.Module):
 )
 def test_patterns_name_the_layers_that_are_drawn(patterns, names):
     assert list(select_layers(Parts(), patterns)) == names
-    for drawn in ("scales", "weights"):
-        network = DrawnNetwork(Parts(), Stochastic(drawn, patterns), (8,))
+    for samples in ("scales", "weights"):
+        network = DrawnNetwork(Parts(), Stochastic(samples, patterns), (8,))
         assert [slot.name for slot in network.slots] == names
 
 
@@ -188,10 +188,10 @@ def test_masks_are_of_the_dropouts_that_are_named():
 
 def test_what_comes_before_the_first_drawn_layer_is_computed_once_for_all_draws():
     network = DrawnNetwork(Parts(), Stochastic("scales", ["head"]), (8,)).eval()
-    seen = []
-    network.module.body.register_forward_hook(lambda _, __, outputs: seen.append(len(outputs)))
+    observed = []
+    network.module.body.register_forward_hook(lambda _, __, outputs: observed.append(len(outputs)))
     network(torch.randn(5, 8), torch.ones(4, 1, network.theta_dimension))
-    assert seen == [5]
+    assert observed == [5]
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_what_comes_before_the_first_drawn_layer_is_computed_once_for_all_draws(
 def test_a_fit_changes_what_is_drawn_and_what_is_named(patterns, frozen):
     module = Parts()
     freeze(module, patterns, ["head.0", "head.2"])
-    found = {
+    actual = {
         name.rpartition(".")[0] for name, p in module.named_parameters() if not p.requires_grad
     }
-    assert found == frozen
+    assert actual == frozen
 
 
 @pytest.mark.parametrize("patterns", [["bodies"], [""]])
@@ -238,7 +238,7 @@ def test_frozen_layers_stay_as_they_are_also_their_statistics(method):
         x, noise(model.posterior, model.posterior.max_draws or 2, 0, 0)
     )
     loss = kl.mean() - outputs[..., 0].mean()
-    if parameters:  # of a point estimate nothing is left to change
+    if parameters:
         loss.backward()
         torch.optim.SGD(parameters, 0.1).step()
     assert all(torch.equal(tensor, before[name]) for name, tensor in body.state_dict().items())
@@ -357,7 +357,7 @@ def test_a_trained_network_of_a_regression_answers_in_the_targets_units(noise):
     model = build(recipe, SHAPE, 0, rows())
     initialise(model, rows(), recipe.network.is_standardised)
     model.likelihood.start(500.0 + 30.0 * torch.randn(20))
-    x = rows() / 100  # so that the log variance is a usual one
+    x = rows() / 100
     outputs, _ = model.eval().network(x, model.posterior.centre()[None, None])
     moments = model.likelihood(outputs)[0]
     expected = dense(SHAPE, 2 if noise == "heteroscedastic" else 1)(x.unflatten(1, SHAPE))

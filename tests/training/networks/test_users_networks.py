@@ -129,9 +129,9 @@ class Uses(nn.Module):
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(module, says):
-    for drawn in ("scales", "weights"):
+    for samples in ("scales", "weights"):
         with pytest.raises(InvalidInput, match=r"network: ") as refused:
-            DrawnNetwork(module, Stochastic(drawn), (4,))
+            DrawnNetwork(module, Stochastic(samples), (4,))
         assert says in str(refused.value)
 
 
@@ -166,8 +166,8 @@ def test_the_users_module_is_left_as_it_was():
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.3), nn.Linear(80, 3)
     )
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    for drawn in ("scales", "weights", "masks"):
-        DrawnNetwork(module, Stochastic(drawn), SHAPE).initialise(torch.randn(9, 84))
+    for samples in ("scales", "weights", "masks"):
+        DrawnNetwork(module, Stochastic(samples), SHAPE).initialise(torch.randn(9, 84))
     assert [type(layer) for layer in module] == [
         nn.Conv2d,
         nn.BatchNorm2d,
@@ -195,13 +195,13 @@ def test_the_users_module_is_left_as_it_was():
 def test_products_of_patches_are_the_convolution(convolution):
     axes = SHAPE[1:] if isinstance(convolution, nn.Conv2d) else SHAPE[1:2]
     x = torch.randn(4, convolution.in_channels, *axes)
-    found, shape = patches(x, convolution)
+    actual, shape = patches(x, convolution)
     matrix = initial_weights(convolution)
     weight, bias = (matrix[:-1], matrix[-1]) if convolution.bias is not None else (matrix, 0)
     expected = convolution(x)
     assert expected.shape[2:] == shape
     offsets = math.prod(convolution.kernel_size)
-    value = grouped_matmul(found[None], weight[None], convolution.groups, offsets)[0] + bias
+    value = grouped_matmul(actual[None], weight[None], convolution.groups, offsets)[0] + bias
     torch.testing.assert_close(value.movedim(1, 2).unflatten(2, shape), expected)
 
 
@@ -290,8 +290,8 @@ class Attends(nn.Module):
 
 
 def test_a_forward_may_read_the_rate_of_a_dropout_that_is_taken_away():
-    for drawn, rate in (("scales", 0.5), ("weights", 0.5), ("masks", 0.0)):
-        stochastic = Stochastic(drawn, rate=0.1 if drawn == "masks" else 0.0)
+    for samples, rate in (("scales", 0.5), ("weights", 0.5), ("masks", 0.0)):
+        stochastic = Stochastic(samples, rate=0.1 if samples == "masks" else 0.0)
         network = DrawnNetwork(Attends(rate), stochastic, (5, 4))
         assert network.module.drop.p == 0
         network.initialise(torch.randn(9, 20))
@@ -311,7 +311,7 @@ def test_a_dropout_that_never_runs_is_no_place_for_a_mask():
 def test_rounding_of_large_outputs_mixes_no_rows(drawn):
     module = nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 40))
     with torch.no_grad():
-        module[2].weight.mul_(1e6)  # such as a regression's, of a target that is so large
+        module[2].weight.mul_(1e6)
     DrawnNetwork(module, Stochastic(drawn), (300,), is_trained=True)
 
 

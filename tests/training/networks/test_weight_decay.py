@@ -93,9 +93,7 @@ def test_channels_of_a_convolution_with_groups_count_in_their_group():
             )
 
     module = HalfMasked()
-    squares = (
-        module.grouped.weight.square()
-    )  # of outputs 0 to 2 on channels 0 and 1, of 3 to 5 on 2 and 3
+    squares = module.grouped.weight.square()
     expected = module.last.weight.square().sum() + 0.8 * (squares[:3].sum() + squares[3:, 0].sum())
     torch.testing.assert_close(decay(module, (4, 5, 5)), expected + squares[3:, 1].sum())
 

@@ -56,11 +56,11 @@ def test_a_large_draw_set_is_streamed_and_gives_the_bits_of_a_held_one(runtime):
     assert DRAWS * runtime.draw_bytes > MAX_DRAW_SET_BYTES
     streamed = runtime.draw_set(7, DRAWS)
     assert streamed.theta is None
-    held = runtime.draw_set(7, 100)
-    assert held.theta is not None
+    stored = runtime.draw_set(7, 100)
+    assert stored.theta is not None
     log_probs, density = runtime.run_set(x, streamed)
     assert log_probs.shape == (DRAWS, 3, 4)
-    first, same_density = runtime.run_set(x, held)
+    first, same_density = runtime.run_set(x, stored)
     np.testing.assert_array_equal(log_probs[:100], first)
     np.testing.assert_array_equal(density, same_density)
 

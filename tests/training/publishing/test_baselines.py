@@ -37,45 +37,45 @@ def rows_of(y):
 
 def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
     train, test = rows_of(np.array([0] * 6 + [1] * 3)), rows_of(np.array([0, 1, 2, 0]))
-    found = baselines(train, train, test, 3)["constant"]
+    actual = baselines(train, train, test, 3)["constant"]
     by_hand = (2 * log(7 / 12) + log(4 / 12) + log(1 / 12)) / 4
-    assert found[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
-    assert found[ACCURACY].value == 0.5
+    assert actual[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
+    assert actual[ACCURACY].value == 0.5
 
 
 def test_the_constant_of_targets_is_their_gaussian_by_hand():
     train, test = rows_of(np.float32([1, 2, 6])), rows_of(np.float32([3, 0]))
-    found = baselines(train, train, test, 0)["constant"]
+    actual = baselines(train, train, test, 0)["constant"]
     variance = (4 + 1 + 9) / 3
     by_hand = -0.5 * log(2 * pi * variance) - (0 + 9) / 2 / (2 * variance)
-    assert found[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
-    assert found[ERROR].value == pytest.approx((9 / 2) ** 0.5)
+    assert actual[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
+    assert actual[ERROR].value == pytest.approx((9 / 2) ** 0.5)
 
 
 @pytest.mark.parametrize("classes", [0, 2, 4])
 def test_linear_and_boosting_find_what_a_column_gives_away(classes):
     y = np.arange(200) % classes if classes else RANDOM.normal(size=200).astype(np.float32)
     rows = rows_of(y)
-    found = baselines(rows, rows, rows, classes)
-    assert list(found) == ["constant", "linear", "boosting"]
-    constant = found.pop("constant")
-    for figures in found.values():
+    actual = baselines(rows, rows, rows, classes)
+    assert list(actual) == ["constant", "linear", "boosting"]
+    constant = actual.pop("constant")
+    for figures in actual.values():
         assert lead(figures[LOG_LIKELIHOOD], constant[LOG_LIKELIHOOD])[0] > 0.3
         assert figures[LOG_LIKELIHOOD].value <= 0 or not classes
 
 
 def test_a_class_that_no_row_of_a_large_set_has_keeps_the_least_probability():
     y = np.append(np.zeros(12_000, dtype=np.int64), 1)
-    found = baselines(rows_of(y), rows_of(y), rows_of(np.array([2, 0])), 3)
+    actual = baselines(rows_of(y), rows_of(y), rows_of(np.array([2, 0])), 3)
     for name in ("linear", "boosting"):
-        assert found[name][LOG_LIKELIHOOD].value > log(MIN_PROBABILITY)
+        assert actual[name][LOG_LIKELIHOOD].value > log(MIN_PROBABILITY)
 
 
 def test_rows_that_are_spread_have_the_first_and_the_last_class():
     y = np.append(np.ones(5000, dtype=np.int64), [0, 2])
-    few = spread(rows_of(y), 100)
-    assert len(few) == 100
-    assert sorted({*few.y.tolist()}) == [0, 1, 2]
+    small = spread(rows_of(y), 100)
+    assert len(small) == 100
+    assert sorted({*small.y.tolist()}) == [0, 1, 2]
 
 
 def figures_of(log_likelihood, hits):
@@ -100,10 +100,10 @@ def test_a_sentence_says_what_is_clearly_better_and_nothing_what_may_be_chance()
 @pytest.mark.parametrize(("value", "is_wrong"), [(9.996, True), (2.0, False), (0.3, False)])
 def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong):
     choice = TemperatureChoice(value=value, fitted=value, gain=1.0, standard_error=0.1)
-    said = tuple(fit_warnings(Provenance(temperature=choice)))
-    assert bool(said) == is_wrong
+    message = tuple(fit_warnings(Provenance(temperature=choice)))
+    assert bool(message) == is_wrong
     assert all(
-        f"the network alone is overconfident (temperature {value:.4g})" in one for one in said
+        f"the network alone is overconfident (temperature {value:.4g})" in item for item in message
     )
 
 
@@ -119,8 +119,8 @@ def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong)
 def test_a_tempered_posterior_says_its_temperature_and_why(method, weight, said):
     training = {"kl_weight": weight, "kl_weight_reason": "validation rows choose it"}
     recipe = recipe_with(method=method, training=training).model_dump(mode="json")
-    found = list(fit_warnings(Provenance(recipe=recipe, rows={"train": 1000})))
-    assert found == [f"{one}validation rows choose it" for one in said]
+    actual = list(fit_warnings(Provenance(recipe=recipe, rows={"train": 1000})))
+    assert actual == [f"{item}validation rows choose it" for item in said]
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_posterior_that_never_doubts_says_so_and_what_may_change_it(method, ch
 def test_a_posterior_that_says_no_more_than_a_guess_is_told(nll, collapsed):
     guess = guess_nll(torch.tensor([0, 1] * 50))
     assert guess == pytest.approx(log(2))
-    found = list(fit_warnings(Provenance(convergence={"nll": nll, "guess_nll": guess})))
-    assert [f"{nll:.3g} against 0.693 nats a row" in one for one in found] == [True] * collapsed
+    actual = list(fit_warnings(Provenance(convergence={"nll": nll, "guess_nll": guess})))
+    assert [f"{nll:.3g} against 0.693 nats a row" in item for item in actual] == [True] * collapsed
     assert list(fit_warnings(Provenance(convergence={"nll": nll}))) == list(
         fit_warnings(Provenance())
     )
@@ -199,13 +199,13 @@ def test_what_is_worse_than_the_constant_is_published_anyway_or_not_at_all(fit, 
     assert "--anyway" in errors
     store = ModelStore(tmp_path / "models")
     assert store.versions("flights") == []
-    code, out, others = fit("--anyway", **badly)
-    assert code == 0, others
-    assert "worse than always 'ok': log-likelihood" in others
+    code, out, rest = fit("--anyway", **badly)
+    assert code == 0, rest
+    assert "worse than always 'ok': log-likelihood" in rest
     (likelihood,) = [line for line in out.splitlines() if "log-likelihood: this model" in line]
     manifest = store.manifest("flights", "1")
     its = manifest.baselines["constant"][LOG_LIKELIHOOD]
     assert likelihood.endswith(f"always 'ok' {its:.4g}")
     assert f"{its:.4g} for always 'ok', on 80 test rows" in errors
     assert set(manifest.baselines) == {"constant", "linear", "boosting"}
-    assert any(said.startswith("worse than always 'ok'") for said in manifest.warnings)
+    assert any(message.startswith("worse than always 'ok'") for message in manifest.warnings)

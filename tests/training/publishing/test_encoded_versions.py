@@ -113,22 +113,22 @@ def test_an_encoder_that_is_damaged_or_missing_is_not_served(published, tmp_path
 def test_it_is_served_like_any_other(published, serve, digits_rows):
     rows = digits_rows[:5].tolist()
     with serve(published / "models") as (url, _), httpx.Client(base_url=url, timeout=30) as client:
-        asked = {"inputs": rows, "seed": 3, "return_samples": True}
-        answer = client.post("/predict", json=asked)
-        assert client.post("/predict", json=asked).content == answer.content
+        request = {"inputs": rows, "seed": 3, "return_samples": True}
+        answer = client.post("/predict", json=request)
+        assert client.post("/predict", json=request).content == answer.content
         together = answer.json()["predictions"]
         alone = [
-            client.post("/predict", json={**asked, "inputs": [row]}).json()["predictions"][0]
+            client.post("/predict", json={**request, "inputs": [row]}).json()["predictions"][0]
             for row in rows
         ]
         assert alone == together
         (explained,) = client.post("/predict", json={"inputs": rows[:1], "explain": True}).json()[
             "predictions"
         ]
-        why = explained["explanation"]
-        assert why["map"] is None
-        assert "an encoder comes before it" in why["null_because"]["map"]
-        assert len(why["nearest"]) == 5
+        reason = explained["explanation"]
+        assert reason["map"] is None
+        assert "an encoder comes before it" in reason["null_because"]["map"]
+        assert len(reason["nearest"]) == 5
         ranked = client.post("/acquire", json={"pool": rows, "k": 2, "seed": 3}).json()["ranking"]
         assert len(ranked) == 2
         models = client.get("/models").json()["models"]

@@ -46,9 +46,9 @@ def fit(tmp_path, monkeypatch, capsys, fits):
 
 def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tmp_path):
     store = ModelStore(tmp_path / "models")
-    code, _, said = fit(4, 1e-2, 0.0)
+    code, _, message = fit(4, 1e-2, 0.0)
     assert code == 0
-    assert "no alias champion yet" in said
+    assert "no alias champion yet" in message
     store.set_alias("gated", "champion", "1")
     code, _, errors = fit(1, 1e-9, 0.05)
     assert code == 1
@@ -57,21 +57,20 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     assert len(lines) == 2, errors
     assert "champion (version 1)" in lines[0]
     assert "test_accuracy" in lines[1]
-    assert (
-        f"against {best:.6g} of champion (version 1) on the same 359 rows" in lines[1]
-    )  # scored again as it was
+    assert f"against {best:.6g} of champion (version 1) on the same 359 rows" in lines[1]
     assert re.search(
         r"worse by 0\.\d+ \(95 % interval 0\.\d+ to 0\.\d+\), p = \S+ \(Tango\), allowed 0.05",
         lines[1],
     )
     assert store.versions("gated") == ["1"]
     assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
-    code, _, said = fit(1, 1e-9, 1.0)
+    code, _, message = fit(1, 1e-9, 1.0)
     assert code == 0
-    assert "resuming from step" in said
-    assert "gate: test_accuracy: " in said
+    assert "resuming from step" in message
+    assert "gate: test_accuracy: " in message
     assert (
-        "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05" in said
+        "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05"
+        in message
     )
     assert store.versions("gated") == ["1", "2"]
 
@@ -87,9 +86,9 @@ def test_metrics_know_their_direction():
 def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_store, digits_rows):
     model = Model.load(own_store.open("digits", "1", files=NEEDED))
     rows = digits().test.take(np.arange(40))
-    own = Measurable.from_model(model)
+    custom = Measurable.from_model(model)
     classes = model.manifest.classes
-    expected = own.figures(MeasuredRows(rows, (0.0, 16.0), classes, 3))
+    expected = custom.figures(MeasuredRows(rows, (0.0, 16.0), classes, 3))
     order = np.random.default_rng(0).permutation(10)
     renamed = MeasuredRows(
         Rows(rows.x, np.argsort(order)[rows.y]),
@@ -97,10 +96,10 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
         (*(classes[c] for c in order), "ten"),
         3,
     )
-    found = own.figures(renamed)
+    actual = custom.figures(renamed)
     for name, figure in expected.items():
-        if "calibration_error" not in name:  # of which one is a mean over classes
-            assert found[name].value == pytest.approx(figure.value), name
+        if "calibration_error" not in name:
+            assert actual[name].value == pytest.approx(figure.value), name
 
 
 def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_store, tmp_path):
@@ -119,13 +118,13 @@ def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(ow
     ):
         other = data.input.model_copy(update={"columns": columns})
         manifest = own_store.manifest("digits", "1").model_copy(update={"input": other})
-        found = encode_rows_for(manifest, recipe, draft, data.test, tmp_path)
+        actual = encode_rows_for(manifest, recipe, draft, data.test, tmp_path)
         if expected == "encoded":
             raw = data.test.x * data.columns[0].std + data.columns[0].mean
-            np.testing.assert_allclose(found.x, (raw - 1.0) / 0.5, rtol=1e-5)
-            assert np.array_equal(found.y, data.test.y)
+            np.testing.assert_allclose(actual.x, (raw - 1.0) / 0.5, rtol=1e-5)
+            assert np.array_equal(actual.y, data.test.y)
         else:
-            assert found is (data.test if expected == "as they are" else None)
+            assert actual is (data.test if expected == "as they are" else None)
     unknown = data.input.model_copy(
         update={"columns": (column.model_copy(update={"name": "another"}),)}
     )
@@ -135,16 +134,16 @@ def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(ow
 
 def test_rows_of_text_are_those_of_another_version_with_the_same_tokens_alone(published, tmp_path):
     text = TextSpec(column="text", max_tokens=4, pad_id=0)
-    taken = InputSpec(shape=(4,), dtype="int32", minimum=0, maximum=9, text=text)
+    used = InputSpec(shape=(4,), dtype="int32", minimum=0, maximum=9, text=text)
     test = Rows(np.zeros((3, 4), dtype=np.float32), np.zeros(3, dtype=np.int64))
     published = published.manifest("m", "1")
-    draft = Draft(published.model_copy(update={"input": taken}), {"tokenizer.json": b"one"})
-    longer = taken.model_copy(update={"text": text.model_copy(update={"truncation": "left"})})
+    draft = Draft(published.model_copy(update={"input": used}), {"tokenizer.json": b"one"})
+    longer = used.model_copy(update={"text": text.model_copy(update={"truncation": "left"})})
     for other, content, expected in (
-        (taken, b"one", test),
-        (taken, b"another", None),
+        (used, b"one", test),
+        (used, b"another", None),
         (longer, b"one", None),
-        (taken.model_copy(update={"text": None}), b"one", None),
+        (used.model_copy(update={"text": None}), b"one", None),
     ):
         files = {"tokenizer.json": FileSpec(sha256=sha256(content).hexdigest(), size=len(content))}
         manifest = published.model_copy(update={"input": other, "files": files})

@@ -62,16 +62,16 @@ def network(request):
 @pytest.mark.parametrize("fraction", [0.0, 0.4, 0.8])
 def test_the_weights_of_lowest_ratio_go_and_no_bias_does(method, fraction, network):
     model, _ = fitted_like(method, network)
-    weights, kept = is_weight(model), select_strongest(model, fraction)
+    weights, retained = is_weight(model), select_strongest(model, fraction)
     layers = [layer for layer in model.network.slots if layer.size]
     biases = sum(slot.shape[1] for slot in layers if "inner" not in slot.name)
     assert int((~weights).sum()) == biases
-    assert kept[~weights].all()
-    assert int((~kept).sum()) == round(fraction * int(weights.sum()))
+    assert retained[~weights].all()
+    assert int((~retained).sum()) == round(fraction * int(weights.sum()))
     ratio = signal_to_noise(model)
     torch.testing.assert_close(ratio, (model.posterior.mu / model.posterior.sigma).abs().detach())
     if fraction > 0:
-        assert ratio[~kept].max() <= ratio[kept & weights].min()
+        assert ratio[~retained].max() <= ratio[retained & weights].min()
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.8])
@@ -80,14 +80,14 @@ def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights
     fraction, network
 ):
     model, x = fitted_like(network=network)
-    kept = select_strongest(model, fraction)
-    smaller = prune(model, kept)
+    retained = select_strongest(model, fraction)
+    smaller = prune(model, retained)
     eps = noise(smaller.posterior, 5, 1)
-    dense_eps = noise(model.posterior, 5, 2)  # of units that were dropped, any
+    dense_eps = noise(model.posterior, 5, 2)
     places = smaller.network.kept.long()
-    assert kept[places].all()
+    assert retained[places].all()
     dense_eps[:, places] = eps
-    theta = torch.where(kept, model.posterior(dense_eps), 0.0)
+    theta = torch.where(retained, model.posterior(dense_eps), 0.0)
     expected, _ = model.network(x, theta[:, None])
     received, _ = smaller.network(x, smaller.posterior(eps)[:, None])
     torch.testing.assert_close(received, expected, atol=1e-5, rtol=1e-5)
@@ -98,17 +98,17 @@ def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights
 @torch.no_grad()
 def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_them():
     model, x = fitted_like()
-    kept = torch.ones(model.posterior.theta_dimension, dtype=torch.bool)
+    retained = torch.ones(model.posterior.theta_dimension, dtype=torch.bool)
     first, second, last = (
         part.view(slot.shape)
         for part, slot in zip(
-            kept.split([s.size for s in model.network.slots]), model.network.slots, strict=True
+            retained.split([s.size for s in model.network.slots]), model.network.slots, strict=True
         )
     )
     last[3] = False  # unit 3 of the second hidden layer leads nowhere
     second[5, [0, 1, 2, 4, 5, 6]] = False  # unit 5 of the first leads to that unit alone
     first[29, [0, 1, 2, 3, 4, 6, 7, 8]] = False  # and number 29 of a row to unit 5 alone
-    smaller = prune(model, kept)
+    smaller = prune(model, retained)
     shapes = [
         layer.shape
         for layer in smaller.network.modules()
@@ -119,7 +119,7 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
     eps = noise(smaller.posterior, 3, 1)
     dense_eps = noise(model.posterior, 3, 2)
     dense_eps[:, smaller.network.kept.long()] = eps
-    expected, _ = model.network(x, torch.where(kept, model.posterior(dense_eps), 0.0)[:, None])
+    expected, _ = model.network(x, torch.where(retained, model.posterior(dense_eps), 0.0)[:, None])
     received, _ = smaller.network(x, smaller.posterior(eps)[:, None])
     torch.testing.assert_close(received, expected, atol=1e-5, rtol=1e-5)
 
@@ -133,14 +133,14 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
 def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small(network):
     model, x = fitted_like(network=network)
     smaller = prune(model, select_strongest(model, 0.95 if "hidden" in network else 0.6))
-    served = served_network(smaller, x, 0, names=CHECKED_DETECTORS)
-    files = export(smaller, served)
+    result = served_network(smaller, x, 0, names=CHECKED_DETECTORS)
+    files = export(smaller, result)
     graph = onnx.load_model_from_string(files["network.onnx"])
     noted = {entry.key: int(entry.value) for entry in graph.metadata_props}
     assert noted["weights_per_draw"] > smaller.posterior.theta_dimension
     runtime = load_runtime(smaller, files)
     rows = Rows(x.numpy(), np.zeros(ROWS, dtype=np.int64))
-    assert max(parity(smaller, served, runtime, rows).values()) < 1e-4
+    assert max(parity(smaller, result, runtime, rows).values()) < 1e-4
     if "hidden" in network:
         theta = runtime.draw(0, 0, 100)
         together, _ = runtime.run(
@@ -148,7 +148,7 @@ def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small
         )  # fewer at a time, though theta is small
         alone = [runtime.run(rows.x[:1], theta[k : k + 1, None])[0] for k in range(100)]
         np.testing.assert_array_equal(together, np.concatenate(alone))
-        detectors = sum(t.nbytes for t in served.density.state_dict().values())
+        detectors = sum(t.nbytes for t in result.density.state_dict().values())
         published = (
             sum(map(len, files.values()))
             - detectors
@@ -189,8 +189,8 @@ def folder(tmp_path_factory, fits):
 
 def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_was_removed(folder):
     store = ModelStore(folder / "models")
-    whole, small = store.manifest("bayes", "1"), store.manifest("small", "1")
-    assert small.quality["test_accuracy"] > whole.quality["test_accuracy"] - 0.08
+    full, small = store.manifest("bayes", "1"), store.manifest("small", "1")
+    assert small.quality["test_accuracy"] > full.quality["test_accuracy"] - 0.08
     facts = small.training["pruned"]
     assert (facts["name"], facts["version"], facts["fraction"]) == ("bayes", "1", 0.75)
     assert facts["weights"] == 64 * 64 + 64 * 10
@@ -200,10 +200,10 @@ def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_
     assert facts["bytes"] == sum(
         small.files[f].size for f in FILES if f != "calibration.safetensors"
     )
-    for file in ("sampler.onnx", "weights.safetensors"):  # network.onnx holds the detectors too
-        assert small.files[file].size < 0.6 * whole.files[file].size
-    assert small.training["recipe"] == whole.training["recipe"]
-    assert small.training["data_digest"] == whole.training["data_digest"]
+    for file in ("sampler.onnx", "weights.safetensors"):
+        assert small.files[file].size < 0.6 * full.files[file].size
+    assert small.training["recipe"] == full.training["recipe"]
+    assert small.training["data_digest"] == full.training["data_digest"]
     assert "run" not in small.training
 
 
@@ -213,20 +213,20 @@ def test_a_version_that_lost_by_pruning_says_so(folder):
             prune = ["prune", "bayes", "--fraction", fraction, "--as", f"less-{fraction[2:]}"]
             assert main(prune) == 0
     store = ModelStore(folder / "models")
-    few, many = (store.manifest(f"less-{part}", "1").warnings for part in ("05", "97"))
-    assert not any("weights were removed" in said for said in few)
-    assert sum("weights were removed" in said for said in many) == 1
+    small, large = (store.manifest(f"less-{part}", "1").warnings for part in ("05", "97"))
+    assert not any("weights were removed" in message for message in small)
+    assert sum("weights were removed" in message for message in large) == 1
 
 
 def test_the_published_weights_are_the_parent_s(folder):
     from safetensors.numpy import load_file
 
-    whole, pruned = (
+    full, pruned = (
         load_file(folder / "models" / n / "1" / "weights.safetensors") for n in ("bayes", "small")
     )
     for name in ("mu", "rho"):
         np.testing.assert_array_equal(
-            pruned[f"posterior.{name}"], whole[f"posterior.{name}"][pruned["network.kept"]]
+            pruned[f"posterior.{name}"], full[f"posterior.{name}"][pruned["network.kept"]]
         )
 
 
@@ -321,8 +321,8 @@ def test_a_pruned_model_made_anew_loads_the_published_weights(folder):
     store = ModelStore(folder / "models")
     dense = open_parent(store, "bayes:1", "model").model()
     tensors = load(store.open("small", "1").files["weights.safetensors"])
-    kept = torch.zeros(dense.posterior.theta_dimension, dtype=torch.bool)
-    kept[tensors["network.kept"].long()] = True
-    smaller = prune(dense, kept)
+    retained = torch.zeros(dense.posterior.theta_dimension, dtype=torch.bool)
+    retained[tensors["network.kept"].long()] = True
+    smaller = prune(dense, retained)
     smaller.load_state_dict(tensors)
     torch.testing.assert_close(smaller.posterior.mu, tensors["posterior.mu"])

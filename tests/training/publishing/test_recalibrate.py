@@ -17,8 +17,8 @@ from training.publishing.derive import prune_version, refit_temperature, split_r
 from training.scoring import served_scores
 from training.versions import open_parent
 
-BRIGHTNESS = 2.0  # of the new data: the same digits from a scanner with twice the gain
-REFERENCE, RANKING, TEST = 120, 180, 59  # of the 359 rows that nothing was fitted on, before or now
+BRIGHTNESS = 2.0
+REFERENCE, RANKING, TEST = 120, 180, 59
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_the_rows_of_the_temperature_are_others_and_leave_those_of_calibration()
 
 def test_the_temperature_is_fitted_again_before_the_rest(folder):
     rows, numbers = digits().test, np.arange(359)
-    y = np.where(numbers % 3 == 0, numbers % 10, rows.y)  # of which the model is too sure
+    y = np.where(numbers % 3 == 0, numbers % 10, rows.y)
     np.savez(folder / "others.npz", x=rows.x.reshape(-1, 8, 8), y=y)
     options = ["--data", "npz:others.npz", "--as", "tempered", "--temperature", "--quiet"]
     with working_in(folder):
@@ -137,9 +137,9 @@ def test_the_temperature_is_fitted_again_before_the_rest(folder):
     store = ModelStore(folder / "models")
     before, after = store.open("digits", "1"), store.open("tempered", "1")
     facts = after.manifest.training
-    found, old = facts["temperature"], before.manifest.training["temperature"]["value"]
-    assert found["value"] > 1.05 * old
-    assert found["gain"] > found["standard_error"] > 0
+    actual, old = facts["temperature"], before.manifest.training["temperature"]["value"]
+    assert actual["value"] > 1.05 * old
+    assert actual["gain"] > actual["standard_error"] > 0
     assert after.manifest.detectors.reference_rows == 89  # a quarter of 359, and of the others
     assert (
         facts["recalibrated"]["test_rows"]
@@ -148,31 +148,31 @@ def test_the_temperature_is_fitted_again_before_the_rest(folder):
     changed = {name for name in FILES if after.files[name] != before.files[name]}
     assert changed == {"network.onnx", "weights.safetensors", "calibration.safetensors"}
     old_weights, weights = (
-        safetensors.load(of.files["weights.safetensors"]) for of in (before, after)
+        safetensors.load(parent.files["weights.safetensors"]) for parent in (before, after)
     )
-    assert weights.pop("likelihood.temperature") == np.float32(found["value"])
+    assert weights.pop("likelihood.temperature") == np.float32(actual["value"])
     assert all(np.array_equal(old_weights[name], array) for name, array in weights.items())
     x = rows.x[:9]
-    runtimes = [Model.load(of).runtime for of in (before, after)]
-    (served, density), (cooler, same) = (r.run_set(x, r.draw_set(3, 7)) for r in runtimes)
-    expected = special.log_softmax(served.astype(np.float64) * old / found["value"], axis=-1)
+    runtimes = [Model.load(parent).runtime for parent in (before, after)]
+    (result, density), (cooler, same) = (r.run_set(x, r.draw_set(3, 7)) for r in runtimes)
+    expected = special.log_softmax(result.astype(np.float64) * old / actual["value"], axis=-1)
     np.testing.assert_allclose(cooler, expected, atol=1e-4)
     np.testing.assert_array_equal(density, same)
 
 
 def test_a_temperature_that_does_not_pay_leaves_the_version_as_it_is(folder):
     artifact = ModelStore(folder / "models").open("digits", "1")
-    same, found = refit_temperature(artifact, digits().test.take(np.arange(4)), 0)
+    same, actual = refit_temperature(artifact, digits().test.take(np.arange(4)), 0)
     assert same is artifact
-    assert found.value == artifact.manifest.training["temperature"]["value"]
+    assert actual.value == artifact.manifest.training["temperature"]["value"]
 
 
 def test_rows_take_the_model_s_class_numbers_whichever_classes_they_have():
     x, y = np.zeros((4, 1), dtype=np.float32), np.array([0, 1, 1, 0], dtype=np.int64)
     data = Dataset(Rows(x, y), Rows(x[:1], y[1:2]), (1,), ("b", "c"), 0.0, 1.0)
-    known = renumber(data, ("a", "c", "b"))
-    assert known.classes == ("a", "c", "b")
-    assert (known.train.y.tolist(), known.test.y.tolist()) == ([2, 1, 1, 2], [1])
+    reference = renumber(data, ("a", "c", "b"))
+    assert reference.classes == ("a", "c", "b")
+    assert (reference.train.y.tolist(), reference.test.y.tolist()) == ([2, 1, 1, 2], [1])
     refused(lambda: renumber(data, ("a", "b")), "rows of the classes ['a', 'b'], got rows of ['c']")
 
 
