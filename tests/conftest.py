@@ -30,7 +30,7 @@ pytest.register_assert_rewrite("tests.support")
 
 from tests.support.environment import run_training_here  # noqa: E402
 from tests.support.once import once_a_run  # noqa: E402
-from tests.support.serving import WITH_TRIALS, client_of, serving  # noqa: E402
+from tests.support.serving import WITH_TRIALS, open_client, serving  # noqa: E402
 
 if (
     "PYTEST_XDIST_WORKER" in os.environ
@@ -44,7 +44,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 FITS = {"fits", "digits_store", "evaluated_store"}
-SERVES = {"serve", "client_of", "service_url"}
+SERVES = {"serve", "open_client", "service_url"}
 
 
 def pytest_configure() -> None:
@@ -227,10 +227,10 @@ def serve() -> Callable[..., object]:
     return serving
 
 
-@pytest.fixture(name="client_of")
-def _client_of() -> Callable[..., object]:
-    """`with client_of(store, DUBITO_...=...) as client`: a client of such a service."""
-    return client_of
+@pytest.fixture(name="open_client")
+def _open_client() -> Callable[..., object]:
+    """`with open_client(store, DUBITO_...=...) as client`: a client of such a service."""
+    return open_client
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_the_mathematics_know_neither_recipes_nor_the_store():
                 assert name.startswith(("training.bayes", "training.seeds")), path
 
 
-def room_of(module):
+def get_room(module):
     """The first two names of a module."""
     return ".".join(module.split(".")[:2])
 
@@ -86,9 +86,11 @@ def imports_between_rooms(package):
     graph = {}
     for path in FOLDERS[package].rglob("*.py"):
         names = path.relative_to(FOLDERS[package].parent).with_suffix("").parts
-        room = room_of(".".join(names).removesuffix(".__init__"))
+        room = get_room(".".join(names).removesuffix(".__init__"))
         expected = {
-            room_of(module) for module in imported_modules(path) if module.startswith(f"{package}.")
+            get_room(module)
+            for module in imported_modules(path)
+            if module.startswith(f"{package}.")
         }
         graph.setdefault(room, set()).update(expected - {room})
     return graph

@@ -24,20 +24,20 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def text_of(path):
+def get_text(path):
     """A page without its blocks of code."""
     return re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
 
 
 def anchors(path):
     """The anchors of a page's headings, made as code hosts make them."""
-    headings = re.findall(r"^#+ (.+)$", text_of(path), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", get_text(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page):
-    for link in LINK.findall(text_of(page)):
+    for link in LINK.findall(get_text(page)):
         if "://" in link:
             continue
         file, _, anchor = link.partition("#")

@@ -50,13 +50,13 @@ def quantity(text):
     return float(number) * UNITS[unit]
 
 
-def container_of(pod):
+def get_container(pod):
     (container,) = pod["spec"]["containers"]
     return container
 
 
 def settings(name):
-    container = container_of(PODS[name])
+    container = get_container(PODS[name])
     limits = container["resources"]["limits"]
     variables = dict(re.findall(r"(DUBITO_\w+)=(\S+)", IMAGE))
     variables |= SHARED if name in SERVICE else {}
@@ -88,7 +88,7 @@ def test_every_resource_fits_the_schema_of_kubernetes(version):
 
 @pytest.mark.parametrize("name", PODS)
 def test_every_pod_is_confined(name):
-    pod, container = PODS[name]["spec"], container_of(PODS[name])
+    pod, container = PODS[name]["spec"], get_container(PODS[name])
     assert pod["securityContext"]["runAsNonRoot"]
     uid, gid = (pod["securityContext"][key] for key in ("runAsUser", "runAsGroup"))
     assert f"USER {uid}:{gid}\n" in IMAGE
@@ -105,13 +105,13 @@ def test_every_pod_is_confined(name):
 def test_no_manifest_holds_a_secret():
     assert not any(kind == "Secret" for kind, _ in RESOURCES)
     names = [name for name in SHARED if not name.endswith("_FILE")]
-    names += [v["name"] for pod in PODS.values() for v in container_of(pod).get("env", [])]
+    names += [v["name"] for pod in PODS.values() for v in get_container(pod).get("env", [])]
     assert not any(re.search("KEY|SECRET|TOKEN", name) for name in names)
 
 
 @pytest.mark.parametrize("name", [*SERVICE, "kserve"])
 def test_a_pod_has_valid_settings_and_room_for_them(name, app):
-    values, pod, container = settings(name), PODS[name]["spec"], container_of(PODS[name])
+    values, pod, container = settings(name), PODS[name]["spec"], get_container(PODS[name])
     limits = container["resources"]["limits"]
     shutdown_s = values.shutdown_grace_s + values.shutdown_timeout_s
     assert pod["terminationGracePeriodSeconds"] > shutdown_s
@@ -140,7 +140,7 @@ def test_only_the_pod_with_state_has_a_place_for_jobs_and_labels():
 
 @pytest.mark.parametrize("name", PODS)
 def test_requests_do_not_exceed_limits(name):
-    resources = container_of(PODS[name])["resources"]
+    resources = get_container(PODS[name])["resources"]
     for kind, amount in resources["requests"].items():
         assert quantity(amount) <= quantity(resources["limits"][kind])
 
@@ -150,7 +150,7 @@ def test_ray_s_arguments_are_settings_and_its_replicas_fit_its_workers():
     (deployment,) = application["deployments"]
     workers = CLUSTER["workerGroupSpecs"][0]
     assert str(Settings(**application["args"]).store) == SHARED["DUBITO_STORE"]
-    cpus = container_of(PODS["ray worker"])["resources"]["limits"]["cpu"]
+    cpus = get_container(PODS["ray worker"])["resources"]["limits"]["cpu"]
     assert deployment["ray_actor_options"]["num_cpus"] == quantity(cpus)
     scaling = deployment["autoscaling_config"]
     assert scaling["min_replicas"] == workers["minReplicas"]

@@ -104,7 +104,7 @@ def test_a_flag_rate_rarely_leaves_its_band_without_drift(calibration, rows):
         "dubito:flag_rate:upper1h",
         "dubito:flag_rate:lower1h",
     ):
-        reference[record] = value_of(RECORDS[record], reference)
+        reference[record] = get_value(RECORDS[record], reference)
     flags = betabinom(
         rows,
         reference["dubito:flag_rate:expected"] * gaps,
@@ -115,7 +115,7 @@ def test_a_flag_rate_rarely_leaves_its_band_without_drift(calibration, rows):
     assert flags.mean() < rows * reference["dubito:flag_rate:upper1h"] < rows
 
 
-def value_of(expression, known):
+def get_value(expression, known):
     """Evaluate a rule's expression, given the values of the records in it."""
     text = re.sub(r"dubito:[\w:]+", lambda name: repr(float(known[name[0]])), expression)
     text = re.sub(r"\(([\d.]+) > 0\)", r"\1", text)

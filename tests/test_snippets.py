@@ -64,14 +64,14 @@ def commands(block):
         if not line.startswith("$ "):
             continue
         command = line[2:]
-        while not (words := words_of(command)):
+        while not (words := get_words(command)):
             command = command.removesuffix("\\") + "\n" + next(lines)
         for is_operator, group in groupby(words, lambda word: set(word) <= set("|&;<>")):
             if not is_operator:
                 yield list(group)
 
 
-def words_of(command):
+def get_words(command):
     if command.endswith("\\"):
         return []
     parts = shlex.shlex(command, posix=True, punctuation_chars="|&;<>")

@@ -13,7 +13,7 @@ CONFIG = """<View><{object} name="row" value="$row"/>
 <Choices name="class" toName="row">{choices}</Choices></View>"""
 
 
-def config_of(kind, classes):
+def get_config(kind, classes):
     choices = "".join(f'<Choice value="{name}"/>' for name in classes)
     return CONFIG.format(object=kind, choices=choices)
 
@@ -71,13 +71,13 @@ def backend(url, key):
     return predict
 
 
-def classes_of(run, model):
+def get_classes(run, model):
     models = json.loads(run("models", "--json")[1])["models"]
     return next(item["classes"] for item in models if item["name"] == model)
 
 
 def test_rows_of_a_table_become_tasks_that_the_service_predicts(run, studio, backend, tmp_path):
-    studio["label_config"] = config_of("Text", classes_of(run, "people"))
+    studio["label_config"] = get_config("Text", get_classes(run, "people"))
     lines = "\n".join(f"p{n},{20 + n if n else ''},Rome,a note" for n in range(6))
     (tmp_path / "people.csv").write_text(f"id,age,city,note\n{lines}\n")
     push = ("label-studio", "push", "people.csv", "--model", "people", "-k", 4, "--project", 1)
@@ -97,7 +97,7 @@ def test_rows_of_a_table_become_tasks_that_the_service_predicts(run, studio, bac
 def test_pictures_and_arrays_become_tasks_that_the_service_predicts(
     run, studio, backend, digits_rows
 ):
-    studio["label_config"] = config_of("Image", classes_of(run, "pictures"))
+    studio["label_config"] = get_config("Image", get_classes(run, "pictures"))
     for name, color in (("a.png", "red"), ("b.png", "blue")):
         Image.new("RGB", (1, 1), color).save(name)
     run("label-studio", "push", "a.png", "b.png", "--model", "pictures", "-k", 1, "--project", 1)
@@ -105,7 +105,7 @@ def test_pictures_and_arrays_become_tasks_that_the_service_predicts(
     assert task["data"]["dubito_id"] in ("a.png", "b.png")
     assert task["data"]["row"].startswith("data:image/png;base64,")
     assert len(backend("pictures", studio)) == 1
-    studio.update(label_config=config_of("Text", classes_of(run, "digits")), tasks=[])
+    studio.update(label_config=get_config("Text", get_classes(run, "digits")), tasks=[])
     np.save("rows.npy", digits_rows[:5])
     run("label-studio", "push", "rows.npy", "--model", "digits", "-k", 2, "--project", 1)
     assert len(backend("digits", studio)) == 2

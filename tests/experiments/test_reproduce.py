@@ -41,14 +41,14 @@ from training.recipe import TrainingSection
 MOVING = "the held-out likelihood still rose"
 
 
-def target_of(measured, seeds=3):
+def get_target(measured, seeds=3):
     def measure(row):
-        def of_seed(seed, _):
+        def measure_seed(seed, _):
             measured.append((row, seed))
             moving = [MOVING] if (row, seed) == ("b", 0) else []
             return Measured({"accuracy": 90.0 + seed}, "data", moving)
 
-        return of_seed
+        return measure_seed
 
     return Target(
         name="table",
@@ -64,7 +64,7 @@ def target_of(measured, seeds=3):
 
 def test_a_cell_is_measured_once_and_again_on_request_when_its_revision_has_changed(tmp_path):
     measured = []
-    target = target_of(measured)
+    target = get_target(measured)
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
     assert measured == [(row, seed) for row in "abc" for seed in range(3)]
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
@@ -84,7 +84,7 @@ def test_a_cell_is_measured_once_and_again_on_request_when_its_revision_has_chan
 
 def test_a_budget_begins_no_further_cell(tmp_path):
     measured = []
-    left = measure_missing([target_of(measured)], tmp_path, tmp_path, 1e-9, quiet=True)
+    left = measure_missing([get_target(measured)], tmp_path, tmp_path, 1e-9, quiet=True)
     assert left == 9 - len(measured)
     assert left >= 8
 
@@ -93,7 +93,7 @@ def test_a_cell_that_cannot_be_measured_is_told_and_the_others_are(tmp_path, cap
     def fail(_, __):
         raise InvalidInput("data.source", "a folder", "none")
 
-    target = target_of([])
+    target = get_target([])
     target = replace(target, rows={**target.rows, "b": fail})
     assert measure_missing([target], tmp_path, tmp_path, None, quiet=True) == 3
     assert {row: len(parent) for row, parent in target.results(tmp_path).items()} == {
@@ -106,7 +106,7 @@ def test_a_cell_that_cannot_be_measured_is_told_and_the_others_are(tmp_path, cap
 
 def test_a_cell_that_another_process_works_on_is_left_to_it(tmp_path):
     measured = []
-    target, runs = target_of(measured), tmp_path / "runs"
+    target, runs = get_target(measured), tmp_path / "runs"
     with hold(runs / "reproduce" / "cells" / "table-b-1"):
         assert measure_missing([target], tmp_path, runs, None, quiet=True) == 1
     assert len(measured) == 8
@@ -116,12 +116,12 @@ def test_a_cell_that_another_process_works_on_is_left_to_it(tmp_path):
 
 
 def test_all_rows_have_the_seeds_they_count_with_before_one_has_more(tmp_path):
-    missing = [*target_of([], seeds=4).missing(tmp_path)]
+    missing = [*get_target([], seeds=4).missing(tmp_path)]
     assert [seed for _, seed in missing] == [0, 1, 2] * 3 + [3] * 3
 
 
 def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
-    target = target_of([])
+    target = get_target([])
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     (tmp_path / "table" / "c-2.json").unlink()
     write_pages([target], tmp_path, tmp_path)
@@ -151,7 +151,7 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
 
 
 def test_a_row_counts_whose_curves_are_level_but_for_the_lesser_part(tmp_path):
-    target = target_of([], seeds=4)
+    target = get_target([], seeds=4)
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     write_pages([target], tmp_path, tmp_path)
     page = (tmp_path / "table.md").read_text()
@@ -206,7 +206,7 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
     def measure(row):
         return lambda seed, _: Measured({"accuracy": values[row][seed]}, "data")
 
-    target = replace(target_of([]), rows={row: measure(row) for row in values})
+    target = replace(get_target([]), rows={row: measure(row) for row in values})
     claims = [
         Claim(f"{pair}", "paper", "table", "accuracy", [(*pair,)]) for pair in ("ab", "ba", "ac")
     ]
@@ -249,7 +249,7 @@ def test_a_claim_of_no_loss_has_a_margin(tmp_path):
     def measure(row):
         return lambda seed, _: Measured({"accuracy": {"a": 90.0, "b": 90.2}[row] + seed / 100}, "")
 
-    target = replace(target_of([]), rows={row: measure(row) for row in "ab"})
+    target = replace(get_target([]), rows={row: measure(row) for row in "ab"})
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     claim = Claim("no loss", "paper", "table", "accuracy", [("a", "b")])
     assert claim.judge(target, tmp_path)[0] == "does not hold"

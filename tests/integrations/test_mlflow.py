@@ -11,7 +11,7 @@ from integrations.mlflow.scoring import read_invocation
 from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 from tests.support.images import pixel
-from tests.support.serving import client_of, serving
+from tests.support.serving import open_client, serving
 
 JSON, CSV = "application/json", "text/csv"
 PEOPLE = [{"age": 31.0, "city": "Rome"}, {"age": None, "city": None}]
@@ -130,7 +130,7 @@ def test_csv_is_a_table_of_the_default_model(kinds, client):
     assert refusal(post(client, text, CSV)).startswith(
         "body: expected a CSV file for a model of columns or text"
     )
-    with client_of(kinds, DUBITO_DEFAULT_MODEL="people", DUBITO_MAX_ROWS="2") as custom:
+    with open_client(kinds, DUBITO_DEFAULT_MODEL="people", DUBITO_MAX_ROWS="2") as custom:
         answer = post(custom, text, CSV + "; charset=utf-8").json()
         assert answer == native(custom, PEOPLE, seed=answer["seed"])
         assert (
@@ -207,7 +207,7 @@ def test_errors_of_every_kind_have_mlflow_s_form(client, kinds):
     assert refusal(client.post("/invocations?seed=3", json={})).startswith(
         "query: expected no parameters"
     )
-    with client_of(kinds, DUBITO_API_KEYS="the-key-of-the-team") as custom:
+    with open_client(kinds, DUBITO_API_KEYS="the-key-of-the-team") as custom:
         assert refusal(post(custom, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(
             "key: expected a valid key"
         )

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.images import pixel
 from tests.support.raw import Connection
-from tests.support.serving import client_of, metric, serving
+from tests.support.serving import metric, open_client, serving
 from tests.support.tiny import GROUPS
 
 HEADER = "Inference-Header-Content-Length"
@@ -687,7 +687,7 @@ def test_limits_hold_and_come_before_what_they_limit(kinds, digits_rows):
     settings = {"DUBITO_MAX_BODY_BYTES": "200000", "DUBITO_MAX_ROWS": "100"}
     limits = {"MAX_JSON_BYTES": 100_000}
     settings["DUBITO_MEMORY_BUDGET_BYTES"] = str(2 << 20)
-    with client_of(kinds, limits=limits, **settings) as client:
+    with open_client(kinds, limits=limits, **settings) as client:
         bomb, headers = gzip.compress(bytes(300 << 20)), {"Content-Encoding": "gzip"}
         text = refusal(
             client.post("/v2/models/digits/infer", content=bomb[:90_000], headers=headers), 413
@@ -739,7 +739,7 @@ def test_health_is_exactly_what_clients_compare_with(client):
 
 
 def test_without_a_model_nothing_is_ready(tmp_path):
-    with client_of(tmp_path / "none") as client:
+    with open_client(tmp_path / "none") as client:
         assert client.get("/v2/health/live").json() == {"live": True}
         assert refusal(client.get("/v2/health/ready"), 503).startswith("no model is published")
         assert refusal(client.post("/v2/models/digits/infer", json={"inputs": [ROW]}), 503)
@@ -749,7 +749,7 @@ def test_without_a_model_nothing_is_ready(tmp_path):
 def test_a_broken_version_is_not_ready(kinds, tmp_path):
     shutil.copytree(kinds / "people", tmp_path / "models" / "people")
     shutil.copytree(kinds / "people" / "1", tmp_path / "models" / "people" / "2")
-    with client_of(tmp_path / "models") as client:
+    with open_client(tmp_path / "models") as client:
         assert client.get("/v2/models/people/ready").status_code == 200
         cells = [tensor(np.array([31.0]), "age"), strings(["Rome"], "city")]
         content = json.dumps({"inputs": cells})
@@ -805,7 +805,7 @@ def test_the_metadata_say_what_is_taken_and_given(client, model, digits_rows):
 
 
 def test_requests_are_counted_and_watched_as_those_of_predict_are(kinds, digits_rows):
-    with client_of(kinds) as client:
+    with open_client(kinds) as client:
         answer = post(client, {"inputs": [tensor(digits_rows[:5])]})
         text = client.get("/metrics").text
         of_model = {"model": "digits", "version": "1"}
@@ -822,7 +822,7 @@ def test_refusals_of_keys_have_the_protocol_s_form(kinds, tmp_path):
     (tmp_path / "keys.toml").write_text(
         f'[[keys]]\nname = "reader"\nkey = "{key}"\nscopes = ["read"]\n'
     )
-    with client_of(kinds, DUBITO_KEYS_FILE=str(tmp_path / "keys.toml")) as client:
+    with open_client(kinds, DUBITO_KEYS_FILE=str(tmp_path / "keys.toml")) as client:
         bearer = {"Authorization": f"Bearer {key}"}
         for path in ("live", "ready"):
             assert client.get(f"/v2/health/{path}").status_code == 200

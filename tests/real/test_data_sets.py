@@ -13,7 +13,7 @@ from obstore.store import S3Store
 
 from tests.support import ray_cluster
 from tests.support.buckets import BUCKET, KEY, PROGRAMS, SECRET, SeaweedFS, credentials, rclone
-from tests.support.data_sets import content_of, write_digits
+from tests.support.data_sets import get_content, write_digits
 from tests.support.environment import ROOT, environment_with
 
 RAY = ROOT / ".venv-ray" / "bin" / "python"
@@ -81,7 +81,7 @@ def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_
     }
     completed = ray_cluster.run(RAY, output, environment_with(DUBITO_STORE=str(digits_store)), 300)
     assert completed["code"] == 0, completed
-    assert content_of(tmp_path / "out") == content_of(scored)
+    assert get_content(tmp_path / "out") == get_content(scored)
 
 
 @with_ray
@@ -160,7 +160,7 @@ def test_source_output_and_store_may_lie_in_buckets(
         actual = {
             name.removeprefix(f"{root}/out/"): bytes(bucket.get(name).bytes()) for name in names
         }
-        expected = content_of(scored)
+        expected = get_content(scored)
         stamps = actual.pop("job.json"), expected.pop("job.json")
         assert json.loads(stamps[0])["asked"] == json.loads(stamps[1])["asked"]
         assert actual == expected

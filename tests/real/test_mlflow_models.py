@@ -87,7 +87,7 @@ def test_mlflow_loads_what_the_service_serves(folder, expected):
 
 
 @contextmanager
-def served(model):
+def serve_model(model):
     port = free_port()
     command = ["models", "serve", "-m", model, "--env-manager", "local", "-p", str(port)]
     environment = environment_with(PATH=f"{BIN}:/usr/bin:/bin")
@@ -109,7 +109,7 @@ def served(model):
 
 
 def test_mlflow_serves_what_the_service_serves(folder, expected):
-    with served(folder / "people") as url:
+    with serve_model(folder / "people") as url:
         records = json.loads(TABLE.to_json(orient="records"))
         request = {"dataframe_records": records, "params": {"seed": 7}}
         answer = httpx.post(f"{url}/invocations", json=request, timeout=60)

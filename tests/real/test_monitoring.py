@@ -98,7 +98,7 @@ def watched(digits_store, tmp_path_factory):
         yield service, server
 
 
-def asked(server, query):
+def query_prometheus(server, query):
     answer = server.get("/api/v1/query", params={"query": query})
     assert answer.status_code == 200, (query, answer.text)
     result = answer.json()["data"]["result"]
@@ -121,7 +121,7 @@ def test_services_with_and_without_keys_are_scraped(watched):
     _, server = watched
     wait_until(
         lambda: (
-            {labels["job"]: up for labels, up in asked(server, "up")}
+            {labels["job"]: up for labels, up in query_prometheus(server, "up")}
             == {"dubito": 1, "with-keys": 1}
         )
     )
@@ -131,9 +131,11 @@ def test_the_drift_alert_fires_when_inputs_drift_and_not_before(watched, digits_
     service, server = watched
     send(service, digits_rows)
     observed = 'dubito_flag_p_value_count{job="dubito"}'
-    wait_until(lambda: any(rows >= len(digits_rows) - 1 for _, rows in asked(server, observed)))
+    wait_until(
+        lambda: any(rows >= len(digits_rows) - 1 for _, rows in query_prometheus(server, observed))
+    )
     time.sleep(3)  # three times the rules are looked at
-    assert asked(server, 'dubito_drift_alarm{job="dubito"}')[0][1] == 0
+    assert query_prometheus(server, 'dubito_drift_alarm{job="dubito"}')[0][1] == 0
     assert "DubitoDrift" not in firing(server)
     send(service, np.random.default_rng().uniform(0, 16, (160, 64)))
     wait_until(lambda: "DubitoDrift" in firing(server))
@@ -169,7 +171,8 @@ def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
             (panel["title"], target["refId"])
             for panel in PANELS
             for target in panel["targets"]
-            if not asked(server, chosen(target["expr"])) and panel["title"] not in NOTHING_TO_SHOW
+            if not query_prometheus(server, chosen(target["expr"]))
+            and panel["title"] not in NOTHING_TO_SHOW
         }
 
     send(service, digits_rows[:50])
@@ -179,7 +182,7 @@ def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
         assert time.monotonic() < end, f"without data: {sorted(actual)}"
         time.sleep(0.5)
     for annotation in DASHBOARD["annotations"]["list"][1:]:
-        asked(server, chosen(annotation["expr"]))
+        query_prometheus(server, chosen(annotation["expr"]))
 
 
 def chosen(expression):

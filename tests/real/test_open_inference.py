@@ -75,7 +75,7 @@ def expected(url, folder):
     return {kind: answer.json()["predictions"] for kind, answer in answers.items()}
 
 
-def told(client, url, folder):
+def run_client(client, url, folder):
     python = ROOT / f".venv-{CLIENTS[client]}" / "bin" / "python"
     if not python.exists():
         pytest.skip(f"{CLIENTS[client]} is not installed: make test-real")
@@ -120,7 +120,7 @@ def flat(rows, name):
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_gets_what_predict_answers_for_every_kind_of_input(client, url, folder, expected):
-    answers = told(client, url, folder)
+    answers = run_client(client, url, folder)
     compared = set()
     for case, kind in SAME.items():
         if case not in answers:
@@ -138,7 +138,7 @@ def test_a_client_gets_what_predict_answers_for_every_kind_of_input(client, url,
 
 
 def test_triton_s_client_reads_all_that_it_asks(url, folder, expected):
-    answers = told("triton", url, folder)
+    answers = run_client("triton", url, folder)
     assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [
         True,
         True,
@@ -175,7 +175,7 @@ def test_triton_s_client_reads_all_that_it_asks(url, folder, expected):
 
 
 def test_kserve_s_client_reads_all_that_it_asks(url, folder):
-    answers = told("kserve_client", url, folder)
+    answers = run_client("kserve_client", url, folder)
     assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [
         True,
         True,
@@ -192,10 +192,10 @@ def test_kserve_s_client_reads_all_that_it_asks(url, folder):
 
 
 def test_mlserver_s_and_mlflow_s_clients_read_errors(url, folder):
-    answers = told("mlserver_client", url, folder)
+    answers = run_client("mlserver_client", url, folder)
     assert answers["unknown_model"][0] == 404
     assert answers["wrong_shape"][1].startswith("inputs: expected an array of shape")
-    answers = told("mlflow_client", url, folder)
+    answers = run_client("mlflow_client", url, folder)
     assert answers["version"]
     assert len(answers["people_json"]["label"]) == 1
     assert "RESOURCE_DOES_NOT_EXIST" in answers["unknown_model"]

@@ -134,11 +134,11 @@ def pool(digits_rows, tmp_path_factory):
     return folder / "pool.npz", rows
 
 
-def table_of(driver, caption):
+def get_table(driver, caption):
     return driver.execute_script(TABLE, caption)
 
 
-def rows_of(driver, name):
+def get_rows(driver, name):
     """Return the cells of the table of a live plot by row."""
     return driver.execute_script(ROWS, name)
 
@@ -180,20 +180,20 @@ def file_saved(folder, ending):
 def test_models_match_the_api(driver, service):
     model = httpx.get(f"{service}/models/digits").json()
     open_page(driver, f"{service}/#/models")
-    until(driver, lambda: table_of(driver, "Quality of version 2"))
-    ((name, _, serves, _, count, *_),) = table_of(driver, "Published models")
+    until(driver, lambda: get_table(driver, "Quality of version 2"))
+    ((name, _, serves, _, count, *_),) = get_table(driver, "Published models")
     assert (name, serves, count) == ("digits", model["serving"], "3")
-    versions = table_of(driver, "Versions")
+    versions = get_table(driver, "Versions")
     assert [row[0] for row in versions] == ["3", "2", "1"]
     assert [row[1] for row in versions] == ["broken", "served", "Roll back"]
     assert versions[1][3] == "latest"
     assert [row[-1] for row in versions] == ["no", "no", "yes"]
     assert model["broken"]["3"] in get_text(driver, "main .notice.bad")
     assert get_text(driver, "main .notice.told") == "worse than linear"
-    ours, *plain = table_of(driver, "Baselines")
+    ours, *plain = get_table(driver, "Baselines")
     assert ours == ["this model", f"{100 * model['quality']['test_accuracy']:.2f} %"]
     assert plain == [["linear", "99.50 %"], ["constant (most frequent class)", "10.00 %"]]
-    quality = {row[0]: row[1] for row in table_of(driver, "Quality of version 2")}
+    quality = {row[0]: row[1] for row in get_table(driver, "Quality of version 2")}
     assert quality["Accuracy"] == f"{100 * model['quality']['test_accuracy']:.2f} %"
     assert len(quality) == len(model["quality"])
     assert console_errors(driver) == []
@@ -202,8 +202,8 @@ def test_models_match_the_api(driver, service):
 def test_a_report_shows_intervals_and_plots(driver, service):
     report = httpx.get(f"{service}/models/digits/versions/1/report").json()
     open_page(driver, f"{service}/#/models/digits/1")
-    until(driver, lambda: table_of(driver, "Quality of version 1"))
-    quality = {row[0]: row for row in table_of(driver, "Quality of version 1")}
+    until(driver, lambda: get_table(driver, "Quality of version 1"))
+    quality = {row[0]: row for row in get_table(driver, "Quality of version 1")}
     low, high = report["summary_intervals"]["test_accuracy"]
     assert quality["Accuracy"][2] == f"{100 * report['summary']['test_accuracy']:.2f} %"
     assert quality["Accuracy"][3] == f"{100 * low:.2f} % to {100 * high:.2f} %"
@@ -226,7 +226,7 @@ def test_a_report_shows_intervals_and_plots(driver, service):
 def test_an_admin_key_rolls_back_and_promotes(service):
     with chromium() as driver:
         open_page(driver, f"{service}/#/models")
-        until(driver, lambda: table_of(driver, "Versions"))
+        until(driver, lambda: get_table(driver, "Versions"))
         press(driver, "Roll back")
         options = until(driver, lambda: visible(driver, "key-given"))
         options.send_keys("a wrong key, of course", "\ue007")
@@ -305,10 +305,10 @@ def test_a_comparison_marks_the_differences_of_two_versions(driver, service):
         httpx.get(f"{service}/models/digits/versions/{v}").json()["manifest"] for v in ("1", "2")
     )
     open_page(driver, f"{service}/#/models/digits/1/2")
-    until(driver, lambda: table_of(driver, "Differences are marked"))
+    until(driver, lambda: get_table(driver, "Differences are marked"))
     rows = {
         row[0].removeprefix("≠ "): row
-        for row in table_of(driver, "Differences are marked")
+        for row in get_table(driver, "Differences are marked")
         if len(row) == 4
     }
     accuracy = next(row for name, row in rows.items() if name == "Accuracy (higher is better)")
@@ -340,16 +340,16 @@ def test_live_shows_the_metrics_and_the_drift_alarm(driver, service):
     assert f"{ALARM_EVIDENCE:.2g}" in until(driver, lambda: get_text(driver, "main .notice.bad"))
     until(driver, lambda: "192 rows in this period" in get_text(driver, ".band"))
     assert "more than expected" in get_text(driver, ".band")
-    p_values = rows_of(driver, "pValues")
+    p_values = get_rows(driver, "pValues")
     assert sum(int(row[2]) for row in p_values) == 192
     flagged = metric(page, "dubito_flag_p_value_bucket", model="digits", version="2", le="0.05")
     assert sum(int(row[2]) for row in p_values if float(row[1]) <= 0.05) == flagged
-    requests = rows_of(driver, "requests")
+    requests = get_rows(driver, "requests")
     assert (sum(int(row[2]) for row in requests), sum(int(row[3]) for row in requests)) == (12, 1)
-    assert float(rows_of(driver, "evidence")[-1][-1]) > ALARM_EVIDENCE
-    assert sum(int(row[2]) for row in rows_of(driver, "doubt")) == 192
+    assert float(get_rows(driver, "evidence")[-1][-1]) > ALARM_EVIDENCE
+    assert sum(int(row[2]) for row in get_rows(driver, "doubt")) == 192
     driver.execute_script("location.hash = '#/models'")  # the history must survive a change of view
-    until(driver, lambda: table_of(driver, "Versions"))
+    until(driver, lambda: get_table(driver, "Versions"))
     driver.execute_script("location.hash = '#/live'")
     until(driver, lambda: "192 rows in this period" in get_text(driver, ".band"))
     assert console_errors(driver) == []
@@ -517,17 +517,17 @@ def test_a_job_finishes_and_its_ids_can_be_saved(driver, service, saved, pool):
     press(driver, "Choose")
     until(driver, lambda: "Label these 3 rows of 40" in get_text(driver, ".chosen h2"), 60)
     (job,) = httpx.get(f"{service}/jobs").json()["jobs"]
-    state, _, kind, rows, progress, _, _ = table_of(driver, "Jobs")[0]
+    state, _, kind, rows, progress, _, _ = get_table(driver, "Jobs")[0]
     assert (state, rows, progress.strip()) == ("done", "40", "100 %")
     assert kind.endswith(job["id"][:8])
     press(driver, "Save IDs (JSON)")
     assert json.loads(file_saved(saved, ".json")) == httpx.get(f"{service}{job['result']}").json()
     assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
     open_page(driver, f"{service}/#/choose")  # after a reload the page no longer has the pool
-    until(driver, lambda: table_of(driver, "Jobs"))
+    until(driver, lambda: get_table(driver, "Jobs"))
     press(driver, "Show")
     until(driver, lambda: "no longer has the pool" in get_text(driver, ".chosen"))
-    assert len(table_of(driver, "Rows to label")) == 3
+    assert len(get_table(driver, "Rows to label")) == 3
     press(driver, "Delete")
     until(driver, lambda: "No jobs yet" in get_text(driver, ".job-list"))
     assert httpx.get(f"{service}/jobs").json()["jobs"] == []

@@ -54,17 +54,17 @@ def test_no_byte_of_a_form_reaches_the_log(serve, digits_store):
 
 
 def test_ids_of_a_form_are_an_array_item_by_item_as_openapi_says_or_as_json(client):
-    def asked(*ids):
+    def request(*ids):
         parts = [("pool", ("a.png", b"no image", "image/png"))] * 2 + [
             ("ids", (None, text)) for text in ids
         ]
         return client.post("/acquire", files=parts).json()["detail"]
 
-    assert asked("a", "b").startswith("pool.0")  # the ids are right
-    assert asked('["a", "b"]').startswith("pool.0")
-    assert asked("a").startswith("ids: expected one for each of the 2 pool rows, got 1")
-    assert asked("a", "a").startswith("ids: expected different names")
-    assert "expected one value" in asked('["a", "b"]', "c")
+    assert request("a", "b").startswith("pool.0")  # the ids are right
+    assert request('["a", "b"]').startswith("pool.0")
+    assert request("a").startswith("ids: expected one for each of the 2 pool rows, got 1")
+    assert request("a", "a").startswith("ids: expected different names")
+    assert "expected one value" in request('["a", "b"]', "c")
 
 
 # Drift

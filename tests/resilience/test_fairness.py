@@ -32,7 +32,7 @@ def greedy(port, kind, address):
         process.communicate()
 
 
-def asked(port, seconds, address):
+def send_requests(port, seconds, address):
     statuses, predicted, health = Counter(), [], []
     end = time.monotonic() + seconds
     with Connection(port, source=address) as connection, Connection(port, source=address) as prober:
@@ -50,10 +50,10 @@ def asked(port, seconds, address):
 def compare(serve, store, kind, address, seconds):
     with serve(store) as (url, _):
         port = int(url.rpartition(":")[2])
-        asked(port, 0.5, OTHER)
-        alone = asked(port, seconds, OTHER)
+        send_requests(port, 0.5, OTHER)
+        alone = send_requests(port, seconds, OTHER)
         with greedy(port, kind, address):
-            together = asked(port, seconds, OTHER)
+            together = send_requests(port, seconds, OTHER)
     for name, (statuses, predicted, health) in (
         ("alone", alone),
         (f"with {kind} of {address}", together),

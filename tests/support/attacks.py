@@ -89,7 +89,7 @@ def many_scans(port, ending):
     path = f"/predict?model={WIDE}&num_samples=1"
     with Connection(port, 60.0) as connection:
         while not ending.is_set():
-            connection.ask(request("POST", path, *form_of(body)))
+            connection.ask(request("POST", path, *get_form(body)))
 
 
 def jpeg_of_scans(scans):
@@ -100,7 +100,7 @@ def jpeg_of_scans(scans):
     return content[:last] + content[last:-2] * scans + content[-2:]
 
 
-def form_of(file):
+def get_form(file):
     """A body with a file as `inputs`, its headers and its media type."""
     head = b'--x\r\nContent-Disposition: form-data; name="inputs"; filename="a.jpg"\r\n\r\n'
     return head + file + b"\r\n--x--\r\n", (), "multipart/form-data; boundary=x"
@@ -135,7 +135,7 @@ def bombs():
     texts = npz_bytes(x=np.zeros((3, 64)), ids=np.array(["a" * 10**6, "b", "c"]))
     image = io.BytesIO()
     Image.new("L", (16_000, 16_000)).save(image, "WEBP", lossless=True, method=0)
-    file, form_headers, form = form_of(image.getvalue())
+    file, form_headers, form = get_form(image.getvalue())
     of_digits = "?model=digits"
     return [
         request("POST", f"/acquire/jobs{of_digits}", header, content_type=NPZ),

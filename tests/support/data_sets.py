@@ -20,7 +20,7 @@ def write_digits(folder: Path, rows: np.ndarray, files: int, each: int) -> None:
         pq.write_table(table, folder / f"{i}.parquet")
 
 
-def content_of(out: Path) -> dict[str, bytes]:
+def get_content(out: Path) -> dict[str, bytes]:
     """Each file of an output."""
     return {
         str(path.relative_to(out)): path.read_bytes()

@@ -217,7 +217,7 @@ def full_disk(serve, digits_store, rows, folder):
         port = urlsplit(url).port
         wait_until(lambda: all(starts(url)))
         created = references(port, rows, version="1")
-        fill_disk_of(process.pid, *children(process.pid))
+        get_fill_disk(process.pid, *children(process.pid))
         with Crowd(port, created, clients=4) as crowd:
             for limit in limits:
                 failed = publish_with(limit, store.root, digits_store)
@@ -265,7 +265,7 @@ def publish_with(limit_bytes, root, source):
     )
 
 
-def fill_disk_of(*pids):
+def get_fill_disk(*pids):
     """From now on processes cannot write a byte to any file."""
     for pid in pids:
         _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)

@@ -61,7 +61,7 @@ def recipe_with(**changes: Any) -> Recipe:
     return Recipe.model_validate(content_with(**changes))
 
 
-def recipe_of(source: str, task: str = "classification", **data: Any) -> Recipe:
+def get_recipe(source: str, task: str = "classification", **data: Any) -> Recipe:
     return recipe_with(task=task, data={"source": source, **ONE_ROW_EACH, **data})
 
 

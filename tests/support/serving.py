@@ -77,7 +77,7 @@ def service_arguments(limits: Mapping[str, float] | None) -> list[str]:
 
 
 @contextmanager
-def client_of(
+def open_client(
     store: Path,
     headers: Mapping[str, str] | None = None,
     limits: Mapping[str, float] | None = None,

@@ -90,7 +90,7 @@ def label(work, values, key):
     accept(work.database, "digits", work.format, labels, replace=True, key=key)
 
 
-def said_of(kept):
+def get_said(kept):
     return {name: kept[name] for name in ("why", "control")}
 
 
@@ -146,7 +146,7 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     assert not retained["promoted"]
     assert count_tried_labels(work.store, work.database, "digits") == 140
     save_candidate(
-        work.database, "digits", "2", "1", 140, 60, False, {**said_of(retained), "why": "no worse"}
+        work.database, "digits", "2", "1", 140, 60, False, {**get_said(retained), "why": "no worse"}
     )
     assert (
         count_tried_labels(work.store, work.database, "digits") == 0

@@ -182,7 +182,7 @@ def test_texts_are_taken_with_a_network_and_a_tokenizer(tmp_path):
     actual, labels = texts(80)
     torch.manual_seed(0)
     network = Averaged((12,), 2)
-    ids = torch.tensor([[*parent, *[0] * (12 - len(parent))] for parent in map(ids_of, actual)])
+    ids = torch.tensor([[*parent, *[0] * (12 - len(parent))] for parent in map(get_ids, actual)])
     train(network, ids, torch.tensor([label == "good" for label in labels]).long())
     read = {"text": "review", "tokenizer": tmp_path / "tokenizer.json", "max_tokens": 12}
     small = {"serving": {"draws": 5, "combined": ["entropy"]}}
@@ -195,7 +195,7 @@ def test_texts_are_taken_with_a_network_and_a_tokenizer(tmp_path):
         model.predict(pd.DataFrame({"review": ["a day", None]}))
 
 
-def ids_of(text):
+def get_ids(text):
     return tokenizer().encode(text).ids
 
 

@@ -44,7 +44,7 @@ def simulated(folder, *options, name="small", **changes):
         return main(["active", str(recipe), "--quiet", *options])
 
 
-def rounds_of(folder):
+def get_rounds(folder):
     records = sorted(folder.glob("runs/active/*/*.jsonl"))
     return {
         path.name: [
@@ -55,7 +55,7 @@ def rounds_of(folder):
     }
 
 
-def report_of(folder):
+def get_report(folder):
     (path,) = folder.glob("runs/active/*/active.json")
     return json.loads(path.read_text())
 
@@ -68,7 +68,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def test_each_round_labels_a_batch_of_new_rows_and_arms_of_a_seed_begin_alike(uninterrupted):
-    actual = rounds_of(uninterrupted)
+    actual = get_rounds(uninterrupted)
     assert set(actual) == {
         f"{a}-{s}-{seed}.jsonl"
         for a in ("bald", "random")
@@ -90,7 +90,7 @@ def test_each_round_labels_a_batch_of_new_rows_and_arms_of_a_seed_begin_alike(un
 
 
 def test_the_report_is_of_all_arms_and_compares_with_random_choice_of_the_same_start(uninterrupted):
-    content = report_of(uninterrupted)
+    content = get_report(uninterrupted)
     assert [(arm["acquisition"], arm["start"]) for arm in content["arms"]] == [
         ("bald", "warm"),
         ("random", "warm"),
@@ -144,7 +144,7 @@ def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(
         codes.append(simulated(tmp_path, *TWO_SEEDS))
     assert codes[-1] == 0
     assert len(codes) > 4
-    assert rounds_of(tmp_path) == rounds_of(uninterrupted)
+    assert get_rounds(tmp_path) == get_rounds(uninterrupted)
 
 
 @pytest.mark.slow
@@ -155,19 +155,19 @@ def test_a_simulation_that_is_killed_goes_on(uninterrupted, tmp_path):
     with subprocess.Popen(
         command, env=environment_in(tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL
     ) as process:
-        wait_until(lambda: process.poll() is not None or len(rounds_of(tmp_path)) > 1, 60)
+        wait_until(lambda: process.poll() is not None or len(get_rounds(tmp_path)) > 1, 60)
         process.send_signal(signal.SIGKILL)
     assert simulated(tmp_path, *TWO_SEEDS) == 0
-    assert rounds_of(tmp_path) == rounds_of(uninterrupted)
+    assert get_rounds(tmp_path) == get_rounds(uninterrupted)
 
 
 def test_more_labels_and_seeds_later_keep_what_was_done(uninterrupted, tmp_path, monkeypatch):
     fewer = [*TWO_SEEDS, "--until", "30", "--seeds", "1"]
     assert simulated(tmp_path, *fewer) == 0
-    before = rounds_of(tmp_path)
+    before = get_rounds(tmp_path)
     assert simulated(tmp_path, *TWO_SEEDS, "--report") == 0
-    assert rounds_of(tmp_path) == before
-    assert report_of(tmp_path)["unfinished"]["small, warm, bald"] == [0, 1]
+    assert get_rounds(tmp_path) == before
+    assert get_report(tmp_path)["unfinished"]["small, warm, bald"] == [0, 1]
     fits = []
     fit = Learner.fit
     monkeypatch.setattr(
@@ -176,9 +176,9 @@ def test_more_labels_and_seeds_later_keep_what_was_done(uninterrupted, tmp_path,
         lambda self, index, *rest: fits.append(len(index)) or fit(self, index, *rest),
     )
     assert simulated(tmp_path, *TWO_SEEDS) == 0
-    assert rounds_of(tmp_path) == rounds_of(uninterrupted)
+    assert get_rounds(tmp_path) == get_rounds(uninterrupted)
     assert sum(len(rounds) for rounds in before.values()) + len(fits) == 24
-    assert report_of(tmp_path)["unfinished"] == {}
+    assert get_report(tmp_path)["unfinished"] == {}
 
 
 def test_a_report_of_nothing_is_refused_and_of_a_running_simulation_is_not(
@@ -200,8 +200,8 @@ def test_an_arm_ends_after_three_rounds_at_the_target(tmp_path):
         )
         == 0
     )
-    assert {len(rounds) for rounds in rounds_of(tmp_path).values()} == {3}
-    for arm in report_of(tmp_path)["arms"]:
+    assert {len(rounds) for rounds in get_rounds(tmp_path).values()} == {3}
+    for arm in get_report(tmp_path)["arms"]:
         assert arm["needed"] == {"0": {"labels": 20, "is_reached": True}}
 
 
@@ -216,10 +216,10 @@ def test_regressions_have_an_rmse(tmp_path):
         )
         == 0
     )
-    content = report_of(tmp_path)
+    content = get_report(tmp_path)
     assert (content["metric"], content["task"]) == ("rmse", "regression")
     assert {arm["acquisition"] for arm in content["arms"]} == {"epistemic_variance", "random"}
-    for rounds in rounds_of(tmp_path).values():
+    for rounds in get_rounds(tmp_path).values():
         assert 0 < rounds[-1]["metric"] < 8
 
 

@@ -92,7 +92,7 @@ def test_a_row_without_a_score_is_named():
         ranking(np.where(np.arange(40) == 3, np.nan, SCORES), IDS, 5, 2)
 
 
-def said(seed):
+def sample_probs(seed):
     """Class probabilities of draws that disagree about few of the rows."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(DRAWS, ROWS, 3)) * rng.gamma(0.5, 2.0, size=(ROWS, 1))
@@ -100,7 +100,7 @@ def said(seed):
     return (probs / probs.sum(axis=2, keepdims=True)).astype(np.float32)
 
 
-def best_of(probs, most, part):
+def get_best(probs, most, part):
     best = TopCandidates(most)
     for first in range(0, ROWS, part):
         best.add(BatchBald.from_samples(probs[:, first : first + part]), first)
@@ -109,10 +109,10 @@ def best_of(probs, most, part):
 
 @pytest.mark.parametrize("most", [60, 20])
 def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
-    probs = said(0)
+    probs = sample_probs(0)
     full = BatchBald.from_samples(probs)
     for part in (1, 7, 25, 60):
-        best = best_of(probs, most, part)
+        best = get_best(probs, most, part)
         assert set(best.rows) == set(np.argsort(-full.gain)[:most])
         assert best.candidates.gain.tolist() == full.gain[best.rows].tolist()
         assert best.candidates.noise.tolist() == full.noise[best.rows].tolist()
@@ -121,11 +121,11 @@ def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
-    probs, copies = said(seed), find_copies(np.arange(ROWS, dtype=np.float32)[:, None])
+    probs, copies = sample_probs(seed), find_copies(np.arange(ROWS, dtype=np.float32)[:, None])
     hashes = id_hashes([str(i) for i in range(ROWS)], seed)
 
     def chosen(most):
-        best = best_of(probs[:, copies.first], most, 7)
+        best = get_best(probs[:, copies.first], most, 7)
         rows, gains = choose_jointly(
             BatchBald(best.candidates, DRAWS, seed), best.rows, copies, hashes, 3
         )

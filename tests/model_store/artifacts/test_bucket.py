@@ -299,7 +299,7 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
     store.storage.refresh()
     copies = tmp_path / "cache" / store.storage.scratch.name / "m"
 
-    def there():
+    def list_keys():
         return sorted(entry.name for entry in copies.iterdir() if entry.name.isdigit())
 
     stored = store.open("m", "1")
@@ -310,11 +310,11 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
             sum(file.stat().st_size for file in copies.rglob("*") if file.is_file())
             <= store.storage.cache.max_bytes
         )
-        assert "1" in there() and version in there()
-    assert "2" in there()
+        assert "1" in list_keys() and version in list_keys()
+    assert "2" in list_keys()
     del stored
     store.open("m", "6")
-    assert "6" in there() and len(there()) == 3
+    assert "6" in list_keys() and len(list_keys()) == 3
     with pytest.raises(StoreError, match="DUBITO_CACHE_BYTES: expected room for"):
         server.store(tmp_path / "small", SIZE - 1).open("m", "6")
     assert [*(tmp_path / "small").rglob("network.onnx")] == []

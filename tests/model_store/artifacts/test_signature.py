@@ -42,7 +42,7 @@ def trusting(store, key):
     return ModelStore(store.root, key.public_key())
 
 
-def signature_of(store, name, version):
+def get_signature(store, name, version):
     return store.root / name / version / SIGNATURE
 
 
@@ -55,7 +55,7 @@ def assert_refused(store, name, version, reason):
 
 def test_what_is_signed_is_read_and_what_is_not_is_refused_by_name(trusting):
     assert trusting.open("m", "1").files == tiny_files()
-    signature_of(trusting, "m", "1").unlink()
+    get_signature(trusting, "m", "1").unlink()
     assert_refused(trusting, "m", "1", UNSIGNED)
     assert trusting.open("m", "2").files == tiny_files()
     assert ModelStore(trusting.root).open("m", "1").files == tiny_files()
@@ -64,11 +64,11 @@ def test_what_is_signed_is_read_and_what_is_not_is_refused_by_name(trusting):
 def test_the_signature_is_that_of_the_format(trusting, key):
     digest = json.loads((trusting.root / "m" / "2" / "manifest.json").read_text())["digest"]
     text = f"dubito version 1\nm\n2\n{digest}\n".encode()
-    key.public_key().verify(signature_of(trusting, "m", "2").read_bytes(), text)
+    key.public_key().verify(get_signature(trusting, "m", "2").read_bytes(), text)
 
 
 def test_every_changed_byte_of_a_signature_is_found(trusting):
-    path = signature_of(trusting, "m", "1")
+    path = get_signature(trusting, "m", "1")
     full = path.read_bytes()
     assert len(full) == 64
     for position in range(64):
@@ -110,7 +110,7 @@ def test_changed_files_with_a_manifest_made_right_are_refused(trusting):
     other.publish("m", tiny_description(), tiny_files() | {"network.onnx": b"another"})
     shutil.copytree(other.root / "m" / "1", trusting.root / "m" / "1")
     assert_refused(trusting, "m", "1", UNSIGNED)
-    shutil.copy(signature_of(trusting, "m", "2"), signature_of(trusting, "m", "1"))
+    shutil.copy(get_signature(trusting, "m", "2"), get_signature(trusting, "m", "1"))
     assert_refused(trusting, "m", "1", NOT_OURS)
 
 
@@ -118,10 +118,10 @@ def test_signatures_of_other_versions_and_names_are_refused(trusting):
     """Also where name and version are all that differ: manifests that were rewritten to say the
     same."""
     places = [("m", "1"), ("m", "2"), ("n", "1")]
-    signatures = {place: signature_of(trusting, *place).read_bytes() for place in places}
+    signatures = {place: get_signature(trusting, *place).read_bytes() for place in places}
     for place in places:
         for other in places:
-            signature_of(trusting, *place).write_bytes(signatures[other])
+            get_signature(trusting, *place).write_bytes(signatures[other])
             if place == other:
                 assert trusting.open(*place).files == tiny_files()
             else:
@@ -164,7 +164,7 @@ def test_what_is_broken_or_not_there_is_not_signed(trusting, key):
 
 
 def test_a_link_or_a_pipe_in_place_of_a_signature_is_refused_without_waiting(trusting):
-    path = signature_of(trusting, "m", "1")
+    path = get_signature(trusting, "m", "1")
     path.rename(trusting.root / "elsewhere")
     path.symlink_to(trusting.root / "elsewhere")
     with pytest.raises(BrokenArtifact, match=SIGNATURE):

@@ -69,7 +69,7 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
     for _ in range(CALIBRATIONS):
         abstention, _ = fitted(generator, *rows)
         limit = abstention.threshold(FLAGGED, risk)
-        share, true_risk = of_answered(rows, limit, abstention.statistic[RANKING - FLAGGED])
+        share, true_risk = answered_risk(rows, limit, abstention.statistic[RANKING - FLAGGED])
         answered.append(share)
         broken += true_risk > risk
         uncertainty, is_wrong = (
@@ -79,7 +79,7 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
         actual = is_wrong[order].cumsum() / np.arange(1, len(order) + 1)
         limit = uncertainty[order][np.flatnonzero(actual <= risk)[-1]]
         naively_broken += (
-            of_answered(rows, limit, abstention.statistic[RANKING - FLAGGED])[1] > risk
+            answered_risk(rows, limit, abstention.statistic[RANKING - FLAGGED])[1] > risk
         )
     largest = stats.binom(CALIBRATIONS, 1 - CONFIDENCE).ppf(1 - 1e-6)
     assert broken <= largest
@@ -91,7 +91,7 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
 @given(seed=st.integers(0, 2**32), risks=st.lists(st.floats(1e-3, 0.999), min_size=2, max_size=8))
 def test_a_larger_risk_answers_no_fewer_rows(seed, risks):
     generator = np.random.default_rng(seed)
-    abstention = abstention_of(
+    abstention = get_abstention(
         *(generator.uniform(size=n) for n in (30, 60)),
         generator.uniform(size=60) < 0.1,
         np.arange(60),
@@ -112,9 +112,9 @@ def test_the_smallest_risk_is_the_smallest_at_which_anything_is_answered(flagged
 
 def test_no_risk_is_certified_where_every_row_is_flagged_or_wrong():
     uncertainty = np.linspace(0, 0.5, 40)
-    all_wrong = abstention_of(uncertainty, uncertainty, np.ones(40, dtype=bool), np.arange(40))
+    all_wrong = get_abstention(uncertainty, uncertainty, np.ones(40, dtype=bool), np.arange(40))
     assert all_wrong.smallest_risk(0) == 1
-    all_right = abstention_of(uncertainty, uncertainty, np.zeros(40, dtype=bool), np.arange(40))
+    all_right = get_abstention(uncertainty, uncertainty, np.zeros(40, dtype=bool), np.arange(40))
     assert all_right.smallest_risk(40) == 1
     # 40 right ones of 40: (1 - risk)^40 = .05 / 4.
     assert all_right.smallest_risk(0) == pytest.approx(1 - (0.05 / 4) ** (1 / 40), abs=1e-4)
@@ -132,13 +132,13 @@ def fitted(generator, uncertainty, statistic, wrong_probability):
     )
     is_wrong = generator.uniform(size=RANKING) < wrong_probability[ranking]
     order = np.argsort(statistic[ranking], kind="stable")
-    abstention = abstention_of(uncertainty[reference], uncertainty[ranking], is_wrong, order)
+    abstention = get_abstention(uncertainty[reference], uncertainty[ranking], is_wrong, order)
     return WithStatistic(**vars(abstention), statistic=statistic[ranking][order]), uncertainty[
         reference
     ]
 
 
-def abstention_of(reference_uncertainty, ranking_uncertainty, is_wrong, order):
+def get_abstention(reference_uncertainty, ranking_uncertainty, is_wrong, order):
     """The abstention of one number of draws, given the order of the ranking rows' statistics."""
     answers = Answers.from_splits(
         reference_uncertainty[None], ranking_uncertainty[None], is_wrong[None]
@@ -154,7 +154,7 @@ class WithStatistic(Abstention):
         object.__setattr__(self, "statistic", statistic)
 
 
-def of_answered(rows, limit, flag_above):
+def answered_risk(rows, limit, flag_above):
     uncertainty, statistic, wrong_probability = rows
     answered = (uncertainty <= limit) & (statistic <= flag_above)
     return answered.mean(), wrong_probability[answered].mean() if answered.any() else 0.0

@@ -75,7 +75,9 @@ def test_each_detectors_own_p_value_is_uniform():
     generator = np.random.default_rng(4)
     levels = []
     for _ in range(SPLITS):
-        p_values = fitted(generator, reference=20, ranking=49).p_values(*scores_of(generator, 1), 1)
+        p_values = fitted(generator, reference=20, ranking=49).p_values(
+            *get_scores(generator, 1), 1
+        )
         levels.append([p_values.detector_p_values[name][0] for name in DETECTORS])
     counts = np.round(np.array(levels) * 50).astype(int)  # uniform over 1..50
     for of_one in counts.T:
@@ -258,7 +260,7 @@ def test_tensors_round_trip_through_safetensors():
         np.random.default_rng(3), counts=(1, 5, 20), ranking=30, answers=answers(3, 60, 30)
     )
     read = Calibration.from_tensors(load(save(calibration.tensors())), NAMES, LABELS)
-    scores = scores_of(np.random.default_rng(4), 50)
+    scores = get_scores(np.random.default_rng(4), 50)
     for count in (1, 5, 20):
         ours, theirs = calibration.p_values(*scores, count), read.p_values(*scores, count)
         assert all(
@@ -321,7 +323,7 @@ def test_malformed_tensors_are_refused_by_name(fault):
 # Helpers
 
 
-def scores_of(generator, rows, decimals=None):
+def get_scores(generator, rows, decimals=None):
     common = generator.normal(size=rows)
     scores = {
         "a": common + 0.3 * generator.normal(size=rows),
@@ -336,7 +338,7 @@ def scores_of(generator, rows, decimals=None):
 
 def fitted(generator, counts=(1,), reference=60, ranking=50, decimals=None, answers=None):
     def stacked(rows):
-        created = [scores_of(generator, rows, decimals) for _ in counts]
+        created = [get_scores(generator, rows, decimals) for _ in counts]
         by_name = {name: np.stack([scores[name] for scores, _ in created]) for name in DETECTORS}
         return DetectorScores(by_name, np.stack([labels for _, labels in created]))
 
@@ -349,7 +351,9 @@ def fitted(generator, counts=(1,), reference=60, ranking=50, decimals=None, answ
 def flags(generator, ranking, new, fpr, decimals=None):
     """How many of `new` rows like the calibration data are flagged."""
     calibration = fitted(generator, ranking=ranking, decimals=decimals)
-    return int(np.sum(calibration.p_values(*scores_of(generator, new, decimals), 1).p_value <= fpr))
+    return int(
+        np.sum(calibration.p_values(*get_scores(generator, new, decimals), 1).p_value <= fpr)
+    )
 
 
 def answers(counts, reference, ranking):

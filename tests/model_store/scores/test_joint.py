@@ -16,7 +16,7 @@ JOINT = {
 }
 
 
-def samples_of(name, seed, draws=6, rows=7, classes=3):
+def get_samples(name, seed, draws=6, rows=7, classes=3):
     rng = np.random.default_rng(seed)
     if name == "max_det of targets":
         return np.stack(
@@ -58,7 +58,7 @@ def worth(name, samples, chosen):
     )
 
 
-def joint_of(name, samples, seed=0):
+def get_joint(name, samples, seed=0):
     return JOINT[name](JOINT[name].from_samples(samples), len(samples), seed)
 
 
@@ -71,9 +71,9 @@ def choice(joint, k, copies=None, order=None):
 @pytest.mark.parametrize("name", JOINT)
 @pytest.mark.parametrize("seed", range(4))
 def test_each_row_chosen_is_the_one_that_adds_most_by_brute_force(name, seed):
-    samples = samples_of(name, seed)
+    samples = get_samples(name, seed)
     selected = []
-    for row, gain in choice(joint_of(name, samples), 5):
+    for row, gain in choice(get_joint(name, samples), 5):
         gains = [
             worth(name, samples, [*selected, n]) - worth(name, samples, selected) for n in range(7)
         ]
@@ -85,7 +85,7 @@ def test_each_row_chosen_is_the_one_that_adds_most_by_brute_force(name, seed):
 
 @pytest.mark.parametrize("name", JOINT)
 def test_bounds_are_not_below_gains_and_gains_never_grow(name):
-    joint = joint_of(name, samples_of(name, 1, draws=20, rows=40))
+    joint = get_joint(name, get_samples(name, 1, draws=20, rows=40))
     rows = np.arange(40)
     gains = joint.candidates.gain
     for row in (3, 17, 3, 25, 8):
@@ -100,9 +100,9 @@ def test_bounds_are_not_below_gains_and_gains_never_grow(name):
 
 @pytest.mark.parametrize("name", JOINT)
 def test_the_search_with_bounds_chooses_as_one_that_computes_all(name):
-    samples = samples_of(name, 2, draws=20, rows=60)
-    actual = choice(joint_of(name, samples), 6)
-    joint, left, expected = joint_of(name, samples), list(range(60)), []
+    samples = get_samples(name, 2, draws=20, rows=60)
+    actual = choice(get_joint(name, samples), 6)
+    joint, left, expected = get_joint(name, samples), list(range(60)), []
     for _ in range(6):
         gains = joint.gains(np.array(left))
         best = left[int(gains.argmax())]
@@ -130,8 +130,8 @@ def test_products_have_the_same_bits_however_many_threads_blas_has():
 
 
 def test_sampled_configurations_come_near_all_of_them(monkeypatch):
-    samples = samples_of("batchbald", 3, draws=10, rows=30)
-    exact = joint_of("batchbald", samples)
+    samples = get_samples("batchbald", 3, draws=10, rows=30)
+    exact = get_joint("batchbald", samples)
     for row in range(6):
         exact.choose(row)
     expected = exact.gains(np.arange(30))
@@ -139,7 +139,7 @@ def test_sampled_configurations_come_near_all_of_them(monkeypatch):
     monkeypatch.setattr(joint_module, "MAX_CONFIGURATIONS", 500)
     estimates = []
     for seed in range(20):
-        sampled = joint_of("batchbald", samples, seed)
+        sampled = get_joint("batchbald", samples, seed)
         for row in range(6):
             sampled.choose(row)
         assert not sampled.is_exact
@@ -151,7 +151,7 @@ def test_sampled_configurations_come_near_all_of_them(monkeypatch):
 
 @pytest.mark.parametrize("name", JOINT)
 def test_what_is_kept_has_the_size_that_is_stated(name):
-    samples = samples_of(name, 0, draws=5, rows=4)
+    samples = get_samples(name, 0, draws=5, rows=4)
     assert JOINT[name].from_samples(samples).outputs.shape == (
         4,
         JOINT[name].numbers_per_row(5, samples.shape[2]),
@@ -160,9 +160,10 @@ def test_what_is_kept_has_the_size_that_is_stated(name):
 
 @pytest.mark.parametrize("name", JOINT)
 def test_copies_are_chosen_once_until_all_others_are(name):
-    samples = samples_of(name, 4)
+    samples = get_samples(name, 4)
     selected = [
-        row for row, _ in choice(joint_of(name, samples), 9, copies=np.array([1, 3, 1, 1, 1, 1, 1]))
+        row
+        for row, _ in choice(get_joint(name, samples), 9, copies=np.array([1, 3, 1, 1, 1, 1, 1]))
     ]
     assert sorted(selected[:7]) == list(range(7))
     assert selected[7:] == [1, 1]
@@ -170,19 +171,21 @@ def test_copies_are_chosen_once_until_all_others_are(name):
 
 @pytest.mark.parametrize("name", JOINT)
 def test_draws_that_agree_leave_nothing_to_gain(name):
-    actual = choice(joint_of(name, np.repeat(samples_of(name, 5, draws=1), 4, axis=0)), 7)
+    actual = choice(get_joint(name, np.repeat(get_samples(name, 5, draws=1), 4, axis=0)), 7)
     np.testing.assert_allclose([gain for _, gain in actual], 0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", JOINT)
 def test_of_rows_that_gain_as_much_the_first_in_order_is_chosen(name):
-    samples = np.repeat(samples_of(name, 6, rows=2), 3, axis=1)  # rows 0 to 2 are alike, and 3 to 5
+    samples = np.repeat(
+        get_samples(name, 6, rows=2), 3, axis=1
+    )  # rows 0 to 2 are alike, and 3 to 5
     actual = [
-        row for row, _ in choice(joint_of(name, samples), 2, order=np.array([4, 2, 0, 1, 3, 5]))
+        row for row, _ in choice(get_joint(name, samples), 2, order=np.array([4, 2, 0, 1, 3, 5]))
     ]
     assert sorted(actual) in ([2, 4], [0, 2], [3, 4])
     backwards = [
-        row for row, _ in choice(joint_of(name, samples), 2, order=np.array([5, 3, 1, 0, 2, 4]))
+        row for row, _ in choice(get_joint(name, samples), 2, order=np.array([5, 3, 1, 0, 2, 4]))
     ]
     assert sorted(backwards) in ([1, 5], [0, 1], [3, 5])
 
@@ -190,6 +193,6 @@ def test_of_rows_that_gain_as_much_the_first_in_order_is_chosen(name):
 def test_a_batch_of_certain_draws_tells_the_draws_apart_and_no_more():
     """Four draws that are sure of one of two classes: two rows tell which, log 4 nats in all."""
     says = np.array([[0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 1, 1]])  # K, N
-    actual = choice(joint_of("batchbald", np.eye(2, dtype=np.float32)[says]), 3)
+    actual = choice(get_joint("batchbald", np.eye(2, dtype=np.float32)[says]), 3)
     np.testing.assert_allclose([gain for _, gain in actual], [np.log(2), np.log(2), 0.0], atol=1e-9)
     assert {row for row, _ in actual[:2]} in ({0, 1}, {1, 2})

@@ -23,7 +23,7 @@ from model_store.sources.parquet import ParquetFile
 from service.api.pool_files import resolve_path
 from service.batch.files import DataFile
 from tests.support.files import npy_bytes, npy_header, zip_bytes
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from training.data import load
 
 NAMED = InputSpec(
@@ -259,7 +259,7 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
         [[before + cell for cell in row] for row in [names, *rows]]
     )
     (tmp_path / "a.csv").write_bytes(content.getvalue().encode(encoding))
-    recipe = recipe_of(
+    recipe = get_recipe(
         "csv:a.csv", "classification", target="label", id="key", missing_values=["?"]
     )
     data = load(recipe, tmp_path)

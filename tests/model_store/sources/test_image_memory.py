@@ -24,7 +24,7 @@ SPECS = [
 ]
 
 
-def file_of(kind, mode, options, size):
+def get_file(kind, mode, options, size):
     file = io.BytesIO()
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(ImageFile, "MAXBLOCK", 1 << 20)  # the encoder's buffer
@@ -43,13 +43,13 @@ def test_decoding_takes_no_more_than_is_counted(call, kind, mode, options):
     for size in SIZES:
         if max(size) > 9999 and (kind == "WEBP" or options):
             continue
-        content = file_of(kind, mode, options, size)
+        content = get_file(kind, mode, options, size)
         for spec, shape in SPECS[: 2 if min(size) == 1 else 3]:
-            used, counted = call(of_decoding, content, spec, shape)
+            used, counted = call(decode_memory, content, spec, shape)
             assert used <= counted + HEAP_BYTES, (size, spec)
 
 
-def of_decoding(content, spec, shape):
+def decode_memory(content, spec, shape):
     image = open_image(content, "inputs.0")
     counted = decoding_bytes(image, resized(image, shape, spec, "inputs.0"))
     return taken_bytes(lambda: pixels(image, shape, spec, "inputs.0")), counted

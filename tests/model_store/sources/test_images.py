@@ -21,7 +21,7 @@ COLOUR = ImageSpec(mode="RGB")
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 5, 3)).astype(np.uint8)
 
 
-def file_of(array, form="PNG", mode=None):
+def get_file(array, form="PNG", mode=None):
     """An array of pixels as the bytes of an image file."""
     image = Image.fromarray(array)
     file = io.BytesIO()
@@ -43,9 +43,9 @@ def raw_rows(values, bits):
 
 
 def test_colour_has_its_channels_first_and_grey_has_none():
-    colour = decoded(file_of(PIXELS), (3, 4, 5), COLOUR)
+    colour = decoded(get_file(PIXELS), (3, 4, 5), COLOUR)
     assert np.array_equal(colour.reshape(3, 4, 5), PIXELS.transpose(2, 0, 1))
-    grey = decoded(file_of(PIXELS[:, :, 0]), (4, 5), GREY)
+    grey = decoded(get_file(PIXELS[:, :, 0]), (4, 5), GREY)
     assert np.array_equal(grey.reshape(4, 5), PIXELS[:, :, 0])
 
 
@@ -61,7 +61,7 @@ def test_bmp_and_webp_are_read_to_the_last_pixel_and_refused_if_cut(form, option
 
 
 def test_tiff_is_for_training_alone():
-    content = file_of(PIXELS, "TIFF")
+    content = get_file(PIXELS, "TIFF")
     assert open_image(content, "a", ("PNG", "TIFF")).size == (5, 4)
     with pytest.raises(InvalidInput, match="a PNG, JPEG, WEBP or BMP file, got something else"):
         open_image(content, "a")
@@ -69,22 +69,22 @@ def test_tiff_is_for_training_alone():
 
 def test_an_image_is_converted_to_the_model_s_mode():
     luma = PIXELS @ np.array([0.299, 0.587, 0.114])  # ITU-R 601
-    grey = decoded(file_of(PIXELS), (4, 5), GREY).reshape(4, 5)
+    grey = decoded(get_file(PIXELS), (4, 5), GREY).reshape(4, 5)
     assert np.abs(grey - luma).max() <= 1
-    colour = decoded(file_of(PIXELS[:, :, 0]), (3, 4, 5), COLOUR).reshape(3, 4, 5)
+    colour = decoded(get_file(PIXELS[:, :, 0]), (3, 4, 5), COLOUR).reshape(3, 4, 5)
     assert np.array_equal(colour, np.broadcast_to(PIXELS[:, :, 0], (3, 4, 5)))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_every_mode_of_8_bits_is_read(mode):
-    assert decoded(file_of(PIXELS, mode=mode), (3, 4, 5), COLOUR).shape == (60,)
+    assert decoded(get_file(PIXELS, mode=mode), (3, 4, 5), COLOUR).shape == (60,)
 
 
 def test_a_jpeg_is_read_nearly_as_it_was():
     smooth = np.linspace(0, 255, 16 * 16).astype(np.uint8).reshape(16, 16)
     assert (
         np.abs(
-            decoded(file_of(smooth, "JPEG"), (16, 16), GREY) - smooth.reshape(-1).astype(int)
+            decoded(get_file(smooth, "JPEG"), (16, 16), GREY) - smooth.reshape(-1).astype(int)
         ).max()
         < 20
     )
@@ -94,9 +94,9 @@ def test_another_size_is_refused_unless_the_model_resizes():
     with pytest.raises(
         InvalidInput, match=r"^inputs\.2: expected an image of 4 x 5 pixels .*, got 5 x 4$"
     ):
-        decoded(file_of(PIXELS), (3, 5, 4), COLOUR)
+        decoded(get_file(PIXELS), (3, 5, 4), COLOUR)
     flat = np.full((40, 60, 3), 77, dtype=np.uint8)
-    assert set(decoded(file_of(flat), (3, 5, 4), ImageSpec(mode="RGB", resize=True)).tolist()) == {
+    assert set(decoded(get_file(flat), (3, 5, 4), ImageSpec(mode="RGB", resize=True)).tolist()) == {
         77
     }
 
@@ -105,7 +105,7 @@ def test_resized_pixels_are_linear_between_those_around_them():
     """Each new pixel's centre lies a quarter of the way between two old ones, or beyond the
     last."""
     two = np.array([[0, 100], [0, 100]], dtype=np.uint8)
-    wide = decoded(file_of(two), (2, 4), ImageSpec(mode="L", resize=True))
+    wide = decoded(get_file(two), (2, 4), ImageSpec(mode="L", resize=True))
     assert wide.reshape(2, 4).tolist() == [[0, 25, 75, 100]] * 2
 
 
@@ -151,19 +151,19 @@ def test_a_png_of_any_kind_is_read_and_refused_if_it_is_cut(
         (b"", "a PNG, JPEG, WEBP or BMP file, got something else"),
         (b"\x89PNG\r\n\x1a\n", "a PNG, JPEG, WEBP or BMP file, got something else"),
         (b"GIF89a" + bytes(100), "a PNG, JPEG, WEBP or BMP file, got something else"),
-        (file_of(PIXELS, "GIF"), "a PNG, JPEG, WEBP or BMP file, got something else"),
-        (file_of(PIXELS)[:60], "a whole PNG image, got missing or broken pixels"),
+        (get_file(PIXELS, "GIF"), "a PNG, JPEG, WEBP or BMP file, got something else"),
+        (get_file(PIXELS)[:60], "a whole PNG image, got missing or broken pixels"),
         (
-            file_of(PIXELS).replace(b"IDAT", b"iDAT"),
+            get_file(PIXELS).replace(b"IDAT", b"iDAT"),
             "a PNG, JPEG, WEBP or BMP file, got something else",
         ),
-        (file_of(PIXELS, "JPEG")[:-300], "a"),
+        (get_file(PIXELS, "JPEG")[:-300], "a"),
         (png_that_says(6000, 6000), "an image of at most"),
         (png_that_says(100_000, 100_000), "an image of at most"),
         (png_that_says(2**31 - 1, 2**31 - 1), "a"),
         (png_that_says(0, 0), "a"),
         (
-            file_of(PIXELS[:, :, 0].astype(np.uint16) * 200),
+            get_file(PIXELS[:, :, 0].astype(np.uint16) * 200),
             "an image of 8 bits a channel, got one of mode I;16",
         ),
     ],
@@ -216,7 +216,7 @@ def cut(shorter, interpolation="bilinear"):
 )
 def test_the_centre_is_cut_out_and_halves_are_rounded_to_even_numbers(size, top, left):
     array = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
-    received = decoded(file_of(array), (5, 5), cut(5)).reshape(5, 5)
+    received = decoded(get_file(array), (5, 5), cut(5)).reshape(5, 5)
     assert np.array_equal(received, array[top : top + 5, left : left + 5])
 
 
@@ -234,7 +234,7 @@ def bicubic(x):
 @pytest.mark.parametrize("filter_", [bilinear, bicubic])
 def test_a_smaller_image_is_a_mean_by_the_filter_stretched_by_the_scale(filter_):
     array = np.random.default_rng(0).integers(0, 256, (24, 40)).astype(np.uint8)
-    received = decoded(file_of(array), (12, 12), cut(12, filter_.__name__)).reshape(12, 12)
+    received = decoded(get_file(array), (12, 12), cut(12, filter_.__name__)).reshape(12, 12)
 
     def weights(inputs):
         centres, places = 2.0 * (np.arange(inputs // 2) + 0.5), np.arange(inputs) + 0.5
@@ -281,8 +281,8 @@ def test_scans_count_as_pixels():
     scans = usual.count(b"\xff\xda")
     for extra, times in ((0, 1), (11 - scans, 2), (95 - scans, 10)):
         assert decoded_pixels(open_image(jpeg_of_scans(usual, extra), "inputs.2")) == 2000 * times
-    assert decoded_pixels(open_image(file_of(PIXELS), "inputs.2")) == 20
-    assert decoded_pixels(open_image(file_of(PIXELS, "JPEG"), "inputs.2")) == 20
+    assert decoded_pixels(open_image(get_file(PIXELS), "inputs.2")) == 20
+    assert decoded_pixels(open_image(get_file(PIXELS, "JPEG"), "inputs.2")) == 20
 
 
 def test_what_looks_like_a_scan_in_a_camera_s_notes_is_none():
@@ -300,7 +300,7 @@ def test_what_looks_like_a_scan_in_a_camera_s_notes_is_none():
         b"\xff\xd8",
         b"\xff\xd8\xff",
         b"\xff\xd8\xff\xe0\xff\xff",
-        png_of_chunks(file_of(PIXELS), 1_000_000),
+        png_of_chunks(get_file(PIXELS), 1_000_000),
     ],
     ids=range(6),
 )
@@ -325,7 +325,7 @@ def test_a_bmp_of_run_lengths_is_refused_before_they_are_decoded_one_by_one():
 def test_files_of_some_parts_are_read():
     full = decoded(progressive(), (3, 40, 50), COLOUR)
     assert np.array_equal(decoded(jpeg_of_segments(progressive(), 100), (3, 40, 50), COLOUR), full)
-    assert decoded(png_of_chunks(file_of(PIXELS), 1000), (3, 4, 5), COLOUR).shape == (60,)
+    assert decoded(png_of_chunks(get_file(PIXELS), 1000), (3, 4, 5), COLOUR).shape == (60,)
 
 
 def test_a_jpeg_far_too_short_for_its_pixels_is_refused_and_one_of_a_single_colour_is_read():

@@ -217,11 +217,11 @@ NORMALISERS = {
 @pytest.mark.parametrize("normaliser", NORMALISERS)
 @pytest.mark.parametrize("form", ["words", "bytes", "letters"])
 def test_tokenising_takes_no_more_than_is_counted(call, form, normaliser, text):
-    used, counted = call(of_tokenising, form, normaliser, text)
+    used, counted = call(tokenize_memory, form, normaliser, text)
     assert used <= counted + HEAP_BYTES
 
 
-def of_tokenising(form, normaliser, text):
+def tokenize_memory(form, normaliser, text):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     model, before = {
         "words": (models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"), pre_tokenizers.Whitespace()),

@@ -21,7 +21,7 @@ def clock(monkeypatch):
     return now
 
 
-def asked(key, digest="d"):
+def request(key, digest="d"):
     return Repeatable("me", key, digest)
 
 
@@ -31,27 +31,27 @@ def keep_answer(database, repeatable, answer):
 
 
 def test_an_answer_is_kept_for_a_day(database, clock):
-    keep_answer(database, asked("a"), b"first")
+    keep_answer(database, request("a"), b"first")
     clock[0] += RETENTION_S - 1
     with pytest.raises(Repeated) as repeated:
-        refuse_again(database, asked("a"))
+        refuse_again(database, request("a"))
     assert repeated.value.answer == b"first"
     with pytest.raises(InvalidInput, match="Idempotency-Key"):
-        keep_answer(database, asked("a", "another"), b"second")
+        keep_answer(database, request("a", "another"), b"second")
     clock[0] += 2
-    keep_answer(database, asked("a", "another"), b"second")
+    keep_answer(database, request("a", "another"), b"second")
 
 
 def test_a_clock_that_goes_back_loses_no_answer_and_keeps_none_for_longer(database, clock):
     clock[0] += 1000 * RETENTION_S
-    keep_answer(database, asked("a"), b"ahead")
+    keep_answer(database, request("a"), b"ahead")
     clock[0] -= 1000 * RETENTION_S
-    keep_answer(database, asked("b"), b"right")
+    keep_answer(database, request("b"), b"right")
     for key in ("a", "b"):
         with pytest.raises(Repeated):
-            keep_answer(database, asked(key), b"again")
+            keep_answer(database, request(key), b"again")
     clock[0] += RETENTION_S + 1
-    keep_answer(database, asked("c"), b"later")
+    keep_answer(database, request("c"), b"later")
     with database.reading() as connection:
         retained = [row["key"] for row in connection.execute("SELECT key FROM answers")]
     assert retained == ["c"]

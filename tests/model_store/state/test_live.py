@@ -7,12 +7,16 @@ import pytest
 from model_store.state.live import live_figures, wilson_interval
 
 
-def said(yes, inside=("yes",)):
+def prediction_set(yes, inside=("yes",)):
     return {"probabilities": {"no": 1 - yes, "yes": yes}, "set": list(inside)}
 
 
 def test_figures_of_classes_by_hand():
-    rows = [(said(0.8), "yes"), (said(0.6), "no"), (said(0.9, ("no", "yes")), "no")]
+    rows = [
+        (prediction_set(0.8), "yes"),
+        (prediction_set(0.6), "no"),
+        (prediction_set(0.9, ("no", "yes")), "no"),
+    ]
     figures = live_figures(rows)
     assert figures["accuracy"]["value"] == pytest.approx(1 / 3)
     expected = (math.log(0.8) + math.log(0.4) + math.log(0.1)) / 3
@@ -20,7 +24,7 @@ def test_figures_of_classes_by_hand():
     assert figures["brier"]["value"] == pytest.approx((2 * 0.04 + 2 * 0.36 + 2 * 0.81) / 3)
     assert figures["expected_calibration_error"]["value"] == pytest.approx((0.2 + 0.6 + 0.9) / 3)
     assert figures["set_coverage_at_95"]["value"] == pytest.approx(2 / 3)
-    assert live_figures([(said(1.0), "other")])["brier"]["value"] == pytest.approx(2.0)
+    assert live_figures([(prediction_set(1.0), "other")])["brier"]["value"] == pytest.approx(2.0)
 
 
 def test_figures_of_targets_by_hand():
@@ -56,7 +60,7 @@ def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
         confidence = rng.choice(p, 200)
         label = np.where(rng.random(200) < confidence, "yes", "no").tolist()
         figures = live_figures(
-            [(said(c), y) for c, y in zip(confidence.tolist(), label, strict=True)]
+            [(prediction_set(c), y) for c, y in zip(confidence.tolist(), label, strict=True)]
         )
         for name in stored:
             low, high = figures[name]["interval"]
@@ -67,7 +71,7 @@ def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
 
 
 def test_figures_of_many_labels_take_little_memory():
-    rows = [(said(0.8), "yes"), (said(0.6), "no")] * 10_000
+    rows = [(prediction_set(0.8), "yes"), (prediction_set(0.6), "no")] * 10_000
     tracemalloc.start()
     try:
         figures = live_figures(rows)

@@ -22,7 +22,7 @@ def keep(what, conditions, figure):
 
 
 @pytest.fixture(scope="module")
-def made(digits_store, digits_rows):
+def requests(digits_store, digits_rows):
     from tests.support.serving import serving
 
     return reference_answers(serving, digits_store, digits_rows)
@@ -31,8 +31,8 @@ def made(digits_store, digits_rows):
 @pytest.mark.parametrize(
     ("how", "what"), [(signal.SIGKILL, "kill -9 of a worker"), (signal.SIGSTOP, "a stopped worker")]
 )
-def test_a_worker_that_is_hit_under_load_is_replaced(serve, digits_store, made, how, what):
-    recovered, figure = faults.signalled_worker(serve, digits_store, made, SECONDS, how)
+def test_a_worker_that_is_hit_under_load_is_replaced(serve, digits_store, requests, how, what):
+    recovered, figure = faults.signalled_worker(serve, digits_store, requests, SECONDS, how)
     keep(what, "2 workers, 6 clients", figure)
     assert recovered < 3 * faults.RECOVERY_S
 
@@ -42,29 +42,29 @@ def test_a_full_disk_while_versions_are_published(serve, digits_store, digits_ro
     keep("full disk", "2 workers, 4 clients, files limited in size", figure)
 
 
-def test_clients_that_hang_up(serve, digits_store, made):
+def test_clients_that_hang_up(serve, digits_store, requests):
     keep(
         "30 % of clients hang up",
         f"1 worker, 8 clients, {SECONDS:.0f} s",
-        faults.hang_ups(serve, digits_store, made, SECONDS),
+        faults.hang_ups(serve, digits_store, requests, SECONDS),
     )
 
 
-def test_slow_clients(serve, digits_store, digits_rows, made):
+def test_slow_clients(serve, digits_store, digits_rows, requests):
     keep(
         "slow clients",
         f"1 worker, {SECONDS:.0f} s",
-        faults.slow_clients(serve, digits_store, made, digits_rows, SECONDS),
+        faults.slow_clients(serve, digits_store, requests, digits_rows, SECONDS),
     )
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_drain_loses_nothing_accepted(serve, digits_store, made, workers):
+def test_a_drain_loses_nothing_accepted(serve, digits_store, requests, workers):
     file = io.BytesIO()
     np.save(
         file,
         np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8),
         allow_pickle=False,
     )
-    figure = faults.terminated(serve, digits_store, made, file.getvalue(), workers)
+    figure = faults.terminated(serve, digits_store, requests, file.getvalue(), workers)
     keep(f"SIGTERM under load, {workers} workers", "8 clients", figure)

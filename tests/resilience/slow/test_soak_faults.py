@@ -90,7 +90,7 @@ class Faults:
         assert request.status_code == 200
 
 
-def held(pid):
+def measure_process(pid):
     """Memory, threads and open files of a process at rest."""
     files = settled(lambda: open_files(pid), 60)
     time.sleep(3.0)
@@ -117,7 +117,7 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(
                 fault()
             time.sleep(pause)
         warm_up = crowd.whole()
-        before = held(elder)
+        before = measure_process(elder)
         completed, end = 0, time.monotonic() + seconds
         with Crowd(faults.port, created, clients=4, hang_up=0.05) as crowd:
             for fault in cycle(kinds):
@@ -129,7 +129,7 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(
                 reached = crowd.right
                 wait_until(lambda reached=reached: crowd.right > reached + 20, 60)
                 time.sleep(max(0.0, due - time.monotonic()))
-        output, after = crowd.whole(), held(elder)
+        output, after = crowd.whole(), measure_process(elder)
         assert warm_up.wrong == []
         text = assert_right(output, faults.port, may_end=4 * completed)
         assert elder in children(process.pid)

@@ -9,7 +9,7 @@ import pytest
 from model_store.artifacts.manifest import manifest_digest
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 
 
 def predict(client, rows, expected_status=200, **fields):
@@ -115,7 +115,7 @@ def test_the_level_of_a_version_holds_for_requests_that_name_none(
         digest = manifest["digest"]
         text = json.dumps(manifest).encode()
         path.write_bytes(text.replace(digest.encode(), manifest_digest(text, digest).encode()))
-    with client_of(store) as client:
+    with open_client(store) as client:
         by_default = predict(client, rows, model="digits")
         assert by_default == predict(client, rows, model="digits", risk=smallest)
         assert set(abstains(by_default)) == {True, False}

@@ -11,12 +11,12 @@ LATER = {"DUBITO_POLL_INTERVAL_S": "86400", "DUBITO_ADMIN_KEY": ADMIN}
 
 
 @pytest.fixture
-def administrator(client_of, own_store):
-    with client_of(own_store.root, **LATER, headers={"X-API-Key": ADMIN}) as client:
+def administrator(open_client, own_store):
+    with open_client(own_store.root, **LATER, headers={"X-API-Key": ADMIN}) as client:
         yield client
 
 
-def version_of(client, version="latest"):
+def get_version(client, version="latest"):
     """The version that answers."""
     return client.post("/predict", json={"inputs": [ROW], "version": version}).json()["version"]
 
@@ -32,13 +32,13 @@ def test_a_refresh_serves_what_is_published_moved_and_mended_at_once(
     administrator, own_store, digits_store
 ):
     assert publish_again(own_store, digits_store) == "2"
-    assert version_of(administrator) == "1"
+    assert get_version(administrator) == "1"
     expected = {"models": {"digits": {"serving": "2", "broken": {}}}}
     assert administrator.post("/admin/refresh").json() == expected
-    assert version_of(administrator) == "2"
+    assert get_version(administrator) == "2"
     own_store.set_alias("digits", "latest", "1")
     assert administrator.post("/admin/refresh").json()["models"]["digits"]["serving"] == "1"
-    assert version_of(administrator) == "1"
+    assert get_version(administrator) == "1"
 
     publish_again(own_store, digits_store)
     graph = own_store.root / "digits" / "3" / "network.onnx"
@@ -58,14 +58,14 @@ def test_a_version_is_unloaded_and_loaded_again_by_the_next_request(
 ):
     publish_again(own_store, digits_store)
     administrator.post("/admin/refresh")
-    assert version_of(administrator, "1") == "1"
+    assert get_version(administrator, "1") == "1"
     in_memory = {"model": "digits", "version": "1"}
     assert metric(administrator.get("/metrics").text, "dubito_loaded_version", **in_memory) == 1
     path = UNLOAD.format("digits", "1")
     assert administrator.post(path).json() == {"model": "digits", "version": "1", "unloaded": True}
     assert metric(administrator.get("/metrics").text, "dubito_loaded_version", **in_memory) == 0
     assert administrator.post(path).json() == {"model": "digits", "version": "1", "unloaded": False}
-    assert version_of(administrator, "1") == "1"
+    assert get_version(administrator, "1") == "1"
 
 
 @pytest.mark.parametrize("version", ["1", "latest"])
@@ -74,7 +74,7 @@ def test_what_latest_serves_is_not_unloaded(administrator, version):
     assert answer.status_code == 409
     assert answer.headers["content-type"] == "application/problem+json"
     assert "version: expected one that latest does not serve" in answer.json()["detail"]
-    assert version_of(administrator) == "1"
+    assert get_version(administrator) == "1"
 
 
 def test_what_is_not_there_is_not_found(administrator):
@@ -99,7 +99,7 @@ def test_latest_is_moved_to_a_version_that_can_be_served_and_to_no_other(
         to = "1" if version == "latest" else version
         answer = administrator.post(promote.format(version))
         assert answer.json() == {"model": "digits", "version": to, "before": before}
-        assert version_of(administrator) == to
+        assert get_version(administrator) == to
         assert own_store.aliases("digits")["latest"] == to
     assert administrator.post(promote.format("9")).status_code == 404
     (own_store.root / "digits" / "1" / "network.onnx").write_bytes(b"no graph")

@@ -3,7 +3,7 @@ import io
 import numpy as np
 import pytest
 
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 
 MODELS = ["digits", "people", "pictures", "texts", "groups", "rents"]
 REGRESSIONS = {"rents"}
@@ -12,7 +12,7 @@ DISAGREEMENT = {"bald", "mean_std", "std", "epistemic_std"}  # scores that compa
 
 @pytest.fixture(scope="module")
 def client(kinds):
-    with client_of(kinds) as client:
+    with open_client(kinds) as client:
         yield client
 
 

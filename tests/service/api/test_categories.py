@@ -9,7 +9,7 @@ from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, decide
 from tests.support import tiny
 from tests.support.files import npy_bytes
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 
 KINDS = ("class", "group")
 GROUPS = ["red", "blue", "green", "red", "violet", "blue"]
@@ -23,7 +23,7 @@ def served(tmp_path_factory):
         tiny.publish(store, kind, kind=kind)
     tiny.publish(store, "plain")
     models = {kind: Model.load(store.open(kind, "1"), threads=1) for kind in KINDS}
-    with client_of(store.root) as client:
+    with open_client(store.root) as client:
         yield models, client
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dubito import Client, InvalidInput
 from tests.support.files import npy_bytes, npz_bytes
-from tests.support.serving import client_of, wait_until
+from tests.support.serving import open_client, wait_until
 
 PERSON = {"age": 31, "city": "Rome"}
 ROWS = np.array([[(31 - 50) / 20, 1.0, 0.0]], dtype=np.float32)  # the same, encoded
@@ -20,7 +20,7 @@ def client(kinds, tmp_path_factory):
     pools = tmp_path_factory.mktemp("pools")
     np.save(pools / "rows.npy", ROWS)
     settings = {"DUBITO_POOLS": str(pools), "DUBITO_DEFAULT_MODEL": "people"}
-    with client_of(kinds, **settings) as client:
+    with open_client(kinds, **settings) as client:
         yield client
 
 

@@ -450,8 +450,8 @@ def test_a_content_length_that_is_no_number_is_refused_by_the_server(client, ser
     assert client.get("/health/live").status_code == 200
 
 
-def test_limits_are_kept(client_of, digits_store):
-    with client_of(digits_store, limits=SMALL_LIMITS, **SMALL) as client:
+def test_limits_are_kept(open_client, digits_store):
+    with open_client(digits_store, limits=SMALL_LIMITS, **SMALL) as client:
         # A body that is too large is refused before it is looked at: by its announced length, or as
         # it streams in.
         assert_problem(

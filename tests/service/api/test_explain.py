@@ -11,7 +11,7 @@ from service.api.explanations import explanation_bytes
 from tests.support.models import publish_unfitted
 from tests.support.once import once_a_run
 from tests.support.recipes import recipe_with
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 from tests.support.tiny import publish
 
 PERSON = {"a": 0.1, "b": 0.1, "c": -0.3, "d": 500.0, "city": "Rome"}
@@ -58,7 +58,7 @@ def tables(tmp_path_factory, digits_store, fits):
 @pytest.fixture(scope="module")
 def ask(tables):
     """Ask for an explanation of rows."""
-    with client_of(tables, limits={"MAX_EXPLAINED_ROWS": 8}) as client:
+    with open_client(tables, limits={"MAX_EXPLAINED_ROWS": 8}) as client:
 
         def asked(rows, model="people", **fields):
             answer = client.post(
@@ -131,7 +131,7 @@ def test_a_pool_as_a_file_is_ranked_as_its_rows_and_what_the_model_does_not_know
     assert refused.json()["detail"] == expected
 
 
-def fall_of(explanation):
+def get_fall(explanation):
     return {entry["column"]: entry["fall"] for entry in explanation["columns"]}
 
 
@@ -142,7 +142,7 @@ def test_the_broken_column_is_named_first(ask, column, broken):
     (explanation,) = ask([PERSON | {column: broken}])
     falls = [entry["fall"] for entry in explanation["columns"]]
     assert falls == sorted(falls, reverse=True)
-    assert {*fall_of(explanation)} == {*PERSON}
+    assert {*get_fall(explanation)} == {*PERSON}
     # Of two columns that should agree, either may be put right.
     names = explanation["columns"][0]["column"]
     assert names == column
@@ -155,10 +155,10 @@ def test_a_fall_is_that_of_the_row_with_its_usual_value(ask, tables):
     row = PERSON | {"a": 4.0, "city": "Oslo"}
     before, *after = ask([row, *(row | {name: value} for name, value in usual.items())])
     for name, changed in zip(usual, after, strict=True):
-        assert fall_of(before)[name] == pytest.approx(
+        assert get_fall(before)[name] == pytest.approx(
             before["statistic"] - changed["statistic"], abs=1e-5
         )
-        assert abs(fall_of(changed)[name]) < 1e-5
+        assert abs(get_fall(changed)[name]) < 1e-5
 
 
 def test_unseen_categories_and_missing_values_are_named(ask):
@@ -252,7 +252,7 @@ def test_arrays_say_the_same(ask, digits_rows, model):
             entry["distance"] for entry in expected["nearest"]
         ]
         if model == "people":
-            assert dict(zip(PERSON, actual["columns"][n], strict=True)) == fall_of(expected)
+            assert dict(zip(PERSON, actual["columns"][n], strict=True)) == get_fall(expected)
         else:
             assert actual["map"][n].tolist() == expected["map"]
             assert actual["attributed"][n] == expected["attributed"]

@@ -156,14 +156,14 @@ def test_lists_come_in_parts_and_times_are_in_utc(client):
 
 
 def test_pages_of_other_origins_may_ask_where_a_setting_says_so_and_links_have_the_prefix(
-    client_of, digits_store, tmp_path
+    open_client, digits_store, tmp_path
 ):
     settings = {
         "DUBITO_ALLOWED_ORIGINS": ORIGIN,
         "DUBITO_PREFIX": "/doubt",
         "DUBITO_STATE": str(tmp_path),
     }
-    with client_of(digits_store, **settings) as client:
+    with open_client(digits_store, **settings) as client:
         of_page = {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}
         request = {"Access-Control-Request-Method": "POST"}
         assert client.options("/predict", headers=of_page | request).status_code == 200

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.faults import fill_disk_of
+from tests.support.faults import get_fill_disk
 from tests.support.files import npz_bytes
-from tests.support.serving import client_of, metric, serving, wait_until
+from tests.support.serving import metric, open_client, serving, wait_until
 
 K = 20
 IDS = [f"row {i}" for i in range(359)]
@@ -41,11 +41,11 @@ def service(digits_store, pools, tmp_path_factory):
         "DUBITO_THREADS": "1",
         "DUBITO_MAX_SAMPLES": "4000",
     }
-    with client_of(digits_store, **settings) as client:
+    with open_client(digits_store, **settings) as client:
         yield client
 
 
-def asked(client, path, body=None, **kwargs):
+def start_job(client, path, body=None, **kwargs):
     """A job that was accepted."""
     answer = (
         client.post(path, json=body, **kwargs) if body is not None else client.post(path, **kwargs)
@@ -56,7 +56,7 @@ def asked(client, path, body=None, **kwargs):
     return job
 
 
-def over(client, job, seconds=60):
+def wait_for_job(client, job, seconds=60):
     """A job when it is over."""
     wait_until(
         lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("queued", "running"),
@@ -73,7 +73,7 @@ def rows_kept(client):
 
 
 def result(client, job):
-    job = over(client, job)
+    job = wait_for_job(client, job)
     assert job["state"] == "done", job
     assert job["progress"] == 1.0
     return client.get(job["result"])
@@ -92,7 +92,7 @@ def result(client, job):
 )
 def test_a_job_ranks_as_acquire_does(service, digits_rows, options):
     options = {"seed": 5, "k": K, **options}
-    job = asked(service, "/acquire/jobs", {"pool_file": "rows.npz", **options})
+    job = start_job(service, "/acquire/jobs", {"pool_file": "rows.npz", **options})
     at_once = service.post(
         "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, **options}
     ).json()
@@ -101,7 +101,7 @@ def test_a_job_ranks_as_acquire_does(service, digits_rows, options):
 
 def test_copies_are_taken_once_as_acquire_does(service, pools):
     options = {"seed": 5, "k": 30, "acquisition": "max_det", "num_samples": 20}
-    job = asked(service, "/acquire/jobs", {"pool_file": "copies.npy", **options})
+    job = start_job(service, "/acquire/jobs", {"pool_file": "copies.npy", **options})
     at_once = service.post(
         "/acquire", json={"pool": np.load(pools / "copies.npy").tolist(), **options}
     ).json()
@@ -111,7 +111,7 @@ def test_copies_are_taken_once_as_acquire_does(service, pools):
 @pytest.mark.parametrize("options", [{}, {"fdr": 0.1}], ids=["fpr", "fdr"])
 def test_a_job_predicts_as_predict_does(service, digits_rows, options):
     options = {"seed": 5, **options}
-    job = asked(service, "/predict/jobs", {"inputs_file": "rows.npz", **options})
+    job = start_job(service, "/predict/jobs", {"inputs_file": "rows.npz", **options})
     rows = service.post(
         "/predict",
         json={"inputs": digits_rows.tolist(), **options},
@@ -126,7 +126,7 @@ def test_a_job_predicts_as_predict_does(service, digits_rows, options):
 
 def test_a_table_of_predictions_has_a_column_for_each_number(service, digits_rows):
     inline = {"inputs": digits_rows[:50].tolist(), "ids": IDS[:50], "seed": 5, "format": "parquet"}
-    answer = result(service, asked(service, "/predict/jobs", inline))
+    answer = result(service, start_job(service, "/predict/jobs", inline))
     assert answer.headers["content-type"] == "application/vnd.apache.parquet"
     table = pq.read_table(io.BytesIO(answer.content))
     rows = service.post("/predict", json={"inputs": digits_rows[:50].tolist(), "seed": 5}).json()[
@@ -146,7 +146,7 @@ def test_a_table_of_predictions_has_a_column_for_each_number(service, digits_row
 def test_a_file_comes_as_the_body_with_the_rest_in_the_query(service, pools, digits_rows):
     content = (pools / "rows.npz").read_bytes()
     headers = {"Content-Type": "application/x-npz"}
-    job = asked(service, "/acquire/jobs?k=3&seed=5", content=content, headers=headers)
+    job = start_job(service, "/acquire/jobs?k=3&seed=5", content=content, headers=headers)
     at_once = service.post(
         "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 3, "seed": 5}
     ).json()
@@ -183,7 +183,7 @@ def test_acquire_takes_files_too(service, pools, digits_rows, ending):
 
 def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
     request = {"pool_file": "long.npy", "num_samples": 1000}
-    link = f"/jobs/{asked(service, '/acquire/jobs', request)['id']}"
+    link = f"/jobs/{start_job(service, '/acquire/jobs', request)['id']}"
     while (job := service.get(link).json())["progress"] == 0:
         assert job["state"] in ("queued", "running")
         time.sleep(0.05)
@@ -253,7 +253,7 @@ def test_a_row_that_cannot_be_computed_fails_the_job_and_is_named(service, pools
     rows = np.concatenate([digits_rows, digits_rows])
     rows[500, 3] = np.nan
     np.savez(pools / "odd.npz", x=rows, ids=np.array([f"row {i}" for i in range(len(rows))]))
-    job = over(service, asked(service, "/predict/jobs", {"inputs_file": "odd.npz"}))
+    job = wait_for_job(service, start_job(service, "/predict/jobs", {"inputs_file": "odd.npz"}))
     assert job["state"] == "failed"
     assert job["error"].startswith("inputs_file.500.3: expected a finite number")
     assert job["error"].endswith("(id 'row 500')")
@@ -262,11 +262,11 @@ def test_a_row_that_cannot_be_computed_fails_the_job_and_is_named(service, pools
 
 def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
     np.save(pools / "changing.npy", digits_rows)
-    blocking = asked(service, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
-    job = asked(service, "/acquire/jobs", {"pool_file": "changing.npy"})
+    blocking = start_job(service, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
+    job = start_job(service, "/acquire/jobs", {"pool_file": "changing.npy"})
     np.save(pools / "changing.npy", digits_rows[:9])
     service.post(f"/jobs/{blocking['id']}/cancel")
-    assert "the file as it was when the job was asked for" in over(service, job)["error"]
+    assert "the file as it was when the job was asked for" in wait_for_job(service, job)["error"]
 
 
 def job_processes(state):
@@ -306,18 +306,18 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         serving(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
-        job = asked(client, "/acquire/jobs", asks)
+        job = start_job(client, "/acquire/jobs", asks)
         wait_until(lambda: client.get(f"/jobs/{job['id']}").json()["progress"] > 0)
         if who == "the job's process":
             (number,) = job_processes(tmp_path / "state")
             os.kill(number, signal.SIGKILL)
-            assert over(client, job, 120)["state"] == "done"
+            assert wait_for_job(client, job, 120)["state"] == "done"
         elif who == "the service":
             process.kill()
-    with client_of(digits_store, **settings) as client:
+    with open_client(digits_store, **settings) as client:
         retained = client.get(f"/jobs/{job['id']}").json()
         assert retained["progress"] > 0
-        actual = over(client, job, 120)
+        actual = wait_for_job(client, job, 120)
         assert actual["state"] == "done", actual
         ranking = client.get(actual["result"]).json()["ranking"]
         best = client.post(
@@ -351,12 +351,12 @@ def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
             )
             for key in ("one", "two")
         )
-        first = asked(item, "/acquire/jobs", long)
+        first = start_job(item, "/acquire/jobs", long)
         wait_until(lambda: item.get(f"/jobs/{first['id']}").json()["progress"] > 0)
-        second = asked(two, "/acquire/jobs", {"pool_file": "rows.npz"})
+        second = start_job(two, "/acquire/jobs", {"pool_file": "rows.npz"})
         wait_until(lambda: two.get(f"/jobs/{second['id']}").json()["state"] != "queued")
         is_long = item.get(f"/jobs/{first['id']}").json()["progress"] < 0.5
-        second, full = over(two, second, 240), over(item, first, 240)
+        second, full = wait_for_job(two, second, 240), wait_for_job(item, first, 240)
         assert (second["state"], full["state"]) == ("done", "done")
         assert second["ended"] < full["ended"] or not is_long
         ranking = item.get(full["result"]).json()["ranking"]
@@ -381,11 +381,11 @@ def test_a_service_that_runs_no_jobs_takes_them_until_a_client_has_too_many(
         httpx.Client(base_url=url, headers={"X-API-Key": keys[1]}) as other,
     ):
         for _ in range(2):
-            asked(client, "/acquire/jobs", {"pool_file": "rows.npz"})
+            start_job(client, "/acquire/jobs", {"pool_file": "rows.npz"})
         answer = client.post("/acquire/jobs", json={"pool_file": "rows.npz"})
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "60"
-        asked(other, "/acquire/jobs", {"pool": [[0] * 64], "k": 1})  # it has its share
+        start_job(other, "/acquire/jobs", {"pool": [[0] * 64], "k": 1})  # it has its share
         assert other.post("/acquire/jobs", json={"pool": [[0] * 64]}).status_code == 429
         time.sleep(0.3)
         states = [job["state"] for job in client.get("/jobs").json()["jobs"]]
@@ -411,7 +411,7 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
         item, two = (
             httpx.Client(base_url=url, headers={"X-API-Key": key}) for key in (first, second)
         )
-        job = asked(item, "/acquire/jobs", {"pool_file": "rows.npz"})
+        job = start_job(item, "/acquire/jobs", {"pool_file": "rows.npz"})
         assert item.get(f"/jobs/{job['id']}").status_code == 200
         for path in (f"/jobs/{job['id']}", f"/jobs/{job['id']}/result"):
             assert two.get(path).status_code == 404
@@ -434,8 +434,8 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         serving(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
-        job = asked(client, "/predict/jobs", {**rows, "format": "parquet"})
-        assert over(client, job)["state"] == "done"
+        job = start_job(client, "/predict/jobs", {**rows, "format": "parquet"})
+        assert wait_for_job(client, job)["state"] == "done"
         folder = tmp_path / "jobs" / job["id"]
         wait_until(lambda: [f.name for f in folder.iterdir()] == ["predictions.parquet"])
         assert client.get(f"/jobs/{job['id']}/result").status_code == 200
@@ -446,13 +446,13 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         answer = client.post("/predict/jobs", json=too_much)
         assert answer.status_code == 507
         assert "up to 200000 bytes of files for all jobs of one key" in answer.json()["detail"]
-        long = asked(client, "/predict/jobs", {"inputs": [[0] * 64] * 500, "num_samples": 10})
-        assert over(client, long)["state"] == "failed"
-        assert "DUBITO_MAX_JOB_BYTES" in over(client, long)["error"]
+        long = start_job(client, "/predict/jobs", {"inputs": [[0] * 64] * 500, "num_samples": 10})
+        assert wait_for_job(client, long)["state"] == "failed"
+        assert "DUBITO_MAX_JOB_BYTES" in wait_for_job(client, long)["error"]
         wait_until(lambda: not any((tmp_path / "jobs" / long["id"]).iterdir()))
         assert len(list((tmp_path / "jobs").iterdir())) == 2
         assert "dubito_state_usable 1.0" in client.get("/metrics").text
-        fill_disk_of(process.pid)
+        get_fill_disk(process.pid)
         wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
         assert client.get("/jobs").status_code == 200
         assert client.post("/predict/jobs", json=rows).status_code == 507
@@ -463,7 +463,7 @@ def test_a_job_belongs_to_its_key_wherever_that_is_in_the_list(digits_store, poo
     a, b, c = (f"key-{name}-0123456789" for name in "abc")
     settings = {"DUBITO_POOLS": str(pools), "DUBITO_STATE": str(tmp_path)}
 
-    def jobs_of(url, key):
+    def get_jobs(url, key):
         headers = {"X-API-Key": key}
         return [j["id"] for j in httpx.get(f"{url}/jobs", headers=headers).json()["jobs"]]
 
@@ -471,10 +471,10 @@ def test_a_job_belongs_to_its_key_wherever_that_is_in_the_list(digits_store, poo
         by_key = {}
         for key in (a, b):
             with httpx.Client(base_url=url, headers={"X-API-Key": key}) as client:
-                job = asked(client, "/acquire/jobs", {"pool_file": "rows.npz", "k": 1})
-                by_key[key] = over(client, job)["id"]
+                job = start_job(client, "/acquire/jobs", {"pool_file": "rows.npz", "k": 1})
+                by_key[key] = wait_for_job(client, job)["id"]
     with serving(digits_store, DUBITO_API_KEYS=f"{b},{c}", **settings) as (url, _):
-        assert (jobs_of(url, b), jobs_of(url, c)) == ([by_key[b]], [])
+        assert (get_jobs(url, b), get_jobs(url, c)) == ([by_key[b]], [])
         for key in (b, c):
             place = f"{url}/jobs/{by_key[a]}"
             assert httpx.get(f"{place}/result", headers={"X-API-Key": key}).status_code == 404
@@ -511,8 +511,8 @@ def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits
         "ids: expected names of the rows"
     )
     before, counted = service.get("/models/digits/labels").json()["acquired"], rows_kept(service)
-    job = asked(service, "/acquire/jobs", {**request, **pool})
-    assert over(service, job)["state"] == "done"
+    job = start_job(service, "/acquire/jobs", {**request, **pool})
+    assert wait_for_job(service, job)["state"] == "done"
     wait_until(lambda: rows_kept(service) == (counted[0] + 40, counted[1] + 20))
     by_job = result(service, job).json()
     assert service.get("/models/digits/labels").json()["acquired"] == before + 40
@@ -521,12 +521,15 @@ def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits
     labels = [{"id": row["id"], "label": "3"} for row in by_job["ranking"]]
     assert service.post("/labels", json={"labels": labels}).json()["accepted"] == 40
     counted = rows_kept(service)
-    job = asked(service, "/acquire/jobs", {**request, **pool, "keep": False, "control": 0})
-    assert over(service, job)["state"] == "done"
+    job = start_job(service, "/acquire/jobs", {**request, **pool, "keep": False, "control": 0})
+    assert wait_for_job(service, job)["state"] == "done"
     again = result(service, job).json()
     assert again["excluded"] == 40
     assert not {row["id"] for row in again["ranking"]} & {row["id"] for row in by_job["ranking"]}
     full = {"pool": pool["pool"][:2], "ids": [row["id"] for row in by_job["ranking"][:2]]}
-    job = asked(service, "/acquire/jobs", full)
-    assert over(service, job)["state"] == "done" and result(service, job).json()["ranking"] == []
+    job = start_job(service, "/acquire/jobs", full)
+    assert (
+        wait_for_job(service, job)["state"] == "done"
+        and result(service, job).json()["ranking"] == []
+    )
     assert rows_kept(service) == counted

@@ -6,8 +6,8 @@ import pytest
 
 
 @pytest.fixture
-def own(client_of, digits_store, tmp_path):
-    with client_of(digits_store, DUBITO_STATE=str(tmp_path / "state")) as client:
+def own(open_client, digits_store, tmp_path):
+    with open_client(digits_store, DUBITO_STATE=str(tmp_path / "state")) as client:
         yield client, tmp_path / "state"
 
 
@@ -16,7 +16,7 @@ def post(client, labels, **fields):
     return client.post("/labels", json={"labels": labels, **fields})
 
 
-def given(name, label, row):
+def make_label(name, label, row):
     """A label with its row."""
     return {"id": name, "label": label, "input": row}
 
@@ -76,7 +76,7 @@ def test_labels_are_listed_in_pages_and_deleted(own, digits_rows):
     assert client.post("/labels/delete", json={"ids": ["a"]}).json()["deleted"] == 0
     assert not state.exists()
     rows = digits_rows[:3].tolist()
-    post(client, [given(name, "3", row) for name, row in zip("abc", rows, strict=True)])
+    post(client, [make_label(name, "3", row) for name, row in zip("abc", rows, strict=True)])
     first = client.get("/labels", params={"model": "digits", "limit": 2}).json()
     assert [label["id"] for label in first["labels"]] == ["a", "b"]
     (rest,) = client.get("/labels", params={"after": first["next"]}).json()["labels"]
@@ -96,58 +96,58 @@ def test_labels_are_listed_in_pages_and_deleted(own, digits_rows):
 def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
     client, _ = own
     row = digits_rows[0].tolist()
-    first = [given("a", "3", row), given("b", "4", row)]
+    first = [make_label("a", "3", row), make_label("b", "4", row)]
     assert post(client, first).json()["accepted"] == 2
-    again = post(client, [*first, given("c", "5", row)]).json()
+    again = post(client, [*first, make_label("c", "5", row)]).json()
     assert (again["accepted"], again["known"], again["labels"]) == (1, 2, 3)
     for bad, status, detail in (
         (
-            [given("d", "3", row), {"id": "a", "label": "9"}],
+            [make_label("d", "3", row), {"id": "a", "label": "9"}],
             409,
             "labels.1: expected the label that this id has",
         ),
         (
-            [given("d", "3", row), {"id": "nobody", "label": "9"}],
+            [make_label("d", "3", row), {"id": "nobody", "label": "9"}],
             422,
             "labels.1.id: expected that of a row",
         ),
         (
-            [given("d", "3", row), given("a", "3", [0.0] * 64)],
+            [make_label("d", "3", row), make_label("a", "3", [0.0] * 64)],
             409,
             "labels.1.input: expected the row",
         ),
         (
-            [given("d", "3", row), given("e", "eleven", row)],
+            [make_label("d", "3", row), make_label("e", "eleven", row)],
             422,
             "labels.1.label: expected one of the classes ['0'",
         ),
         (
-            [given("d", "3", row), given("d", "3", row)],
+            [make_label("d", "3", row), make_label("d", "3", row)],
             422,
             "labels.1.id: expected a unique id",
         ),
         (
-            [given("d", "3", row), given("e", "3", [*row[:-1], None])],
+            [make_label("d", "3", row), make_label("e", "3", [*row[:-1], None])],
             422,
             "labels.1.input.63: expected",
         ),
         (
-            [given("d", "3", row), {"id": "e", "target": 1.5, "input": row}],
+            [make_label("d", "3", row), {"id": "e", "target": 1.5, "input": row}],
             422,
             "labels.1.target: expected no target",
         ),
         (
-            [given("d", "3", row), {"id": "e", "input": row}],
+            [make_label("d", "3", row), {"id": "e", "input": row}],
             422,
             "labels.1.label: expected a value",
         ),
         (
-            [given("d", "3", row), given("", "3", row)],
+            [make_label("d", "3", row), make_label("", "3", row)],
             422,
             "labels.1.id: expected a name of 1 to 256",
         ),
         (
-            [given("d", "3", row), {"id": "e", "label": 3}],
+            [make_label("d", "3", row), {"id": "e", "label": 3}],
             422,
             "labels.1.label: expected a valid string",
         ),
@@ -231,7 +231,7 @@ def test_labels_that_came_with_a_key_are_kept_with_its_name(
     keys = {"X-API-Key": "the-key-of-those-who-label"}
     settings = {"DUBITO_API_KEYS": keys["X-API-Key"], "DUBITO_STATE": str(tmp_path)}
     with serve(digits_store, **settings) as (url, _), httpx.Client(headers=keys) as client:
-        labels = {"labels": [given("a", "3", digits_rows[0].tolist())]}
+        labels = {"labels": [make_label("a", "3", digits_rows[0].tolist())]}
         assert client.post(f"{url}/labels", json=labels).status_code == 200
         (label,) = client.get(f"{url}/labels").json()["labels"]
         assert label["annotator"] == "api-1"

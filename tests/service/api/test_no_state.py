@@ -1,9 +1,9 @@
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 
 
 def test_without_a_folder_of_state_what_needs_one_is_refused_and_the_rest_works(digits_store):
     rows = [[0.0] * 64, [1.0] * 64]
-    with client_of(digits_store, DUBITO_STATE="") as client:
+    with open_client(digits_store, DUBITO_STATE="") as client:
         refused = [
             client.post("/predict/jobs", json={"inputs": rows}),
             client.post("/acquire/jobs", json={"pool": rows, "k": 1}),

@@ -9,7 +9,7 @@ from integrations.label_studio.projects import INPUT
 from model_store.artifacts.report import publish_report
 from model_store.artifacts.store import ModelStore
 from tests.support.files import npy_bytes
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 
 KEY = "the-key-of-the-administrator"
 ROW = [0.0] * 64
@@ -28,7 +28,7 @@ def client(digits_store, tmp_path_factory):
     files = {"report.html": b"# Report", "roc.png": b"a plot"}
     publish_report(ModelStore(root), "digits", "1", report, files)
     headers = {"X-API-Key": KEY}
-    with client_of(root, DUBITO_ADMIN_KEY=KEY, headers=headers) as client:
+    with open_client(root, DUBITO_ADMIN_KEY=KEY, headers=headers) as client:
         yield client
 
 

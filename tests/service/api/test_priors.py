@@ -23,14 +23,14 @@ def predict(client, **fields):
     return answer.json()
 
 
-def shares_of(client):
+def get_shares(client):
     output = client.get("/models/digits").json()["manifest"]["output"]
     assert output["classes"] == CLASSES
     return np.array(output["priors"])
 
 
 def test_each_draw_is_turned_by_bayes_rule_and_all_scores_follow(client):
-    shares = shares_of(client)
+    shares = get_shares(client)
     plain, shifted = (
         predict(client, return_samples=True, **request) for request in ({}, {"priors": SKEWED})
     )
@@ -59,7 +59,7 @@ def test_each_draw_is_turned_by_bayes_rule_and_all_scores_follow(client):
 
 
 def test_the_training_data_s_own_shares_change_nothing_but_rounding(client):
-    shares = shares_of(client)
+    shares = get_shares(client)
     plain, same = (
         predict(client, **request)
         for request in ({}, {"priors": dict(zip(CLASSES, shares.tolist(), strict=True))})

@@ -7,7 +7,7 @@ import pytest
 
 from model_store.conformal.calibration import few_rows_warning
 from tests.support.environment import working_in
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 from training.__main__ import main
 from training.data import digits
 
@@ -25,7 +25,7 @@ def few(digits_store, tmp_path_factory):
         patch.setattr("sys.stderr", message)
         sizes = ["--reference-rows", "100", "--ranking-rows", str(FEW)]
         assert main(["calibrate", "digits:1", "--data", "npz:rows.npz", *sizes]) == 0
-    with client_of(folder / "models") as client:
+    with open_client(folder / "models") as client:
         yield message.getvalue(), client
 
 

@@ -131,11 +131,11 @@ def test_a_bayesian_linear_problem_has_its_known_posterior_predictive(client, fo
     of standardised rows and targets. The fit ends within a few hundredths of it: its steps are
         noisy.
     """
-    from tests.support.recipes import recipe_of
+    from tests.support.recipes import get_recipe
     from training.data import load, split, split_sizes
 
     sizes = {"validation_rows": 50, "reference_rows": 50, "ranking_rows": 99}
-    recipe = recipe_of("npz:linear.npz", "regression", **sizes)
+    recipe = get_recipe("npz:linear.npz", "regression", **sizes)
     train = split(load(recipe, folder), split_sizes(recipe)).train
     scale = train.x.std(ddof=1)
     design = np.column_stack([(train.x - train.x.mean()) / scale, np.ones(len(train))]).astype(

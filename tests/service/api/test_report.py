@@ -5,9 +5,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def evaluated(evaluated_store):
-    from tests.support.serving import client_of
+    from tests.support.serving import open_client
 
-    with client_of(evaluated_store) as client:
+    with open_client(evaluated_store) as client:
         yield client
 
 
@@ -64,10 +64,10 @@ def test_a_model_without_a_card_says_so(client):
     assert "dubito evaluate digits:1" in answer.json()["detail"]
 
 
-def test_a_damaged_card_leaves_the_model_served(client_of, evaluated_store, tmp_path):
+def test_a_damaged_card_leaves_the_model_served(open_client, evaluated_store, tmp_path):
     shutil.copytree(evaluated_store, tmp_path / "models")
     (tmp_path / "models/digits/reports/1/1/report.json").write_bytes(b"{")
-    with client_of(tmp_path / "models") as client:
+    with open_client(tmp_path / "models") as client:
         model = client.get("/models/digits").json()
         assert (model["serving"], model["report"]) == ("1", None)
         answer = client.get("/models/digits/versions/1/report")

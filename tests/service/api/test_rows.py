@@ -10,7 +10,7 @@ from PIL import Image
 from tests.support.environment import working_in
 from tests.support.images import jpeg_of_scans, png_file
 from tests.support.recipes import write_recipe
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 from training.__main__ import main
 
 PEOPLE = [
@@ -50,7 +50,7 @@ def client(tmp_path_factory, fits):
             recipe = write_recipe(folder, name=name, data=data, **settings)
             assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     limits = {"MAX_IMAGE_PIXELS": 1000}
-    with client_of(folder / "models", limits=limits, DUBITO_MAX_ROWS="30") as client:
+    with open_client(folder / "models", limits=limits, DUBITO_MAX_ROWS="30") as client:
         yield client
 
 
@@ -62,7 +62,7 @@ def picture(base=0, seed=0, size=(6, 8), mode="RGB", form="PNG"):
     return file.getvalue()
 
 
-def array_of(content):
+def get_array(content):
     """An image file as a row of the model's shape."""
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).transpose(2, 0, 1)
 
@@ -71,7 +71,7 @@ def predict(client, inputs, model="people", **fields):
     return client.post("/predict", json={"model": model, "seed": 7, "inputs": inputs, **fields})
 
 
-def arrays_of(client, inputs, model="people", **fields):
+def get_arrays(client, inputs, model="people", **fields):
     """The arrays of an npz answer."""
     request = {"model": model, "seed": 7, "inputs": inputs, **fields}
     answer = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
@@ -156,10 +156,10 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
     assert answer.json()["unknown_categories"] == {"city": 1, "vip": 1}
     assert predict(client, PEOPLE[:2]).json()["unknown_categories"] == {}
     for explain in (False, True):
-        arrays = arrays_of(client, PEOPLE, explain=explain)
+        arrays = get_arrays(client, PEOPLE, explain=explain)
         assert arrays["unknown_categories"].tolist() == [0, 1, 1, 0]  # age, city, vip, income
-    assert "unknown_categories" not in arrays_of(
-        client, [array_of(picture()).tolist()], model="pictures"
+    assert "unknown_categories" not in get_arrays(
+        client, [get_array(picture()).tolist()], model="pictures"
     )
     assert [p["label"] for p in answer.json()["predictions"][:2]] == ["young", "old"]
 
@@ -218,7 +218,7 @@ def test_files_base64_and_arrays_of_the_same_images_are_answered_alike(client):
     assert [p["label"] for p in by_form.json()["predictions"][:2]] == ["dark", "light"]
     assert predict(client, [text(image) for image in images], "pictures").content == by_form.content
     assert (
-        predict(client, [array_of(image).tolist() for image in images], "pictures").content
+        predict(client, [get_array(image).tolist() for image in images], "pictures").content
         == by_form.content
     )
 
@@ -238,7 +238,7 @@ def test_a_grey_or_transparent_image_is_converted(client):
         image = picture(seed=3, mode=mode)
         answer = predict(client, [text(image)], "pictures")
         assert answer.status_code == 200, answer.text
-        assert answer.content == predict(client, [array_of(image).tolist()], "pictures").content
+        assert answer.content == predict(client, [get_array(image).tolist()], "pictures").content
 
 
 def test_a_pool_of_images_is_ranked_as_its_arrays_are(client):
@@ -248,7 +248,7 @@ def test_a_pool_of_images_is_ranked_as_its_arrays_are(client):
     )
     assert by_form.status_code == 200, by_form.text
     request = {"model": "pictures", "seed": 3, "k": 2, "ids": ["a", "b", "c", "d"]}
-    for pool in ([text(i) for i in images], [array_of(i).tolist() for i in images]):
+    for pool in ([text(i) for i in images], [get_array(i).tolist() for i in images]):
         assert client.post("/acquire", json={**request, "pool": pool}).content == by_form.content
 
 

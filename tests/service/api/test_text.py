@@ -10,7 +10,7 @@ from model_store.inference.noise import noise
 from tests.support.environment import working_in
 from tests.support.files import npy_bytes
 from tests.support.recipes import write_recipe
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 from tests.support.texts import VOCABULARY, MeanEmbedding, texts, tokenizer, write_reviews
 from training.__main__ import main
 from training.versions import open_parent
@@ -44,7 +44,7 @@ def folder(tmp_path_factory, fits):
 
 @pytest.fixture(scope="module")
 def client(folder):
-    with client_of(folder / "models", DUBITO_PREFLIGHT_TIMEOUT_S="30") as client:
+    with open_client(folder / "models", DUBITO_PREFLIGHT_TIMEOUT_S="30") as client:
         yield client
 
 
@@ -57,7 +57,7 @@ def predict(client, inputs, **fields):
     return client.post("/predict", json={"inputs": inputs, "seed": 3, **fields})
 
 
-def ids_of(rows):
+def get_ids(rows):
     created = tokenizer()
     created.enable_truncation(TOKENS)
     created.enable_padding(length=TOKENS, pad_id=0)
@@ -74,7 +74,7 @@ def test_strings_are_answered_as_torch_does_and_replayed_bit_for_bit(client, par
     samples = np.array([row["samples"] for row in actual]).swapaxes(0, 1)
     spec = parent.manifest.noise
     eps = torch.from_numpy(noise(spec.algorithm, 3, 0, 4, spec.dimension))
-    expected = parent.model().eval().predict(torch.from_numpy(ids_of(rows)).float(), eps).exp()
+    expected = parent.model().eval().predict(torch.from_numpy(get_ids(rows)).float(), eps).exp()
     np.testing.assert_allclose(samples, expected.numpy(), atol=2e-3)
     assert np.mean([row["label"] == label for row, label in zip(actual, labels, strict=True)]) > 0.9
     alone = predict(client, rows[7:8], **request).json()["predictions"][0]
@@ -85,11 +85,11 @@ def test_texts_come_as_strings_objects_files_and_ids(client):
     rows = ["the film was good", "", "an unknown word, " + "very " * 50]
     expected = predict(client, rows).json()
     assert predict(client, [{"text": row} for row in rows]).json() == expected
-    assert predict(client, ids_of(rows).tolist()).json() == expected
+    assert predict(client, get_ids(rows).tolist()).json() == expected
     files = [("inputs", (f"{n}.txt", row.encode())) for n, row in enumerate(rows)]
     assert client.post("/predict?seed=3", files=files).json() == expected
     for dtype in (np.int64, np.uint8, np.float64):
-        body = npy_bytes(ids_of(rows).astype(dtype))
+        body = npy_bytes(get_ids(rows).astype(dtype))
         headers = {"Content-Type": "application/x-npy"}
         assert client.post("/predict?seed=3", content=body, headers=headers).json() == expected
     large = rows * 1000  # a long body is read block by block
@@ -221,11 +221,11 @@ def test_a_module_that_takes_ids_is_an_encoder(folder):
     assert (model.encoder.spec.outputs, model.manifest.input.takes_ids) == (8, True)
     assert "mahalanobis" in model.manifest.detectors.density
     assert model.training_rows is not None
-    ids = ids_of(texts(5, seed=2)[0]).astype(np.float32)
+    ids = get_ids(texts(5, seed=2)[0]).astype(np.float32)
     rows, head = model.encoder(ids), open_parent(store, "encoded", "model").model().eval()
     module = MeanEmbedding((TOKENS,))
     module.embedding.weight.data.copy_(
-        torch.from_numpy(embedding_of(folder / "models" / "encoded" / "1"))
+        torch.from_numpy(get_embedding(folder / "models" / "encoded" / "1"))
     )
     expected = module(torch.from_numpy(ids).long())
     np.testing.assert_allclose(rows, expected.detach().numpy(), atol=1e-5)
@@ -235,7 +235,7 @@ def test_a_module_that_takes_ids_is_an_encoder(folder):
     np.testing.assert_allclose(outputs, head.likelihood(options).detach().numpy(), atol=1e-4)
 
 
-def embedding_of(version):
+def get_embedding(version):
     """The embedding in a version's encoder."""
     graph = onnx.load(version / "encoder.onnx").graph
     (actual,) = [

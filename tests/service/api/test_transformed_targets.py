@@ -10,7 +10,7 @@ from model_store.inference.model import Model
 from model_store.scores.transforms import LogTransform, RankTransform, to_fitted, to_target
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
-from tests.support.serving import client_of
+from tests.support.serving import open_client
 from training.__main__ import main
 
 ROWS, TEST = 500, 200
@@ -67,7 +67,7 @@ def folder(tmp_path_factory, fits):
 
 @pytest.fixture(scope="module")
 def client(folder):
-    with client_of(folder / "models") as client:
+    with open_client(folder / "models") as client:
         yield client
 
 
@@ -80,7 +80,7 @@ def predict(client, name, **fields):
     return {key: np.array([p[key] for p in predictions]) for key in predictions[0]}, y[:TEST]
 
 
-def model_of(folder, name):
+def get_model(folder, name):
     return Model.load(ModelStore(folder / "models").open(name, "1"))
 
 
@@ -101,7 +101,7 @@ def test_intervals_hold_the_target_and_the_median_lies_inside(client, name):
 
 
 def test_a_heavy_tail_is_fitted_by_what_predicts_held_out_rows_best_in_the_target_s_units(folder):
-    manifest = model_of(folder, "tiny").manifest
+    manifest = get_model(folder, "tiny").manifest
     tried = manifest.training["target_transform"]
     assert set(tried["log_likelihood"]) == {"none", "log", "rank"}
     assert tried["chosen"] == "log"
@@ -123,11 +123,11 @@ def test_targets_of_every_scale_are_predicted(client, folder):
     assert np.std(error) < 0.4
     answers, y = predict(client, "plain")
     assert np.corrcoef(answers["mean"], y)[0, 1] > 0.5
-    assert model_of(folder, "plain").manifest.transform is None
+    assert get_model(folder, "plain").manifest.transform is None
 
 
 def test_answers_are_the_draws_turned_back(client, folder):
-    model = model_of(folder, "tiny")
+    model = get_model(folder, "tiny")
     assert model.manifest.transform == LogTransform(offset=0.0)
     answers, _ = predict(client, "tiny", return_samples=True)
     theta = model.runtime.draw(7, 0, 20)[:, None]
@@ -154,7 +154,7 @@ def test_detectors_look_at_the_target_as_it_was_fitted(client, folder):
     answers, _ = predict(client, "tiny")
     scores = np.array([d["std"]["score"] for d in answers["detectors"]])
     assert (scores > 0.05).all()  # a log standard deviation, and not 1e-12
-    model = model_of(folder, "tiny")
+    model = get_model(folder, "tiny")
     x, _ = rows("tiny")
     (prediction, _) = (model.predict(x[:3].astype(np.float32), model.runtime.draw(7, 0, 20)), None)
     low, high = to_fitted(model.manifest.transform, prediction.intervals(0.9)).T
@@ -177,7 +177,7 @@ def test_a_pool_is_ranked_in_the_target_s_units(client):
 
 
 def test_counts_are_never_below_0(client, folder):
-    transform = model_of(folder, "counts").manifest.transform
+    transform = get_model(folder, "counts").manifest.transform
     assert (transform.kind, transform.least) == ("rank", 0.0)
     answers, y = predict(client, "counts")
     assert (answers["mean"] > 0).all()

@@ -60,14 +60,14 @@ def test_hosts_are_of_the_list_where_there_is_one(serve, digits_store):
             assert httpx.get(f"{url}/models", headers={"Host": host}).status_code == status
 
 
-def test_a_service_with_keys_or_on_all_addresses_is_asked_by_any_name(client_of, digits_store):
+def test_a_service_with_keys_or_on_all_addresses_is_asked_by_any_name(open_client, digits_store):
     assert Settings(host="0.0.0.0").parse_allowed_hosts() is None
     assert Settings(allowed_hosts="*").parse_allowed_hosts() is None
     assert Settings(host="0.0.0.0", allowed_hosts="localhost").parse_allowed_hosts() == {
         "localhost"
     }
     key = "a-key-of-the-service"
-    with client_of(
+    with open_client(
         digits_store, DUBITO_API_KEYS=key, headers={"Host": "a.b", "X-API-Key": key}
     ) as client:
         assert predict_blank(client).is_success

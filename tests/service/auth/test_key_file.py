@@ -12,7 +12,7 @@ from model_store.errors import InvalidInput
 from service.auth.keys import FILE_VARIABLE, SCOPES, KeyRing, Keys, new_key, parse_keys
 from service.settings import Settings
 from tests.support.environment import run_service
-from tests.support.serving import client_of, wait_until
+from tests.support.serving import open_client, wait_until
 
 ROW = [0.0] * 64
 PAST, FUTURE = "2020-01-01T00:00:00Z", "2999-01-01T00:00:00+02:00"
@@ -29,13 +29,13 @@ ASKED = {
 
 
 def entry(name, scopes, expires=None, is_hashed=False):
-    key = key_of(name)
+    key = get_key(name)
     options = f'sha256 = "{sha256(key.encode()).hexdigest()}"' if is_hashed else f'key = "{key}"'
     end = "" if expires is None else f"expires = {expires}\n"
     return f'[[keys]]\nname = "{name}"\n{options}\nscopes = {json.dumps(scopes)}\n{end}'
 
 
-def key_of(name):
+def get_key(name):
     return f"the-long-key-of-{name}"
 
 
@@ -50,7 +50,7 @@ FILE = "".join(
 
 def ask(client, name, scope):
     method, path, content, _ = ASKED[scope]
-    return client.request(method, path, json=content, headers={"X-API-Key": key_of(name)})
+    return client.request(method, path, json=content, headers={"X-API-Key": get_key(name)})
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def keyed(tmp_path_factory, digits_store):
     """A client of a service with a file of keys."""
     file = tmp_path_factory.mktemp("secrets") / "keys.toml"
     file.write_text(FILE)
-    with client_of(digits_store, DUBITO_KEYS_FILE=str(file)) as client:
+    with open_client(digits_store, DUBITO_KEYS_FILE=str(file)) as client:
         yield client
 
 
@@ -91,7 +91,7 @@ def test_a_key_does_what_its_scopes_say_and_nothing_else(keyed, needed):
 def test_a_new_line_at_a_path_s_end_opens_nothing(keyed, needed, method, path):
     for scope in SCOPES:
         if scope != needed:
-            headers = {"X-API-Key": key_of(f"only-{scope}")}
+            headers = {"X-API-Key": get_key(f"only-{scope}")}
             assert (
                 keyed.request(method, f"{path}%0A", json={}, headers=headers).status_code == 403
             ), scope
@@ -101,9 +101,9 @@ def test_a_key_that_has_expired_is_refused_as_an_unknown_one_is(keyed):
     late, unknown = ask(keyed, "late", "predict"), ask(keyed, "nobody", "predict")
     assert (late.status_code, unknown.status_code) == (401, 401)
     assert late.content == unknown.content
-    assert "models" not in keyed.get("/health/ready", headers={"X-API-Key": key_of("late")}).json()
+    assert "models" not in keyed.get("/health/ready", headers={"X-API-Key": get_key("late")}).json()
     assert (
-        "models" in keyed.get("/health/ready", headers={"X-API-Key": key_of("only-label")}).json()
+        "models" in keyed.get("/health/ready", headers={"X-API-Key": get_key("only-label")}).json()
     )
 
 
@@ -111,7 +111,7 @@ def test_a_key_ends_when_its_time_is_over():
     now = datetime.now(UTC)
     ends = {"before": now - timedelta(seconds=1), "after": now + timedelta(hours=1)}
     keys = parse_keys("".join(entry(name, ["read"], end.isoformat()) for name, end in ends.items()))
-    assert [keys.find(key_of(name).encode()).has_expired for name in ends] == [True, False]
+    assert [keys.find(get_key(name).encode()).has_expired for name in ends] == [True, False]
 
 
 def test_the_log_says_which_key_asked_and_never_the_key(serve, digits_store, tmp_path):
@@ -172,18 +172,18 @@ def test_keys_come_and_go_without_a_restart_and_a_bad_file_changes_nothing(
     assert output[:2] == ["keys: old, new", "keys: new"]
     assert output[2].startswith(f"{FILE_VARIABLE}.keys.0.scopes.0: expected 'read', ")
     assert not any(
-        displayed in "".join(message) for displayed in (SECRET, key_of("old"), key_of("new"))
+        displayed in "".join(message) for displayed in (SECRET, get_key("old"), get_key("new"))
     )
 
 
-def ring_of(file):
+def get_ring(file):
     return KeyRing(Settings(keys_file=file))
 
 
 def test_a_file_that_became_bad_is_said_once_and_its_mending_too(tmp_path, caplog):
     file = tmp_path / "keys.toml"
     file.write_text(FILE)
-    ring = ring_of(file)
+    ring = get_ring(file)
     before = ring.keys
     caplog.set_level(logging.INFO)
     ring.reload()
@@ -259,7 +259,7 @@ def test_a_wrong_file_is_refused_by_its_field_without_being_shown(tmp_path, text
     if text is not None:
         (tmp_path / "keys.toml").write_text(text)
     with pytest.raises(InvalidInput, match=f"^{FILE_VARIABLE}") as raised:
-        ring_of(tmp_path / "keys.toml")
+        get_ring(tmp_path / "keys.toml")
     assert expected in str(raised.value)
     assert not any(displayed in str(raised.value) for displayed in (SECRET, DIGEST, "\n"))
 

@@ -79,12 +79,12 @@ def test_no_error_repeats_what_came_or_shows_paths_or_addresses(client, digits_s
 
 
 def test_nothing_that_is_asked_of_the_service_writes_to_the_store(
-    client_of, digits_store, tmp_path
+    open_client, digits_store, tmp_path
 ):
     shutil.copytree(digits_store, tmp_path / "models")
     publish_again(ModelStore(tmp_path / "models"), digits_store)
     before = tree(tmp_path / "models")
-    with client_of(tmp_path / "models") as client:
+    with open_client(tmp_path / "models") as client:
         assert client.post("/predict", json={"inputs": [ROW], "version": "1"}).status_code == 200
         assert client.post("/acquire", json={"pool": [ROW], "k": 1}).status_code == 200
         for path in ("/models", "/models/digits", "/models/digits/versions/1/report", "/metrics"):
@@ -96,7 +96,7 @@ def test_nothing_that_is_asked_of_the_service_writes_to_the_store(
     assert tree(tmp_path / "models") == before
 
 
-def modules_of(path):
+def get_modules(path):
     """The full names of all modules that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -109,4 +109,4 @@ def modules_of(path):
 @pytest.mark.parametrize("package", ["integrations", "service", "model_store"])
 def test_the_service_has_no_client_with_which_to_fetch_an_address(package):
     for path in (ROOT / package).rglob("*.py"):
-        assert path.parent.name == "label_studio" or not CLIENTS & {*modules_of(path)}, path.name
+        assert path.parent.name == "label_studio" or not CLIENTS & {*get_modules(path)}, path.name

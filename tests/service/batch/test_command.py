@@ -24,7 +24,7 @@ from service.settings import Settings
 from tests.support.environment import ROOT, environment_with, run_service
 from tests.support.images import pixel
 from tests.support.ray_cluster import processes
-from tests.support.serving import client_of, wait_until
+from tests.support.serving import open_client, wait_until
 
 SEED = 5
 DRAWS = 10
@@ -107,7 +107,7 @@ def scored(data, digits_store, tmp_path_factory):
     return out
 
 
-def content_of(out):
+def get_content(out):
     """Each file of an output."""
     return {
         str(path.relative_to(out)): path.read_bytes()
@@ -116,7 +116,7 @@ def content_of(out):
     }
 
 
-def table_of(out):
+def get_table(out):
     """All parts of an output."""
     return pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
 
@@ -124,7 +124,7 @@ def table_of(out):
 def test_a_data_set_is_predicted_as_predict_does(scored, client, digits_rows):
     request = {"inputs": digits_rows.tolist(), "seed": SEED, "num_samples": DRAWS}
     expected = client.post("/predict", json=request).json()["predictions"]
-    table = table_of(scored)
+    table = get_table(scored)
     assert table["id"].to_pylist() == IDS
     for name in ("label", "entropy", "bald", "p_value", "flag"):
         assert table[name].to_pylist() == [row[name] for row in expected], name
@@ -142,7 +142,7 @@ def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
     run("score", data / "a.parquet", tmp_path / "out", **options)
     request = {"inputs": digits_rows[:200].tolist(), "seed": SEED, "num_samples": DRAWS, **options}
     expected = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
-    expected, table = np.load(io.BytesIO(expected.content)), table_of(tmp_path / "out")
+    expected, table = np.load(io.BytesIO(expected.content)), get_table(tmp_path / "out")
     for name in ("num_samples", "bald", "p_value", "flag"):
         assert np.array_equal(table[name].to_numpy(), expected[name]), name
     assert np.array_equal(table["prediction_set.7"].to_numpy(), expected["prediction_set"][:, 7])
@@ -247,7 +247,7 @@ def test_a_job_goes_on_after_its_driver_was_killed_and_ends_with_the_same_bytes(
     (out / ".draft-of-the-killed").write_bytes(b"half")
     completed = run_service(*arguments, DUBITO_STORE=str(digits_store))
     assert completed.returncode == 0, completed.stderr
-    assert content_of(out) == content_of(scored)
+    assert get_content(out) == get_content(scored)
 
 
 def test_what_is_there_is_not_done_again(run, data, scored, tmp_path):
@@ -258,7 +258,7 @@ def test_what_is_there_is_not_done_again(run, data, scored, tmp_path):
     retained = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     run("score", data, out, seed=None)
     assert {path: path.stat().st_mtime_ns for path in retained} == retained
-    assert content_of(out) == content_of(scored)
+    assert get_content(out) == get_content(scored)
 
 
 def workers():
@@ -280,7 +280,7 @@ def test_a_worker_that_is_killed_is_replaced(run, data, scored, tmp_path):
     run("score", data, tmp_path / "out", workers=2)
     killer.join()
     assert killed
-    assert content_of(tmp_path / "out") == content_of(scored)
+    assert get_content(tmp_path / "out") == get_content(scored)
 
 
 def test_a_shard_whose_workers_die_is_given_up(run, data, tmp_path, monkeypatch):
@@ -305,7 +305,7 @@ def test_rows_that_cannot_be_read_are_counted_and_written_with_the_reason(
 ):
     good = odd_rows(tmp_path / "data", digits_rows)
     run("score", tmp_path / "data", tmp_path / "out", max_rejects=0.04)
-    assert table_of(tmp_path / "out")["id"].to_pylist() == [IDS[i] for i in good]
+    assert get_table(tmp_path / "out")["id"].to_pylist() == [IDS[i] for i in good]
     assert json.loads((tmp_path / "out" / "done.json").read_bytes())["rejected"] == 4
     files = sorted((tmp_path / "out" / "rejects").iterdir())
     assert [file.name for file in files] == [
@@ -349,7 +349,7 @@ def test_too_many_rows_that_cannot_be_read_end_the_job_and_more_may_be_allowed_l
             run("score", tmp_path / "data", tmp_path / "out")
     assert list((tmp_path / "out" / "rejects").iterdir())
     run("score", tmp_path / "data", tmp_path / "out", max_rejects=0.04)
-    assert len(table_of(tmp_path / "out")) == 96
+    assert len(get_table(tmp_path / "out")) == 96
 
 
 def test_rows_whose_result_is_not_finite_are_rejected(
@@ -384,7 +384,7 @@ def test_rows_whose_result_is_not_finite_are_rejected(
     (line,) = (tmp_path / "out" / "rejects" / "part-00000-of-00001.jsonl").read_text().splitlines()
     assert json.loads(line)["row"] == 7
     assert "not finite" in json.loads(line)["reason"]
-    assert table_of(tmp_path / "out")["id"].to_pylist() == [str(i) for i in range(20) if i != 7]
+    assert get_table(tmp_path / "out")["id"].to_pylist() == [str(i) for i in range(20) if i != 7]
     run("rank", tmp_path / "huge.parquet", None, "-k", 20, max_rejects=0.05)
     ranking = json.loads(capsys.readouterr().out)["ranking"]
     assert sorted(row["index"] for row in ranking) == [i for i in range(20) if i != 7]
@@ -399,12 +399,12 @@ def test_rows_whose_result_is_not_finite_are_rejected(
     ],
 )
 def test_an_output_of_another_job_is_refused(run, data, scored, given, said):
-    before = content_of(scored)
+    before = get_content(scored)
     with pytest.raises(
         InvalidInput, match=f"^out: expected an empty place.* got one of another: {said}$"
     ):
         run("score", data, scored, **given)
-    assert content_of(scored) == before
+    assert get_content(scored) == before
 
 
 def test_an_output_of_other_data_is_refused(run, data, scored, tmp_path):
@@ -504,7 +504,7 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
     request = {"model": model, "inputs": inputs, "seed": 3}
     expected = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
     assert expected.status_code == 200, expected.text
-    expected, table = np.load(io.BytesIO(expected.content)), table_of(tmp_path / "out")
+    expected, table = np.load(io.BytesIO(expected.content)), get_table(tmp_path / "out")
     assert table["p_value"].to_pylist() == expected["p_value"].tolist()
     name = "mean" if model == "rents" else "entropy"
     assert table[name].to_pylist() == expected[name].tolist()
@@ -513,7 +513,7 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
 @pytest.fixture(scope="module")
 def kinds_service(kinds):
     """A client of a service of all kinds."""
-    with client_of(kinds) as client:
+    with open_client(kinds) as client:
         yield client
 
 

@@ -81,7 +81,7 @@ class HeldReservoir(Reservoir):
         return super().take(num_draws)
 
 
-def held(served):
+def hold(served):
     reservoir = HeldReservoir(served.model)
     return job(
         ServedModel(served.model, reservoir, served.drift), np.zeros((1, 64), np.float32)
@@ -91,17 +91,17 @@ def held(served):
 def together(engine, jobs, order=None):
     result = jobs[0].served_model
 
-    async def asked(job):
+    async def submit(job):
         predicted = await compute(engine, job)
         if order is not None:
             order.append(job)
         return predicted
 
     async def ask():
-        first, begin = held(result)
+        first, begin = hold(result)
         busy = asyncio.create_task(compute(engine, first))
         await asyncio.sleep(0.02)
-        waiting = [asyncio.create_task(asked(job)) for job in jobs]
+        waiting = [asyncio.create_task(submit(job)) for job in jobs]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         begin.set()
@@ -191,7 +191,7 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
     gone = replace(job(served, digits_rows[:1], seed=1), context=call)
 
     async def ask():
-        first, begin = held(served)
+        first, begin = hold(served)
         busy = asyncio.create_task(compute(engine, first))
         await asyncio.sleep(0.02)
         try:
@@ -441,7 +441,7 @@ def assert_as_alone(served, x, answer):
 
 
 def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(served):
-    async def told():
+    async def get_message():
         loop, jobs, turn = asyncio.get_running_loop(), 3 * RESOLVE_BATCH + 1, 0
         completed = [job(served, None) for _ in range(jobs)]
         for work in completed:
@@ -455,7 +455,7 @@ def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(serve
             turn += 1
         return turns
 
-    turns = asyncio.run(told())
+    turns = asyncio.run(get_message())
     assert max(Counter(turns.values()).values()) == RESOLVE_BATCH
     assert [turns[n] for n in range(len(turns))] == sorted(turns.values())
 

@@ -107,17 +107,17 @@ def test_clients_are_done_for_equally_whatever_they_bring():
 def test_a_client_is_its_valid_key_else_its_address_and_of_ipv6_its_network():
     peer = ("192.0.2.1", 1234)
 
-    def client_of(client, **key):
+    def open_client(client, **key):
         record = RequestRecord("", "", 0.0)
         scope = {"type": "http", "headers": [], "client": client, RECORD_KEY: record, **key}
         return RequestContext.from_request(Request(scope), 1.0).client
 
     def client_with(key, client=peer):
-        return client_of(client, **{KEY_NAME: key})
+        return open_client(client, **{KEY_NAME: key})
 
     assert client_with("a") != client_with("b")
     assert client_with("a") == client_with("a", ("192.0.2.2", 1))
-    assert client_of(peer) == client_of(("192.0.2.1", 99)) != client_of(("192.0.2.2", 1234))
+    assert open_client(peer) == open_client(("192.0.2.1", 99)) != open_client(("192.0.2.2", 1234))
     assert address_client(("2001:db8::1", 1)) == address_client(("2001:db8::ffff:2", 1))
     assert address_client(("2001:db8::1", 1)) != address_client(("2001:db8:0:1::1", 1))
     assert address_client(("::ffff:192.0.2.1", 1)) == address_client(peer)

@@ -22,7 +22,7 @@ HEAD = POST[: -len(BODY)]
 CHUNKED = b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def port_of(url):
+def get_port(url):
     return httpx.URL(url).port
 
 
@@ -31,7 +31,7 @@ def impatient(digits_store):
     from tests.support.serving import serving
 
     with serving(digits_store, DUBITO_DEADLINE_S="0.5") as (url, process):
-        yield port_of(url), process
+        yield get_port(url), process
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ ROW = [0.0] * 64
 TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.05"}
 
 
-def workers_of(process):
+def get_workers(process):
     """The process ids of a supervisor's workers."""
     return {
         int(pid)
@@ -55,14 +55,14 @@ def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers
         wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
         expected = httpx.post(f"{url}/predict", json=request, timeout=60).content
         for how in (signal.SIGKILL, signal.SIGSTOP):
-            before = workers_of(process)
+            before = get_workers(process)
             assert len(before) == 2
             victim = min(before)
             os.kill(victim, how)
-            while victim in workers_of(process):
+            while victim in get_workers(process):
                 answer = httpx.post(f"{url}/predict", json=request, timeout=60)
                 assert (answer.status_code, answer.content) == (200, expected)
-            wait_until(lambda: len(workers_of(process)) == 2)
+            wait_until(lambda: len(get_workers(process)) == 2)
             assert not is_running(victim)
         page = httpx.get(f"{url}/metrics", timeout=60).text
         counted = [
@@ -70,7 +70,7 @@ def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers
             for w in "01"
         ]
         assert sum(counted) > 0
-        left = workers_of(process)
+        left = get_workers(process)
         process.kill()
         wait_until(lambda: not any(is_running(pid) for pid in left))
 
@@ -152,7 +152,7 @@ def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, 
     publish_again(own_store, digits_store)
     generator = np.random.default_rng(0)
 
-    def of_workers(name, version):
+    def worker_metrics(name, version):
         """A gauge of each worker that has it."""
         page = httpx.get(f"{url}/metrics", headers=admin, timeout=60).text
         labels = {"model": "digits", "version": version}
@@ -170,17 +170,17 @@ def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, 
 
     def asked_of_both(version, name):
         ask(version)
-        return min(of_workers(name, version)) >= 1
+        return min(worker_metrics(name, version)) >= 1
 
     with serve(own_store.root, **TWO, DUBITO_ADMIN_KEY=admin["X-API-Key"]) as (url, _):
         wait_until(lambda: asked_of_both("1", "dubito_loaded_version"), 60)
         wait_until(lambda: asked_of_both("2", "dubito_flag_p_value_count"), 60)
         path = f"{url}/admin/models/digits/versions"
         assert httpx.post(f"{path}/2/drift/reset", headers=admin).json()["reset"]
-        wait_until(lambda: of_workers("dubito_flag_p_value_count", "2") == [0, 0])
+        wait_until(lambda: worker_metrics("dubito_flag_p_value_count", "2") == [0, 0])
         assert httpx.post(f"{path}/1/unload", headers=admin).json()["unloaded"]
-        wait_until(lambda: of_workers("dubito_loaded_version", "1") == [0, 0])
-        assert of_workers("dubito_loaded_version", "2") == [1, 1]
+        wait_until(lambda: worker_metrics("dubito_loaded_version", "1") == [0, 0])
+        assert worker_metrics("dubito_loaded_version", "2") == [1, 1]
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_a_look_at_the_store_that_one_worker_is_told_to_take_is_taken_by_all(
 
 @pytest.mark.slow
 def test_workers_watch_for_drift_together(serve, digits_store, digits_rows):
-    def of_workers(name):
+    def worker_metrics(name):
         page = httpx.get(f"{url}/metrics", timeout=60).text
         return [metric(page, name, worker=worker, model="digits", version="1") for worker in "01"]
 
@@ -230,8 +230,8 @@ def test_workers_watch_for_drift_together(serve, digits_store, digits_rows):
                 timeout=60,
             )
         wait_until(lambda: rows_seen() == {160})
-        wait_until(lambda: min(of_workers("dubito_flag_p_value_count")) > 0)
+        wait_until(lambda: min(worker_metrics("dubito_flag_p_value_count")) > 0)
         evidence = httpx.get(f"{url}/models/digits", timeout=60).json()["drift"]["evidence"]
-        wait_until(lambda: of_workers("dubito_drift_evidence_nats") == [evidence, evidence])
-        os.kill(min(workers_of(process)), signal.SIGKILL)
-        wait_until(lambda: rows_seen() == {160} and len(workers_of(process)) == 2)
+        wait_until(lambda: worker_metrics("dubito_drift_evidence_nats") == [evidence, evidence])
+        os.kill(min(get_workers(process)), signal.SIGKILL)
+        wait_until(lambda: rows_seen() == {160} and len(get_workers(process)) == 2)

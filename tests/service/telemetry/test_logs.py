@@ -41,7 +41,7 @@ def logged(serve, digits_store):
     return log
 
 
-def of_requests(lines):
+def request_lines(lines):
     actual = [json.loads(line) for line in lines]
     return [
         line
@@ -67,7 +67,7 @@ def test_every_line_is_an_object_and_every_request_has_one(logged):
     events = [json.loads(line) for line in lines]
     assert all({"time", "level", "logger", "message"} <= set(event) for event in events)
     assert {"uvicorn.error", "dubito"} <= {event["logger"] for event in events}
-    predicted, ranked, invalid, unknown, model = of_requests(lines)
+    predicted, ranked, invalid, unknown, model = request_lines(lines)
     assert set(predicted) == FIELDS
     assert predicted["request_id"] == "a.B-3_"
     used = {

@@ -18,8 +18,8 @@ VERSION_LABELS = {"model": "digits", "version": "1"}
 
 
 @pytest.fixture
-def fresh(client_of, digits_store):
-    with client_of(digits_store) as client:
+def fresh(open_client, digits_store):
+    with open_client(digits_store) as client:
         yield client
 
 
@@ -103,8 +103,8 @@ def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(fresh, digi
     assert waited + worked < request
 
 
-def test_failures_are_counted_by_reason(client_of, digits_store):
-    with client_of(digits_store, DUBITO_MAX_ROWS="2") as client:
+def test_failures_are_counted_by_reason(open_client, digits_store):
+    with open_client(digits_store, DUBITO_MAX_ROWS="2") as client:
         client.post("/predict", json={"inputs": [[0] * 64]})
         client.post("/predict", json={"inputs": [[0] * 64], "model": "nothing"})
         client.post("/predict", json={"inputs": [[0] * 64] * 3})
@@ -228,11 +228,11 @@ def test_what_is_served_and_what_it_was_calibrated_on(fresh, digits_rows):
     assert 0.05 - 1 / calibration < expected <= 0.05
 
 
-def test_what_cannot_be_served_or_kept_is_told(client_of, own_store, digits_store, tmp_path):
+def test_what_cannot_be_served_or_kept_is_told(open_client, own_store, digits_store, tmp_path):
     publish_again(own_store, digits_store, network=b"nothing")
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.sqlite").write_text("no database" * 100)
-    with client_of(own_store.root, **SOON, DUBITO_STATE=str(tmp_path / "state")) as client:
+    with open_client(own_store.root, **SOON, DUBITO_STATE=str(tmp_path / "state")) as client:
         wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
         page = client.get("/metrics").text
     assert metric(page, "dubito_broken_version", model="digits", version="2") == 1

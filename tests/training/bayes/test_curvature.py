@@ -21,7 +21,7 @@ def rows_like(*shape):
     return torch.randn(ROWS, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def model_of(structure, task="classification", **changes):
+def get_model(structure, task="classification", **changes):
     recipe = recipe_with(
         method="laplace",
         task=task,
@@ -88,7 +88,7 @@ def rebuilt(model, eigen):
 @pytest.mark.parametrize(("task", "changes"), TASKS)
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_curvature_is_exact(structure, task, changes):
-    model, x, y = model_of(structure, task, **changes)
+    model, x, y = get_model(structure, task, **changes)
     if structure == "kronecker":
         x, y = x[:1], y[:1]
     if model.likelihood.task == "classification" and model.likelihood.log_weights is not None:
@@ -101,7 +101,7 @@ def test_curvature_is_exact(structure, task, changes):
 
 
 def test_kronecker_factors_are_sums_over_rows():
-    model, x, y = model_of("kronecker")
+    model, x, y = get_model("kronecker")
     theta = model.posterior.centre()[None, None]
     h = model.network.embed(x, theta)
     a = torch.cat([h, torch.ones(ROWS, 1)], 1)
@@ -113,7 +113,7 @@ def test_kronecker_factors_are_sums_over_rows():
 
 @pytest.mark.parametrize("structure", ["full", "kronecker", "diagonal"])
 def test_rows_in_chunks_add_up_to_the_same(structure, monkeypatch):
-    model, x, y = model_of(structure)
+    model, x, y = get_model(structure)
     expected = rebuilt(model, curvature(model, x, y).eigen)
     monkeypatch.setattr(fitting, "CHUNK_ROWS", 2)
     matrix = rebuilt(model, curvature(model, x, y).eigen)

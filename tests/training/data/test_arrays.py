@@ -4,7 +4,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.data import load
 
@@ -13,13 +13,13 @@ X = RNG.normal(size=(20, 3, 4))
 Y = np.arange(20) % 2
 
 
-def made(tmp_path, task="classification", **arrays):
+def make_splits(tmp_path, task="classification", **arrays):
     np.savez(tmp_path / "a.npz", **arrays)
-    return lambda **data: load(recipe_of("npz:a.npz", task, **data), tmp_path)
+    return lambda **data: load(get_recipe("npz:a.npz", task, **data), tmp_path)
 
 
 def test_whole_arrays_are_split_by_a_share(tmp_path):
-    data = made(tmp_path, x=X, y=Y)(test_fraction=0.25)
+    data = make_splits(tmp_path, x=X, y=Y)(test_fraction=0.25)
     assert (data.shape, len(data.train), len(data.test)) == ((3, 4), 15, 5)
     together = np.concatenate([data.train.x, data.test.x])
     assert sorted(together.tolist()) == sorted(X.reshape(20, 12).astype(np.float32).tolist())
@@ -29,7 +29,7 @@ def test_whole_arrays_are_split_by_a_share(tmp_path):
 
 def test_a_detector_of_images_is_refused_for_rows_that_are_none(tmp_path):
     np.savez(tmp_path / "a.npz", x=X.reshape(20, 12), y=Y)
-    recipe = recipe_of("npz:a.npz")
+    recipe = get_recipe("npz:a.npz")
     serving = recipe.serving.model_copy(update={"combined": ["entropy", "roughness"]})
     expected = recipe.model_copy(update={"serving": serving})
     refused(
@@ -40,7 +40,7 @@ def test_a_detector_of_images_is_refused_for_rows_that_are_none(tmp_path):
 
 
 def test_arrays_that_are_split_stay_so(tmp_path):
-    data = made(tmp_path, x_train=X, y_train=Y, x_test=X[:4], y_test=Y[:4])()
+    data = make_splits(tmp_path, x_train=X, y_train=Y, x_test=X[:4], y_test=Y[:4])()
     assert np.array_equal(data.train.x, X.reshape(20, 12).astype(np.float32))
     assert np.array_equal(data.test.y, Y[:4])
 
@@ -56,20 +56,22 @@ def test_arrays_that_are_split_stay_so(tmp_path):
     ids=["numbers", "by value", "negative", "strings"],
 )
 def test_labels_may_be_integers_or_strings(tmp_path, labels, classes):
-    data = made(tmp_path, x_train=X, y_train=labels, x_test=X, y_test=labels)()
+    data = make_splits(tmp_path, x_train=X, y_train=labels, x_test=X, y_test=labels)()
     assert data.classes == classes
     assert [data.classes[c] for c in data.train.y] == [str(label) for label in labels]
 
 
 def test_bytes_stay_bytes(tmp_path):
     assert (
-        made(tmp_path, x=RNG.integers(0, 256, (20, 2, 2)).astype(np.uint8), y=Y)().train.x.dtype
+        make_splits(
+            tmp_path, x=RNG.integers(0, 256, (20, 2, 2)).astype(np.uint8), y=Y
+        )().train.x.dtype
         == np.uint8
     )
 
 
 def test_targets_of_regression_are_float32(tmp_path):
-    data = made(tmp_path, "regression", x_train=X, y_train=Y * 1.5, x_test=X, y_test=Y)()
+    data = make_splits(tmp_path, "regression", x_train=X, y_train=Y * 1.5, x_test=X, y_test=Y)()
     assert (data.classes, data.train.y.dtype, data.test.y.dtype) == ((), np.float32, np.float32)
     assert np.array_equal(data.train.y, Y * 1.5)
 
@@ -98,24 +100,27 @@ def test_targets_of_regression_are_float32(tmp_path):
     ids=lambda value: str(value)[:30],
 )
 def test_arrays_that_are_not_as_they_should_be_are_refused(tmp_path, arrays, says):
-    refused(made(tmp_path, **arrays), says)
+    refused(make_splits(tmp_path, **arrays), says)
 
 
 def test_a_label_of_test_rows_alone_is_a_class(tmp_path):
-    data = made(tmp_path, x_train=X, y_train=Y, x_test=X[:1], y_test=Y[:1] + 5)()
+    data = make_splits(tmp_path, x_train=X, y_train=Y, x_test=X[:1], y_test=Y[:1] + 5)()
     assert data.classes == (*map(str, sorted({*Y.tolist(), int(Y[0]) + 5})),)
     assert data.test.y.tolist() == [data.classes.index(str(Y[0] + 5))]
 
 
 def test_a_target_that_is_no_number_is_refused(tmp_path):
-    refused(made(tmp_path, "regression", x=X, y=np.where(Y, np.nan, 1.0)), "finite numbers")
-    refused(made(tmp_path, "regression", x=X, y=np.where(Y, "a", "b")), "float or integer numbers")
+    refused(make_splits(tmp_path, "regression", x=X, y=np.where(Y, np.nan, 1.0)), "finite numbers")
+    refused(
+        make_splits(tmp_path, "regression", x=X, y=np.where(Y, "a", "b")),
+        "float or integer numbers",
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00", bytes(100)])
 def test_a_file_that_is_no_npz_is_refused(tmp_path, content):
     (tmp_path / "a.npz").write_bytes(content)
-    refused(lambda: load(recipe_of("npz:a.npz"), tmp_path), "a.npz", "an npz file")
+    refused(lambda: load(get_recipe("npz:a.npz"), tmp_path), "a.npz", "an npz file")
 
 
 def test_objects_are_refused_and_never_unpickled(tmp_path):
@@ -126,16 +131,16 @@ def test_objects_are_refused_and_never_unpickled(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("x.npy", member.getvalue())
     refused(
-        lambda: load(recipe_of("npz:a.npz"), tmp_path),
+        lambda: load(get_recipe("npz:a.npz"), tmp_path),
         "a.npz",
         "an npz file of arrays",
         "allow_pickle=False",
     )
-    refused(lambda: load(recipe_of("npz:absent.npz"), tmp_path), "data.source", "No such file")
+    refused(lambda: load(get_recipe("npz:absent.npz"), tmp_path), "data.source", "No such file")
 
 
 @pytest.mark.parametrize("kind", [bool, float, np.uint8])
 def test_labels_may_be_booleans_or_whole_numbers_of_any_type(tmp_path, kind):
     np.savez(tmp_path / "a.npz", x=X, y=(Y > 0).astype(kind))
-    classes = load(recipe_of("npz:a.npz"), tmp_path).classes
+    classes = load(get_recipe("npz:a.npz"), tmp_path).classes
     assert classes == (("false", "true") if kind is bool else ("0", "1"))

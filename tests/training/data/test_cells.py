@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.commands import print_messages
 from training.data import load
@@ -30,7 +30,7 @@ def write(folder, kind, columns):
 
 def read(folder, kind, table, task="classification", **data):
     write(folder, kind, table)
-    return load(recipe_of(f"{kind}:a.{kind}", task, **{"target": "label", **data}), folder)
+    return load(get_recipe(f"{kind}:a.{kind}", task, **{"target": "label", **data}), folder)
 
 
 TABLE = {"age": MOSTLY_AGES, "height": HEIGHTS, "label": LABELS}
@@ -65,7 +65,7 @@ def test_the_key_that_the_refusal_names_reads_those_cells_as_missing(tmp_path, k
 def test_a_column_declared_categorical_keeps_every_value(tmp_path, kind):
     data = read(tmp_path, kind, TABLE, columns={"age": "categorical"})
     assert data.columns[0].kind == "categorical"
-    again = load(recipe_of(f"{kind}:a.{kind}", target="label"), tmp_path, data.columns)
+    again = load(get_recipe(f"{kind}:a.{kind}", target="label"), tmp_path, data.columns)
     assert again.columns == data.columns
 
 

@@ -148,7 +148,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-def seen(folder, name, content, task=None, target="y", **data):
+def read_rows(folder, name, content, task=None, target="y", **data):
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     kind = {"zip": "images"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
     names = {"target": target} if kind in ("csv", "parquet") else {}
@@ -161,7 +161,7 @@ def seen(folder, name, content, task=None, target="y", **data):
 @pytest.mark.parametrize("name", READ)
 def test_what_is_odd_is_read_as_what_it_is(tmp_path, name):
     content, options, width, classes, rows = READ[name]
-    data, splits = seen(tmp_path, name, content, **options)
+    data, splits = read_rows(tmp_path, name, content, **options)
     assert (len(splits.train.x[0]), len(data.classes), len(data.train) + len(data.test)) == (
         width,
         classes,
@@ -174,6 +174,6 @@ def test_what_is_odd_is_read_as_what_it_is(tmp_path, name):
 def test_what_is_damaged_is_refused_in_a_sentence(tmp_path, name):
     content, options, says = REFUSED[name]
     with pytest.raises(InvalidInput, match=says) as refused:
-        seen(tmp_path, name, content, **options)
+        read_rows(tmp_path, name, content, **options)
     assert "\n" not in str(refused.value)
     assert "expected" in str(refused.value)

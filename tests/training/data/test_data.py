@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.data import Dataset, Rows, SplitSizes, digits, leave_out, load, split
 from training.data.arrays import read_idx
@@ -54,14 +54,14 @@ def rows_sorted(array):
 
 
 def test_digits_are_the_same_every_time_and_load_gives_them(tmp_path):
-    assert digits().digest() == load(recipe_of("digits"), tmp_path).digest()
+    assert digits().digest() == load(get_recipe("digits"), tmp_path).digest()
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx_files_are_read_plain_and_gzipped(tmp_path, zipped):
     (tmp_path / "there").mkdir()
     arrays = write_idx(tmp_path / "there", zipped)
-    data = load(recipe_of("idx:there"), tmp_path)
+    data = load(get_recipe("idx:there"), tmp_path)
     assert (data.shape, data.classes, data.minimum, data.maximum) == (
         (4, 5),
         ("0", "1", "2"),
@@ -73,26 +73,26 @@ def test_idx_files_are_read_plain_and_gzipped(tmp_path, zipped):
         assert np.array_equal(rows.y, arrays[f"{name}-labels-idx1-ubyte"])
         assert rows.x.dtype == np.float32
     assert (
-        load(recipe_of(f"idx:{tmp_path / 'there'}"), tmp_path / "elsewhere").digest()
+        load(get_recipe(f"idx:{tmp_path / 'there'}"), tmp_path / "elsewhere").digest()
         == data.digest()
     )
 
 
 def test_the_digest_changes_with_any_pixel_or_label(tmp_path):
     arrays = write_idx(tmp_path)
-    before = load(recipe_of("idx:."), tmp_path).digest()
+    before = load(get_recipe("idx:."), tmp_path).digest()
     images = arrays["t10k-images-idx3-ubyte"].copy()
     images[0, 0, 0] ^= 1
     write_idx(tmp_path, t10k_images=images)
-    assert load(recipe_of("idx:."), tmp_path).digest() != before
+    assert load(get_recipe("idx:."), tmp_path).digest() != before
     write_idx(tmp_path, t10k_labels=np.array([2, 1, 0, 0, 1, 0]))
-    assert load(recipe_of("idx:."), tmp_path).digest() != before
+    assert load(get_recipe("idx:."), tmp_path).digest() != before
 
 
 @pytest.mark.parametrize("source", ["", "mnist", "idx:", "idx", "digits:", "npz", "csv:", "json:x"])
 def test_an_unknown_source_is_refused(tmp_path, source):
     refused(
-        lambda: load(recipe_of(source), tmp_path),
+        lambda: load(get_recipe(source), tmp_path),
         "data.source",
         "`digits`, `idx:DIR`, `images:PATH`",
         repr(source),
@@ -100,11 +100,11 @@ def test_an_unknown_source_is_refused(tmp_path, source):
 
 
 def test_a_missing_folder_or_file_is_refused(tmp_path):
-    refused(lambda: load(recipe_of("idx:absent"), tmp_path), "data.source", "absent")
+    refused(lambda: load(get_recipe("idx:absent"), tmp_path), "data.source", "absent")
     write_idx(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     refused(
-        lambda: load(recipe_of("idx:."), tmp_path),
+        lambda: load(get_recipe("idx:."), tmp_path),
         "t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz",
     )
 
@@ -205,7 +205,7 @@ def test_a_corrupt_gzip_file_is_refused(tmp_path, damage):
 )
 def test_files_that_do_not_go_together_are_refused(tmp_path, changed, says):
     write_idx(tmp_path, **changed)
-    refused(lambda: load(recipe_of("idx:."), tmp_path), "data.source", says)
+    refused(lambda: load(get_recipe("idx:."), tmp_path), "data.source", says)
 
 
 def numbered(rows, classes=2):

@@ -13,7 +13,7 @@ from torch import nn
 
 from model_store.artifacts.manifest import ClassSpec
 from tests.support.environment import working_in
-from tests.support.recipes import recipe_of, write_recipe
+from tests.support.recipes import get_recipe, write_recipe
 from tests.support.refusals import refused
 from tests.support.texts import VOCABULARY, tokenizer, write_reviews
 from training.__main__ import main
@@ -33,10 +33,10 @@ def small(shape, outputs):
 
 
 def read(folder, source="csv:reviews.csv", **data):
-    return load(recipe_of(source, **{**TEXT, **data}), folder)
+    return load(get_recipe(source, **{**TEXT, **data}), folder)
 
 
-def ids_of(texts, length=12):
+def get_ids(texts, length=12):
     created = tokenizer()
     created.enable_truncation(length)
     created.enable_padding(length=length, pad_id=0)
@@ -49,7 +49,7 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
         data = read(tmp_path, test_fraction=0.25, id="stars")
     assert "ignoring stars" not in caplog.text
     table = [line.split(",") for line in (tmp_path / "reviews.csv").read_text().splitlines()[1:]]
-    rows = {tuple(ids_of([text])[0]): label for text, label, _ in table}
+    rows = {tuple(get_ids([text])[0]): label for text, label, _ in table}
     actual = {tuple(x): data.classes[y] for x, y in zip(data.train.x, data.train.y, strict=True)}
     assert actual.items() <= rows.items()
     assert (len(data.train), len(data.test), data.shape, data.maximum) == (
@@ -79,7 +79,7 @@ def test_text_is_read_as_it_is_written_and_none_is_empty(tmp_path):
     actual = [read(tmp_path, source) for source in ("csv:a.csv", "parquet:a.parquet")]
     assert np.array_equal(actual[0].train.x, actual[1].train.x)
     expected = {
-        tuple(row) for row in ids_of(["" if text in ("NA", "") else text for text in texts])
+        tuple(row) for row in get_ids(["" if text in ("NA", "") else text for text in texts])
     }
     assert {tuple(row) for row in np.concatenate([actual[0].train.x, actual[0].test.x])} == expected
 
@@ -155,7 +155,7 @@ def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
 )
 def test_keys_that_do_not_go_together_are_refused(keys):
     with pytest.raises(ValueError, match=r"with|both of text and tokenizer"):
-        recipe_of("csv:a.csv", **keys)
+        get_recipe("csv:a.csv", **keys)
 
 
 # Arrays
@@ -172,7 +172,7 @@ def write_ids(folder, dtype=np.int64, largest=19, rows=40, **changes):
 def test_arrays_of_integers_are_rows_of_ids(tmp_path, dtype):
     x = write_ids(tmp_path, dtype)
     for vocabulary, maximum in ((None, 19), (30, 29)):
-        data = load(recipe_of("npz:ids.npz", integers=True, vocabulary=vocabulary), tmp_path)
+        data = load(get_recipe("npz:ids.npz", integers=True, vocabulary=vocabulary), tmp_path)
         assert (data.input.dtype, data.minimum, data.maximum) == ("int32", 0, maximum)
         assert data.train.x.dtype == (np.uint8 if dtype == np.uint8 else np.float32)
         together = np.concatenate([data.train.x, data.test.x]).tolist()
@@ -197,13 +197,14 @@ def test_numbers_that_are_no_ids_are_refused_by_their_row(tmp_path, value, vocab
         y = np.arange(20) % 2
         np.savez(tmp_path / "ids.npz", x_train=x[:20], y_train=y, x_test=x[20:], y_test=y)
     refused(
-        lambda: load(recipe_of("npz:ids.npz", integers=True, vocabulary=vocabulary), tmp_path), says
+        lambda: load(get_recipe("npz:ids.npz", integers=True, vocabulary=vocabulary), tmp_path),
+        says,
     )
 
 
 def test_other_sources_have_no_ids(tmp_path):
     refused(
-        lambda: load(recipe_of("digits", integers=True), tmp_path),
+        lambda: load(get_recipe("digits", integers=True), tmp_path),
         "data.integers: expected an `npz:` or `parquet:` source",
     )
 
@@ -212,8 +213,8 @@ def test_ids_are_near_to_none_but_themselves(tmp_path):
     x = np.repeat(np.arange(40)[:, None] * 2, 5, axis=1).astype(np.float32)
     x[1::2] = x[0::2] + 1e-3
     write_ids(tmp_path, x=x.round().astype(np.int64) * 1000)
-    data = load(recipe_of("npz:ids.npz", integers=True), tmp_path)
-    splits = split(data, split_sizes(recipe_of("npz:ids.npz", integers=True)))
+    data = load(get_recipe("npz:ids.npz", integers=True), tmp_path)
+    splits = split(data, split_sizes(get_recipe("npz:ids.npz", integers=True)))
     observed = {tuple(row) for row in splits.train.x.tolist()}
     expected = sum(tuple(row) in observed for row in splits.test.x.tolist())
     assert (
@@ -277,9 +278,9 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
     table = pa.table({"text": texts, "more": ["1", "2", "3"]})
     (write_csv if kind == "csv" else parquet.write_table)(table, tmp_path / f"other.{kind}")
     source = OutlierSource.parse(f"other={kind}:other.{kind}", tmp_path)
-    encoder = TextRows.load(recipe_of("csv:reviews.csv", **TEXT).data, tmp_path, None).encoder
+    encoder = TextRows.load(get_recipe("csv:reviews.csv", **TEXT).data, tmp_path, None).encoder
     rows = source.rows(data.input, 5, 0, encoder)
-    assert sorted(rows.tolist()) == sorted(ids_of(texts).tolist())
+    assert sorted(rows.tolist()) == sorted(get_ids(texts).tolist())
     assert len(source.rows(data.input, 2, 0, encoder)) == 2
     refused(lambda: source.rows(data.input, 5, 0), f"a model of columns or text for `{kind}:`")
     elsewhere = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
@@ -297,7 +298,7 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
 
 def test_the_flag_looks_at_no_density_of_ids():
     for task in ("classification", "regression"):
-        combined = recipe_of("npz:ids.npz", task=task, integers=True).combined
+        combined = get_recipe("npz:ids.npz", task=task, integers=True).combined
         assert combined == [COMBINED[task][0], "feature_neighbours"]
     from training.detectors import KINDS
 
@@ -439,7 +440,7 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
 
 def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, published):
     write_ids(tmp_path)
-    data = load(recipe_of("npz:ids.npz", integers=True), tmp_path)
+    data = load(get_recipe("npz:ids.npz", integers=True), tmp_path)
     manifest = published.manifest("m", "1")
     for largest in (19.0, 18.0):
         spec = data.input.model_copy(update={"maximum": largest})
@@ -462,13 +463,13 @@ def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
     lists = pa.array(x.tolist(), kind)
     table = pa.table({"input_ids": lists, "attention_mask": lists, "y": y, "note": ["a"] * 40})
     parquet.write_table(table, tmp_path / "ids.parquet")
-    settings = recipe_of("parquet:ids.parquet", task=task, integers=True, target="y")
+    settings = get_recipe("parquet:ids.parquet", task=task, integers=True, target="y")
     refused(
         lambda: load(settings, tmp_path),
         "expected one column of lists of integers",
         "attention_mask",
     )
-    settings = recipe_of(
+    settings = get_recipe(
         "parquet:ids.parquet",
         task=task,
         integers=True,
@@ -492,13 +493,13 @@ def test_a_row_whose_list_is_another_is_refused(tmp_path, odd):
         {"ids": pa.array([[1, 2, 3, 4, 5]] * 9 + [odd], pa.list_(pa.int64())), "y": ["a", "b"] * 5}
     )
     parquet.write_table(table, tmp_path / "ids.parquet")
-    settings = recipe_of("parquet:ids.parquet", integers=True, target="y")
+    settings = get_recipe("parquet:ids.parquet", integers=True, target="y")
     refused(
         lambda: load(settings, tmp_path),
         "column ids: expected 5 ids in every row, as in the",
         "in row 9",
     )
     refused(
-        lambda: load(recipe_of("parquet:ids.parquet", integers=True, target="z"), tmp_path),
+        lambda: load(get_recipe("parquet:ids.parquet", integers=True, target="z"), tmp_path),
         "data.target",
     )

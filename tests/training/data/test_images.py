@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from tests.support.images import png_file
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.data import load
 
@@ -36,15 +36,15 @@ def write(path, content, zipped):
             (path / name).write_bytes(data)
 
 
-def made(tmp_path, content, zipped=False):
+def make_data(tmp_path, content, zipped=False):
     write(tmp_path / "pictures", content, zipped)
-    return lambda **data: load(recipe_of("images:pictures", **data), tmp_path)
+    return lambda **data: load(get_recipe("images:pictures", **data), tmp_path)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_colour_images_are_bytes_with_channels_first_and_folders_are_labels(tmp_path, zipped):
     content, arrays = files()
-    data = made(
+    data = make_data(
         tmp_path,
         {**content, "train/README.txt": b"", "train/cat/.hidden.png": b"", "train/cat/a.txt": b""},
         zipped,
@@ -64,7 +64,7 @@ def test_files_of_other_kinds_are_counted_by_their_endings(tmp_path, caplog):
     rest = dict.fromkeys(("a.gif", "b.GIF", "notes.txt", "LICENSE", ".hidden"), b"")
     content = {**files()[0], **{f"train/cat/{name}": data for name, data in rest.items()}}
     with caplog.at_level("INFO", "dubito.training"):
-        assert len(made(tmp_path, content)().train) == 12
+        assert len(make_data(tmp_path, content)().train) == 12
     assert caplog.messages == [
         "skipping 4 files other than images (.png|.jpg|.jpeg|.webp|.bmp|.tif|.tiff): "
         "2 of .gif, 1 of no suffix, 1 of .txt"
@@ -73,15 +73,15 @@ def test_files_of_other_kinds_are_counted_by_their_endings(tmp_path, caplog):
 
 def test_grey_images_have_no_channel_and_one_of_colour_makes_all_colour(tmp_path):
     grey, _ = files(shape=(4, 5))
-    assert made(tmp_path, grey, zipped=True)().shape == (4, 5)
+    assert make_data(tmp_path, grey, zipped=True)().shape == (4, 5)
     mixed = {**grey, "test/cat/9.png": files()[0]["test/cat/0.png"]}
     (tmp_path / "other").mkdir()
-    assert made(tmp_path / "other", mixed, zipped=True)().shape == (3, 4, 5)
+    assert make_data(tmp_path / "other", mixed, zipped=True)().shape == (3, 4, 5)
 
 
 def test_without_test_images_a_share_is_held_out_always_the_same(tmp_path):
     content, arrays = files(train=10, test=0)
-    read = made(tmp_path, content)
+    read = make_data(tmp_path, content)
     data = read(test_fraction=0.3)
     assert (len(data.train), len(data.test)) == (14, 6)
     together = np.concatenate([data.train.x, data.test.x])
@@ -95,7 +95,7 @@ def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
     content |= {
         f"train/cat/9{i}.png": data for i, data in enumerate(files(shape=(9, 7, 3))[0].values())
     }
-    read = made(tmp_path, content)
+    read = make_data(tmp_path, content)
     refused(
         read,
         "'train/cat/90.png'",
@@ -126,7 +126,7 @@ def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
 )
 def test_keys_of_images_that_do_not_go_together_are_refused(keys):
     with pytest.raises(ValueError, match=r"image_(size|resize) with image_fit"):
-        recipe_of("images:pictures", **keys)
+        get_recipe("images:pictures", **keys)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -134,7 +134,7 @@ def test_keys_of_images_that_do_not_go_together_are_refused(keys):
 def test_folders_of_classes_alone_are_training_images(tmp_path, zipped, outer):
     content, arrays = files(train=10, test=0)
     plain = {outer + name.removeprefix("train/"): data for name, data in content.items()}
-    data = made(tmp_path, plain, zipped)(test_fraction=0.3)
+    data = make_data(tmp_path, plain, zipped)(test_fraction=0.3)
     assert (len(data.train), len(data.test), data.classes) == (14, 6, ("cat", "dog"))
     together = np.concatenate([data.train.x, data.test.x])
     expected = np.array([array.transpose(2, 0, 1).reshape(-1) for array in arrays.values()])
@@ -144,7 +144,7 @@ def test_folders_of_classes_alone_are_training_images(tmp_path, zipped, outer):
 def test_a_class_s_folder_without_an_image_stops_the_fit(tmp_path):
     content, _ = files()
     (tmp_path / "pictures" / "train" / "cow").mkdir(parents=True)
-    refused(made(tmp_path, content), "data.source: folder 'cow': expected images (.png|.jpg|")
+    refused(make_data(tmp_path, content), "data.source: folder 'cow': expected images (.png|.jpg|")
 
 
 def test_a_zip_s_names_lead_nowhere(tmp_path):
@@ -155,7 +155,7 @@ def test_a_zip_s_names_lead_nowhere(tmp_path):
         "train/../../evil.png": b"x",
         "train/cat/../../a.png": b"x",
     }
-    data = made(tmp_path, {**content, **evil}, zipped=True)()
+    data = make_data(tmp_path, {**content, **evil}, zipped=True)()
     assert len(data.train) == 12
     assert {path.name for path in tmp_path.iterdir()} == {"pictures"}
 
@@ -176,12 +176,12 @@ def test_a_zip_s_names_lead_nowhere(tmp_path):
 def test_a_broken_image_is_refused_by_its_name(tmp_path, zipped, name, damage):
     content, _ = files()
     content[name] = damage(content[name])
-    refused(made(tmp_path, content, zipped), f"data.source: '{name}'", "PNG")
+    refused(make_data(tmp_path, content, zipped), f"data.source: '{name}'", "PNG")
 
 
 def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
     content, _ = files()
-    read = made(tmp_path, content, zipped=True)
+    read = make_data(tmp_path, content, zipped=True)
     full = (tmp_path / "pictures").read_bytes()
     place = full.index(content["train/dog/3.png"])
     (tmp_path / "pictures").write_bytes(
@@ -206,10 +206,10 @@ def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
     ids=["nothing", "no split", "no class", "one class"],
 )
 def test_folders_that_are_not_as_they_should_be_are_refused(tmp_path, content, says):
-    refused(made(tmp_path, content, zipped=True), "data.source", says)
+    refused(make_data(tmp_path, content, zipped=True), "data.source", says)
 
 
 def test_what_is_not_there_is_refused(tmp_path):
     refused(
-        lambda: load(recipe_of("images:absent"), tmp_path), "data.source", "absent", "No such file"
+        lambda: load(get_recipe("images:absent"), tmp_path), "data.source", "absent", "No such file"
     )

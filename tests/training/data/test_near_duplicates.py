@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.support.environment import working_in
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Rows, Splits, load
@@ -55,8 +55,8 @@ def test_inspect_tells_copies_across_splits(tmp_path, capsys, copies):
 
 def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
     write(tmp_path, 1)
-    full = load(recipe_of("csv:a.csv", target="kind"), tmp_path)
-    rest = load(recipe_of("csv:a.csv", target="kind", leave_out=["b"]), tmp_path)
+    full = load(get_recipe("csv:a.csv", target="kind"), tmp_path)
+    rest = load(get_recipe("csv:a.csv", target="kind", leave_out=["b"]), tmp_path)
     assert rest.classes == ("a", "c", "d")
     assert rest.columns[2].categories == ("a", "c", "d")
     assert len(rest.left_out) == int((full.test.y == 1).sum()) > 0
@@ -64,16 +64,16 @@ def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
     assert (rest.left_out[:, -1] == 1).all()  # an unknown code
     assert rest.left_out.shape[1] == rest.train.x.shape[1]
     refused(
-        lambda: load(recipe_of("csv:a.csv", target="kind", leave_out=["z"]), tmp_path),
+        lambda: load(get_recipe("csv:a.csv", target="kind", leave_out=["z"]), tmp_path),
         "data.leave_out: expected some of ['a', 'b', 'c', 'd']",
     )
     refused(
-        lambda: load(recipe_of("csv:a.csv", target="kind", leave_out=["a", "b", "c"]), tmp_path),
+        lambda: load(get_recipe("csv:a.csv", target="kind", leave_out=["a", "b", "c"]), tmp_path),
         "data.leave_out: expected at least two remaining classes",
     )
     refused(
         lambda: load(
-            recipe_of("csv:a.csv", "regression", target="size", leave_out=["a"]), tmp_path
+            get_recipe("csv:a.csv", "regression", target="size", leave_out=["a"]), tmp_path
         ),
         "data.leave_out: expected an empty list for regression",
     )

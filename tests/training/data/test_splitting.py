@@ -13,7 +13,7 @@ from training.recipe import Recipe
 NAMES = ("validation", "reference", "ranking")
 
 
-def parts_of(sizes, rows, keys=None):
+def get_parts(sizes, rows, keys=None):
     parts = sizes.split(rows, keys)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
     return parts
@@ -38,7 +38,7 @@ def test_too_small_a_share_is_refused():
 @pytest.mark.parametrize("counts", [(500, 300, 200), (970, 20, 10), (334, 333, 333)])
 def test_every_split_has_each_class_by_its_share(counts):
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(3), counts))
-    parts = parts_of(SplitSizes(0.1, 0.1, 0.2, 5, is_stratified=True), 1000, Keys(labels))
+    parts = get_parts(SplitSizes(0.1, 0.1, 0.2, 5, is_stratified=True), 1000, Keys(labels))
     for part in parts:
         actual = np.bincount(labels[part], minlength=3)
         assert np.all(np.abs(actual - len(part) * np.array(counts) / 1000) <= 2)
@@ -79,7 +79,7 @@ def test_a_stratified_calibration_keeps_a_rate_below_a_half():
 
 def test_rows_of_a_group_are_never_in_two_splits():
     groups = np.random.default_rng(0).integers(0, 60, 600)
-    parts = parts_of(SplitSizes(60, 60, 90, 1), 600, Keys(groups=groups))
+    parts = get_parts(SplitSizes(60, 60, 90, 1), 600, Keys(groups=groups))
     train, test = hold_out(600, 0.2, Keys(groups=groups))
     for some in (parts, (train, test)):
         actual = [set(groups[part].tolist()) for part in some]
@@ -101,7 +101,7 @@ def test_the_latest_rows_calibrate_and_test():
     times = np.random.default_rng(0).permutation(200).astype(float)
     train, test = hold_out(200, 0.1, Keys(times=times))
     assert times[test].min() > times[train].max()
-    validation, reference, ranking, model = parts_of(
+    validation, reference, ranking, model = get_parts(
         SplitSizes(20, 20, 30, 0), 180, Keys(times=times[train])
     )
     times = times[train]

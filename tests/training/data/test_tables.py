@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from model_store.sources.columns import encode_objects
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.commands import print_messages
 from training.data import load, split, split_sizes
@@ -34,7 +34,7 @@ def write_csv(folder, columns=COLUMNS):
 
 
 def read(folder, task="classification", source="csv:a.csv", **data):
-    return load(recipe_of(source, task, **{"target": "label", **data}), folder)
+    return load(get_recipe(source, task, **{"target": "label", **data}), folder)
 
 
 def objects(columns=COLUMNS, without="label"):
@@ -78,7 +78,7 @@ def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
         "vip": [True, False, None, "maybe", " TRUE "]
     }
     write_csv(tmp_path, rest)
-    small = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, reference)
+    small = load(get_recipe("csv:a.csv", target="label", ranking_rows=100), tmp_path, reference)
     older = [column.model_copy(update={"missing": None}) for column in reference]
     result = encode_objects(
         objects(rest | {"vip": [True, False, None, "maybe", True]}), older, "inputs"
@@ -102,7 +102,7 @@ def test_parquet_and_csv_of_the_same_table_give_the_same_rows(tmp_path):
 
 def test_the_encoding_is_of_the_training_split_alone(tmp_path):
     write_csv(tmp_path)
-    recipe = recipe_of("csv:a.csv", target="label")
+    recipe = get_recipe("csv:a.csv", target="label")
     data = load(recipe, tmp_path)
     retained = set(split(data, split_sizes(recipe)).train.x[:, 0].tolist())
     held_out = [
@@ -126,7 +126,7 @@ def test_the_encoding_is_of_the_training_split_alone(tmp_path):
 
 def test_training_rows_are_standardised(tmp_path):
     write_csv(tmp_path)
-    recipe = recipe_of("csv:a.csv", target="label")
+    recipe = get_recipe("csv:a.csv", target="label")
     x = split(load(recipe, tmp_path), split_sizes(recipe)).train.x
     assert x[:, 0].mean() == pytest.approx(0, abs=1e-6)
     assert x[:, 0].std() == pytest.approx(1, abs=1e-6)
@@ -276,11 +276,11 @@ def test_what_is_not_there_or_of_another_type_is_refused(tmp_path):
     )
     assert len(read(tmp_path, source="parquet:a.parquet", columns={"when": "ignored"}).columns) == 4
     refused(
-        lambda: load(recipe_of("digits", target="a"), tmp_path),
+        lambda: load(get_recipe("digits", target="a"), tmp_path),
         "data.target: expected no value, because `digits`",
     )
     refused(
-        lambda: load(recipe_of("digits", "regression"), tmp_path), "task: expected classification"
+        lambda: load(get_recipe("digits", "regression"), tmp_path), "task: expected classification"
     )
 
 
@@ -303,7 +303,7 @@ def write_uci(folder, **changed):
 
 def test_a_uci_split_is_the_one_that_the_recipe_names(tmp_path):
     content = write_uci(tmp_path)
-    recipe = recipe_of("uci:.", "regression", split=4)
+    recipe = get_recipe("uci:.", "regression", split=4)
     data = load(recipe, tmp_path)
     assert [column.name for column in data.columns] == ["x0", "x1"]
     raw = data.train.x * [c.std for c in data.columns] + [c.mean for c in data.columns]
@@ -330,18 +330,18 @@ def test_a_uci_split_is_the_one_that_the_recipe_names(tmp_path):
 )
 def test_uci_files_that_do_not_go_together_are_refused(tmp_path, changed, says):
     write_uci(tmp_path, **changed)
-    refused(lambda: load(recipe_of("uci:.", "regression", split=4), tmp_path), says)
+    refused(lambda: load(get_recipe("uci:.", "regression", split=4), tmp_path), says)
 
 
 def test_a_uci_split_that_is_not_there_and_classification_are_refused(tmp_path):
     write_uci(tmp_path)
     refused(
-        lambda: load(recipe_of("uci:.", "regression", split=5), tmp_path),
+        lambda: load(get_recipe("uci:.", "regression", split=5), tmp_path),
         "index_train_5.txt",
         "readable",
     )
     refused(
-        lambda: load(recipe_of("uci:."), tmp_path),
+        lambda: load(get_recipe("uci:."), tmp_path),
         "task: expected regression, because `uci` has targets",
     )
 
@@ -355,7 +355,7 @@ def test_rows_are_called_by_a_column_as_it_is_written_or_by_their_numbers(tmp_pa
     assert by_id.train.ids.tolist() == [names[i] if i else "0" for i in numbers]
     ages = by_id.train.x[:, 0] * by_id.columns[0].std + by_id.columns[0].mean
     assert np.round(ages).tolist() == AGE[numbers].tolist()
-    retained = split(by_id, split_sizes(recipe_of("csv:a.csv", target="label"))).train
+    retained = split(by_id, split_sizes(get_recipe("csv:a.csv", target="label"))).train
     assert len(retained.ids) == len(retained)
     assert {*retained.ids.tolist()} < {*by_id.train.ids.tolist()}
     refused(lambda: read(tmp_path, id="nothing"), "data.id", "one of the columns")
@@ -365,7 +365,7 @@ def test_rows_are_called_by_a_column_as_it_is_written_or_by_their_numbers(tmp_pa
 def test_columns_have_usual_values_of_which_the_data_s_digest_knows_nothing(tmp_path):
     write_csv(tmp_path)
     data = read(tmp_path)
-    train = split(data, split_sizes(recipe_of("csv:a.csv", target="label"))).train
+    train = split(data, split_sizes(get_recipe("csv:a.csv", target="label"))).train
     age, city, vip, income = data.columns
     assert age.usual == pytest.approx(
         np.median(train.x[:, 0].astype(float) * age.std + age.mean), abs=1e-4
@@ -381,7 +381,7 @@ def test_columns_have_usual_values_of_which_the_data_s_digest_knows_nothing(tmp_
     assert of_city[city.categories.index(city.usual)] == of_city.max()
     assert vip.usual == "false"
     older = [column.model_copy(update={"usual": None, "mostly": None}) for column in data.columns]
-    assert load(recipe_of("csv:a.csv", target="label"), tmp_path, older).digest() == data.digest()
+    assert load(get_recipe("csv:a.csv", target="label"), tmp_path, older).digest() == data.digest()
 
 
 def test_rows_know_their_groups_through_splits_whether_or_not_the_model_looks_at_them(tmp_path):
@@ -396,7 +396,7 @@ def test_rows_know_their_groups_through_splits_whether_or_not_the_model_looks_at
         assert data.group_names == ("east", "north", "south")
     column, parts = (
         unseen.columns[number],
-        split(unseen, split_sizes(recipe_of("csv:a.csv", target="label"))),
+        split(unseen, split_sizes(get_recipe("csv:a.csv", target="label"))),
     )
     place = unseen.shape[0] - 1
     for rows in (parts.train, parts.reference, parts.ranking, parts.validation, parts.test):
@@ -417,7 +417,7 @@ def test_rows_that_miss_what_no_training_row_misses_are_told(tmp_path, capsys):
     reference = read(tmp_path).columns
     write_csv(tmp_path, {**COLUMNS, "age": [None, *COLUMNS["age"][1:]]})
     with print_messages():
-        load(recipe_of("csv:a.csv", target="label"), tmp_path, reference)
+        load(get_recipe("csv:a.csv", target="label"), tmp_path, reference)
     message = capsys.readouterr().err
     assert "the service would refuse 1 rows without age, which all training rows have" in message
     assert "income" not in message
@@ -429,7 +429,7 @@ def test_other_data_may_be_of_one_group_alone(tmp_path):
     model = read(tmp_path, group="site", **sizes)
     write_csv(tmp_path, {**COLUMNS, "site": ["new"] * ROWS})
     refused(lambda: read(tmp_path, group="site", **sizes), "data.group: expected more groups")
-    recipe = recipe_of("csv:a.csv", target="label", group="site", **sizes)
+    recipe = get_recipe("csv:a.csv", target="label", group="site", **sizes)
     other = load_unfitted(recipe, tmp_path, model.columns, None)
     assert (len(other.rows), other.group_names) == (ROWS, ("new",))
     assert {*other.rows.groups.tolist()} == {0}
@@ -440,7 +440,7 @@ def test_other_data_need_no_column_that_the_model_does_not_read(tmp_path):
     retained = {**COLUMNS, "key": [f"k{i}" for i in range(ROWS)], "title": ["a"] * ROWS}
     write_csv(tmp_path, retained)
     model = read(tmp_path, **data)
-    recipe = recipe_of("csv:a.csv", **data)
+    recipe = get_recipe("csv:a.csv", **data)
     assert load_unfitted(recipe, tmp_path, model.columns, None).digest() == model.digest()
     write_csv(tmp_path)
     refused(lambda: read(tmp_path, **data), "expected one of the columns")
@@ -474,7 +474,7 @@ def test_a_file_is_looked_up_below_the_folder_of_data_and_then_in_the_current_on
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    request = recipe_of("csv:a.csv", target="label")
+    request = get_recipe("csv:a.csv", target="label")
     write_csv(tmp_path)
     Path("a.toml").write_text(
         'name = "a"\nmethod = "mle"\ndata = {source = "csv:a.csv"}\nnetwork = {hidden = [8]}\n'

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from model_store.sources.columns import encode_objects
-from tests.support.recipes import content_with, recipe_of
+from tests.support.recipes import content_with, get_recipe
 from tests.support.refusals import refused
 from training.data import load
 from training.data.findings import inspect_source
@@ -21,7 +21,7 @@ DAYS = [str(np.datetime64("2022-02-03") + 11 * i) for i in range(ROWS)]
 LABEL = [["no", "yes"][i % 2] for i in range(ROWS)]
 
 
-def lines_of(delimiter=",", comma=False, **columns):
+def get_lines(delimiter=",", comma=False, **columns):
     columns = columns or {"city": CITY, "weight": WEIGHT}
     columns = {**columns, "label": LABEL}
     rows = [delimiter.join(columns)]
@@ -36,7 +36,7 @@ def lines_of(delimiter=",", comma=False, **columns):
 
 def read(folder, content, **data):
     (folder / "a.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
-    return load(recipe_of("csv:a.csv", **{"target": "label", **data}), folder)
+    return load(get_recipe("csv:a.csv", **{"target": "label", **data}), folder)
 
 
 @pytest.mark.parametrize(
@@ -44,23 +44,23 @@ def read(folder, content, **data):
 )
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_encodings_and_delimiters_are_recognised(tmp_path, encoding, delimiter):
-    expected = read(tmp_path, lines_of())
-    data = read(tmp_path, lines_of(delimiter).encode(encoding))
+    expected = read(tmp_path, get_lines())
+    data = read(tmp_path, get_lines(delimiter).encode(encoding))
     assert data.digest() == expected.digest()
     assert data.columns[0].categories == ("Köln", "Málaga", "Rome")
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_decimal_commas_are_recognised_or_set(tmp_path, delimiter):
-    expected = read(tmp_path, lines_of())
-    assert read(tmp_path, lines_of(delimiter, comma=True)).digest() == expected.digest()
+    expected = read(tmp_path, get_lines())
+    assert read(tmp_path, get_lines(delimiter, comma=True)).digest() == expected.digest()
     assert (
-        read(tmp_path, lines_of(delimiter, comma=True), decimal=",").digest() == expected.digest()
+        read(tmp_path, get_lines(delimiter, comma=True), decimal=",").digest() == expected.digest()
     )
     large = [f"{1000 + i}.{i % 10}" for i in range(ROWS)]
     grouped = [f"1.{text[1:4]},{text[5:]}" for text in large]
-    plain = read(tmp_path, lines_of(price=large))
-    read_so = read(tmp_path, lines_of(";", price=grouped), decimal=",", thousands=".")
+    plain = read(tmp_path, get_lines(price=large))
+    read_so = read(tmp_path, get_lines(";", price=grouped), decimal=",", thousands=".")
     assert np.array_equal(read_so.train.x, plain.train.x)
 
 
@@ -70,7 +70,7 @@ def test_points_among_decimal_commas_are_refused(tmp_path, thousands, kind):
     odd = "1.5" if thousands is None else "1234.567"
     price = [*(f"{i},5" for i in range(ROWS - 1)), odd]
     columns = {} if kind is None else {"price": kind}
-    text = lines_of(";", price=price)
+    text = get_lines(";", price=price)
     refused(
         lambda: read(tmp_path, text, decimal=",", thousands=thousands, columns=columns),
         f"{odd!r} in row {ROWS - 1}",
@@ -82,7 +82,7 @@ def test_points_between_thousands_are_known_by_decimal_commas_elsewhere(tmp_path
     amounts = [200 + 43 * i for i in range(ROWS)]
     grouped = [f"{amount:,}".replace(",", ".") for amount in amounts]
     shares = [f"{i},25" for i in range(ROWS)]
-    data = read(tmp_path, lines_of(";", amount=grouped, share=shares))
+    data = read(tmp_path, get_lines(";", amount=grouped, share=shares))
     assert "decimal commas and points between thousands" in caplog.text
     amount = data.columns[0]
     assert amount.mean == pytest.approx(np.mean(amounts), rel=0.1)
@@ -94,29 +94,29 @@ def test_points_between_thousands_are_known_by_decimal_commas_elsewhere(tmp_path
 
 def test_points_that_may_be_between_thousands_are_refused_until_a_person_says(tmp_path):
     amounts = [200 + 43 * i for i in range(ROWS)]
-    text = lines_of(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts])
+    text = get_lines(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts])
     refused(lambda: read(tmp_path, text), "'1.017' and '200'")
     thousands = read(tmp_path, text, decimal=",", thousands=".").columns[0].mean
     assert thousands == pytest.approx(np.mean(amounts), rel=0.1)
     assert read(tmp_path, text, decimal=".").columns[0].mean < 1000
-    rest = lines_of(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts], x=WEIGHT)
+    rest = get_lines(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts], x=WEIGHT)
     assert read(tmp_path, rest).columns[0].mean < 1000  # points are decimal elsewhere
 
 
 def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, caplog):
     caplog.set_level("INFO", "dubito.training")
-    read(tmp_path, lines_of(";", comma=True).encode("cp1252"))
+    read(tmp_path, get_lines(";", comma=True).encode("cp1252"))
     assert "reading a.csv as cp1252" in caplog.text
     assert "cells separated by ';'" in caplog.text
     assert "decimal commas" in caplog.text
-    data = read(tmp_path, lines_of().encode("cp1250", "replace"), encoding="cp1250", delimiter=",")
+    data = read(tmp_path, get_lines().encode("cp1250", "replace"), encoding="cp1250", delimiter=",")
     assert "Köln" in data.columns[0].categories
     refused(
-        lambda: read(tmp_path, lines_of().encode("cp1252"), encoding="utf-8"),
+        lambda: read(tmp_path, get_lines().encode("cp1252"), encoding="utf-8"),
         "bytes that are not utf-8",
     )
     refused(
-        lambda: read(tmp_path, lines_of(), encoding="klingon"), "a readable CSV file", "klingon"
+        lambda: read(tmp_path, get_lines(), encoding="klingon"), "a readable CSV file", "klingon"
     )
 
 
@@ -142,7 +142,7 @@ def test_a_file_without_a_header_is_refused(tmp_path):
     ids=["iso", "slashes", "german", "with a time", "day first", "month first", "zulu", "offset"],
 )
 def test_dates_are_a_time_axis_and_the_service_reads_them_as_training_did(tmp_path, written, form):
-    data = read(tmp_path, lines_of(day=[written(day) for day in DAYS]))
+    data = read(tmp_path, get_lines(day=[written(day) for day in DAYS]))
     (column,) = data.columns
     assert (column.kind, column.cycles, column.written) == ("time", ("year", "week"), form)
     posted = json.loads(json.dumps([{"day": day} for day in DAYS]))
@@ -160,7 +160,7 @@ def test_dates_are_a_time_axis_and_the_service_reads_them_as_training_did(tmp_pa
 
 def test_times_of_day_have_a_cycle_and_missing_ones_an_indicator(tmp_path):
     times = [None if i % 7 == 0 else f"2024-05-01T{i % 24:02d}:30" for i in range(ROWS)]
-    data = read(tmp_path, lines_of(at=times))
+    data = read(tmp_path, get_lines(at=times))
     (column,) = data.columns
     assert (column.cycles, column.indicator, data.shape) == (("day",), True, (4,))
     rows = encode_objects([{"at": None}, {"at": "2024-05-01 06:00"}], data.columns, "x")
@@ -169,12 +169,12 @@ def test_times_of_day_have_a_cycle_and_missing_ones_an_indicator(tmp_path):
 
 
 def test_parquet_s_dates_are_those_of_csv(tmp_path):
-    expected = read(tmp_path, lines_of(day=DAYS))
+    expected = read(tmp_path, get_lines(day=DAYS))
     for kind in (pa.date32(), pa.timestamp("ns"), pa.timestamp("s", "UTC")):
         days = pa.array(np.array(DAYS, "M8[D]")).cast(kind)
         parquet.write_table(pa.table({"day": days, "label": LABEL}), tmp_path / "a.parquet")
         assert (
-            load(recipe_of("parquet:a.parquet", target="label"), tmp_path).digest()
+            load(get_recipe("parquet:a.parquet", target="label"), tmp_path).digest()
             == expected.digest()
         )
 
@@ -182,22 +182,22 @@ def test_parquet_s_dates_are_those_of_csv(tmp_path):
 def test_dates_that_could_be_read_in_two_ways_are_refused_unless_the_recipe_says(tmp_path):
     days = [f"0{1 + i % 9}/0{1 + i % 7}/2024" for i in range(ROWS)]
     refused(
-        lambda: read(tmp_path, lines_of(day=days)),
+        lambda: read(tmp_path, get_lines(day=days)),
         "column day: expected unambiguous dates (set data.date_format",
         "got '08/01/2024'",  # the first that is not the same either way
     )
-    first = read(tmp_path, lines_of(day=days), date_format="%d/%m/%Y")
-    second = read(tmp_path, lines_of(day=days), date_format="%m/%d/%Y")
+    first = read(tmp_path, get_lines(day=days), date_format="%d/%m/%Y")
+    second = read(tmp_path, get_lines(day=days), date_format="%m/%d/%Y")
     assert first.columns[0].mean != second.columns[0].mean
     assert (first.columns[0].written, second.columns[0].written) == ("%d/%m/%Y", "%m/%d/%Y")
     assert (
-        read(tmp_path, lines_of(day=days), columns={"day": "categorical"}).columns[0].kind
+        read(tmp_path, get_lines(day=days), columns={"day": "categorical"}).columns[0].kind
         == "categorical"
     )
     bad = [*days[:-1], "soon"]
     says = "column day: expected dates or times, such as 2024-05-01"
     refused(
-        lambda: read(tmp_path, lines_of(day=bad), columns={"day": "time"}),
+        lambda: read(tmp_path, get_lines(day=bad), columns={"day": "time"}),
         says,
         "got 'soon' in row 59",
     )
@@ -205,13 +205,13 @@ def test_dates_that_could_be_read_in_two_ways_are_refused_unless_the_recipe_says
 
 def test_of_dates_that_read_alike_either_way_requests_write_iso_8601_alone(tmp_path):
     days = [f"0{1 + i % 9}/0{1 + i % 9}/2024" for i in range(ROWS)]
-    (column,) = read(tmp_path, lines_of(day=days)).columns
+    (column,) = read(tmp_path, get_lines(day=days)).columns
     assert (column.kind, column.written) == ("time", None)
 
 
 def test_a_date_format_may_have_names_and_times_of_day(tmp_path):
     names = [f"{np.datetime64(day).item():%a %d %b %Y %H:%M}" for day in DAYS]
-    data = read(tmp_path, lines_of(day=names), date_format="%a %d %b %Y %H:%M")
+    data = read(tmp_path, get_lines(day=names), date_format="%a %d %b %Y %H:%M")
     (column,) = data.columns
     rows = encode_objects(
         [{"day": "Tue 07 May 2024 13:30"}, {"day": "2024-05-07T13:30"}], data.columns, "x"
@@ -220,7 +220,7 @@ def test_a_date_format_may_have_names_and_times_of_day(tmp_path):
     assert rows[0].tolist() == rows[1].tolist()
     names[3] = "soon"
     assert (
-        read(tmp_path, lines_of(day=names), date_format="%a %d %b %Y %H:%M").columns[0].kind
+        read(tmp_path, get_lines(day=names), date_format="%a %d %b %Y %H:%M").columns[0].kind
         == "categorical"
     )
 
@@ -250,16 +250,16 @@ def test_of_many_categories_the_frequent_ones_are_told_apart(tmp_path, caplog):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("delimiter", [",", ";"])
 def test_a_first_line_that_tells_the_delimiter_is_no_row(tmp_path, delimiter, end):
-    expected = read(tmp_path, lines_of())
-    content = f"sep={delimiter}\n" + lines_of(delimiter)
+    expected = read(tmp_path, get_lines())
+    content = f"sep={delimiter}\n" + get_lines(delimiter)
     assert read(tmp_path, content.replace("\n", end)).digest() == expected.digest()
     assert read(tmp_path, "\ufeff" + content, delimiter=delimiter).digest() == expected.digest()
 
 
 @pytest.mark.parametrize("delimiter", [",", ";"])
 def test_delimiters_at_the_ends_of_lines_make_no_columns(tmp_path, delimiter):
-    expected = read(tmp_path, lines_of())
-    ended = lines_of(delimiter).replace("\n", f"{delimiter}{delimiter}\n")
+    expected = read(tmp_path, get_lines())
+    ended = get_lines(delimiter).replace("\n", f"{delimiter}{delimiter}\n")
     assert read(tmp_path, ended).digest() == expected.digest()
     names = ended.replace(f"{delimiter}{delimiter}\n", "\n", 1)
     assert read(tmp_path, names).digest() == expected.digest()
@@ -271,9 +271,9 @@ def test_delimiters_at_the_ends_of_lines_make_no_columns(tmp_path, delimiter):
 
 
 def test_a_table_may_be_gzipped_and_is_none_of_excel_s(tmp_path):
-    expected = read(tmp_path, lines_of())
-    full = gzip.compress(lines_of().encode())
-    recipe = recipe_of("csv:b.csv.gz", target="label")
+    expected = read(tmp_path, get_lines())
+    full = gzip.compress(get_lines().encode())
+    recipe = get_recipe("csv:b.csv.gz", target="label")
     (tmp_path / "b.csv.gz").write_bytes(full)
     assert load(recipe, tmp_path).digest() == expected.digest()
     for content in (full[:-20], b"no gzip", full[:10] + b"x" * 20):
@@ -282,7 +282,7 @@ def test_a_table_may_be_gzipped_and_is_none_of_excel_s(tmp_path):
     for source in ("csv:b.xlsx", "parquet:b.XLSX"):
         (tmp_path / source.partition(":")[2]).write_bytes(b"PK\x03\x04")
         says = "a CSV or Parquet file (save the sheet as `CSV UTF-8`), got an Excel workbook"
-        refused(lambda source=source: load(recipe_of(source, target="label"), tmp_path), says)
+        refused(lambda source=source: load(get_recipe(source, target="label"), tmp_path), says)
 
 
 def test_text_in_parquet_that_is_all_numbers_may_be_a_target_or_a_number(tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.data import load, split, split_sizes
 from training.data.rows import row_digest
@@ -32,7 +32,7 @@ def recipe(kind, trained_on="seen", **more):
     shares = {"validation": 0.15, "reference": 0.15, "ranking": 0.15}
     shares |= dict.fromkeys(("validation_rows", "reference_rows", "ranking_rows"))
     observed = None if trained_on is None else f"{kind}:{trained_on}.{kind}"
-    return recipe_of(f"{kind}:all.{kind}", **target, **shares, trained_on=observed, **more)
+    return get_recipe(f"{kind}:all.{kind}", **target, **shares, trained_on=observed, **more)
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv"])

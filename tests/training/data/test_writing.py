@@ -6,7 +6,7 @@ import pytest
 from model_store.artifacts.manifest import NumberStyle
 from model_store.sources.cells import find_sign, number_example, parse_number
 from model_store.sources.columns import encode_objects
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.data import load
 from training.data.cells import infer_writing
@@ -90,7 +90,7 @@ def written(folder, **columns):
 
 def test_a_table_is_read_so_and_requests_may_be_too(tmp_path):
     written(tmp_path)
-    data = load(recipe_of("csv:a.csv", target="label"), tmp_path)
+    data = load(get_recipe("csv:a.csv", target="label"), tmp_path)
     price, share = data.columns
     assert (price.kind, price.written) == ("numeric", DOLLARS)
     assert (share.kind, share.written) == ("numeric", NumberStyle(sign="%"))
@@ -112,7 +112,7 @@ def test_a_table_is_read_so_and_requests_may_be_too(tmp_path):
 def test_a_target_may_be_so_written_too_and_text_that_can_be_read_in_several_ways_is_told(tmp_path):
     written(tmp_path, odd=[f"{1 + i},{100 + i} %" for i in range(40)])
     data = load(
-        recipe_of("csv:a.csv", "regression", target="price", columns={"odd": "ignored"}), tmp_path
+        get_recipe("csv:a.csv", "regression", target="price", columns={"odd": "ignored"}), tmp_path
     )
     assert sorted(np.concatenate([data.train.y, data.test.y]).tolist())[0] == 1000.5
     actual = inspect_source(DataSection(source="csv:a.csv", target="label"), tmp_path)
@@ -122,6 +122,6 @@ def test_a_target_may_be_so_written_too_and_text_that_can_be_read_in_several_way
     output = inspect_source(DataSection(source="csv:a.csv", target="label", decimal=","), tmp_path)
     assert next(column for column in output.columns if column.name == "odd").kind == "numeric"
     retained = load(
-        recipe_of("csv:a.csv", target="label", columns={"price": "categorical"}), tmp_path
+        get_recipe("csv:a.csv", target="label", columns={"price": "categorical"}), tmp_path
     )
     assert retained.columns[0].kind == "categorical"

@@ -131,7 +131,7 @@ def test_files_of_a_table_are_read_as_the_service_reads_them(tmp_path):
         refused(lambda: OutlierSource.parse("odd=csv:odd.csv", tmp_path).rows(spec, 5, 0), *says)
 
 
-def rows_of(spec, n=40):
+def get_rows(spec, n=40):
     generator = np.random.default_rng(0)
     return generator.uniform(spec.minimum, spec.maximum, (n, int(np.prod(spec.shape)))).astype(
         np.float32
@@ -140,7 +140,7 @@ def rows_of(spec, n=40):
 
 @pytest.mark.parametrize("spec", [GREY, COLOUR])
 def test_every_near_set_is_in_range_by_seed_and_not_the_rows(spec):
-    x, y = rows_of(spec), np.arange(40) % 3
+    x, y = get_rows(spec), np.arange(40) % 3
     first, second, other = (near_rows(spec, x, y, True, seed) for seed in (0, 0, 1))
     assert set(first) == {"mixed", *CORRUPTIONS}
     for name, rows in first.items():

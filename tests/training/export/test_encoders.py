@@ -15,7 +15,7 @@ PIXELS = EncoderInput(
 )
 
 
-def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
+def get_file(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
     graph = helper.make_graph(
         nodes,
         "theirs",
@@ -30,7 +30,7 @@ def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
     return path
 
 
-def encoder_of(folder, model, rows):
+def get_encoder(folder, model, rows):
     path = folder / "encoder.onnx"
     path.write_bytes(serialise(model))
     size = int(np.prod(rows.shape))
@@ -48,10 +48,10 @@ def encoder_of(folder, model, rows):
     ],
 )
 def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
-    path = file_of(
+    path = get_file(
         tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, dims)}
     )
-    encoder, x = encoder_of(tmp_path, file_graph(path, PIXELS), PIXELS)
+    encoder, x = get_encoder(tmp_path, file_graph(path, PIXELS), PIXELS)
     expected = np.maximum((x.reshape(-1, 3, 4, 5) - 10) / 4, 0).transpose(axes)
     np.testing.assert_allclose(encoder(x), expected.reshape(len(x), -1), rtol=1e-6)
     assert encoder.spec == EncoderSpec(outputs=60, rows_at_once=8)
@@ -59,19 +59,19 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
 
 def test_a_network_that_averages_places_is_exported_with_its_pixels_mean(tmp_path):
     layers = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    encoder, x = encoder_of(tmp_path, module_graph(layers, PIXELS), PIXELS)
+    encoder, x = get_encoder(tmp_path, module_graph(layers, PIXELS), PIXELS)
     images = (torch.from_numpy(x).unflatten(1, PIXELS.shape) - 10) / 4
     np.testing.assert_allclose(encoder(x), layers(images).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_grey_image_may_have_a_channel(tmp_path):
-    path = file_of(
+    path = get_file(
         tmp_path,
         [helper.make_node("Neg", ["x"], ["y"])],
         {"x": (TensorProto.FLOAT, ["n", 1, 4, 5])},
     )
     rows = EncoderInput((4, 5))
-    encoder, x = encoder_of(tmp_path, file_graph(path, rows), rows)
+    encoder, x = get_encoder(tmp_path, file_graph(path, rows), rows)
     np.testing.assert_array_equal(encoder(x), -x)
 
 
@@ -87,14 +87,14 @@ def test_a_text_encoder_gets_its_mask_and_types_of_the_ids(tmp_path):
     ]
     ids = (TensorProto.INT64, ["batch", "sequence"])
     tensors = {"table": table, "last": np.array([2]), "first": np.array([1])}
-    path = file_of(
+    path = get_file(
         tmp_path,
         nodes,
         dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), ids),
         tensors=tensors,
     )
     rows = EncoderInput((6,), pad_id=3)
-    encoder, x = encoder_of(tmp_path, file_graph(path, rows), rows)
+    encoder, x = get_encoder(tmp_path, file_graph(path, rows), rows)
     expected = (table[x.astype(int)] * (x != 3)[:, :, None]).sum(1)
     np.testing.assert_allclose(encoder(x), expected)
 
@@ -104,7 +104,7 @@ def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
         helper.make_node("Neg", ["x"], ["inner"]),
         helper.make_node("MatMul", ["inner", "w"], ["y"]),
     ]
-    path = file_of(
+    path = get_file(
         tmp_path,
         nodes,
         {"x": (TensorProto.FLOAT, ["n", 4])},
@@ -113,33 +113,35 @@ def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
     rows = EncoderInput((4,))
     model = file_graph(path, rows, "inner")
     assert model.ByteSize() < 1000
-    encoder, x = encoder_of(tmp_path, model, rows)
+    encoder, x = get_encoder(tmp_path, model, rows)
     np.testing.assert_array_equal(encoder(x), -x)
 
 
 def relu(folder, name="x", kind=TensorProto.FLOAT, dims=("n", 4), **more):
-    return file_of(
+    return get_file(
         folder, [helper.make_node("Relu", [name], ["y"])], {name: (kind, list(dims))}, **more
     )
 
 
 def two_inputs(folder):
     parent = (TensorProto.FLOAT, ["n", 4])
-    return file_of(folder, [helper.make_node("Add", ["a", "b"], ["y"])], {"a": parent, "b": parent})
+    return get_file(
+        folder, [helper.make_node("Add", ["a", "b"], ["y"])], {"a": parent, "b": parent}
+    )
 
 
 def two_outputs(folder):
     nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
-    return file_of(folder, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, ("y", "z"))
+    return get_file(folder, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, ("y", "z"))
 
 
 def custom(folder):
     node = helper.make_node("Own", ["x"], ["y"], domain="com.example")
-    return file_of(folder, [node], {"x": (TensorProto.FLOAT, ["n", 4])})
+    return get_file(folder, [node], {"x": (TensorProto.FLOAT, ["n", 4])})
 
 
 def external(folder, weights=None):
-    path = file_of(
+    path = get_file(
         folder,
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
         {"x": (TensorProto.FLOAT, ["n", 4])},
@@ -172,7 +174,7 @@ def test_weights_in_a_second_file_of_the_folder_are_read(tmp_path):
     rows = EncoderInput((4,))
     model = file_graph(external(tmp_path, weights), rows)
     (tmp_path / "w.bin").unlink()
-    encoder, x = encoder_of(tmp_path, model, rows)
+    encoder, x = get_encoder(tmp_path, model, rows)
     np.testing.assert_allclose(encoder(x), x @ weights, rtol=1e-5, atol=1e-5)
 
 
@@ -233,7 +235,7 @@ def mixing(folder):
         helper.make_node("Add", ["x", "little"], ["y"]),
     ]
     tensors = {"axes": np.array([0]), "part": np.array(1e-3, np.float32)}
-    return file_of(folder, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, tensors=tensors, opset=18)
+    return get_file(folder, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, tensors=tensors, opset=18)
 
 
 def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_difference(tmp_path):
@@ -261,7 +263,7 @@ def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_diff
 
 def test_what_is_no_number_is_refused(tmp_path):
     rows, path = EncoderInput((4,)), tmp_path / "encoder.onnx"
-    logarithm = file_of(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])})
+    logarithm = get_file(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])})
     path.write_bytes(serialise(file_graph(logarithm, rows)))
     with pytest.raises(InvalidInput, match="expected finite numbers for every row"):
         examine(path, 4, -np.ones((4, 4), np.float32), None)

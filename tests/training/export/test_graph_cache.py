@@ -29,7 +29,7 @@ def _own_graphs(monkeypatch, tmp_path):
     monkeypatch.setattr(graph_cache, "_in_memory", {})
 
 
-def graphs_of(method: str, seed: int) -> dict[str, bytes]:
+def get_graphs(method: str, seed: int) -> dict[str, bytes]:
     recipe = recipe_with(
         method=method, network={"hidden": [5]}, posterior=SMALL.get(method, {}), seed=seed
     )
@@ -43,13 +43,13 @@ def graphs_of(method: str, seed: int) -> dict[str, bytes]:
     "method", [m if m == "bhn-iaf" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )
 def test_a_kept_graph_with_other_weights_has_the_bytes_of_a_new_one(method, monkeypatch):
-    first = graphs_of(method, 0)
+    first = get_graphs(method, 0)
     with monkeypatch.context() as changes:
         changes.setattr(torch.onnx, "export", None)  # a second call would fail
-        retained = graphs_of(method, 1)
+        retained = get_graphs(method, 1)
     with monkeypatch.context() as changes:
         changes.setattr("training.export.graphs.export_program", _export_by_torch_alone)
-        new = graphs_of(method, 1)
+        new = get_graphs(method, 1)
     assert retained["network.onnx"] != first["network.onnx"]
     assert retained == new
 
@@ -76,13 +76,13 @@ class Reading(Scaled):
         return self.layer(x) * float(self.layer.bias[0])
 
 
-def structure_of(module: nn.Module) -> str | None:
+def get_structure(module: nn.Module) -> str | None:
     with ExportSubstitutes():
         return structure(module, X, ROWS)
 
 
 def test_only_weights_leave_a_structure_as_it_is():
-    assert structure_of(Scaled()) == structure_of(Scaled())
+    assert get_structure(Scaled()) == get_structure(Scaled())
     changed = [
         Scaled(constant=3.0),
         Scaled(of_tensor=3.0),
@@ -93,19 +93,19 @@ def test_only_weights_leave_a_structure_as_it_is():
         Scaled().double().float(),
         Scaled().train(False),
     ]
-    expected = structure_of(Scaled())
-    assert [structure_of(module) == expected for module in changed] == [False] * 6 + [True, False]
+    expected = get_structure(Scaled())
+    assert [get_structure(module) == expected for module in changed] == [False] * 6 + [True, False]
     assert structure(Scaled(), (torch.zeros(4, 4),), ROWS) != expected
 
 
 def test_tied_weights_are_another_structure():
     apart, tied = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
     tied[1].weight = tied[0].weight
-    assert structure_of(apart) != structure_of(tied)
+    assert get_structure(apart) != get_structure(tied)
 
 
 def test_a_module_whose_course_depends_on_values_has_no_structure():
-    assert structure_of(Reading()) is None
+    assert get_structure(Reading()) is None
 
 
 def test_a_kept_graph_holds_no_weights_and_names_no_files():

@@ -22,7 +22,7 @@ def problem():
     return Problem.make()
 
 
-def found(problem, method, start, folder):
+def fit_posterior(problem, method, start, folder):
     model, run = fit(problem, recipe(method, start, **METHODS[method]), folder)
     return *compare(model, problem), run_provenance(run, problem.splits)
 
@@ -32,7 +32,7 @@ def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousa
     problem, tmp_path
 ):
     start = -7.0
-    ratio, off, facts = found(problem, "bbb-gaussian", start, tmp_path)
+    ratio, off, facts = fit_posterior(problem, "bbb-gaussian", start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE / 2).all(), ratio
     assert (off.abs() < 0.1).all(), off
     assert facts.convergence["settled"], facts.convergence
@@ -49,7 +49,7 @@ def test_every_method_finds_the_posterior_of_a_linear_regression(
         request.applymarker(
             pytest.mark.xfail(reason="too noisy a gradient for this number of steps", strict=True)
         )
-    ratio, off, facts = found(problem, method, start, tmp_path)
+    ratio, off, facts = fit_posterior(problem, method, start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
     assert (off.abs() < 0.1).all(), off
     assert facts.convergence["settled"], facts.convergence

@@ -31,14 +31,14 @@ def linear(structure, prior_std=1.0, epochs=40):
     )
 
 
-def rows_of(split):
+def get_rows(split):
     return torch.from_numpy(split.x), torch.from_numpy(split.y)
 
 
 def at_best(problem, settings):
     """A model that was not fitted, at the exact posterior's mean."""
     model = build(settings, (problem.inputs,), 0).eval()
-    model.likelihood.start(rows_of(problem.splits.train)[1])
+    model.likelihood.start(get_rows(problem.splits.train)[1])
     mean, precision = exact(model, problem)
     model.posterior.start_at(mean.float())
     return model, precision
@@ -48,8 +48,8 @@ def fitted(model, settings, problem):
     return fit_laplace(
         model,
         settings.posterior,
-        rows_of(problem.splits.train),
-        rows_of(problem.splits.validation),
+        get_rows(problem.splits.train),
+        get_rows(problem.splits.validation),
         0,
         20,
     )
@@ -97,7 +97,7 @@ def test_the_marginal_likelihood_is_the_evidence(problem, structure):
 
 
 def evidence(model, problem, prior_std):
-    x, y = (part.double() for part in rows_of(problem.splits.train))
+    x, y = (part.double() for part in get_rows(problem.splits.train))
     scale = model.likelihood.target_std.double()
     inputs = torch.cat([x, torch.ones(len(x), 1)], 1) * scale * prior_std
     spread = inputs @ inputs.T + scale**2 * torch.eye(len(x))
@@ -124,12 +124,12 @@ def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
     assert facts.convergence is None
 
 
-def eigen_of(*values):
+def get_eigen(*values):
     return Eigen(torch.tensor(values, dtype=torch.float64))
 
 
 def test_the_chosen_precision_has_the_largest_marginal_likelihood():
-    eigen, square = eigen_of(0.0, 0.5, 20.0, 3.0, 400.0), 2.5
+    eigen, square = get_eigen(0.0, 0.5, 20.0, 3.0, 400.0), 2.5
     best = best_precision(eigen, square)
     position = log_marginal_likelihood(0.0, eigen, square, best)
     for times in (0.99, 1.01, 0.1, 10.0):
@@ -138,8 +138,8 @@ def test_the_chosen_precision_has_the_largest_marginal_likelihood():
 
 
 def test_a_precision_without_bounds_is_bounded():
-    assert best_precision(eigen_of(1.0), 0.0) == pytest.approx(1e8)
-    assert best_precision(eigen_of(0.0), 1.0) == pytest.approx(1e-8)
+    assert best_precision(get_eigen(1.0), 0.0) == pytest.approx(1e8)
+    assert best_precision(get_eigen(0.0), 1.0) == pytest.approx(1e-8)
 
 
 # Networks that are not trained
@@ -167,7 +167,7 @@ def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tm
     module = trained((problem.inputs,), 1)
     expected = torch.cat([module[2].weight.T, module[2].bias[None]]).flatten()
     assert torch.equal(model.posterior.mean.detach(), expected.detach())
-    x, y = rows_of(problem.splits.train)
+    x, y = get_rows(problem.splits.train)
     result = model.likelihood(model.network(x, model.posterior.centre()[None, None])[0])
     errors = (module(x)[:, 0] - y).square().mean()
     torch.testing.assert_close(
@@ -266,13 +266,13 @@ def test_marginal_likelihood_chooses_the_prior_unless_held_out_rows_lose_by_it(i
 def test_a_tempered_likelihood_counts_as_so_many_more_rows(problem):
     settings = linear("full")
     model, _ = at_best(problem, settings)
-    twice = rows_of(problem.splits.train)
+    twice = get_rows(problem.splits.train)
     twice = tuple(torch.cat([part, part]) for part in twice)
-    held_out = rows_of(problem.splits.validation)
+    held_out = get_rows(problem.splits.validation)
     facts = fit_laplace(model, settings.posterior, twice, held_out, 0, 20)
     of_twice = covariance(model.posterior)
     tempered = fit_laplace(
-        model, settings.posterior, rows_of(problem.splits.train), held_out, 0, 20, times=2.0
+        model, settings.posterior, get_rows(problem.splits.train), held_out, 0, 20, times=2.0
     )
     torch.testing.assert_close(covariance(model.posterior), of_twice, rtol=1e-4, atol=1e-8)
     assert tempered["log_marginal_likelihood"] == pytest.approx(

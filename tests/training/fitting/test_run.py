@@ -55,11 +55,11 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, 
     assert process.returncode == 0, errors
     assert "resuming from step" in message
     assert published_weights(folder) == published_weights(uninterrupted)
-    assert metrics_of(folder) == metrics_of(uninterrupted)
+    assert get_metrics(folder) == get_metrics(uninterrupted)
 
 
 def test_metrics_have_a_line_for_each_epoch_and_the_loss_goes_down(uninterrupted):
-    metrics = metrics_of(uninterrupted)
+    metrics = get_metrics(uninterrupted)
     assert [line["epoch"] for line in metrics] == [1, 2, 3, 4]
     assert metrics[-1]["loss"] < metrics[0]["loss"]
     for line in metrics:
@@ -104,7 +104,7 @@ def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_1
     tmp_path, monkeypatch, capsys
 ):
     with fitting(tmp_path, epochs=100_000) as first:
-        wait_until(lambda: first.poll() is not None or checkpoint_of(tmp_path) is not None)
+        wait_until(lambda: first.poll() is not None or get_checkpoint(tmp_path) is not None)
         assert fit_here(tmp_path, monkeypatch, epochs=100_000) == 2
         *_, line = capsys.readouterr().err.splitlines()
         assert line.startswith("error: run: expected a run that no other process is working on")
@@ -332,16 +332,16 @@ def fitting(folder, epochs=4):
 
 def kill_after_a_checkpoint(folder):
     """Kill `fit` at a random moment after it has got further than its folder has."""
-    before = checkpoint_of(folder)
+    before = get_checkpoint(folder)
     with fitting(folder) as process:
         wait_until(
-            lambda: process.poll() is not None or checkpoint_of(folder) not in {None, before}
+            lambda: process.poll() is not None or get_checkpoint(folder) not in {None, before}
         )
         time.sleep(random.uniform(0, 0.2))
     assert process.returncode == -signal.SIGKILL
 
 
-def checkpoint_of(folder):
+def get_checkpoint(folder):
     """The bytes of the run's checkpoint, None where there is none."""
     for path in folder.glob("runs/*/checkpoint.safetensors"):
         return path.read_bytes()
@@ -355,7 +355,7 @@ def published_weights(folder):
     }
 
 
-def metrics_of(folder):
+def get_metrics(folder):
     (path,) = folder.glob("runs/*/metrics.jsonl")
     return timeless([json.loads(line) for line in path.read_text().splitlines()])
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from model_store.artifacts.store import ModelStore
-from tests.support.recipes import QUICK, recipe_of, recipe_with, write_recipe
+from tests.support.recipes import QUICK, get_recipe, recipe_with, write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.bayes.posterior import noise
@@ -130,7 +130,7 @@ def test_a_naive_hypernetwork_does_not_take_on_classes():
 # Runs
 
 
-def data_of(rows, seed=0, classes=("a", "b", "c")):
+def get_data(rows, seed=0, classes=("a", "b", "c")):
     """Classes around points of a space, split."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, len(classes), rows)
@@ -155,7 +155,7 @@ def parent(digits_store, tmp_path_factory, fits):
     settings = settings.model_copy(
         update={"training": settings.training.model_copy(update={"epochs": 30})}
     )
-    data, splits = data_of(300)
+    data, splits = get_data(300)
     run = run_in(tmp_path_factory.mktemp("parent"), settings, splits, 3)
     model = run.fit(quiet=True)
     manifest = ModelStore(digits_store).manifest("digits", "1")
@@ -171,20 +171,20 @@ def parent(digits_store, tmp_path_factory, fits):
 
 
 def test_it_starts_where_the_parent_ended_and_better_than_a_cold_start(parent, tmp_path):
-    _, splits = data_of(600, seed=1)
+    _, splits = get_data(600, seed=1)
     warm = run_in(tmp_path / "warm", recipe("bbb-gaussian"), splits, 3, parent)
     state = parent.model().state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in warm.model.state_dict().items())
     cold = run_in(tmp_path / "cold", recipe("bbb-gaussian"), splits, 3)
-    before = quality_of(warm)
+    before = get_quality(warm)
     warm.fit(quiet=True), cold.fit(quiet=True)
     first_warm, first_cold = (run.progress.history[0] for run in (warm, cold))
     assert first_warm["validation_log_likelihood"] > first_cold["validation_log_likelihood"]
     assert first_warm["loss"] < first_cold["loss"]
-    assert quality_of(warm) > before - 0.05
+    assert get_quality(warm) > before - 0.05
 
 
-def quality_of(run):
+def get_quality(run):
     """Accuracy on its validation rows."""
     log_probs = run.model.predict(run.validation[0], noise(run.model.posterior, 20, 9))
     probs = log_probs.exp().mean(0)
@@ -193,7 +193,7 @@ def quality_of(run):
 
 @pytest.mark.usefixtures("fits")
 def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_path):
-    _, splits = data_of(300, seed=2, classes=("a", "b", "c", "d"))
+    _, splits = get_data(300, seed=2, classes=("a", "b", "c", "d"))
     settings = recipe("bbb-gaussian")
     at_every_step = settings.training.model_copy(update={"checkpoint_interval_s": 1e-9})
     settings = settings.model_copy(update={"training": at_every_step})
@@ -220,8 +220,8 @@ def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_pa
 
 
 def test_old_classes_come_first_matched_by_name():
-    data, _ = data_of(300, classes=("a", "b", "c"))
-    extra, _ = data_of(300, classes=("B", "a", "b", "bb", "c"))
+    data, _ = get_data(300, classes=("a", "b", "c"))
+    extra, _ = get_data(300, classes=("B", "a", "b", "bb", "c"))
     joined = match_classes(extra, data.classes)
     assert joined.classes == ("a", "b", "c", "B", "bb")
     for rows, before in ((joined.train, extra.train), (joined.test, extra.test)):
@@ -239,8 +239,8 @@ def test_columns_are_encoded_as_the_parent_s_were(tmp_path):
 
     table("old.csv", "size,kind,y\n" + "1,red,a\n3,blue,b\n" * 20)
     table("more.csv", "kind,size,y\n" + "7,9,a\nblue,,b\n" * 20)
-    old = load(recipe_of("csv:old.csv", target="y"), tmp_path)
-    extra = load(recipe_of("csv:more.csv", target="y"), tmp_path, old.columns)
+    old = load(get_recipe("csv:old.csv", target="y"), tmp_path)
+    extra = load(get_recipe("csv:more.csv", target="y"), tmp_path, old.columns)
     assert extra.columns == old.columns
     size, kind = old.columns
     assert kind.categories == ("blue", "red")
@@ -250,19 +250,19 @@ def test_columns_are_encoded_as_the_parent_s_were(tmp_path):
     assert rows == {(float(np.float32((9 - size.mean) / size.std)), 0, 0, 1), (0, 1, 0, 0)}
     table("other.csv", "kind,size,more,y\n" + "red,9,1,a\nblue,2,2,b\n" * 20)
     refused(
-        lambda: load(recipe_of("csv:other.csv", target="y"), tmp_path, old.columns),
+        lambda: load(get_recipe("csv:other.csv", target="y"), tmp_path, old.columns),
         "a difference in ['more']",
     )
     table("fewer.csv", "kind,y\n" + "red,a\nblue,b\n" * 20)
-    refused(lambda: load(recipe_of("csv:fewer.csv", target="y"), tmp_path, old.columns), "'size'")
+    refused(lambda: load(get_recipe("csv:fewer.csv", target="y"), tmp_path, old.columns), "'size'")
     refused(
-        lambda: load(recipe_of("digits"), tmp_path, old.columns),
+        lambda: load(get_recipe("digits"), tmp_path, old.columns),
         "a table with the columns ['size', 'kind']",
     )
 
 
 def test_what_differs_is_named(parent):
-    data, _ = data_of(300)
+    data, _ = get_data(300)
 
     def check(settings, of=data):
         return lambda: check_compatible(settings, of, parent)
@@ -291,7 +291,7 @@ def test_what_differs_is_named(parent):
 
 
 @pytest.fixture(scope="module")
-def of_mle(parent):
+def mle_parent(parent):
     settings = recipe("mle")
     model, _ = fitted_like(settings)
     weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
@@ -302,34 +302,35 @@ def of_mle(parent):
     "method", [name for name, method in METHODS.items() if issubclass(method, DrawnMethod)]
 )
 def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(
-    of_mle, tmp_path, method
+    mle_parent, tmp_path, method
 ):
-    _, splits = data_of(300)
+    _, splits = get_data(300)
     settings = recipe(method)
     if method == "laplace":
         settings = settings.model_copy(
             update={"training": settings.training.model_copy(update={"epochs": None})}
         )
-    run = run_in(tmp_path / "run", settings, splits, 3, of_mle)
+    run = run_in(tmp_path / "run", settings, splits, 3, mle_parent)
     assert (run.steps == 0) == (method == "laplace")
-    x, old = run.train[0], of_mle.model().eval()
+    x, old = run.train[0], mle_parent.model().eval()
     centre = run.model.posterior.centre()[None, None]
     outputs, _ = run.model.eval().network(x, centre)
     expected, _ = old.network(x, torch.zeros(1, 1, 1))
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(of_mle):
-    data, _ = data_of(300)
-    check_compatible(recipe("mvn"), data, of_mle)
+def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(mle_parent):
+    data, _ = get_data(300)
+    check_compatible(recipe("mvn"), data, mle_parent)
     network = recipe("mvn").network.model_copy(update={"bayesian": ["2"], "trained": []})
-    check_compatible(recipe("mvn").model_copy(update={"network": network}), data, of_mle)
+    check_compatible(recipe("mvn").model_copy(update={"network": network}), data, mle_parent)
     refused(
-        lambda: check_compatible(recipe("ensemble"), data, of_mle), "method: expected mle, as in"
+        lambda: check_compatible(recipe("ensemble"), data, mle_parent),
+        "method: expected mle, as in",
     )
     extra = dataclasses.replace(data, classes=(*data.classes, "d"))
     refused(
-        lambda: check_compatible(recipe("mvn"), extra, of_mle),
+        lambda: check_compatible(recipe("mvn"), extra, mle_parent),
         "data.source: classes: expected 3 classes",
         "also d",
     )

@@ -30,13 +30,13 @@ from training.publishing.quality import Measured, disagreement
 RANDOM = np.random.default_rng(3)
 
 
-def rows_of(y):
+def get_rows(y):
     x = np.stack([y, RANDOM.normal(size=len(y))], axis=1).astype(np.float32)
     return Rows(x, y)
 
 
 def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
-    train, test = rows_of(np.array([0] * 6 + [1] * 3)), rows_of(np.array([0, 1, 2, 0]))
+    train, test = get_rows(np.array([0] * 6 + [1] * 3)), get_rows(np.array([0, 1, 2, 0]))
     actual = baselines(train, train, test, 3)["constant"]
     by_hand = (2 * log(7 / 12) + log(4 / 12) + log(1 / 12)) / 4
     assert actual[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
@@ -44,7 +44,7 @@ def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
 
 
 def test_the_constant_of_targets_is_their_gaussian_by_hand():
-    train, test = rows_of(np.float32([1, 2, 6])), rows_of(np.float32([3, 0]))
+    train, test = get_rows(np.float32([1, 2, 6])), get_rows(np.float32([3, 0]))
     actual = baselines(train, train, test, 0)["constant"]
     variance = (4 + 1 + 9) / 3
     by_hand = -0.5 * log(2 * pi * variance) - (0 + 9) / 2 / (2 * variance)
@@ -55,7 +55,7 @@ def test_the_constant_of_targets_is_their_gaussian_by_hand():
 @pytest.mark.parametrize("classes", [0, 2, 4])
 def test_linear_and_boosting_find_what_a_column_gives_away(classes):
     y = np.arange(200) % classes if classes else RANDOM.normal(size=200).astype(np.float32)
-    rows = rows_of(y)
+    rows = get_rows(y)
     actual = baselines(rows, rows, rows, classes)
     assert list(actual) == ["constant", "linear", "boosting"]
     constant = actual.pop("constant")
@@ -66,27 +66,27 @@ def test_linear_and_boosting_find_what_a_column_gives_away(classes):
 
 def test_a_class_that_no_row_of_a_large_set_has_keeps_the_least_probability():
     y = np.append(np.zeros(12_000, dtype=np.int64), 1)
-    actual = baselines(rows_of(y), rows_of(y), rows_of(np.array([2, 0])), 3)
+    actual = baselines(get_rows(y), get_rows(y), get_rows(np.array([2, 0])), 3)
     for name in ("linear", "boosting"):
         assert actual[name][LOG_LIKELIHOOD].value > log(MIN_PROBABILITY)
 
 
 def test_rows_that_are_spread_have_the_first_and_the_last_class():
     y = np.append(np.ones(5000, dtype=np.int64), [0, 2])
-    small = spread(rows_of(y), 100)
+    small = spread(get_rows(y), 100)
     assert len(small) == 100
     assert sorted({*small.y.tolist()}) == [0, 1, 2]
 
 
-def figures_of(log_likelihood, hits):
+def get_figures(log_likelihood, hits):
     return {LOG_LIKELIHOOD: Mean(np.array(log_likelihood)), ACCURACY: Share(np.array(hits))}
 
 
 def test_a_sentence_says_what_is_clearly_better_and_nothing_what_may_be_chance():
     even = [-0.5, -0.6] * 50
-    mine = figures_of(even, [True, False] * 50)
-    better = figures_of(np.array(even) + [0.1, 0.2] * 50, [True] * 100)
-    alike = figures_of(np.array(even) + [2.0, -1.9] * 50, [True, False] * 50)
+    mine = get_figures(even, [True, False] * 50)
+    better = get_figures(np.array(even) + [0.1, 0.2] * 50, [True] * 100)
+    alike = get_figures(np.array(even) + [2.0, -1.9] * 50, [True, False] * 50)
     assert list(warn_if_worse(mine, {"constant": alike, "linear": alike}, "always 'ok'")) == []
     assert list(warn_if_worse(mine, {"linear": better, "boosting": alike}, "always 'ok'")) == [
         "worse than linear: log-likelihood -0.55 against -0.4 on 100 test rows (difference -0.15, "
@@ -108,7 +108,7 @@ def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong)
 
 
 @pytest.mark.parametrize(
-    ("method", "weight", "said"),
+    ("method", "weight", "notes"),
     [
         ("bbb-gaussian", 1e-4, ["a tempered posterior, of temperature 0.1 (training.kl_weight): "]),
         ("bbb-gaussian", 1e-3, []),
@@ -116,11 +116,11 @@ def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong)
         ("mle", 1e-4, []),
     ],
 )
-def test_a_tempered_posterior_says_its_temperature_and_why(method, weight, said):
+def test_a_tempered_posterior_says_its_temperature_and_why(method, weight, notes):
     training = {"kl_weight": weight, "kl_weight_reason": "validation rows choose it"}
     recipe = recipe_with(method=method, training=training).model_dump(mode="json")
     actual = list(fit_warnings(Provenance(recipe=recipe, rows={"train": 1000})))
-    assert actual == [f"{item}validation rows choose it" for item in said]
+    assert actual == [f"{item}validation rows choose it" for item in notes]
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_a_tempered_posterior_says_its_temperature_and_why(method, weight, said)
     ],
 )
 def test_a_posterior_that_never_doubts_says_so_and_what_may_change_it(method, change):
-    def said(of_rows, of_noise, max_draws=None):
+    def get_notes(of_rows, of_noise, max_draws=None):
         return list(_agreement(Measured({}, of_rows, of_noise), METHODS[method], max_draws))
 
-    (warning,) = said(1e-5, 2e-4)
+    (warning,) = get_notes(1e-5, 2e-4)
     assert "their disagreement is 0.001 % of its uncertainty about test rows and 0.02 %" in warning
     assert change in warning
-    assert said(1e-5, 0.1) == said(0.1, 1e-5) == said(0.0, 0.0, max_draws=1) == []
+    assert get_notes(1e-5, 0.1) == get_notes(0.1, 1e-5) == get_notes(0.0, 0.0, max_draws=1) == []
 
 
 @pytest.mark.parametrize(("nll", "collapsed"), [(0.68, False), (0.7, True), (2.4, True)])

@@ -57,7 +57,7 @@ def opened(folder, name, version="1"):
     return Model.load(ModelStore(folder / "models").open(name, version, NEEDED))
 
 
-def parts_of(folder):
+def get_parts(folder):
     (file,) = (folder / "models").rglob("report.json")
     assert "<h2>Parts</h2>" in file.with_name("report.html").read_text()
     return {part["name"]: part for part in json.loads(file.read_text())["parts"]}
@@ -85,7 +85,7 @@ def test_intervals_are_as_wide_as_each_group_needs(folder):
 
 
 def test_evidence_shows_every_group_with_its_intervals(folder):
-    parts = parts_of(folder)
+    parts = get_parts(folder)
     assert set(parts) == set(SITES)
     assert sum(part["rows"] for part in parts.values()) == 120
     for part in parts.values():
@@ -97,7 +97,7 @@ def test_evidence_shows_every_group_with_its_intervals(folder):
 
 
 def test_a_group_of_few_rows_is_covered_in_any_case(folder):
-    tiny = parts_of(folder)["tiny"]
+    tiny = get_parts(folder)["tiny"]
     assert (tiny["covered"], tiny["flagged"]) == (1.0, 0.0)
 
 

@@ -68,7 +68,7 @@ def published(tmp_path_factory, fits):
     return folder
 
 
-def models_of(folder):
+def get_models(folder):
     store = ModelStore(folder / "models")
     return [Model.load(store.open("small", version, NEEDED)) for version in ("1", "2")]
 
@@ -82,7 +82,7 @@ def test_it_is_fitted_on_what_the_encoder_says(published, digits_rows):
     assert rows.shape[1] == WIDTH
     weights = load_file(published / "models/small/1/weights.safetensors")
     assert not any("body" in name for name in weights)
-    encoder, (model, _) = Body((1, 8, 8)), models_of(published)
+    encoder, (model, _) = Body((1, 8, 8)), get_models(published)
     x = torch.from_numpy(digits_rows[:4].reshape(4, -1)).float()
     expected = encoder(x.unflatten(1, (1, 8, 8))).detach()
     np.testing.assert_allclose(model.runtime.encoded(x.numpy()), expected.numpy(), atol=1e-5)
@@ -91,7 +91,7 @@ def test_it_is_fitted_on_what_the_encoder_says(published, digits_rows):
 def test_versions_share_the_encoders_place_on_the_disk_and_in_memory(published):
     files = [published / f"models/small/{version}/encoder.onnx" for version in ("1", "2")]
     assert files[0].samefile(files[1])
-    first, second = models_of(published)
+    first, second = get_models(published)
     assert first.encoder is second.encoder
     ModelStore(published / "models").open("small", "1")
 
@@ -134,7 +134,7 @@ def test_it_is_served_like_any_other(published, serve, digits_rows):
         models = client.get("/models").json()["models"]
         assert models[0]["encoder"] == {"outputs": WIDTH, "rows_at_once": 8, "difference": 0.0}
     samples = np.array([row["samples"] for row in together]).swapaxes(0, 1)
-    _, model = models_of(published)
+    _, model = get_models(published)
     x = digits_rows[:5].reshape(5, -1).astype(np.float32)
     outputs, _ = model.runtime.run_set(x, model.runtime.draw_set(3, answer.json()["num_samples"]))
     np.testing.assert_allclose(samples, np.exp(outputs), atol=1e-6)

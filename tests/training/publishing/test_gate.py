@@ -8,7 +8,7 @@ import pytest
 from model_store.artifacts.manifest import FileSpec, InputSpec, TextSpec
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
-from tests.support.recipes import recipe_of, recipe_with, write_recipe
+from tests.support.recipes import get_recipe, recipe_with, write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Rows, digits
@@ -107,7 +107,7 @@ def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(ow
     x, y = generator.normal(3, 2, 80), generator.integers(0, 2, 80)
     lines = [f"{value:.6f},{'ab'[label]}" for value, label in zip(x, y, strict=True)]
     (tmp_path / "table.csv").write_text("\n".join(["value,label", *lines]))
-    recipe = recipe_of("csv:table.csv", target="label")
+    recipe = get_recipe("csv:table.csv", target="label")
     data = data_of(recipe, tmp_path)
     draft = Draft(own_store.manifest("digits", "1").model_copy(update={"input": data.input}), {})
     column = data.columns[0].model_copy(update={"mean": 1.0, "std": 0.5})
@@ -147,7 +147,7 @@ def test_rows_of_text_are_those_of_another_version_with_the_same_tokens_alone(pu
     ):
         files = {"tokenizer.json": FileSpec(sha256=sha256(content).hexdigest(), size=len(content))}
         manifest = published.model_copy(update={"input": other, "files": files})
-        assert encode_rows_for(manifest, recipe_of("digits"), draft, test, tmp_path) is expected
+        assert encode_rows_for(manifest, get_recipe("digits"), draft, test, tmp_path) is expected
 
 
 def test_what_cannot_be_scored_on_the_same_rows_is_compared_as_it_was_recorded(own_store, caplog):

@@ -9,7 +9,7 @@ from model_store.artifacts.manifest import FILES
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model, detector_scores
 from tests.support.environment import working_in
-from tests.support.recipes import recipe_of
+from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Dataset, Rows, digits, load, renumber
@@ -46,7 +46,7 @@ def flags(folder, version):
 
 
 def npz(path):
-    return load(recipe_of(f"npz:{path.name}"), path.parent)
+    return load(get_recipe(f"npz:{path.name}"), path.parent)
 
 
 def test_recalibration_restores_the_flag_s_rate(folder):
