@@ -1,6 +1,6 @@
-"""List the benchmarks, each with the first line of its docstring.
+"""List the benchmarks.
 
-`make bench` runs the short ones; `docs/results/README.md` describes all of them.
+`make bench` runs the short ones. `docs/results/README.md` describes all of them.
 """
 
 import importlib
@@ -12,11 +12,11 @@ SHARED = ("__main__", "common")
 
 
 def main() -> None:
-    for found in pkgutil.iter_modules(benchmarks.__path__):
-        if found.name not in SHARED:
-            module = importlib.import_module(f"benchmarks.{found.name}")
+    for info in pkgutil.iter_modules(benchmarks.__path__):
+        if info.name not in SHARED:
+            module = importlib.import_module(f"benchmarks.{info.name}")
             summary = " ".join((module.__doc__ or "").partition("\n\n")[0].split())
-            print(f"python -m benchmarks.{found.name:12} {summary}")
+            print(f"python -m benchmarks.{info.name:12} {summary}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What benchmarks share: options and pages, the published model that they measure and its rows, an
-untrained model of `recipes/mnist.toml`'s size to measure speed on, and a service that runs."""
+"""Options, models, rows and services for benchmarks."""
 
 import argparse
 import http.client
@@ -40,7 +39,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def bare_parser(description: str | None, written: str) -> argparse.ArgumentParser:
-    """Return a parser with `--write`, which keeps results as `written`."""
+    """Create a parser with `--write`, which saves results under the name `written`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,8 +47,8 @@ def bare_parser(description: str | None, written: str) -> argparse.ArgumentParse
     return parser
 
 
-def parser_of(description: str | None, written: str) -> argparse.ArgumentParser:
-    """Return a parser with the published model that is measured, and `--store`."""
+def model_parser(description: str | None, written: str) -> argparse.ArgumentParser:
+    """Create a parser with `--store` and the name of a published model."""
     parser = bare_parser(description, written)
     parser.add_argument("name")
     default = Path(os.environ.get("DUBITO_STORE", "models"))
@@ -58,14 +57,14 @@ def parser_of(description: str | None, written: str) -> argparse.ArgumentParser:
 
 
 def size_parser(description: str | None, written: str) -> argparse.ArgumentParser:
-    """Return a parser with `--store`, by default one with an untrained model: see `store_of`."""
+    """Create a parser with `--store`; by default a store with an untrained model."""
     parser = bare_parser(description, written)
     parser.add_argument("--store", type=Path, help="by default one with a model of MNIST's size")
     return parser
 
 
 @contextmanager
-def store_of(options: argparse.Namespace) -> Iterator[ModelStore]:
+def open_or_publish(options: argparse.Namespace) -> Iterator[ModelStore]:
     with tempfile.TemporaryDirectory() as folder:
         store = ModelStore(options.store or Path(folder))
         if options.store is None:
@@ -76,7 +75,7 @@ def store_of(options: argparse.Namespace) -> Iterator[ModelStore]:
 def report(
     options: argparse.Namespace, stem: str, text: str, draw: Callable[[], Figure] | None = None
 ) -> None:
-    """Print a page, and with `--write` keep it and its picture in docs/results."""
+    """Print a page. With `--write`, save it and its figure to docs/results."""
     print(text)
     if options.write:
         RESULTS.mkdir(parents=True, exist_ok=True)
@@ -89,15 +88,15 @@ def report(
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """Return the median of some values, the least and the most."""
+    """Format the median, minimum and maximum of values."""
     numbers = (statistics.median(values), min(values), max(values))
-    median, least, most = (f"{number:.{digits}f}" for number in numbers)
-    return f"{median} ({least} - {most})"
+    median, smallest, largest = (f"{number:.{digits}f}" for number in numbers)
+    return f"{median} ({smallest} - {largest})"
 
 
 @dataclass(frozen=True)
 class Service:
-    """A running service: its port, process and the seconds that it took until it was ready."""
+    """A running service, with its startup time in seconds."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -113,7 +112,7 @@ class Service:
         return content
 
     def processor_seconds(self) -> float:
-        """Return the processor time used so far."""
+        """Processor time used so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / TICKS_PER_SECOND
 
@@ -127,19 +126,19 @@ def free_port() -> int:
 
 @contextmanager
 def serve(store: Path, **settings: str) -> Iterator[Service]:
-    """Run the service in a process of its own, with no other settings than these."""
+    """Run the service in a separate process, with only the given settings."""
     port = free_port()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
-    given = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_SHUTDOWN_GRACE_S": "0"}
-    begun = time.perf_counter()
+    retained = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
+    options = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_SHUTDOWN_GRACE_S": "0"}
+    started_at = time.perf_counter()
     command = [sys.executable, "-m", "service"]
-    environment = kept | given | settings
+    environment = retained | options | settings
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         while not _is_ready(port):
             assert process.poll() is None, "the service ended"
             time.sleep(0.01)
-        yield Service(port, process, time.perf_counter() - begun)
+        yield Service(port, process, time.perf_counter() - started_at)
     finally:
         process.terminate()
         process.wait()
@@ -164,7 +163,7 @@ def open_model(options: argparse.Namespace) -> Model:
 
 
 def unseen_rows(model: Model) -> Rows:
-    """Return all rows that a model was not fitted on and that did not choose its checkpoint."""
+    """Return the rows that were used neither for the fit nor for selecting its checkpoint."""
     recipe = read_recipe(model.manifest, "name")
     data = load(recipe, data_root(), model.manifest.input.columns)
     splits = split(data, split_sizes(recipe))
@@ -175,11 +174,9 @@ def unseen_rows(model: Model) -> Rows:
 
 
 def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
-    """Publish a model of the recipe's network and hypernetwork, initialised on random rows and not
-    trained; with `precision` in place of the recipe's.
+    """Publish an untrained model with the network and posterior of a recipe.
 
-    Its posterior is as wide as a trained one's, so that integers pass publication's check as they
-    do there.
+    Its posterior is as wide as a trained posterior, so it passes the check of integer arithmetic.
     """
     recipe = recipes.load(ROOT / "recipes" / "mnist.toml")
     if precision is not None:

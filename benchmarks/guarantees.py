@@ -1,13 +1,12 @@
-"""Compare the rates of flags and of covered rows with the beta-binomial law that they promise.
+"""Compare flag rates and coverage with the beta-binomial law.
 
     python -m benchmarks.guarantees NAME [--store DIR] [--splits 200] [--draws 20 100] [--write]
 
-scores all rows that the model was not fitted on, each with draws of its own. Each split deals them
-at random to calibration and test rows, calibrates with the code that publication uses, and counts
-the test rows that are flagged at an `fpr`, and those inside their set or interval at a `coverage`.
-With n calibration rows the count among m test rows is BetaBinomial(m, k, n + 1 - k), where k is
-floor(fpr (n + 1)) or ceil(coverage (n + 1)). Right labels share the nonconformity 0, so sets cover
-more than promised if the coverage is below the accuracy; p is then left out.
+The benchmark scores all rows that were not used for the fit. Each split assigns them at random to
+calibration and test rows, calibrates like a publication, and counts flagged and covered test rows.
+With n calibration rows, the count among m test rows is BetaBinomial(m, k, n + 1 - k), where k is
+floor(fpr (n + 1)) or ceil(coverage (n + 1)). Correct labels share the nonconformity 0, so sets
+cover more than promised if the coverage is below the accuracy; p is then omitted.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool
 from scipy import stats
 
-from benchmarks.common import open_model, parser_of, report, unseen_rows
+from benchmarks.common import model_parser, open_model, report, unseen_rows
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.rank_tables import coverage_rank, mass_above, quantile
 from model_store.inference.model import Model
@@ -28,8 +27,8 @@ from training.scoring import served_scores
 
 RATES = (0.01, 0.05, 0.2)
 COVERAGES = (0.9, 0.95, 0.99)
-BINS = 10  # of the chi-square test
-TIES_MARGIN = 0.005  # of the share of tied rows among splits
+BINS = 10  # in the chi-square test
+TIES_MARGIN = 0.005  # of the share of tied rows
 
 
 def splits_into(rows: int, parts: int, splits: int, seed: int) -> Iterator[list[np.ndarray]]:
@@ -41,10 +40,10 @@ def splits_into(rows: int, parts: int, splits: int, seed: int) -> Iterator[list[
 def flagged_rows(
     model: Model, detected: DetectorScores, split: list[np.ndarray], rate: float
 ) -> Bool[np.ndarray, "N"]:
-    """Return which rows of the last part are flagged, calibrated on the first two."""
+    """Calibrate on the first two parts, and return which rows of the last part are flagged."""
     reference, ranking, test = split
     names = model.manifest.detectors.names
-    sets = np.ones((1, len(ranking)))  # nonconformities, which no flag depends on
+    sets = np.ones((1, len(ranking)))  # Flags do not depend on nonconformities.
     calibration = Calibration.fit(
         [1],
         detected.take(reference),
@@ -61,7 +60,7 @@ def flagged_rows(
 def covered_rows(
     scores: AnyScores, rows: Rows, split: list[np.ndarray], coverage: float
 ) -> Bool[np.ndarray, "N"]:
-    """Return which rows of the last part lie inside their set or interval."""
+    """Return which rows of the last part are covered by their set or interval."""
     calibration, test = split
     limit = quantile(np.sort(nonconformity(scores, rows.y)[calibration]), coverage)
     if isinstance(scores, Scores):
@@ -71,7 +70,7 @@ def covered_rows(
 
 
 def fit_p_value(counts: np.ndarray, law: stats.rv_discrete) -> float:
-    """Return the p-value of a chi-square test of counts, in bins of similar probability."""
+    """Compute the p-value of a chi-square test of counts."""
     edges = np.unique(law.ppf(np.linspace(0, 1, BINS + 1)[1:-1]))
     edges = edges[edges < law.support()[1]]
     expected = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]])) * len(counts)
@@ -82,11 +81,11 @@ def fit_p_value(counts: np.ndarray, law: stats.rv_discrete) -> float:
 def table_line(
     name: str, draws: int, n: int, m: int, k: int, counts: Iterable[int], has_law: bool = True
 ) -> str:
-    found, law = np.array([*counts]), stats.betabinom(m, k, n + 1 - k)
-    p = f"{fit_p_value(found, law):.3f}" if has_law else ""
+    observed, law = np.array([*counts]), stats.betabinom(m, k, n + 1 - k)
+    p = f"{fit_p_value(observed, law):.3f}" if has_law else ""
     return (
-        f"| {name} | {draws} | {n}, {m} | {k / (n + 1):.4f} | {found.mean() / m:.4f} "
-        f"| {law.std():.2f} | {found.std(ddof=1):.2f} | {p} |"
+        f"| {name} | {draws} | {n}, {m} | {k / (n + 1):.4f} | {observed.mean() / m:.4f} "
+        f"| {law.std():.2f} | {observed.std(ddof=1):.2f} | {p} |"
     )
 
 
@@ -98,7 +97,7 @@ def lines_for(model: Model, draws: int, splits: int, seed: int) -> Iterator[str]
     n, m = (len(dealt[0][i]) for i in (1, 2))
     for rate in RATES:
         k = int(rate * (n + 1))
-        if k:  # with fewer rows nothing is flagged
+        if k:  # With fewer rows, no row is flagged.
             counts = (int(flagged_rows(model, detected, split, rate).sum()) for split in dealt)
             yield table_line(f"fpr {rate}", draws, n, m, k, counts)
     dealt = [*splits_into(len(rows), 2, splits, seed)]
@@ -106,14 +105,14 @@ def lines_for(model: Model, draws: int, splits: int, seed: int) -> Iterator[str]
     ties = float(np.mean(nonconformity(scores[0], rows.y) == 0.0))
     for coverage in COVERAGES:
         k = coverage_rank(n, coverage)
-        if k <= n:  # with fewer rows all sets are whole
+        if k <= n:  # With fewer rows, sets contain every class.
             counts = (int(covered_rows(scores[0], rows, split, coverage).sum()) for split in dealt)
             has_law = ties < coverage - TIES_MARGIN
             yield table_line(f"coverage {coverage}", draws, n, m, k, counts, has_law)
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "guarantees-NAME.md")
+    parser = model_parser(__doc__, "guarantees-NAME.md")
     parser.add_argument("--splits", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draws", type=int, nargs="*", help="by default 20 and the model's number")

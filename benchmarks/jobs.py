@@ -1,13 +1,12 @@
-"""Measure a job on a large pool: rows a second, memory, and one-row requests meanwhile.
+"""Measure the throughput and memory of a large job, and request latency during the job.
 
     python -m benchmarks.jobs [--rows 200000] [--precision int8 float32] [--rounds 3] [--draws 100]
         [--write]
 
-The pool has `--rows` rows of 784 random pixels in an npy file. A job ranks it by BALD while the
-service is idle. The kernel is the version's own graph on as many rows as a job computes at once,
-before and after the job, on the same threads. The memory is the largest of the job's process, and
-the same for a pool of 64 rows. One-row requests come at a quarter of the rate that one client gets,
-with and without a second job, in turns.
+A job ranks `--rows` rows of 784 random pixels by BALD on an idle service. The kernel is the
+network's graph alone, with the job's batch size and threads. Memory is the peak of the job's
+process, compared with a pool of 64 rows. One-row requests are sent at a quarter of the capacity for
+one client, alternately with and without a job.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors
 from service.engine.batching import part_rows
 
-REQUESTS_S = 10.0  # of one-row requests in a round, with and without a job
+REQUESTS_S = 10.0  # duration of each measurement
 KERNEL_S = 5.0
 FEW_ROWS = 64
 JOB_PROCESS = b"service.batch.job_process"
@@ -97,20 +96,20 @@ def write_pool(path: Path, rows: int) -> None:
 
 
 def kernel_rate(model: Model, draws: int) -> float:
-    """Return rows a second of the graph alone, on as many rows as a job computes at once."""
+    """Measure rows per second of the graph alone, with the job's batch size."""
     rows = part_rows(model, draws)
     x = np.random.default_rng(0).integers(0, 256, (rows, model.row_size)).astype(np.float32)
     draw_set = model.runtime.draw_set(0, draws)
     model.runtime.run_set(x, draw_set)
-    calls, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < KERNEL_S:
+    calls, started_at = 0, time.perf_counter()
+    while time.perf_counter() - started_at < KERNEL_S:
         model.runtime.run_set(x, draw_set)
         calls += 1
-    return calls * rows / (time.perf_counter() - begun)
+    return calls * rows / (time.perf_counter() - started_at)
 
 
 def rank(service: Service, pool: str, draws: int, poll_s: float) -> tuple[float, float]:
-    """Rank a pool by a job; return its working time and the largest memory of its process, MiB."""
+    """Rank a pool by a job. Return its run time and peak memory in MiB."""
     job = start_job(service, pool, draws)
     largest = 0
     while job["state"] in ("queued", "running"):
@@ -135,7 +134,7 @@ def request(
 
 
 def job_memory_bytes() -> int:
-    """Return the peak resident memory of the running job's process, or 0."""
+    """Peak resident memory of the running job's process, or 0."""
     for process in Path("/proc").iterdir():
         try:
             if JOB_PROCESS in (process / "cmdline").read_bytes():
@@ -148,7 +147,7 @@ def job_memory_bytes() -> int:
 
 
 def latencies_ms(service: Service, rounds: int, draws: int) -> tuple[list[float], list[float]]:
-    """Return the p99 of one-row requests of each round, without a job and with one."""
+    """Measure the p99 of one-row requests in each round, without and with a job."""
     row = np.random.default_rng(1).integers(0, 256, 784).tolist()
     requests = [post("/predict", json.dumps({"inputs": [row], "num_samples": draws}).encode())]
     rate = closed_loop(service.port, requests, 1, 3.0).rate / 4

@@ -1,18 +1,16 @@
-"""Compare the network on 100 draws with the fastest float32 matrix product of the same run.
+"""Compare the network on 100 draws with float32 matrix products.
 
     python -m benchmarks.kernel [--store DIR --model NAME] [--rounds N] [--write]
 
-The least work of K draws and N rows of 784-800-800-10 is the first layer once and the others once a
-draw:
+K draws of N rows of the network 784-800-800-10 need at least
 
-    2 (N 784 800 + K N (800 800 + 800 10)) operations.
+    2 (N 784 800 + K N (800 800 + 800 10)) operations,
 
-At the machine's float32 peak it takes a least time; a figure is that time over the time taken. The
-peak is the fastest of products of 3200 x 800 x 800 by onnxruntime (its weight a constant), numpy
-and torch, on the same threads. Rounds alternate between the peak and the graphs; a round's figure
-is of its own peak. Graphs are measured without density detectors, as the torch model that the
-version was made of exports them, in float32 and with its shared weights in int8; the published
-graph, detectors and all, is measured with them.
+because the first layer is shared by all draws. A figure is the time for these operations at the
+machine's float32 peak, divided by the measured time. The peak is the fastest product of
+3200 x 800 x 800 in onnxruntime, numpy and torch, on the same threads. Rounds alternate between the
+peak and the graphs. Graphs are measured in float32 and int8 without density detectors, and as
+published with detectors.
 """
 
 import itertools
@@ -27,7 +25,7 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.common import NAME, report, size_parser, spread, store_of, torch_model
+from benchmarks.common import NAME, open_or_publish, report, size_parser, spread, torch_model
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.runtime import Runtime
@@ -40,7 +38,7 @@ DRAWS = 100
 ROWS = (1, 16, 64, 128)
 PEAK = (3200, 800, 800)
 LAYERS = (784, 800, 800, 10)
-SECONDS = 0.3  # of calls of one way in a round
+SECONDS = 0.3  # per method and round
 
 
 @dataclass(frozen=True)
@@ -52,19 +50,18 @@ class Figures:
 
 
 def least_work(rows: int, draws: int) -> float:
-    first, *others = itertools.pairwise(LAYERS)
-    return 2.0 * rows * (first[0] * first[1] + draws * sum(a * b for a, b in others))
+    first, *rest = itertools.pairwise(LAYERS)
+    return 2.0 * rows * (first[0] * first[1] + draws * sum(a * b for a, b in rest))
 
 
 def fastest(work: Callable[[], object], seconds: float) -> float:
-    """Return the least time of a call, over calls that take some seconds in all and two at
-    least."""
+    """Return the minimum time of a call, over at least two calls and several seconds."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 2 or time.perf_counter() < end:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         work()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started_at)
     return min(times)
 
 
@@ -99,21 +96,21 @@ def products(threads: int) -> dict[str, Callable[[], object]]:
 
 
 def without_detectors(network: bytes) -> bytes:
-    """Cut the density detectors off a graph; its output `density` becomes empty."""
+    """Remove the density detectors from a graph. Its output `density` becomes empty."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
-    wanted = {output.name for output in graph.output if output.name != "density"}
+    required = {output.name for output in graph.output if output.name != "density"}
     nodes = []
     for node in reversed(graph.node):
-        if wanted & set(node.output):
+        if required & set(node.output):
             nodes.append(node)
-            wanted |= set(node.input)
+            required |= set(node.input)
     shape = helper.make_node("Shape", ["x"], ["rows"], start=0, end=1)
     size = helper.make_node("Concat", ["rows", "no_columns"], ["density_shape"], axis=0)
     empty = helper.make_node("ConstantOfShape", ["density_shape"], ["density"])
     del graph.node[:]
     graph.node.extend([*reversed(nodes), shape, size, empty])
-    initializers = [tensor for tensor in graph.initializer if tensor.name in wanted]
+    initializers = [tensor for tensor in graph.initializer if tensor.name in required]
     del graph.initializer[:]
     graph.initializer.extend([*initializers, numpy_helper.from_array(np.array([0]), "no_columns")])
     onnx.checker.check_model(model)
@@ -150,7 +147,7 @@ def measure(store: ModelStore, name: str, rounds: int) -> Figures:
         for turn in range(rounds + 1):
             for way, work in ways.items():
                 speed = operations / fastest(work, SECONDS)
-                if turn:  # the first warms up
+                if turn:  # The first round is a warm-up.
                     figures.peak[way].append(speed)
             for n in ROWS:
                 for graph, runtime in runtimes.items():
@@ -163,7 +160,7 @@ def measure(store: ModelStore, name: str, rounds: int) -> Figures:
 
 
 def ratios(figures: Figures, graph: str, rows: int) -> list[float]:
-    """Return each round's least time at that round's peak over the time taken."""
+    """Divide the ideal time at each round's peak by the round's minimum time."""
     peaks = [max(speeds) for speeds in zip(*figures.peak.values(), strict=True)]
     return [speed / peak for speed, peak in zip(figures.graphs[graph][rows], peaks, strict=True)]
 
@@ -186,7 +183,7 @@ def table(figures: Figures, rounds: int) -> str:
         cells = [spread(ratios(figures, graph, n)) for n in ROWS]
         rate = statistics.median(by_rows[ROWS[-1]]) / least_work(1, DRAWS)
         lines.append(f"| {graph} | " + " | ".join(cells) + f" | {rate:.0f} |")
-    speeds = ", ".join(f"{way} {max(found) / 1e9:.0f}" for way, found in figures.peak.items())
+    speeds = ", ".join(f"{way} {max(results) / 1e9:.0f}" for way, results in figures.peak.items())
     lines += [
         "",
         f"Float32 product of {' x '.join(map(str, PEAK))}, fastest of all rounds, in 10^9 "
@@ -206,7 +203,7 @@ def main() -> None:
     parser.add_argument("--model", default=NAME)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    with store_of(options) as store:
+    with open_or_publish(options) as store:
         figures = measure(store, options.model, options.rounds)
     report(options, "kernel", table(figures, options.rounds))
 

@@ -1,15 +1,14 @@
-"""Put load on an HTTP server of this machine, in an open or a closed loop.
+"""Generate load on a local HTTP server, in an open or a closed loop.
 
     python -m benchmarks.load PORT PATH BODY_FILE --rate 200 [--poisson]      (open loop)
     python -m benchmarks.load PORT PATH BODY_FILE --connections 64            (closed loop)
 
-An open loop sends at times that are fixed beforehand. A request's latency runs from its time, even
-if no connection is free then, so a stall counts for all requests that it delays (no coordinated
-omission). In a closed loop each connection sends as soon as it was answered.
+An open loop sends requests at scheduled times. Latency is measured from the scheduled time, even if
+no connection is free, so that a stall counts for all delayed requests (no coordinated omission). In
+a closed loop, each connection sends its next request after the previous response.
 
-The client is one thread that waits for sockets with a resolution of microseconds (asyncio's is a
-millisecond) and reads no more of an answer than its status and its end. It speaks to the loopback
-interface alone.
+The client is a single thread that uses epoll, with a resolution of microseconds. It parses only the
+status and the end of a response.
 """
 
 import argparse
@@ -27,20 +26,19 @@ from pathlib import Path
 import numpy as np
 
 HOST = "127.0.0.1"
-RETRY_S = 0.02  # before a connection that was refused is tried again
-CLOSED, REFUSED, TIMEOUT = "closed", "refused", "timeout"  # kinds of ends that are no HTTP status
+RETRY_S = 0.02  # after a refused connection
+CLOSED, REFUSED, TIMEOUT = "closed", "refused", "timeout"  # outcomes without an HTTP status
 
 
 @dataclass(frozen=True)
 class Load:
-    """What came of the requests that were to be sent after the warm-up, in the order of their ends.
+    """Outcomes of the requests after the warm-up.
 
     Attributes:
-        kinds: how each ended: its HTTP status, `closed` (the connection ended), `refused` or
-            `timeout`.
-        latencies_s: seconds from when each was to be sent to its end.
-        rate: answers of status 200 a second, from the end of the warm-up until the last request was
-            to be sent; those to requests of the warm-up count.
+        kinds: HTTP status, `closed`, `refused` or `timeout`.
+        latencies_s: seconds from the scheduled time to the end of the response.
+        rate: responses with status 200 per second, from the end of the warm-up to the last scheduled
+            time.
     """
 
     kinds: list[str]
@@ -52,12 +50,11 @@ class Load:
         return dict(Counter(self.kinds))
 
     def of(self, kind: str) -> np.ndarray:
-        """Return the latencies of requests that ended in one way, in seconds."""
+        """Return the latencies of one kind of outcome, in seconds."""
         return self.latencies_s[np.array(self.kinds, dtype=object) == kind]
 
     def percentile(self, percent: float, kind: str = "200") -> float:
-        """Return the smallest latency that `percent` of those requests do not exceed; NaN where
-        there are none."""
+        """Return a percentile of the latencies of one kind; NaN if there are none."""
         latencies = self.of(kind)
         return (
             float(np.quantile(latencies, percent / 100, method="inverted_cdf"))
@@ -73,8 +70,7 @@ class Load:
 
 
 def arrival_times(rate: float, seconds: float, poisson: bool, seed: int = 0) -> np.ndarray:
-    """Return when requests are to be sent, in seconds from the start: evenly, or a Poisson
-    process."""
+    """Schedule requests in seconds from the start, evenly or as a Poisson process."""
     if not poisson:
         return np.arange(0.0, seconds, 1.0 / rate)
     generator = np.random.default_rng(seed)
@@ -100,8 +96,7 @@ def open_loop(
     timeout_s: float = 10.0,
     seed: int = 0,
 ) -> Load:
-    """Send `rate` requests a second, whatever comes of them; one waits for a connection where all
-    are taken."""
+    """Send `rate` requests per second. Requests wait if all connections are busy."""
     times = arrival_times(rate, warm_up_s + seconds, poisson, seed)
     return _Run(port, requests, connections, timeout_s).open(times, warm_up_s, seconds)
 
@@ -115,17 +110,17 @@ def closed_loop(
     warm_up_s: float = 1.0,
     timeout_s: float = 10.0,
 ) -> Load:
-    """Keep one request under way on each connection."""
+    """Keep one request in flight on each connection."""
     return _Run(port, requests, connections, timeout_s).closed(warm_up_s, seconds)
 
 
 class _Connection:
-    """A kept-alive connection with at most one request under way."""
+    """A keep-alive connection with up to one request in flight."""
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
         self.content = bytearray()
-        self.length: int | None = None  # of the whole answer
+        self.length: int | None = None  # of the complete response
         self.status = ""
         self.due = 0.0
         self.sent = 0.0
@@ -146,14 +141,14 @@ class _Connection:
                 return None
             head = bytes(self.content[:end])
             self.status = head[9:12].decode()
-            found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
-            self.length = end + 4 + int(found[1]) if found else None
-        done = (
+            match = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+            self.length = end + 4 + int(match[1]) if match else None
+        completed = (
             self.content.endswith(b"\r\n0\r\n\r\n")
             if self.length is None
             else len(self.content) >= self.length
-        )  # an answer without a length is chunked
-        return self.status if done else None
+        )  # Responses without a length are chunked.
+        return self.status if completed else None
 
 
 class _Run:
@@ -164,17 +159,17 @@ class _Run:
         self.requests = requests
         self.timeout_s = timeout_s
         self.epoll = select.epoll()
-        self.idle = [_Connection() for _ in range(connections)]  # the last used is used next
+        self.idle = [_Connection() for _ in range(connections)]  # used as a stack
         self.busy: dict[int, _Connection] = {}
         self.watched: dict[int, _Connection] = {}
         self.count = 0
-        self.ends: list[tuple[float, float, str]] = []  # when due, when ended, how
+        self.ends: list[tuple[float, float, str]] = []  # scheduled time, end time, outcome
         self.checked = 0.0
 
     def open(self, times: np.ndarray, warm_up_s: float, seconds: float) -> Load:
         with _no_garbage_collection():
-            begun = time.perf_counter()
-            due, waiting = deque((times + begun).tolist()), deque[float]()
+            started_at = time.perf_counter()
+            due, waiting = deque((times + started_at).tolist()), deque[float]()
             while due or waiting or self.busy:
                 now = time.perf_counter()
                 while due and due[0] <= now:
@@ -184,18 +179,18 @@ class _Run:
                 while waiting and waiting[0] + self.timeout_s < now:
                     self.ends.append((waiting.popleft(), now, TIMEOUT))
                 self.wait(max(0.0, due[0] - time.perf_counter()) if due else 0.1)
-        return self.load(begun + warm_up_s, seconds)
+        return self.load(started_at + warm_up_s, seconds)
 
     def closed(self, warm_up_s: float, seconds: float) -> Load:
         with _no_garbage_collection():
-            begun = time.perf_counter()
-            stop = begun + warm_up_s + seconds
+            started_at = time.perf_counter()
+            stop = started_at + warm_up_s + seconds
             while (now := time.perf_counter()) < stop or self.busy:
                 while now < stop and self.idle:
                     if self.send(self.idle.pop(), now) == REFUSED:
                         break
                 self.wait(max(0.0, min(0.1, stop - now)) if now < stop else 0.1)
-        return self.load(begun + warm_up_s, seconds)
+        return self.load(started_at + warm_up_s, seconds)
 
     def send(self, connection: _Connection, due: float) -> str | None:
         request = self.requests[self.count % len(self.requests)]
@@ -225,13 +220,14 @@ class _Run:
         self.epoll.register(opened.fileno(), select.EPOLLIN)
 
     def wait(self, seconds: float) -> None:
-        select.select([self.epoll], [], [], seconds)  # epoll itself waits for whole milliseconds
+        # epoll's own timeout has a resolution of milliseconds.
+        select.select([self.epoll], [], [], seconds)
         for number, _ in self.epoll.poll(0):
             connection = self.watched[number]
             how = connection.receive() if connection.busy else CLOSED
             if connection.busy and how is not None:
                 self.end(connection, connection.due, how)
-            elif how == CLOSED:  # servers close what was idle for long
+            elif how == CLOSED:  # The server closed an idle connection.
                 self.disconnect(connection)
         now = time.perf_counter()
         if now - self.checked > 0.5:

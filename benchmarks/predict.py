@@ -1,15 +1,14 @@
-"""Time one row with 100 fresh draws: over HTTP, and by the textbook loop in torch.
+"""Measure the latency of one row with 100 fresh draws.
 
-`python -m benchmarks.predict [--store DIR] [--short] [--write]` takes turns between
+`python -m benchmarks.predict [--store DIR] [--short] [--write]` alternates between
 
-* the textbook loop in torch, in process: 100 times draw theta and run the network;
-* the same in torch, batched: all draws in one call of the sampler and one of the network;
-* onnxruntime alone, in process, on draws made ahead;
-* `POST /predict` over a kept-alive connection on loopback, the server in a process of its own: a burst of requests
-  after idle time, fewer than the draw sets that were made ahead; one client that never pauses, and
-  so takes draws faster than they are made; and a fifth of the rate that this client got.
+* a loop over draws in torch, in this process;
+* batched draws in torch, in this process;
+* onnxruntime on precomputed draws, in this process;
+* `POST /predict` over a keep-alive connection: a burst of requests after idle time, one client
+  that sends continuously, and a fifth of that client's rate.
 
-Times depend on the machine and on what else it does; ratios of one run are the result.
+Times depend on the machine, so the result is a ratio of times in one run.
 """
 
 import json
@@ -24,31 +23,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import NAME, report, serve, size_parser, spread, store_of, torch_model
+from benchmarks.common import NAME, open_or_publish, report, serve, size_parser, spread, torch_model
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import standard_normal
 from training.bayes.network import BayesianModel
 
 DRAWS = 100
-BURST = 50  # requests, fewer than the draw sets that the service keeps ready
+BURST = 50  # fewer requests than prepared draw sets
 
 
 def seconds(work: Callable[[], object], times: int, interval_s: float = 0.0) -> list[float]:
-    """Return how long each call of `work` took; they begin `interval_s` apart, or as soon as they
-    can."""
-    taken = []
+    """Return the duration of each call. Calls start `interval_s` apart, or back to back."""
+    used = []
     for _ in range(times):
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - begun)
-        time.sleep(max(0.0, interval_s - taken[-1]))
-    return taken
+        used.append(time.perf_counter() - started_at)
+        time.sleep(max(0.0, interval_s - used[-1]))
+    return used
 
 
 class Client:
-    """A client that sends one request again and again, and spends next to no time of its own on
-    it."""
+    """A client with minimal overhead that sends the same request repeatedly."""
 
     def __init__(self, port: int, body: bytes) -> None:
         self.port = port
@@ -73,7 +70,7 @@ class Client:
 
 
 def textbook(model: BayesianModel, x: Tensor) -> Tensor:
-    """Return the mean probabilities of draws that are computed one after the other."""
+    """Compute mean probabilities by a loop over draws."""
     return torch.stack([batched(model, x, draws=1) for _ in range(DRAWS)]).mean(0)
 
 
@@ -88,42 +85,42 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="fewer rounds")
     options = parser.parse_args()
     rounds, calls = (3, 50) if options.short else (5, 150)
-    with store_of(options) as store:
+    with open_or_publish(options) as store:
         result = measure(store, rounds, calls)
     report(options, "predict", table(result))
 
 
 def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
-    served = Model.load(store.open(NAME, store.resolve(NAME), files=NEEDED))
+    result = Model.load(store.open(NAME, store.resolve(NAME), files=NEEDED))
     reference = torch_model(store, NAME)
     row = np.random.default_rng(0).integers(0, 256, (1, 784)).astype(np.float32)
-    x, theta = torch.from_numpy(row), served.runtime.draw(0, 0, DRAWS)
-    eps = standard_normal(0, 0, DRAWS, served.manifest.noise.dimension)
+    x, theta = torch.from_numpy(row), result.runtime.draw(0, 0, DRAWS)
+    eps = standard_normal(0, 0, DRAWS, result.manifest.noise.dimension)
     body = json.dumps({"inputs": row.astype(int).tolist(), "num_samples": DRAWS}).encode()
     with serve(store.root, DUBITO_DEFAULT_MODEL=NAME) as service:
         client = Client(service.port, body)
         request = client.predict
 
         def fresh(work: Callable[[], list[float]]) -> list[float]:
-            client.connect()  # servers close what was idle for long
+            client.connect()  # The server may have closed an idle connection.
             request()
             return work()
 
         def burst() -> list[float]:
-            time.sleep(2.0)  # for draws to be made
+            time.sleep(2.0)  # Let the service prepare draws.
             return fresh(lambda: seconds(request, BURST))
 
         ways: dict[str, Callable[[], list[float]]] = {
             "textbook loop, torch": lambda: seconds(lambda: textbook(reference, x), 1),
             "batched, torch": lambda: seconds(lambda: batched(reference, x), 20),
             "network alone, onnxruntime": lambda: seconds(
-                lambda: served.runtime.run(row, theta[:, None]), calls
+                lambda: result.runtime.run(row, theta[:, None]), calls
             ),
             "a draw set's noise": lambda: seconds(
                 lambda: standard_normal(0, 0, DRAWS, eps.shape[1]), 20
             ),
             "a draw set's sampler, onnxruntime": lambda: seconds(
-                lambda: served.runtime.sample(eps), 20
+                lambda: result.runtime.sample(eps), 20
             ),
             f"HTTP, bursts of {BURST}": burst,
             "HTTP, no pauses": lambda: fresh(lambda: seconds(request, calls)),
@@ -163,9 +160,9 @@ def table(result: dict[str, object]) -> str:
         "| way | ms, median of rounds (least - most) | times faster than the loop (least - most) |",
         "|---|---|---|",
     ]
-    for name, taken in times.items():
-        ratios = spread([min(loop) / t for t in taken], 0)
-        lines.append(f"| {name} | {spread([1e3 * t for t in taken])} | {ratios} |")
+    for name, used in times.items():
+        ratios = spread([min(loop) / t for t in used], 0)
+        lines.append(f"| {name} | {spread([1e3 * t for t in used])} | {ratios} |")
     return "\n".join(lines) + "\n"
 
 

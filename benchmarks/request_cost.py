@@ -1,12 +1,10 @@
-"""Measure the server's processor time of a one-row request, and of a row in large requests.
+"""Measure the server's processor time per one-row request and per row of large requests.
 
     python -m benchmarks.request_cost [--store DIR] [--write]
 
-sends one-row JSON requests on 64 connections, each as soon as the one before was answered, and then
-requests of 640 rows with npz answers, to one worker; in rounds, so that both see the same machine.
-It divides the processor milliseconds of the server for a one-row request by those for a row of the
-large ones. The client's time does not count, nor does waiting; other work on the processors counts
-only as far as it empties their caches.
+The benchmark sends one-row JSON requests on 64 connections, and requests of 640 rows with npz
+responses, to one worker in alternating rounds. The result is the ratio of processor times. It
+excludes the client and waiting time.
 """
 
 import http.client
@@ -15,7 +13,7 @@ import io
 import numpy as np
 import orjson
 
-from benchmarks.common import NAME, Service, report, serve, size_parser, store_of
+from benchmarks.common import NAME, Service, open_or_publish, report, serve, size_parser
 from benchmarks.load import HOST, closed_loop, post
 from model_store.artifacts.store import ModelStore
 
@@ -43,32 +41,31 @@ def ask_large(port: int, body: bytes, requests: int) -> None:
 
 
 def measure(store: ModelStore, rounds: int, seconds: float) -> list[tuple[float, float, float]]:
-    """Return for each round milliseconds of a one-row request and of a row of a large one, and
-    requests a second."""
+    """Return milliseconds per one-row request and per row, and requests per second."""
     generator = np.random.default_rng(0)
     row = generator.integers(0, 256, 784).tolist()
-    one = post("/predict", orjson.dumps({"inputs": [row]}))
+    item = post("/predict", orjson.dumps({"inputs": [row]}))
     packed = io.BytesIO()
     np.save(packed, generator.integers(0, 256, (ROWS, 784)).astype(np.float32))
     large = packed.getvalue()
     measured = []
     with serve(store.root, DUBITO_DEFAULT_MODEL=NAME) as service:
-        closed_loop(service.port, [one], CONNECTIONS, 2.0, warm_up_s=0.0)
+        closed_loop(service.port, [item], CONNECTIONS, 2.0, warm_up_s=0.0)
         ask_large(service.port, large, 3)
         for _ in range(rounds):
-            count, begun = count_answers(service), service.processor_seconds()
-            closed_loop(service.port, [one], CONNECTIONS, seconds, warm_up_s=0.0)
+            count, started_at = count_answers(service), service.processor_seconds()
+            closed_loop(service.port, [item], CONNECTIONS, seconds, warm_up_s=0.0)
             ended, requests = service.processor_seconds(), count_answers(service) - count
-            small = (ended - begun) / requests
-            begun = service.processor_seconds()
+            small = (ended - started_at) / requests
+            started_at = service.processor_seconds()
             ask_large(service.port, large, REQUESTS)
-            per_row = (service.processor_seconds() - begun) / (REQUESTS * ROWS)
+            per_row = (service.processor_seconds() - started_at) / (REQUESTS * ROWS)
             measured.append((1e3 * small, 1e3 * per_row, requests / seconds))
     return measured
 
 
 def table(measured: list[tuple[float, float, float]]) -> str:
-    ratios = [one / row for one, row, _ in measured]
+    ratios = [item / row for item, row, _ in measured]
     lines = [
         "# A request's processor time",
         "",
@@ -79,8 +76,8 @@ def table(measured: list[tuple[float, float, float]]) -> str:
         "| round | a request, ms | a row, ms | ratio | requests/s |",
         "|---|---|---|---|---|",
         *(
-            f"| {i} | {one:.3f} | {row:.3f} | {one / row:.2f} | {rate:.0f} |"
-            for i, (one, row, rate) in enumerate(measured, start=1)
+            f"| {i} | {item:.3f} | {row:.3f} | {item / row:.2f} | {rate:.0f} |"
+            for i, (item, row, rate) in enumerate(measured, start=1)
         ),
         "",
         f"Median ratio {np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}).",
@@ -93,7 +90,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one-row requests in a round")
     options = parser.parse_args()
-    with store_of(options) as store:
+    with open_or_publish(options) as store:
         text = table(measure(store, options.rounds, options.seconds))
     report(options, "request-cost", text)
 

@@ -1,19 +1,16 @@
-"""The same Bayesian model and number of draws served by Dubito and by what people use today, one
-after the other.
+"""Compare Dubito with other model servers on the same Bayesian model.
 
     python -m benchmarks.peers [--store DIR --model NAME] [--only NAME ...] [--seconds N] [--rounds
     N] [--write]
 
-Every server predicts one-row requests (784 pixels as JSON numbers) from 100 fresh draws for each
-request or micro-batch, on all processors, its weights those of one published version. The peers run
-torch in two ways: the textbook loop (100 times sample the weights, make them, run the network) and
-a batched version (all draws in one call, the first layer's product made once). They answer mean
-probabilities alone; Dubito adds scores, p-values and the flag. Their servers, configurations and
-pinned requirements stand in `benchmarks/peers/NAME`; the first run makes an environment for each
-there.
+Every server predicts one-row requests (784 pixels as JSON numbers) with 100 fresh draws per request
+or micro-batch, on all processors, with the weights of the same published version. The peers use
+torch in two ways: a loop over draws, and a batched version that computes all draws in one call.
+They return mean probabilities only; Dubito also returns scores, p-values and the flag. Servers,
+configurations and pinned requirements are in `benchmarks/peers/NAME`. The first run creates a
+virtual environment for each peer.
 
-Rounds alternate: in each, every server is started, asked, measured and ended. The client is this
-    process.
+Rounds alternate between the servers. Each round starts, checks, measures and stops every server.
 """
 
 import json
@@ -25,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import NAME, report, size_parser, store_of
+from benchmarks.common import NAME, open_or_publish, report, size_parser
 from benchmarks.load import closed_loop, open_loop, post
-from benchmarks.peers.check import Reference, check, reference_of
+from benchmarks.peers.check import Reference, check, compute_reference
 from benchmarks.peers.posterior import DRAWS
 from benchmarks.peers.report import CONNECTIONS, Measured, plot, table
 from benchmarks.peers.servers import (
@@ -43,7 +40,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors
 
-BODIES = 64  # different rows in the load
+BODIES = 64  # number of different requests
 LOW_LOAD_ANSWERS = (
     30  # at a fifth of capacity: slow servers are given up to four times the seconds for them
 )
@@ -80,11 +77,11 @@ def measure(
 def kernel_rate(model: Model, rows: np.ndarray, seconds: float) -> float:
     theta, x = model.runtime.draw(0, 0, DRAWS)[:, None], rows[:CONNECTIONS].astype(np.float32)
     model.runtime.run(x, theta)
-    begun, done = time.perf_counter(), 0
-    while time.perf_counter() - begun < seconds:
+    started_at, completed = time.perf_counter(), 0
+    while time.perf_counter() - started_at < seconds:
         model.runtime.run(x, theta)
-        done += len(x)
-    return done / (time.perf_counter() - begun)
+        completed += len(x)
+    return completed / (time.perf_counter() - started_at)
 
 
 def main() -> None:
@@ -97,28 +94,28 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end too
-    wanted = set(options.only)
-    with store_of(options) as store:
-        text, figures = compare(store, options.model, wanted, options.seconds, options.rounds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also stops the servers
+    selected = set(options.only)
+    with open_or_publish(options) as store:
+        text, figures = compare(store, options.model, selected, options.seconds, options.rounds)
     report(options, "peers", text, lambda: plot(figures))
 
 
 def compare(
     store: ModelStore, name: str, wanted: set[str], seconds: float, rounds: int
 ) -> tuple[str, dict[str, list[Measured]]]:
-    """Measure Dubito and the wanted peers; return the table and what it is made of."""
+    """Measure Dubito and the selected peers. Return the table and its data."""
     artifact = store.open(name, store.resolve(name), files=(*NEEDED, "weights.safetensors"))
     model = Model.load(artifact)
     rows = np.random.default_rng(0).integers(0, 256, (300, 784))
-    reference = reference_of(artifact.files["weights.safetensors"], rows)
+    reference = compute_reference(artifact.files["weights.safetensors"], rows)
     results: dict[str, list[Measured]] = {}
     broken: dict[str, str] = {}
     kernel: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.safetensors"
         weights.write_bytes(artifact.files["weights.safetensors"])
-        contenders = contenders_of(store, name, wanted, weights, broken)
+        contenders = make_contenders(store, name, wanted, weights, broken)
         for turn in range(rounds):
             kernel.append(kernel_rate(model, rows, min(2.0, seconds)))
             for label, contender in contenders.items():
@@ -138,14 +135,14 @@ def compare(
     return table(results, broken, kernel, artifact.manifest.precision, seconds, rounds), results
 
 
-def contenders_of(
+def make_contenders(
     store: ModelStore, name: str, wanted: set[str], weights: Path, broken: dict[str, str]
 ) -> dict[str, Contender]:
     settings = {"DUBITO_STORE": str(store.root.resolve()), "DUBITO_DEFAULT_MODEL": name}
-    found = {}
+    contenders = {}
     for workers in sorted({1, processors()}):
         label = "Dubito" if workers == 1 else f"Dubito, {workers} workers"
-        found[label] = Contender(
+        contenders[label] = Contender(
             label, "", DUBITO, {**settings, "DUBITO_WORKERS": str(workers)}, DUBITO.command
         )
     for peer in PEERS:
@@ -163,8 +160,8 @@ def contenders_of(
                 "RAY_USAGE_STATS_ENABLED": "0",
             }
             label = f"{peer.title}, {way}"
-            found[label] = Contender(peer.title, way, peer, environment, peer.command)
-    return found
+            contenders[label] = Contender(peer.title, way, peer, environment, peer.command)
+    return contenders
 
 
 if __name__ == "__main__":

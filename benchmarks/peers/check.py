@@ -1,4 +1,4 @@
-"""Whether the servers side by side predict what the model's posterior does, from fresh draws."""
+"""Check that servers predict the model's posterior with fresh draws."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -11,21 +11,20 @@ from benchmarks.peers.posterior import DRAWS, Posterior
 from benchmarks.peers.servers import Contender, NotStarted, ask
 
 CHECKED_ROWS, CHECKED_ROUNDS, REFERENCE_DRAWS = 8, 10, 4000
-SIGMAS, ROUNDING = 6.0, 0.003  # what answers may differ by: Monte Carlo error, and integers
+SIGMAS, ROUNDING = 6.0, 0.003  # tolerances for the Monte Carlo error and int8
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What many draws in process say of some rows: mean probabilities (N, C) and each draw's
-    deviation from them."""
+    """Mean probabilities (N, C) of many draws, and the standard deviation of draws."""
 
     rows: list[list[int]]
     mean: np.ndarray
     std: np.ndarray
 
 
-def reference_of(weights: bytes, rows: np.ndarray) -> Reference:
-    """Return the reference for those rows, of a few hundred, on which draws differ most."""
+def compute_reference(weights: bytes, rows: np.ndarray) -> Reference:
+    """Compute the reference for the rows with the largest variance between draws."""
     torch.manual_seed(0)
     posterior = Posterior(weights)
     x = torch.from_numpy(rows.astype(np.float32))
@@ -41,20 +40,18 @@ def reference_of(weights: bytes, rows: np.ndarray) -> Reference:
 
 
 def check(contender: Contender, port: int, reference: Reference) -> None:
-    """Ask for the same rows again and again, all at a time, and compare the means of answers with
-    the reference's.
+    """Compare mean answers to repeated requests with the reference.
 
     Raises:
-        NotStarted: if answers are off by more than Monte Carlo error, or are the same again, and so
-            no fresh draws.
+        NotStarted: if the difference exceeds the Monte Carlo error, or if answers repeat.
     """
     bodies = [json.dumps(contender.peer.body(row)).encode() for row in reference.rows]
 
     def answer(body: bytes) -> list[float]:
-        given = ask(port, contender.peer.path, body)
-        if given is None:
+        options = ask(port, contender.peer.path, body)
+        if options is None:
             raise NotStarted("a request of the check was not answered")
-        return contender.peer.probabilities(given)
+        return contender.peer.probabilities(options)
 
     with ThreadPoolExecutor(CHECKED_ROWS) as pool:
         answers = np.array([list(pool.map(answer, bodies)) for _ in range(CHECKED_ROUNDS)])

@@ -1,8 +1,7 @@
-"""A published Bayesian hypernetwork in plain torch, as one would write it without Dubito: two ways
-to predict.
+"""A published Bayesian hypernetwork in plain torch.
 
-It needs torch and safetensors alone, so that every peer's environment can run it. The weights are
-those of a version of `recipes/mnist.toml`: a multilayer perceptron whose weight-norm scales are
+It depends only on torch and safetensors, so that it runs in every peer's environment. The weights
+are from a version of `recipes/mnist.toml`: a multilayer perceptron whose weight-norm scales are
 drawn by a RealNVP.
 """
 
@@ -18,12 +17,11 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 DRAWS = 100
-LOG_SCALE_BOUND = 2.0  # of a coupling, as in `training.bayes.flows`
+LOG_SCALE_BOUND = 2.0  # as in `training.bayes.flows`
 
 
 class Coupling(nn.Module):
-    """A RealNVP coupling of torch's own linear layers, weight-normed by torch's own
-    parametrisation."""
+    """A RealNVP coupling of weight-normed `torch.nn.Linear` layers."""
 
     def __init__(self, weights: dict[str, Tensor], flipped: bool) -> None:
         super().__init__()
@@ -34,10 +32,12 @@ class Coupling(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         middle = z.shape[-1] // 2
         first, second = z[..., :middle], z[..., middle:]
-        kept, moved = (second, first) if self.flipped else (first, second)
-        shift, log_scale = self.output(torch.relu(self.hidden(kept))).chunk(2, dim=-1)
-        moved = moved * torch.exp(LOG_SCALE_BOUND * torch.tanh(log_scale / LOG_SCALE_BOUND)) + shift
-        return torch.cat([moved, kept] if self.flipped else [kept, moved], dim=-1)
+        retained, updated = (second, first) if self.flipped else (first, second)
+        shift, log_scale = self.output(torch.relu(self.hidden(retained))).chunk(2, dim=-1)
+        updated = (
+            updated * torch.exp(LOG_SCALE_BOUND * torch.tanh(log_scale / LOG_SCALE_BOUND)) + shift
+        )
+        return torch.cat([updated, retained] if self.flipped else [retained, updated], dim=-1)
 
 
 class Affine(nn.Module):
@@ -50,8 +50,7 @@ class Affine(nn.Module):
 
 
 class Posterior:
-    """The network and its posterior. Each call of `textbook` or `batched` makes its own `DRAWS`
-    draws."""
+    """The network and its posterior. Each prediction uses `DRAWS` draws."""
 
     def __init__(self, content: bytes) -> None:
         weights = load(content)
@@ -64,8 +63,7 @@ class Posterior:
         self.mean, self.std = weights["network.mean"], weights["network.std"]
         self.temperature = weights["likelihood.temperature"]
         self.sizes = [len(bias) for _, bias in self.layers]
-        # What a batched version need not do again: weights of the sampler, and directions of length
-        # 1.
+        # Precompute the weights of the sampler and the normalised directions.
         self.plain_sampler = sampler_of(steps)
         for layer in self.plain_sampler.modules():
             if isinstance(layer, nn.Linear):
@@ -77,10 +75,9 @@ class Posterior:
 
     @torch.inference_mode()
     def textbook(self, x: Tensor, eps: Tensor | None = None) -> Tensor:
-        """Return mean probabilities (N, C) by the loop of every tutorial: 100 times sample, make
-        weights, forward.
+        """Compute mean probabilities (N, C) by a loop over draws.
 
-        The noise is fresh unless it is given, (`DRAWS`, D).
+        The noise (`DRAWS`, D) is random by default.
         """
         total = torch.zeros(len(x), self.sizes[-1])
         for k in range(DRAWS):
@@ -103,8 +100,7 @@ class Posterior:
 
     @torch.inference_mode()
     def batched(self, x: Tensor) -> Tensor:
-        """Return mean probabilities (N, C) of all draws at once, the first layer's product made
-        once for all."""
+        """Compute mean probabilities (N, C) of all draws in one call."""
         return self.probabilities(x, torch.randn(DRAWS, sum(self.sizes))).mean(0)
 
     @torch.inference_mode()
@@ -137,20 +133,20 @@ def weight_normed(weights: dict[str, Tensor], name: str) -> nn.Module:
 
 
 def _by_number(weights: dict[str, Tensor], prefix: str) -> dict[int, dict[str, Tensor]]:
-    """Return tensors named PREFIX NUMBER.NAME by number, in order, then by name."""
-    found: dict[int, dict[str, Tensor]] = {}
+    """Group tensors named PREFIX NUMBER.NAME by number and name."""
+    groups: dict[int, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
         if name.startswith(prefix):
             number, _, rest = name.removeprefix(prefix).partition(".")
-            found.setdefault(int(number), {})[rest] = tensor
-    return dict(sorted(found.items()))
+            groups.setdefault(int(number), {})[rest] = tensor
+    return dict(sorted(groups.items()))
 
 
 def load_predictor() -> Callable[[list[list[float]]], list[list[float]]]:
-    """Return what a server is to run, rows to mean probabilities, warmed up.
+    """Create the predict function of a server and warm it up.
 
-    `PEER_WEIGHTS` is the path of the weights, `PEER_WAY` is `textbook` or `batched`, and
-    `PEER_THREADS` says how many threads torch may use.
+    Environment variables: `PEER_WEIGHTS` is the path of the weights, `PEER_WAY` is `textbook` or
+    `batched`, and `PEER_THREADS` is the number of torch threads.
     """
     torch.set_num_threads(int(os.environ["PEER_THREADS"]))
     posterior = Posterior(Path(os.environ["PEER_WEIGHTS"]).read_bytes())

@@ -1,4 +1,4 @@
-"""What was measured of the servers side by side, as a table and a plot."""
+"""Table and plot of the comparison with other servers."""
 
 import statistics
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from benchmarks.load import Load
 from benchmarks.peers.check import CHECKED_ROUNDS, CHECKED_ROWS, REFERENCE_DRAWS
 from model_store.processes import processors
 
-CONNECTIONS = 64  # of the load that capacity is measured under
+CONNECTIONS = 64  # when capacity is measured
 
 
 @dataclass(frozen=True)
 class Measured:
-    capacity: float  # requests a second
+    capacity: float  # requests per second
     alone: Load
     low: Load
     low_rate: float
@@ -44,7 +44,7 @@ def table(
     seconds: float,
     rounds: int,
 ) -> str:
-    """Return the result as Markdown."""
+    """Format the results as Markdown."""
     ours = max(
         (
             statistics.median(m.capacity for m in results[label])

@@ -1,4 +1,4 @@
-"""The servers side by side: how each is installed, started, asked and ended."""
+"""Install, start and stop the servers of the comparison."""
 
 import hashlib
 import json
@@ -27,10 +27,10 @@ READY_S = 180.0
 
 @dataclass(frozen=True)
 class Peer:
-    """A server: how to start it on a port, and what its requests and answers look like."""
+    """A server: its start command, and the format of requests and responses."""
 
     name: str
-    package: str  # whose version is named; its folder here
+    package: str  # also the name of its folder
     command: Callable[[int], list[str]]
     path: str = "/predict"
     body: Callable[[list[int]], Any] = lambda row: {"inputs": [row]}
@@ -50,7 +50,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Contender:
-    """A server and the way in which it predicts."""
+    """A server with its prediction method."""
 
     title: str
     way: str
@@ -115,7 +115,7 @@ DUBITO = Peer(
 
 
 def make_environment(peer: Peer) -> str | None:
-    """Make a peer's environment where it is not made yet; return why it cannot be, if so."""
+    """Create a peer's virtual environment. Return the reason if that fails."""
     requirements, folder = peer.folder / "requirements.txt", peer.folder / ".venv"
     digest, mark = hashlib.sha256(requirements.read_bytes()).hexdigest(), folder / "made-of"
     if mark.exists() and mark.read_text() == digest:
@@ -135,9 +135,9 @@ def make_environment(peer: Peer) -> str | None:
         [sys.executable, "-m", "venv", str(folder)],
         [str(folder / "bin" / "python"), *pip],
     ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            return last_line(done.stderr)
+        completed = subprocess.run(command, capture_output=True, text=True)
+        if completed.returncode != 0:
+            return last_line(completed.stderr)
     mark.write_text(digest)
     return None
 
@@ -154,18 +154,17 @@ def free_port() -> int:
 
 
 class NotStarted(Exception):
-    """A server that did not come up, and why."""
+    """A server failed to start."""
 
 
 @contextmanager
 def run_server(
     contender: Contender, body: bytes
 ) -> Iterator[tuple[int, subprocess.Popen[bytes], float]]:
-    """Run a server in processes of its own; yield its port, its process and the seconds until it
-    answered."""
+    """Run a server. Yield its port, its process and the startup time in seconds."""
     port = free_port()
-    others = {f"MLSERVER_{name}_PORT": str(free_port()) for name in ("GRPC", "METRICS")}
-    environment = {**os.environ, **contender.environment, **others, "PYTHONPATH": str(ROOT)}
+    ports = {f"MLSERVER_{name}_PORT": str(free_port()) for name in ("GRPC", "METRICS")}
+    environment = {**os.environ, **contender.environment, **ports, "PYTHONPATH": str(ROOT)}
     environment |= {
         "PEER_PORT": str(port),
         "DUBITO_PORT": str(port),
@@ -176,7 +175,7 @@ def run_server(
         tempfile.TemporaryFile() as output,
     ):
         environment |= {"BENTOML_HOME": folder, "RAY_TMPDIR": folder}
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         process = subprocess.Popen(
             contender.command(port),
             env=environment,
@@ -187,17 +186,17 @@ def run_server(
         )
         try:
             while ask(port, contender.peer.path, body, timeout_s=60) is None:
-                if process.poll() is not None or time.perf_counter() - begun > READY_S:
+                if process.poll() is not None or time.perf_counter() - started_at > READY_S:
                     output.seek(0)
                     raise NotStarted(last_line(output.read().decode(errors="replace")))
                 time.sleep(0.1)
-            yield port, process, time.perf_counter() - begun
+            yield port, process, time.perf_counter() - started_at
         finally:
             end(process)
 
 
 def family(process: int) -> list[int]:
-    """Return the ids of a process and of all in its session or that came from it."""
+    """Return the ids of a process, its session and its descendants."""
     parents, sessions = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -206,15 +205,21 @@ def family(process: int) -> list[int]:
             except OSError:
                 continue
             parents[int(folder.name)], sessions[int(folder.name)] = int(parent), int(session)
-    found = [
+    family_ids = [
         process,
-        *(one for one, session in sessions.items() if session == process and one != process),
+        *(
+            process_id
+            for process_id, session in sessions.items()
+            if session == process and process_id != process
+        ),
     ]
-    for one in found:  # grows while it is read
-        found += [
-            child for child, parent in parents.items() if parent == one and child not in found
+    for process_id in family_ids:  # grows while it is read
+        family_ids += [
+            child
+            for child, parent in parents.items()
+            if parent == process_id and child not in family_ids
         ]
-    return found
+    return family_ids
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -233,8 +238,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def memory_megabytes(process: int) -> float:
-    """Return the memory of a server's processes, shared pages counted once (their proportional set
-    sizes)."""
+    """Sum the proportional set sizes of a server's processes."""
     total = 0
     for member in family(process):
         try:

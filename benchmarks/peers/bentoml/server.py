@@ -1,4 +1,4 @@
-"""BentoML: adaptive batching, the largest batch 64 and no latency at which it would refuse."""
+"""BentoML with adaptive batching, batches of up to 64 rows and no latency limit."""
 
 import bentoml
 

@@ -1,4 +1,4 @@
-"""Plain FastAPI with torch: a request at a time on a thread next to the event loop, no batching."""
+"""FastAPI with torch on one thread, without batching."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""LitServe: its batching and its fast queue; a worker process with the model, another for HTTP."""
+"""LitServe with batching, its fast queue and one model worker."""
 
 import os
 from typing import Any

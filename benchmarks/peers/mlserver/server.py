@@ -1,4 +1,4 @@
-"""MLServer: adaptive batching of the Open Inference Protocol's requests."""
+"""MLServer with adaptive batching and the Open Inference Protocol."""
 
 import numpy as np
 from mlserver import MLModel

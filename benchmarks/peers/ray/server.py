@@ -1,4 +1,4 @@
-"""Ray Serve: `serve.batch` in one replica, which may use all processors."""
+"""Ray Serve with `serve.batch` and one replica on all processors."""
 
 import os
 import signal
