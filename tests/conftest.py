@@ -1,8 +1,6 @@
-"""What tests share: a small real artifact in a store, and the service over real HTTP. Helpers are
-in `tests/support`.
+"""Shared fixtures: a fitted model in a store, and the service over HTTP.
 
-Nothing of the three packages is imported when this module is: `make check` has jaxtyping put checks
-of shapes into them after that.
+This module must not import the packages: `make check` installs jaxtyping's import hook first.
 """
 
 import functools
@@ -54,8 +52,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures that they use; files that fit models of their own come first, as
-    the longest."""
+    """Mark tests by their fixtures, and run the files with fits first."""
     fitting = set()
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
@@ -72,11 +69,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def fits() -> Iterator[None]:
-    """For whatever fits or exports a model, which takes seconds: its tests are marked `fits`.
+    """Speed up fits and exports in tests, and mark the tests as `fits`.
 
-    Half of that time is spared: torch's exporter registers all its operators again for each graph,
-    here once a process, and looks for garbage all the time; fits in this process draw no plot, and
-    share a process for preflights.
+    The ONNX registry is created once per process, garbage collection is off during exports, fits draw
+    no plots, and preflights share a process.
     """
     from torch._export.utils import _materialize_cpp_cia_ops
     from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -100,7 +96,7 @@ def fits() -> Iterator[None]:
 
 
 def _uncollected(work: Callable[..., object]) -> Callable[..., object]:
-    """Return a function during which no garbage is collected: an export makes little of it."""
+    """Disable garbage collection during a call."""
 
     @functools.wraps(work)
     def run(*args: object) -> object:
@@ -115,15 +111,14 @@ def _uncollected(work: Callable[..., object]) -> Callable[..., object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _kept_graphs(pytestconfig: pytest.Config) -> None:
-    """Test runs share the graphs that they export: the code and the libraries that make a graph are
-    in its key, so after a change of theirs it is exported again."""
+    """Cache exported graphs between test runs."""
     assert pytestconfig.cache is not None
     os.environ["DUBITO_GRAPHS"] = str(pytestconfig.cache.mkdir("graphs"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waits_for_the_disk() -> Iterator[None]:
-    """Let tests of this process skip the waits of `fsync`; a loss of power is simulated."""
+    """Disable `fsync` in this process."""
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(os, "fsync", lambda _: None)
         yield
@@ -141,8 +136,7 @@ def quick_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def digits_store(
     tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path, request: pytest.FixtureRequest
 ) -> Path:
-    """A model store with one real model, `digits` version 1, fitted by the command that users run.
-    Do not change it: copy it (`shutil.copytree`) where a test writes."""
+    """A read-only store with `digits` version 1, fitted by `dubito fit`."""
 
     def fit(root: Path) -> None:
         request.getfixturevalue("fits")
@@ -153,7 +147,7 @@ def digits_store(
 
 @pytest.fixture
 def own_store(digits_store: Path, tmp_path: Path) -> object:
-    """A store of a test's own, with `digits` version 1."""
+    """A writable copy of `digits_store`."""
     from model_store.artifacts.store import ModelStore
 
     shutil.copytree(digits_store, tmp_path / "models")
@@ -164,8 +158,7 @@ def own_store(digits_store: Path, tmp_path: Path) -> object:
 def evaluated_store(
     tmp_path_factory: pytest.TempPathFactory, digits_store: Path, request: pytest.FixtureRequest
 ) -> Path:
-    """A copy of `digits_store` whose model has an evaluation report, with attacks and an npz file
-    of other rows, written by the command that users run. Do not change it."""
+    """A read-only copy of `digits_store` with an evaluation report."""
 
     def evaluate(root: Path) -> None:
         request.getfixturevalue("fits")
@@ -179,8 +172,7 @@ def evaluated_store(
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory, digits_store: Path, fits: None) -> Path:
-    """A store with `digits`, a table, pictures and a regression: `publish_tables`. Do not change
-    it."""
+    """A read-only store with `digits`, a table, images and a regression. See `publish_tables`."""
     from tests.support.kinds import publish_tables
 
     return (
@@ -191,7 +183,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory, digits_store: Path, fits: N
 
 @pytest.fixture(scope="session")
 def kinds(tmp_path_factory: pytest.TempPathFactory, tables: Path) -> Path:
-    """A store with a model of every kind of input: `publish_kinds`. Do not change it."""
+    """A read-only store with a model for each kind of input. See `publish_kinds`."""
     from tests.support.kinds import publish_kinds
 
     return (
@@ -209,7 +201,7 @@ def digits_rows() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def service_url(digits_store: Path) -> Iterator[str]:
-    """The base URL of a service that serves `digits_store`."""
+    """The base URL of a service with `digits_store`."""
     with serving(digits_store, **WITH_TRIALS) as (url, _):
         yield url
 
@@ -223,13 +215,13 @@ def client(service_url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def serve() -> Callable[..., object]:
-    """`with serve(store, DUBITO_...=...) as (url, process)`: a service of a test's own."""
+    """Start a service: `with serve(store, DUBITO_...=...) as (url, process)`."""
     return serving
 
 
 @pytest.fixture(name="open_client")
 def _open_client() -> Callable[..., object]:
-    """`with open_client(store, DUBITO_...=...) as client`: a client of such a service."""
+    """Start a service and a client: `with open_client(store, DUBITO_...=...) as client`."""
     return open_client
 
 
@@ -243,7 +235,7 @@ def store(tmp_path: Path) -> object:
 
 @pytest.fixture
 def published(store: object) -> object:
-    """A store with one version of `m`, of `tiny_files`."""
+    """A store with one version of `m`. See `tiny_files`."""
     from tests.support.stores import tiny_description, tiny_files
 
     store.publish("m", tiny_description(), tiny_files())

@@ -1,5 +1,4 @@
-"""A service for the client's tests: digits, a table to classify, a table to predict numbers of, and
-pictures."""
+"""Fixtures for tests of the client."""
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ def url(tables, tmp_path_factory, digits_rows):
 
 @pytest.fixture
 def key():
-    """The key that the service wants."""
+    """The service's API key."""
     return KEY
 
 

@@ -1,7 +1,4 @@
-"""Run notebooks with nbclient, and write them with what they show: `python run_notebook.py FROM TO`.
-
-Figures are small, and what a cell says on standard error is left out.
-"""
+"""Run notebooks with nbclient and save their output: `python run_notebook.py FROM TO`."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Stores in buckets of real servers: SeaweedFS, and rclone, which ignores conditions and must be
-refused.
-
-Where the programs are missing it is skipped: `make test-real` installs them.
-"""
+"""Test stores in SeaweedFS and rclone. Requires `make test-real`."""
 
 import random
 import subprocess

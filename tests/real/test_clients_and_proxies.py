@@ -1,8 +1,4 @@
-"""Real proxies and clients: nginx in front, Java's HttpClient and curl, each with the upgrades that
-they ask for.
-
-`make test-real` runs them; where a program is missing its tests are skipped.
-"""
+"""Test nginx, Java's HttpClient and curl. Requires `make test-real`."""
 
 import json
 import shutil
@@ -87,7 +83,7 @@ def nginx(folder, service):
 
 @pytest.fixture
 def expected(client):
-    """The right answer to BODY."""
+    """The correct response to BODY."""
     answer = client.post("/predict", content=BODY, headers={"Content-Type": "application/json"})
     assert answer.status_code == 200
     return answer.content

@@ -1,8 +1,4 @@
-"""The service as replicas on a real Ray: one answer whichever replica gives it, whatever happens to
-the others.
-
-Where Ray is missing it is skipped: `make test-real` installs it.
-"""
+"""Test replicas on a Ray cluster. Requires `make test-real`."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""Data sets on clusters of Ray, and in buckets of real servers. What is missing is skipped.
-
-`make test-real` installs it.
-"""
+"""Test data sets on Ray clusters and in buckets. Requires `make test-real`."""
 
 import json
 import subprocess

@@ -1,7 +1,4 @@
-"""The edge guide's nginx and Caddy in front of a service, as they stand there, with TLS.
-
-`make test-real` runs them; where a program is missing its tests are skipped.
-"""
+"""Test the nginx and Caddy configurations of the edge guide. Requires `make test-real`."""
 
 import os
 import re

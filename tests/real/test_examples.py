@@ -1,8 +1,4 @@
-"""An example as its page says, with weights that other people trained: `make test-real` makes its
-environment.
-
-Where there is none it is skipped.
-"""
+"""Test an example with pretrained weights. Requires `make test-real`."""
 
 import json
 import re

@@ -1,8 +1,4 @@
-"""Clients that others' generators make of the OpenAPI document: of Python (openapi-python-client)
-and TypeScript (openapi-typescript, checked by tsc).
-
-`make test-real` makes their environment; where there is none, or no npm, they are skipped.
-"""
+"""Test clients generated from the OpenAPI document. Requires `make test-real`."""
 
 import json
 import shutil

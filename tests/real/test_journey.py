@@ -1,8 +1,4 @@
-"""From a CSV of one's own to a promoted candidate, as a person goes: `dubito fit`, `dubito serve`,
-and then nothing but the browser.
-
-Where Chromium, its driver or selenium are missing it is skipped.
-"""
+"""Test the path from a CSV file to a promoted candidate in the browser. Requires Chromium."""
 
 import csv
 import subprocess

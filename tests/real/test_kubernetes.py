@@ -1,4 +1,4 @@
-"""`kubectl` puts the manifests together, and Ray accepts its part."""
+"""Validate the Kubernetes manifests with `kubectl` and Ray."""
 
 import shutil
 import subprocess

@@ -1,8 +1,4 @@
-"""Label Studio itself: predictions are shown, tasks come by doubt, annotations become a version
-that is served.
-
-It runs headless in an environment of its own, `.venv-label-studio`, which `make test-real` makes.
-"""
+"""Test the integration with a running Label Studio. Requires `make test-real`."""
 
 import base64
 import io
@@ -82,7 +78,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, digits):
-    """A folder with a model of few pictures of digits."""
+    """A folder with a model fitted on images of digits."""
     folder = tmp_path_factory.mktemp("studio")
     x, y = digits
     for part, first, last in (("train", 0, 250), ("test", 250, 550)):

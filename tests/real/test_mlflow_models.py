@@ -1,5 +1,4 @@
-"""Versions as models of MLflow's, which MLflow loads and serves: `make test-real` makes its
-environment."""
+"""Test exported models in MLflow. Requires `make test-real`."""
 
 import json
 import os

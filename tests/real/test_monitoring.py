@@ -1,8 +1,4 @@
-"""Prometheus itself: its tool accepts the files and their tests, it scrapes a service, and says
-when inputs drift.
-
-Debian's package `prometheus` has both programs.
-"""
+"""Test rules and alerts in Prometheus. Requires Debian's package `prometheus`."""
 
 import copy
 import shutil

@@ -1,5 +1,4 @@
-"""The notebooks, by nbclient, and what a fit reports its epochs to: `make test-real` makes their
-environment."""
+"""Run the notebooks with nbclient. Requires `make test-real`."""
 
 import re
 import subprocess

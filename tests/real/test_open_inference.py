@@ -1,8 +1,4 @@
-"""Other people's clients against a service: tritonclient, KServe's, MLServer's codecs, and MLflow's
-scoring client.
-
-Each runs in an environment of its own, which `make test-real` makes, on every kind of input.
-"""
+"""Test the clients of Triton, KServe, MLServer and MLflow. Requires `make test-real`."""
 
 import base64
 import json
@@ -114,7 +110,7 @@ def test_the_guide_s_examples_run(url):
 
 
 def flat(rows, name):
-    """A field of all predictions as a flat tensor."""
+    """Flatten a field of all predictions to a tensor."""
     return np.asarray([row[name] for row in rows]).ravel().tolist()
 
 

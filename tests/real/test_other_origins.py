@@ -1,4 +1,4 @@
-"""A page of another origin in Chromium, whose user has a service without keys on this machine."""
+"""Test requests from another origin in Chromium."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ class Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def page():
-    """The port of a server of another origin's empty page."""
+    """The port of a server with an empty page."""
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port

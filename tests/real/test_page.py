@@ -1,7 +1,4 @@
-"""Test the view Ask, links and keys in Chromium.
-
-Skipped without Chromium, its driver and selenium.
-"""
+"""Test the view Ask, links and keys in Chromium."""
 
 import io
 import json

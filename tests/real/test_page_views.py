@@ -1,7 +1,4 @@
-"""Test the views Models, Live and Choose in Chromium against the API.
-
-Skipped without Chromium, its driver and selenium.
-"""
+"""Test the views Models, Live and Choose in Chromium."""
 
 import csv
 import io

@@ -1,8 +1,4 @@
-"""Schemathesis against the service: requests made from the OpenAPI document, and answers that hold
-to it.
-
-`make test-real` runs it, in an environment of its own; where there is none it is skipped.
-"""
+"""Test the service with Schemathesis. Requires `make test-real`."""
 
 import json
 import shutil

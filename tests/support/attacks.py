@@ -1,5 +1,4 @@
-"""Clients that mean harm, each in a thread until it is told to end; what becomes of them does not
-matter."""
+"""Malicious clients, which run in threads."""
 
 import functools
 import io
@@ -45,7 +44,7 @@ def unfinished_body(port, ending):
 
 
 def unread_answer(port, ending, body=MANY_NUMBERS):
-    """Ask for a large answer and read a little of it now and then."""
+    """Request a large response and read it slowly."""
     with Connection(port, 20.0, receive_bytes=4096) as connection:
         connection.send(request("POST", "/predict", body))
         while not ending.wait(1.0) and connection.socket.recv(8192):
@@ -53,7 +52,7 @@ def unread_answer(port, ending, body=MANY_NUMBERS):
 
 
 def empty_parts(port, ending):
-    """Send JSON that becomes many times its size."""
+    """Send JSON that needs much more memory than its size."""
     part = random.choice((b"[],", b"{},", b'{"a":1},', b"1,", b'"ab",'))
     with Connection(port, 20.0) as connection:
         body = b'{"inputs":[' + part * ((15 << 20) // len(part)) + b"0]}"
@@ -62,7 +61,7 @@ def empty_parts(port, ending):
 
 
 def large_pool(port, ending):
-    """Send the largest pool that JSON may be."""
+    """Send the largest JSON pool."""
     with Connection(port, 60.0) as connection:
         body = b'{"pool":[' + b",".join([ROW] * 100_000) + b'],"num_samples":10}'
         while not ending.is_set():
@@ -70,12 +69,12 @@ def large_pool(port, ending):
 
 
 def unread_large_answer(port, ending):
-    """Ask for an answer of a hundred megabytes and read a little of it now and then."""
+    """Request a response of 100 MB and read it slowly."""
     unread_answer(port, ending, MOST_NUMBERS)
 
 
 def many_classes(port, ending):
-    """Send the most rows, under one draw, to a model of very many classes."""
+    """Send the maximum number of rows with one draw to a model with many classes."""
     rows = io.BytesIO()
     np.save(rows, np.zeros((4096, 256), dtype=np.uint8))
     path = f"/predict?model={WIDE}&num_samples=1"
@@ -101,7 +100,7 @@ def jpeg_of_scans(scans):
 
 
 def get_form(file):
-    """A body with a file as `inputs`, its headers and its media type."""
+    """Create a multipart form. Return the body, headers and media type."""
     head = b'--x\r\nContent-Disposition: form-data; name="inputs"; filename="a.jpg"\r\n\r\n'
     return head + file + b"\r\n--x--\r\n", (), "multipart/form-data; boundary=x"
 
@@ -127,7 +126,7 @@ def smuggle(port, ending):
 
 @functools.cache
 def bombs():
-    """Requests of few bytes, or of few kinds of bytes, that announce or become very much."""
+    """Create small requests that expand to large inputs."""
     header = npz_bytes(x=npy_header((10**9, 64)))
     zeros = parquet_bytes({"x": pa.array([[0.0] * 10**7], pa.list_(pa.float32()))})
     ids = pa.DictionaryArray.from_arrays(pa.array([0] * 5000), pa.array(["a" * 10**6]))
@@ -164,7 +163,7 @@ def bombs():
 
 
 def small_bombs(port, ending):
-    """Send all of `bombs`, in any order; `bomb_statuses` counts the answers."""
+    """Send `bombs` in random order, and count the statuses in `bomb_statuses`."""
     for bomb in random.sample(bombs(), len(bombs())):
         if not ending.is_set():
             with Connection(port, 60.0) as connection, suppress(OSError, Ended):
@@ -190,7 +189,7 @@ ATTACKS = {
 
 @contextmanager
 def attacking(port, attacks=ATTACKS):
-    """Attack in some threads each while the block runs."""
+    """Run each attack in several threads during a block."""
     bombs()  # made before
     ending = threading.Event()
 

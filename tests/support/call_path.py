@@ -1,8 +1,4 @@
-"""Count what a one-row `POST /predict` passes: `python -m tests.support.call_path`, on a warm server.
-
-The settings are the service's, `DUBITO_STORE` among them. Counted are calls of functions in our
-packages, in all threads, the modules that they are in, and the moves from one module to another.
-"""
+"""Count the calls, modules and moves between modules of a one-row `POST /predict`."""
 
 import http.client
 import itertools

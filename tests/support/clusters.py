@@ -1,4 +1,4 @@
-"""The service as replicas on Ray, over real HTTP, and load on it whose every answer is known."""
+"""Ray clusters with replicas of the service, and load with known responses."""
 
 import subprocess
 import threading
@@ -22,8 +22,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
 
 @contextmanager
 def nodes(*processors: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Nodes of Ray with some processors each; yields the cluster's address, and what is told to
-    kill them."""
+    """Start Ray nodes. Yields the cluster's address and the input of `ray_nodes.py`."""
     command = [str(PYTHON), str(ROOT / "tests" / "support" / "ray_nodes.py"), *map(str, processors)]
     process = subprocess.Popen(
         command,
@@ -48,7 +47,7 @@ def nodes(*processors: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 
 def tell(process: subprocess.Popen[str], what: str) -> None:
-    """Have nodes killed or added, and wait until they are."""
+    """Kill or add nodes, and wait for completion."""
     assert process.stdout is not None and process.stdin is not None
     process.stdin.write(f"{what}\n")
     process.stdin.flush()
@@ -60,8 +59,7 @@ def tell(process: subprocess.Popen[str], what: str) -> None:
 def cluster(
     store: Path, folder: Path, options: Sequence[str] = (), **settings: str
 ) -> Iterator[tuple[str, Path]]:
-    """`python -m service cluster`; yields its URL, once it is ready, and the file of what it
-    says."""
+    """Run `python -m service cluster`. Yields its URL and its log file."""
     port, log = free_port(), folder / "cluster.log"
     basics = {
         "DUBITO_STORE": str(store),
@@ -92,7 +90,7 @@ def cluster(
 
 
 def replicas() -> list[int]:
-    """The process ids of all replicas on this machine."""
+    """Return the process ids of all local replicas."""
     actual = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -105,8 +103,7 @@ def replicas() -> list[int]:
 
 @dataclass
 class Load:
-    """Requests without end from several threads: each answer is compared with the one that is
-    due."""
+    """Threads that send requests continuously and verify each response."""
 
     url: str
     due: dict[str, list[tuple[dict[str, object], bytes]]]
@@ -156,12 +153,12 @@ class Load:
                 self.wrong.append(answer.text[:200])
 
     def wait_for(self, more: int, seconds: float = 60) -> None:
-        """Wait for some more good answers."""
+        """Wait for more correct responses."""
         expected = len(self.good) + more
         wait_until(lambda: len(self.good) >= expected, seconds)
 
     def longest_pause_s(self, since: float) -> float:
-        """The longest time without a good answer after a moment."""
+        """Return the longest time without a correct response."""
         times = [since, *(when for when, _ in self.good if when >= since)]
         return max((b - a for a, b in pairwise(times)), default=float("inf"))
 

@@ -1,5 +1,4 @@
-"""Clients that know what they must be answered: every answer is compared byte for byte, so that no
-row of another request, and none of another version, goes unnoticed."""
+"""Concurrent clients that compare each response with its reference, byte for byte."""
 
 import json
 import random
@@ -17,19 +16,18 @@ RETRY_S = 0.02  # before a new connection where the last failed
 
 @dataclass(frozen=True)
 class Reference:
-    """A request, and its answer under a seed by one version."""
+    """A request with a seed, and its response by one version."""
 
     content: dict
     expected: bytes
 
     def bytes(self, **fields):
-        """The request as bytes, some fields added."""
+        """Return the request as bytes, with additional fields."""
         return request("POST", "/predict", json.dumps({**self.content, **fields}).encode())
 
 
 def references(port, rows, count=40, **fields):
-    """Requests of different rows, numbers of rows and draws, and seeds, with the answers of a
-    service at rest."""
+    """Create requests with different rows, draws and seeds, with the responses of an idle service."""
     created, chooser = [], random.Random(0)
     with Connection(port) as connection:
         for seed in range(count):
@@ -47,8 +45,7 @@ def references(port, rows, count=40, **fields):
 
 @dataclass
 class Told:
-    """What clients were told: answers that were right, others by status, connections that ended
-    without an answer."""
+    """Counts of correct responses, other statuses and closed connections."""
 
     right: int = 0
     hung_up: int = 0
@@ -61,10 +58,10 @@ class Told:
 
 
 class Crowd:
-    """Clients that ask until the block ends, on connections that are kept.
+    """Clients that send requests on keep-alive connections until the block ends.
 
-    A share of them hangs up, at a random moment of a request, by an end or a reset; a share asks
-    without a seed, and `replayed` asks again with the seed that the answer named.
+    Some clients disconnect at a random moment. Some omit the seed; `replayed` repeats their requests
+    with the seed in the response.
     """
 
     def __init__(self, port, references, clients=8, hang_up=0.0, fresh=0.2, until_closed=False):
@@ -89,7 +86,7 @@ class Crowd:
 
     @property
     def right(self):
-        """How many answers were right so far."""
+        """Number of correct responses so far."""
         return sum(output.right for output in self.told)
 
     def full(self):
@@ -152,8 +149,7 @@ class Crowd:
 
 
 def replayed(port, told, most=200):
-    """How many answers under fresh draws are, byte for byte, those of the seeds that they name; all
-    must be."""
+    """Count responses with fresh draws that are identical when replayed."""
     with Connection(port) as connection:
         for reference, body in told.fresh[:most]:
             again = connection.ask(reference.bytes(seed=json.loads(body)["seed"]))
@@ -162,8 +158,7 @@ def replayed(port, told, most=200):
 
 
 def _hang_up(connection, content, chooser):
-    """Send a part of a request or all of it, wait a moment, read a part of what came or nothing,
-    and go."""
+    """Send a request partly or completely, wait briefly, and disconnect."""
     cut = chooser.choice((chooser.randrange(len(content)), len(content)))
     try:
         connection.send(content[:cut])
@@ -180,6 +175,6 @@ def _hang_up(connection, content, chooser):
 
 
 def reference_answers(serve, store, rows):
-    """Return requests and their answers by a service at rest."""
+    """Send requests to an idle service, and return them with their responses."""
     with serve(store) as (url, _):
         return references(urlsplit(url).port, rows)

@@ -1,4 +1,4 @@
-"""Damage to versions, by seed, with digests that match: only the content is wrong."""
+"""Corrupt the content of versions, with matching digests."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ OPERATORS = ("Add", "Mul", "MatMul", "Softmax", "Relu", "Loop", "Tile", "Expand"
 
 
 def damage(folder: Path, seed: int, kinds: "tuple[Kind, ...]") -> str:
-    """Damage a version's folder; return the kind of damage."""
+    """Corrupt a version's folder. Return the kind of damage."""
     random = Random(seed)
     kind = random.choice(kinds)
     kind(folder, random)

@@ -1,4 +1,4 @@
-"""Data sets of digits for tests, and what lies in an output."""
+"""Data sets of digits."""
 
 from pathlib import Path
 
@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 
 
 def write_digits(folder: Path, rows: np.ndarray, files: int, each: int) -> None:
-    """Write rows like these, with a little noise so that none is another's copy, to that many
-    files."""
+    """Write noisy copies of rows to several files."""
     random = np.random.default_rng(0)
     folder.mkdir()
     for i in range(files):
@@ -21,7 +20,7 @@ def write_digits(folder: Path, rows: np.ndarray, files: int, each: int) -> None:
 
 
 def get_content(out: Path) -> dict[str, bytes]:
-    """Each file of an output."""
+    """Read all files of an output folder."""
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in sorted(out.rglob("*"))

@@ -1,17 +1,14 @@
-"""A disk that stops: of what a program does to files in one folder, a prefix is done and the rest
-is not.
+"""Simulate crashes, power failures and full disks in one folder.
 
-`stopping(folder, at=n)` raises `Stopped` at the n-th call that changes anything there, and at all
-after it. A write that is stopped is half done. What the folder then holds is
+`stopping(folder, at=n)` raises `Stopped` at the n-th change of the folder, and at every later one.
+A stopped write is half done. The folder then contains, by kind of loss:
 
-    killed             what was done: the process ended, the system went on
-    content lost       the same, but files that were not synced since they were written are empty
-    entries lost       and what was created or renamed in a folder that was not synced since is as
-    it was before
-    disk full          what was done: only this one call fails, with an OSError
+    killed         all completed changes: the process ended
+    content lost   the same, but files without fsync are empty
+    entries lost   also without files and renames in folders without fsync
+    disk full      all changes except this one, which raised OSError
 
-The second and the third are what a loss of power may leave, at worst. Deletions count as lasting
-at once.
+Deletions are always durable.
 """
 
 import errno
@@ -29,11 +26,11 @@ DISK_FULL = "disk full"
 
 
 class Stopped(BaseException):
-    """The process is gone: nothing may catch this."""
+    """The simulated process has ended. Do not catch this."""
 
 
 class Disk:
-    """Counts what changes files below a folder, and keeps what a loss of power would take away."""
+    """Count changes below a folder, and track what a power failure would lose."""
 
     def __init__(
         self, root: Path, at: int | None, loss: str, before_each: Callable[[], None] | None
@@ -153,8 +150,7 @@ class Disk:
 
 
 class Written:
-    """A file open for writing. What is written is on its way at once; a write that is stopped is
-    half done."""
+    """A file opened for writing, without buffering."""
 
     def __init__(self, file, disk: Disk) -> None:
         self.file, self.disk = file, disk
@@ -189,11 +185,10 @@ def stopping(
     loss: str = "killed",
     before_each: Callable[[], None] | None = None,
 ) -> Iterator[Disk]:
-    """Run a block on a disk that stops at the `at`-th change (None: never), then take away what
-    `loss` says.
+    """Run a block on a disk that stops at the `at`-th change (None: never), then apply `loss`.
 
-    `before_each` is called before every change. The block ends as if nothing had been raised;
-    `Disk.calls` says how many changes there were.
+    `before_each` is called before every change. The block ends normally. `Disk.calls` is the number
+    of changes.
     """
     disk = Disk(root, at, loss, before_each)
     with pytest.MonkeyPatch.context() as patch:

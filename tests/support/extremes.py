@@ -1,5 +1,4 @@
-"""Rows of the largest numbers that there are: each is answered as the OpenAPI document says, or
-refused by name."""
+"""Rows with extreme numbers."""
 
 import numpy as np
 

@@ -1,5 +1,4 @@
-"""What goes wrong around a service while clients ask it: each function does it and returns what was
-seen."""
+"""Inject faults while clients send requests. Each function returns its observations."""
 
 import os
 import resource
@@ -49,8 +48,7 @@ def starts(url):
 
 
 def hit_worker(url, process, crowd, how):
-    """Send a signal to one of two workers; return when the next answer came, and when a new worker
-    served."""
+    """Send a signal to a worker. Return the times of the next response and of the new worker."""
     before, pids = starts(url), children(process.pid)
     start = time.monotonic()
     os.kill(min(pids), how)
@@ -66,7 +64,7 @@ def hit_worker(url, process, crowd, how):
 
 
 def signalled_worker(serve, store, made, seconds, how):
-    """Kill or stop workers under load, one every few seconds; return figures."""
+    """Kill or stop workers under load every few seconds. Return figures."""
     observed, ended = [], 0
     with serve(store, **TWO) as (url, process):
         reading_log(process)
@@ -112,8 +110,7 @@ def hang_ups(serve, store, made, seconds, clients=8):
 
 
 def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
-    """Clients whose requests trickle, and who do not read their answers, among others; return
-    figures."""
+    """Run clients that send or read slowly, next to others. Return figures."""
     large = {
         "inputs": rows.astype(int).tolist(),
         "num_samples": 100,
@@ -156,7 +153,7 @@ def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
 
 
 def trickle(port, content):
-    """Send a request a byte at a time until the service hangs up."""
+    """Send a request one byte at a time until the service disconnects."""
     with Connection(port, timeout_s=60.0) as connection, suppress(Ended, OSError):
         for i in range(len(content)):
             connection.send(content[i : i + 1])
@@ -165,8 +162,7 @@ def trickle(port, content):
 
 
 def terminated(serve, store, made, pool, workers="1"):
-    """SIGTERM while clients ask and large pools are ranked: all that was accepted is answered;
-    return figures."""
+    """Send SIGTERM under load, and check that all accepted requests complete. Return figures."""
     ranking = request("POST", "/acquire?k=3&seed=1", pool, content_type="application/x-npy")
     settings = {
         "DUBITO_WORKERS": workers,
@@ -207,7 +203,7 @@ def corrupted(path):
 
 
 def full_disk(serve, digits_store, rows, folder):
-    """Publish with ever more room on the disk while workers cannot write; return figures."""
+    """Publish with increasing disk space while workers cannot write. Return figures."""
     shutil.copytree(digits_store, folder / "models")
     store = ModelStore(folder / "models")
     largest = max(file.stat().st_size for file in (store.root / "digits" / "1").iterdir())
@@ -256,8 +252,7 @@ except Exception as error:
 
 
 def publish_with(limit_bytes, root, source):
-    """Publish in a process that can write files of `limit_bytes` at most, as on a disk that fills
-    up."""
+    """Publish in a process that can write files of up to `limit_bytes`."""
     command = [sys.executable, "-c", PUBLISH, str(root), str(source), str(limit_bytes)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
@@ -266,7 +261,7 @@ def publish_with(limit_bytes, root, source):
 
 
 def get_fill_disk(*pids):
-    """From now on processes cannot write a byte to any file."""
+    """Prevent processes from writing to files."""
     for pid in pids:
         _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))

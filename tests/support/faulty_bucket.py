@@ -1,5 +1,4 @@
-"""A bucket in memory whose requests are counted, and that goes away, ignores conditions, or stops a
-writer."""
+"""An in-memory bucket that counts requests and injects faults."""
 
 from collections import Counter
 from pathlib import Path
@@ -17,11 +16,11 @@ SECRET = "a-secret-that-nobody-may-see"
 
 
 class Killed(BaseException):
-    """The process is gone: nothing may catch this."""
+    """The simulated process has ended. Do not catch this."""
 
 
 class FaultyBucket:
-    """What obstore's store is to `Objects`."""
+    """A replacement of obstore's store in `Objects`."""
 
     def __init__(self):
         self.memory = MemoryStore()

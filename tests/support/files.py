@@ -1,4 +1,4 @@
-"""Files of rows as bytes: npy, npz and Parquet, and headers without what they announce."""
+"""Create npy, npz and Parquet files."""
 
 import io
 import zipfile
@@ -43,7 +43,7 @@ def npy_header(shape: Any, dtype: Any = "<f4", fortran: Any = False) -> bytes:
 
 
 def parquet_bytes(table: Any, **options: Any) -> bytes:
-    """A Parquet file of a table, or of columns by name."""
+    """Create a Parquet file from a table or columns."""
     file = io.BytesIO()
     created = table if isinstance(table, pa.Table) else pa.table(table)
     parquet.write_table(created, file, **options)

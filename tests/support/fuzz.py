@@ -1,8 +1,4 @@
-"""Generated requests: JSON with odd or huge values, damaged requests, and files that announce or
-become far more than their bytes.
-
-Hypothesis draws them; `json_bodies` also serves load tests, which draw by a seed.
-"""
+"""Hypothesis strategies for JSON bodies, damaged requests and files."""
 
 import functools
 import json
@@ -207,7 +203,7 @@ def routes_with_json() -> st.SearchStrategy[tuple[str, bytes]]:
 
 @st.composite
 def damaged_requests(draw: st.DrawFn) -> bytes:
-    """Draw a request, in JSON or as an array, some of whose bytes are others."""
+    """Draw a JSON or npy request with some modified bytes."""
     if draw(st.booleans()):
         content = request("POST", "/predict", npy_bytes(np.array([ROW], np.uint8)), (), NPY)
     else:
@@ -235,14 +231,14 @@ def _odd_files():
 
 
 def _deflated_npz(count, width, dtype, letters):
-    """Write an npz file of zeros, as many as its header announces, and of ids."""
+    """Write a compressed npz file of zeros and ids."""
     member = npy_header((count, width), dtype) + bytes(min(count * width, 1 << 25))
     ids = np.zeros(min(count, 1 << 16), f"<U{letters}")
     return npz_bytes(x=member, ids=npy_bytes(ids))
 
 
 def _parquet(kind, count, size, options):
-    """Write a file of one value that repeats, in rows or in one row."""
+    """Write a Parquet file of one repeated value, in rows or in one row."""
     options = {"compression": "zstd", **options}
     max_rows = min(count, max(1, MAX_BYTES * 64 // size))
     if size >= MAX_BYTES or "use_dictionary" in options:  # the writer then repeats the value itself

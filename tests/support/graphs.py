@@ -1,4 +1,4 @@
-"""Graphs of operators that are served, and that no service would want to run."""
+"""Modify graphs to exhaust time or memory."""
 
 import numpy as np
 import onnx
@@ -9,8 +9,10 @@ PRODUCTS = 2000  # of matrices, 0.1 s each or more
 
 
 def endless(graph: bytes) -> bytes:
-    """The graph with minutes of matrix products before its first output, which take their time when
-    it is run: while it is loaded all of them would be kept, and soon be too large."""
+    """Add minutes of matrix products that run before the first output.
+
+    Their shapes depend on the input, so that the runtime cannot compute them at load time.
+    """
     nodes = [*_shape_when_run(graph), helper.make_node("ConstantOfShape", ["odd.long"], ["odd.0"])]
     nodes += [
         helper.make_node("MatMul", [f"odd.{i}", f"odd.{i}"], [f"odd.{i + 1}"])
@@ -21,8 +23,7 @@ def endless(graph: bytes) -> bytes:
 
 
 def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
-    """The graph with a number of float32 numbers before its first output, made when it is loaded or
-    when it is run."""
+    """Allocate float32 numbers before the first output, at load or run time."""
     nodes = (
         [helper.make_node("Identity", ["odd.shape"], ["odd.long"])]
         if when_loaded
@@ -34,8 +35,7 @@ def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
 
 
 def hungry_at(graph: bytes, rows: int, numbers: int) -> bytes:
-    """The graph with a number of float32 numbers before its first output where it is run on just so
-    many rows, and none elsewhere."""
+    """Allocate float32 numbers before the first output if the input has exactly this many rows."""
     used = onnx.load_model_from_string(graph).graph.input[0].name
     nodes = [
         helper.make_node("Shape", [used], ["odd.rows"], start=0, end=1),
@@ -49,8 +49,7 @@ def hungry_at(graph: bytes, rows: int, numbers: int) -> bytes:
 
 
 def _shape_when_run(graph):
-    """Nodes that give the shape as one that depends on what comes in, so that nothing of it is
-    computed before."""
+    """Make a shape depend on the input, to prevent constant folding."""
     rows = onnx.load_model_from_string(graph).graph.input[0].name
     return [
         helper.make_node("Shape", [rows], ["odd.rows"], start=0, end=1),
@@ -60,7 +59,7 @@ def _shape_when_run(graph):
 
 
 def _before_output(graph, nodes, shape, at=0):
-    """The graph with `odd.sum`, which is 0, added to its first output."""
+    """Add `odd.sum`, which is 0, to the first output."""
     model = onnx.load_model_from_string(graph)
     output = model.graph.output[0].name
     for node in model.graph.node:

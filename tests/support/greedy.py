@@ -1,9 +1,8 @@
-"""A process that asks a service for as much as it can get, in one of several ways, from an address
-of its own.
+"""Send as many requests as possible from a local address.
 
     python -m tests.support.greedy PORT KIND ADDRESS
 
-It prints a line once it has been answered or refused, and goes on until it is killed.
+Prints a line after the first response, and runs until it is killed.
 """
 
 import sys
@@ -20,7 +19,7 @@ REST_S = 0.05
 
 
 def pools():
-    """The largest pools as arrays, from many connections."""
+    """Send the largest npy pools on many connections."""
     content = npy_bytes(np.full((100_000, 64), 8, np.uint8))
     return 33, request(
         "POST", "/acquire?num_samples=100", content, content_type="application/x-npy"
@@ -28,14 +27,14 @@ def pools():
 
 
 def json_pools():
-    """Large pools as JSON, one after the other."""
+    """Send large JSON pools one after the other."""
     return 1, request(
         "POST", "/acquire", b'{"pool":[' + b",".join([ROW] * 90_000) + b'],"num_samples":2}'
     )
 
 
 def samples():
-    """Large answers, one after the other."""
+    """Request large responses one after the other."""
     return 1, request(
         "POST",
         "/predict",

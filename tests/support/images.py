@@ -1,4 +1,4 @@
-"""Image files, the odd ones byte by byte."""
+"""Create image files, including unusual ones."""
 
 import io
 import struct
@@ -15,8 +15,7 @@ def pixel(colour: str | tuple[int, int, int]) -> bytes:
 
 
 def png_file(header: tuple[int, ...], data: bytes) -> bytes:
-    """A PNG file of a header (width, height, bits, colour type, 0, 0, interlace) and rows before
-    compression."""
+    """Create a PNG file from its header fields and filtered rows."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return (
@@ -36,27 +35,26 @@ def png_file(header: tuple[int, ...], data: bytes) -> bytes:
 
 
 def jpeg_of_scans(picture: bytes, scans: int) -> bytes:
-    """A progressive JPEG file with some more scans, of no data: ten bytes each, and all its
-    pixels' time."""
+    """Create a progressive JPEG file with many empty scans, which are slow to decode."""
     start = picture.rfind(b"\xff\xda")
     header = picture[start : start + 2 + int.from_bytes(picture[start + 2 : start + 4], "big")]
     return picture[:-2] + header * scans + picture[-2:]
 
 
 def jpeg_of_segments(picture: bytes, segments: int) -> bytes:
-    """A JPEG file with some empty comments before its pixels."""
+    """Create a JPEG file with empty comments before its pixels."""
     return picture[:2] + b"\xff\xfe\x00\x02" * segments + picture[2:]
 
 
 def png_of_chunks(picture: bytes, chunks: int) -> bytes:
-    """A PNG file with some empty chunks before its pixels, that readers pass over."""
+    """Create a PNG file with empty chunks before its pixels."""
     empty = b"\0\0\0\0" + b"teST" + struct.pack(">I", zlib.crc32(b"teST"))
     place = 8 + 25  # after the signature and the header
     return picture[:place] + empty * chunks + picture[place:]
 
 
 def bmp_of_runs(width: int, height: int) -> bytes:
-    """A BMP file of 8 bits whose pixels are run lengths, each of one pixel."""
+    """Create an 8-bit BMP file with run lengths of one pixel."""
     runs = (b"\x01\x07" * width + b"\0\0") * height + b"\0\1"
     palette = bytes(range(256)) * 4
     offset = 14 + 40 + len(palette)

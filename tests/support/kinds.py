@@ -1,4 +1,4 @@
-"""Small models of every kind of input, none of them fitted but digits."""
+"""Small models for each kind of input."""
 
 import shutil
 from pathlib import Path
@@ -28,8 +28,7 @@ TEXTS = {
 
 
 def publish_tables(root: Path, digits: Path) -> None:
-    """Make a store, `root / "models"`: `digits`, tiny models `people` and `pictures`, and `rents`
-    of people, a regression, some of whose rows miss a value."""
+    """Publish `digits`, tiny models `people` and `pictures`, and the regression `rents`."""
     generator = np.random.default_rng(0)
     age, city = generator.integers(18, 90, 300), generator.choice(["Rome", "Oslo"], 300)
     lines = [
@@ -47,8 +46,7 @@ def publish_tables(root: Path, digits: Path) -> None:
 
 
 def publish_kinds(root: Path, tables: Path) -> None:
-    """Make a store with all of `publish_tables`, `texts`, and `groups`, which is calibrated by
-    group."""
+    """Publish the models of `publish_tables`, `texts`, and `groups`, which is calibrated by group."""
     shutil.copytree(tables, root / "models")
     store = ModelStore(root / "models")
     publish_tiny(store, "texts", TEXTS, {"tokenizer.json": tokenizer().to_str().encode()})
@@ -58,7 +56,7 @@ def publish_kinds(root: Path, tables: Path) -> None:
 def publish_tiny(
     store: ModelStore, name: str, spec: dict[str, object], more: dict[str, bytes] | None = None
 ) -> None:
-    """Publish a tiny classification of rows of a kind."""
+    """Publish a tiny classifier."""
     described = tiny.description()
     used = InputSpec.model_validate({**described.input.model_dump(), **spec})
     store.publish(

@@ -1,5 +1,4 @@
-"""A group of processes that the system ends if together they take more memory than they may, as a
-container does."""
+"""Limit the memory of a group of processes, like a container."""
 
 import os
 import secrets
@@ -20,12 +19,12 @@ class MemoryGroup:
 
     @property
     def joins(self) -> list[str]:
-        """A command that joins the group and becomes the command after it."""
+        """Wrap a command so that it runs in the group."""
         return ["/bin/sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$0" "$@"']
 
     @property
     def kills(self) -> int:
-        """How many processes the system has ended for want of memory."""
+        """Number of processes that the kernel killed for lack of memory."""
         for name in ("memory.events", "memory.oom_control"):
             if (self.folder / name).exists():
                 lines = (self.folder / name).read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Small models, not fitted."""
+"""Small models without a fit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +23,7 @@ from training.recipe import Recipe
 
 
 def scale_mlp(*sizes: int, seed: int = 0) -> DrawnNetwork:
-    """A multilayer perceptron whose weight-norm scales are drawn, of layer sizes (inputs, hidden
-    ..., classes)."""
+    """Create a multilayer perceptron with random weight-norm scales."""
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -40,8 +39,7 @@ def scale_model(
     hidden: int = 8,
     log_scale: float = -2.0,
 ) -> BayesianModel:
-    """A Bayesian hypernetwork over the scales of a multilayer perceptron, its parameters as they
-    start."""
+    """Create a Bayesian hypernetwork with initial parameters."""
 
     network = scale_mlp(*sizes)
     dimension = network.theta_dimension
@@ -52,8 +50,7 @@ def scale_model(
 
 
 def publish_unfitted(store: ModelStore, recipe: Recipe, root: Path) -> None:
-    """Publish a recipe's model as it starts, with its detectors fitted; relative data are under
-    `root`."""
+    """Publish a recipe's model with initial parameters and fitted detectors."""
     data = load(recipe, root)
     splits = split(data, split_sizes(recipe))
     model = build(recipe, data.shape, len(data.classes))
@@ -70,8 +67,7 @@ def _publish(store, model, recipe, data, splits, root=None):
 
 
 def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> None:
-    """Publish a model of very many classes that takes images: little input, large output. It is not
-    fitted."""
+    """Publish an unfitted image model with many classes."""
     recipe = Recipe.model_validate(
         {
             "name": name,

@@ -1,4 +1,4 @@
-"""Random small modules, composed of the layers of `torch.nn`, as users might bring them."""
+"""Random modules of `torch.nn` layers."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ ACTIVATIONS = (
 
 
 class First(nn.Module):
-    """The first of what a layer gives, such as a GRU's values."""
+    """Return the first output of a layer, such as a GRU's values."""
 
     def __init__(self, inner: nn.Module, copies: int = 1) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Residual(nn.Module):
 
 
 class InParallel(nn.Module):
-    """Two layers side by side, along the last axis."""
+    """Concatenate the outputs of two layers along the last axis."""
 
     def __init__(self, one: nn.Module, other: nn.Module) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class InParallel(nn.Module):
 
 
 class WithSpare(nn.Module):
-    """A module next to a layer that is never used."""
+    """A module with a layer that is never used."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class WithSpare(nn.Module):
 
 
 class Own(nn.Module):
-    """Something that forward does itself."""
+    """An operation in `forward` without a layer."""
 
     def __init__(self, name: str, size: int) -> None:
         super().__init__()
@@ -206,8 +206,7 @@ BY_AXES = {1: OF_ANY + OF_ROWS, 2: OF_ANY + 2 * OF_STEPS, 3: OF_ANY + 2 * OF_PIC
 
 
 def random_module(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
-    """A module of up to seven layers, and the shape of its rows; most of them end as a network of
-    classes does."""
+    """Create a module of up to seven layers. Return it with its input shape."""
     chance = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,5 +1,4 @@
-"""Odd files of rows: every type of numpy's and pyarrow's, values that Python cannot hold, names and
-texts that are no Unicode, headers that lie, and damage."""
+"""Unusual, invalid and damaged files of rows."""
 
 import random
 import struct
@@ -287,7 +286,7 @@ def odd_zips() -> Iterator[OddFile]:
 
 
 def odd_files() -> list[OddFile]:
-    """All of them; the same at each call."""
+    """Return all files, in a deterministic order."""
     files = [*odd_parquet(), *odd_arrays(), *odd_texts(), *odd_zips()]
     some = files[:: len(files) // 12]
     rest = (NPY, NPZ, PARQUET, ZIP, CSV)

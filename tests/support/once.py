@@ -1,4 +1,4 @@
-"""What all processes of a test run share, made once by whichever needs it first."""
+"""Share expensive fixtures between the processes of a test run."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def once_a_run(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that `make` fills; other processes of the run wait for it, and find it made."""
+    """Create a folder once per test run. Other processes wait for it."""
     run = shared_folder(factory)
     folder, completed = run / name, run / f"{name}.done"
     with (run / f"{name}.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""Ten times the load that a service can answer, and the figures that say how it bears it."""
+"""Overload a service and measure its behaviour."""
 
 import json
 import subprocess
@@ -19,15 +19,14 @@ OPEN_CONNECTIONS = 256
 
 @dataclass(frozen=True)
 class Overload:
-    """What was measured, one after the other in one run.
+    """Measurements of one run.
 
     Attributes:
-        capacity: answers a second in closed loop from many connections, the most of three turns.
+        capacity: responses per second in a closed loop; maximum of three rounds.
         unloaded: open loop at a tenth of the capacity.
         loaded: open loop at ten times the capacity.
-        health_s: latencies of /health/live meanwhile, of a client in a process of its own.
-        probed: that client's statuses of health and predictions, and how many 429 had no
-            Retry-After.
+        health_s: latencies of /health/live during the overload, from a separate process.
+        probed: statuses of that process's requests, and the number of 429 without `Retry-After`.
     """
 
     capacity: float
@@ -66,8 +65,7 @@ def _milliseconds(load, kind="200"):
 
 
 def overload(port, body, seconds, folder):
-    """Measure capacity and unloaded latency for a while, then overload the service for
-    `seconds`."""
+    """Measure the capacity and the unloaded latency, then overload the service for `seconds`."""
     requests, file = [post("/predict", body)], folder / "body.json"
     file.write_bytes(body)
     turn = min(10.0, max(0.5, seconds / 6))
@@ -93,8 +91,7 @@ def overload(port, body, seconds, folder):
 
 @contextmanager
 def probing(port, seconds, file):
-    """Ask a service for so long in a process of its own; the mapping has what it says once the
-    block has ended."""
+    """Run `tests.support.probe` during a block. Its output is in the mapping afterwards."""
     command = [sys.executable, "-m", "tests.support.probe", str(port), str(seconds), str(file)]
     probe = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     actual = {}

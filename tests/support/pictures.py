@@ -1,4 +1,4 @@
-"""What every picture that is written must be."""
+"""Checks of saved figures."""
 
 import matplotlib as mpl
 import pytest
@@ -6,8 +6,7 @@ from matplotlib.figure import Figure
 
 
 def look_at_legends(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Have figures that are saved fail where a legend lies over a panel; return those that have
-    legends."""
+    """Make `savefig` fail if a legend overlaps a panel. Return the figures with legends."""
     save = Figure.savefig
     observed = []
 

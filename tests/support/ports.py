@@ -1,4 +1,4 @@
-"""Ports for servers that tests start."""
+"""Free ports for test servers."""
 
 import os
 import random
@@ -10,11 +10,10 @@ CHOICE = random.SystemRandom()  # no test's own seed leads two processes to the 
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on, and that nothing takes before a server
-    does.
+    """Return a free port of 127.0.0.1.
 
-    It lies below those that the system gives to connections, which would else take it now and then;
-    and processes that run tests side by side have ports of their own.
+    It is below the range of ephemeral ports, so that connections cannot take it. Parallel test
+    processes use separate ranges.
     """
     ephemeral = int(RANGE.read_text().split()[0]) if RANGE.exists() else 32_768
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16

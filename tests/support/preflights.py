@@ -1,4 +1,4 @@
-"""A process for the preflights of many fits: starting one takes longer than a preflight."""
+"""Share a preflight process between fits."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from model_store.inference.preflight_process import Failure, PreflightProcess
 
 
 class KeptPreflight:
-    """In place of `PreflightProcess`: one process goes on until a version fails in it."""
+    """A `PreflightProcess` that is reused until a version fails."""
 
     _process: PreflightProcess | None = None
 
@@ -20,7 +20,7 @@ class KeptPreflight:
         return failure
 
     def close(self) -> None:
-        """The next fit uses the process too."""
+        """Keep the process for the next fit."""
 
     @classmethod
     def end(cls) -> None:

@@ -1,8 +1,8 @@
-"""A process that asks a service one thing after the other while it is under load: `/health/live`,
-and now and then a prediction. Prints JSON: latencies of health in seconds, statuses, and how many
-429 had no good Retry-After.
+"""Poll `/health/live` and predictions of a service under load.
 
     python -m tests.support.probe PORT SECONDS [BODY_FILE]
+
+Prints JSON with latencies, statuses and the number of 429 without a valid Retry-After.
 """
 
 import json

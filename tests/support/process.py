@@ -1,4 +1,4 @@
-"""What processes take: memory, threads, open files."""
+"""Memory, threads and open files of processes."""
 
 import ctypes
 import gc
@@ -19,8 +19,7 @@ def pss_bytes(pid):
 
 
 def own_bytes(pid):
-    """Memory of a process in bytes that no file backs: what it holds itself, no matter who else maps the
-    same libraries."""
+    """Anonymous memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
             return 1024 * int(line.split()[1])
@@ -28,7 +27,7 @@ def own_bytes(pid):
 
 
 def most_bytes(pid):
-    """The most memory that a process ever had resident, in bytes."""
+    """Peak resident memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
@@ -36,12 +35,12 @@ def most_bytes(pid):
 
 
 def threads(pid):
-    """How many threads a process has."""
+    """Number of threads of a process."""
     return len([*Path(f"/proc/{pid}/task").iterdir()])
 
 
 def open_files(pid):
-    """How many file descriptors a process has."""
+    """Number of file descriptors of a process."""
     return len([*Path(f"/proc/{pid}/fd").iterdir()])
 
 
@@ -51,7 +50,7 @@ def children(pid):
 
 
 def settled(measure, seconds=30.0, quiet_s=0.5):
-    """A measured number once it has stayed the same for `quiet_s`."""
+    """Wait until a value is unchanged for `quiet_s`, and return it."""
     end, value, since = time.monotonic() + seconds, measure(), time.monotonic()
     while time.monotonic() < since + quiet_s:
         assert time.monotonic() < end, f"still changing after {seconds} s"
@@ -66,9 +65,7 @@ HEAP_BYTES = 6 << 20
 
 @contextmanager
 def measuring() -> Iterator[Callable[..., Any]]:
-    """Call functions in a process that has done nothing else, for `taken_bytes`: where much was
-    allocated and freed before, what a heap takes of the system depends on that, and garbage is
-    long looked for."""
+    """Call functions in a fresh process, because earlier allocations would distort `taken_bytes`."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         yield lambda function, *args: process.submit(function, *args).result()
 

@@ -1,5 +1,4 @@
-"""HTTP as bytes on a socket: what no client library would send, and answers taken apart
-strictly."""
+"""A strict HTTP client on sockets, which can send malformed requests."""
 
 import re
 import select
@@ -14,12 +13,12 @@ STATUS_LINE = re.compile(rb"HTTP/1\.1 (\d{3}) [ -~]*\r\n")
 
 
 class Ended(Exception):
-    """The server ended the connection where an answer was due."""
+    """The server closed the connection before a response."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer; names of headers are in lower case."""
+    """A response. Header names are in lower case."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -31,8 +30,7 @@ class Answer:
 
 
 def request(method, path, body=None, headers=(), content_type=JSON):
-    """A request as bytes; `headers` are pairs of strings or bytes. Without a body none is
-    announced."""
+    """Encode a request. Without a body, it has no Content-Length."""
     lines = [b"%s %s HTTP/1.1" % (raw(method), raw(path)), b"Host: dubito"]
     if body is not None:
         lines += [b"Content-Type: " + raw(content_type), b"Content-Length: %d" % len(body)]
@@ -45,8 +43,7 @@ def raw(text):
 
 
 class Connection:
-    """A connection to a service on the loopback interface. A wait beyond `timeout_s` raises
-    TimeoutError."""
+    """A connection to a local service. Raises TimeoutError after `timeout_s`."""
 
     def __init__(self, port, timeout_s=30.0, receive_bytes=None, source=HOST):
         self.socket = socket.socket()
@@ -65,7 +62,7 @@ class Connection:
         self.close()
 
     def send(self, content):
-        """Send bytes; raise Ended if the server has ended the connection."""
+        """Send bytes. Raises Ended if the server has closed the connection."""
         try:
             self.socket.sendall(content)
         except (BrokenPipeError, ConnectionResetError):
@@ -88,8 +85,10 @@ class Connection:
         return self.answer(head)
 
     def answers_until_end(self, patience_s=0.0):
-        """All answers until the server ends the connection; after `patience_s` without any we end
-        our side of it."""
+        """Read responses until the server closes the connection.
+
+        After `patience_s` without a response, our side is closed.
+        """
         if not self.received:
             select.select([self.socket], [], [], patience_s)
         answers = []
@@ -102,12 +101,11 @@ class Connection:
             return answers
 
     def reset(self):
-        """Go away as a crashed client does."""
+        """Reset the connection like a crashed client."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
     def close(self):
-        """End the connection."""
         self.socket.close()
 
     def _body(self, headers):

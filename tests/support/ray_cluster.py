@@ -1,13 +1,11 @@
-"""A cluster of Ray on this machine, nodes of a processor each, on which a command runs while things
-are killed.
+"""Run a command on a local Ray cluster while nodes and processes are killed.
 
-    .venv-ray/bin/python -m tests.support.ray_cluster '{"nodes": 3, "command": [...], "kills":
-    [[2.5, "node"], ...]}'
+    .venv-ray/bin/python -m tests.support.ray_cluster
+        '{"nodes": 3, "command": [...], "kills": [[2.5, "node"], ...]}'
 
-`command` is given to `python -m service`, with the cluster's address. Each kill comes that many
-seconds after the one before: of a worker (an actor's process), of a node (a raylet and all its
-processes, replaced by another), or of the driver, which is then started again. Says in JSON how the
-driver ended, how often it was started, and what was killed.
+`command` is passed to `python -m service` with the cluster's address. Each kill has a delay after
+the previous one, and a target: `worker` (an actor's process), `node` (a raylet, which is replaced)
+or `driver` (which is restarted). Prints JSON about the driver and the kills.
 """
 
 import json
@@ -28,7 +26,6 @@ ACTOR = "ray::MapWorker"
 
 
 def main() -> None:
-    """Run the command."""
     message = json.loads(sys.argv[1])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
@@ -96,7 +93,7 @@ def main() -> None:
 
 
 def processes(name: str, ancestor: int) -> list[int]:
-    """Processes below another one in whose command there is a name, sorted."""
+    """Return descendants of a process whose command contains a name, sorted."""
     parents, names = {}, []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -120,7 +117,7 @@ def processes(name: str, ancestor: int) -> list[int]:
 def run(
     python: Path, told: dict[str, Any], environment: dict[str, str], timeout_s: float
 ) -> dict[str, Any]:
-    """Run all this in an environment that has Ray."""
+    """Run this module in the Ray environment."""
     command = [str(python), "-m", "tests.support.ray_cluster", json.dumps(told)]
     completed = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s

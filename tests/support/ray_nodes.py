@@ -1,8 +1,6 @@
-"""Several nodes of Ray on this machine, by an interpreter that has Ray: `ray_nodes.py CPUS...`, one
-for each.
+"""Start several local Ray nodes: `ray_nodes.py CPUS...`.
 
-It says the cluster's address, and then does what it is told, a line each: `kill N` ends a node at
-once, `add CPUS` starts one. It ends with its input.
+Prints the cluster's address, then reads commands: `kill N` ends a node, `add CPUS` starts one.
 """
 
 import sys

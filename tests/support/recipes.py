@@ -1,7 +1,6 @@
-"""Recipes of tests: a small one of digits, and what a test changes of it.
+"""A small recipe for digits, and changes to it.
 
-It has one density detector of all, since half of the time of an export goes into theirs:
-    `ALL_DETECTORS` brings them.
+It has one density detector for a fast export. `ALL_DETECTORS` enables the others.
 """
 
 import json
@@ -38,8 +37,7 @@ ONE_ROW_EACH = {"validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
 
 
 def content_with(**changes: Any) -> dict[str, Any]:
-    """The content of `SMALL` with changes: of [network], all of it; of other sections, the keys
-    that are given."""
+    """Return `SMALL` with changes. The section `network` is replaced, others are merged."""
     content = {**SMALL, **changes}
     merged = {
         section: {**retained, **content[section]}
@@ -57,7 +55,7 @@ def content_with(**changes: Any) -> dict[str, Any]:
 
 
 def recipe_with(**changes: Any) -> Recipe:
-    """`SMALL` with changes, as read."""
+    """Parse `SMALL` with changes."""
     return Recipe.model_validate(content_with(**changes))
 
 
@@ -66,7 +64,7 @@ def get_recipe(source: str, task: str = "classification", **data: Any) -> Recipe
 
 
 def write_recipe(folder: Path, **changes: Any) -> Path:
-    """Write `SMALL` with changes to NAME.toml in a folder, and return its path."""
+    """Write `SMALL` with changes to NAME.toml, and return its path."""
     content = content_with(**changes)
     path = folder / f"{content['name']}.toml"
     path.write_text(_toml(content))
@@ -82,7 +80,7 @@ def _toml(content: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as TOML, which writes strings, numbers and lists as JSON does."""
+    """Format a value as TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value)

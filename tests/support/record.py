@@ -1,4 +1,4 @@
-"""The page of figures that the long tests of trust keep: each has a row."""
+"""Save the figures of slow tests to a results page."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "trust.md"
 
 
 def record(what, command, conditions, figure):
-    """Print a test's figure, and put it into the page in place of its row; the test's row must be
-    there."""
+    """Print a figure and update its row on the page."""
     cores = processors()
     row = f"| {what} | `{command}` | {cores} cores, {conditions} | {figure} |"
     print(row)
@@ -21,5 +20,5 @@ def record(what, command, conditions, figure):
 
 
 def parameter(name, default):
-    """A number that the environment may set."""
+    """Read a number from the environment."""
     return type(default)(os.environ.get(name, default))

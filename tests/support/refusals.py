@@ -1,4 +1,4 @@
-"""Input that is refused."""
+"""Check errors of invalid input."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The service over real HTTP, in a process of a test's own, and what tests ask of it."""
+"""Run the service in a separate process."""
 
 import re
 import subprocess
@@ -30,12 +30,11 @@ def serving(
     limits: Mapping[str, float] | None = None,
     **settings: str,
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run `python -m service` on a free port of the loopback interface; it is live when the block
-    begins.
+    """Run `python -m service` on a free local port, and wait until it is live.
 
     Args:
-        within: a command that becomes the one after it.
-        limits: values of constants of `service.limits`, by name.
+        within: command that runs the service, such as a wrapper.
+        limits: values of constants in `service.limits`, by name.
     """
     port = free_port()
     custom = TemporaryDirectory(prefix="state-")
@@ -83,7 +82,7 @@ def open_client(
     limits: Mapping[str, float] | None = None,
     **settings: str,
 ) -> Iterator[httpx.Client]:
-    """A client of a service of a test's own, as `serving` runs it."""
+    """Run a service and yield a client. See `serving`."""
     with (
         serving(store, limits=limits, **settings) as (url, _),
         httpx.Client(base_url=url, timeout=60, headers=headers) as client,
@@ -99,7 +98,7 @@ def answers(url: str) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    """Wait for a condition, or fail."""
+    """Wait until a condition is true, or fail."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s"
@@ -107,12 +106,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def predict_blank(client: httpx.Client, **fields: object) -> httpx.Response:
-    """The answer to a request of one row, a blank digit."""
+    """Predict one blank digit and return the response."""
     return client.post("/predict", json={"inputs": [[0.0] * 64], **fields})
 
 
 def metric(text: str, name: str, **labels: str) -> float:
-    """The value of a Prometheus sample, 0 where there is none."""
+    """Return the value of a Prometheus sample, or 0."""
     for line in text.splitlines():
         match = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
         if match and dict(re.findall(r'(\w+)="([^"]*)"', match[1] or "")) == labels:

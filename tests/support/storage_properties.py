@@ -1,6 +1,6 @@
-"""The properties of a store, in a folder or in a bucket.
+"""Properties of stores in folders and buckets.
 
-Each property takes `make`, which opens the same store anew, like another process.
+Each property takes `make`, which opens the same store like another process.
 """
 
 import hashlib
@@ -160,7 +160,7 @@ def concurrent_writers_never_share_a_number(make):
 
 
 def readers_see_whole_versions_while_a_writer_works(make):
-    """The version that `latest` names opens, unless it was deleted meanwhile."""
+    """Every version of `latest` can be opened, unless it was deleted meanwhile."""
     publish(make())
     completed = threading.Event()
 

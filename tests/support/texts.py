@@ -1,4 +1,4 @@
-"""Small tokenizers, texts of two kinds, and a network of them."""
+"""Small tokenizers, texts and a text network."""
 
 import csv
 from pathlib import Path
@@ -44,7 +44,7 @@ def texts(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def write_reviews(folder: Path, count: int = 300) -> None:
-    """Write `reviews.csv` of texts, labels and stars, and `tokenizer.json`."""
+    """Write `reviews.csv` with texts, labels and stars, and `tokenizer.json`."""
     tokenizer().save(str(folder / "tokenizer.json"))
     with (folder / "reviews.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -54,7 +54,7 @@ def write_reviews(folder: Path, count: int = 300) -> None:
 
 
 class MeanEmbedding(nn.Module):
-    """The mean of the tokens' embeddings, without padding."""
+    """Average the embeddings of tokens, without padding."""
 
     def __init__(self, _: tuple[int, ...]) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class MeanEmbedding(nn.Module):
 
 
 class Averaged(MeanEmbedding):
-    """The mean of the tokens' embeddings, and a head."""
+    """Mean embedding with a linear head."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
         super().__init__(shape)

@@ -1,8 +1,7 @@
-"""Tiny versions that a service can serve, made without training: real graphs of a few numbers and a
-real calibration.
+"""Tiny versions without training, with valid graphs and calibration.
 
-paired     theta scales the logits of a linear model: rows may have draws of their own
-unpaired   theta is the linear model's whole matrix: all rows of a product have the same draws
+paired     theta scales the logits of a linear model; rows may have separate draws
+unpaired   theta is the weight matrix; all rows of a batch share draws
 """
 
 from functools import cache
@@ -34,12 +33,12 @@ NAMES = DetectorNames(combined=("entropy", "distance"), density=("distance",))
 
 
 def rows(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Rows of the kind that the versions are calibrated on."""
+    """Draw rows from the calibration distribution."""
     return generator.normal(size=(count, INPUTS)).astype(np.float32)
 
 
 def published(folder: Path, paired: bool = True, versions: int = 1) -> ModelStore:
-    """A store with some versions of `tiny`."""
+    """A store with several versions of `tiny`."""
     store = ModelStore(folder)
     for _ in range(versions):
         publish(store, paired=paired)
@@ -49,8 +48,7 @@ def published(folder: Path, paired: bool = True, versions: int = 1) -> ModelStor
 def publish(
     store: ModelStore, name: str = "tiny", paired: bool = True, kind: str | None = None
 ) -> str:
-    """Publish a version, calibrated by a kind of categories if one is given, and return its
-    number."""
+    """Publish a version, optionally calibrated by category. Return the version number."""
     described = description(paired)
     if kind is not None:
         categories = _calibration(_runtime(paired), kind).categories
@@ -69,13 +67,13 @@ def publish(
 
 
 def loaded(folder: Path, paired: bool = True) -> Model:
-    """A version as a service loads it."""
+    """Load a version like the service."""
     return Model.load(published(folder, paired).open("tiny", "1", files=NEEDED), threads=1)
 
 
 @cache
 def files(paired: bool = True, kind: str | None = None) -> dict[str, bytes]:
-    """The files of a version."""
+    """Create the files of a version."""
     graphs = {"sampler.onnx": sampler(paired), "network.onnx": network(paired)}
     calibration = save(_calibration(_runtime(paired), kind).tensors())
     return {**graphs, "weights.safetensors": save({}), "calibration.safetensors": calibration}
@@ -192,13 +190,13 @@ def _calibration(runtime: Runtime, kind: str | None = None) -> Calibration:
 
 
 def _groups() -> np.ndarray:
-    """Two groups and a small one, which does not judge rows of unknown groups."""
+    """Two groups, and a group that is too small to calibrate."""
     rows = np.arange(RANKING)
     return np.where(rows < SMALL, len(GROUPS) - 1, rows % 2)
 
 
 class _Split:
-    """What a runtime says of rows, at each number of draws."""
+    """Runtime outputs of a split by number of draws."""
 
     def __init__(self, runtime: Runtime, x: np.ndarray, seed: int) -> None:
         outputs, self.density = runtime.run_set(x, runtime.draw_set(seed, DRAWS))

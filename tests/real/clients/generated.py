@@ -1,4 +1,4 @@
-"""What a client that openapi-python-client made gets of the service at a URL, as JSON."""
+"""Call the service with a generated openapi-python-client. Prints JSON."""
 
 import json
 import sys

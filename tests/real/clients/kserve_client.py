@@ -1,7 +1,6 @@
-"""What KServe's Python client gets of a service: `python kserve_client.py URL FOLDER` prints it as
-JSON.
+"""Call the service with KServe's client: `python kserve_client.py URL FOLDER`. Prints JSON.
 
-FOLDER has `digits.npy`, rows of digits, and `picture.png`.
+FOLDER contains `digits.npy` and `picture.png`.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""What MLflow's scoring client gets of a service: `python mlflow_client.py HOST PORT FOLDER` prints
-it as JSON.
+"""Call the service with MLflow's scoring client: `python mlflow_client.py HOST PORT FOLDER`.
 
-FOLDER has `digits.npy`, rows of digits, and `picture.png`.
+Prints JSON. FOLDER contains `digits.npy` and `picture.png`.
 """
 
 import base64
@@ -20,7 +19,7 @@ client.wait_server_ready(timeout=10)
 
 
 def invoke(data, model=None):
-    """The predictions of one request: by column a list."""
+    """Return the predictions of one request by column."""
     params = {"seed": 7} | ({} if model is None else {"model": model})
     frame = client.invoke(data, params=params).get_predictions()
     return {name: frame[name].tolist() for name in frame}

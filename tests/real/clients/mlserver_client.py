@@ -1,7 +1,6 @@
-"""What MLServer's types and codecs make of a service: `python mlserver_client.py URL FOLDER` prints
-it as JSON.
+"""Call the service with MLServer's codecs: `python mlserver_client.py URL FOLDER`. Prints JSON.
 
-FOLDER has `digits.npy`, rows of digits, and `picture.png`.
+FOLDER contains `digits.npy` and `picture.png`.
 """
 
 import json

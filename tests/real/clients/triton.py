@@ -1,6 +1,6 @@
-"""What tritonclient gets of a service: `python triton.py HOST:PORT FOLDER` prints it as JSON.
+"""Call the service with tritonclient: `python triton.py HOST:PORT FOLDER`. Prints JSON.
 
-FOLDER has `digits.npy`, rows of digits, and `picture.png`.
+FOLDER contains `digits.npy` and `picture.png`.
 """
 
 import json
