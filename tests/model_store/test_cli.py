@@ -15,8 +15,8 @@ def store(tmp_path, digits_store):
     shutil.copytree(digits_store, root)
     store = ModelStore(root)
     manifest = store.manifest("digits", "1")
-    own = set(Manifest.model_fields) - set(Description.model_fields)
-    description = Description.model_validate(manifest.model_dump(exclude=own))
+    custom = set(Manifest.model_fields) - set(Description.model_fields)
+    description = Description.model_validate(manifest.model_dump(exclude=custom))
     for name in ("digits", "digits", "other"):
         store.publish(name, description, dict.fromkeys(FILES, b"content"))
     return store
@@ -24,32 +24,32 @@ def store(tmp_path, digits_store):
 
 def test_list_shows_models_versions_and_aliases(store):
     store.set_alias("digits", "champion", "1")
-    done = run_store(store, "list")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
+    completed = run_store(store, "list")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.splitlines() == [
         "digits: versions 1, 2, 3 (champion -> 1, latest -> 3)",
         "other: versions 1 (latest -> 1)",
     ]
 
 
 def test_list_of_an_empty_store_says_nothing(tmp_path):
-    done = run_store(ModelStore(tmp_path / "none"), "list")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    completed = run_store(ModelStore(tmp_path / "none"), "list")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
 def test_the_store_may_come_from_the_environment(store):
     command = [sys.executable, "-m", "model_store", "list"]
     environment = {"DUBITO_STORE": str(store.root), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.startswith("digits: versions 1, 2, 3")
+    assert completed.stdout.startswith("digits: versions 1, 2, 3")
 
 
 def test_verify_says_that_every_version_is_whole(store):
-    done = run_store(store, "verify")
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [
+    completed = run_store(store, "verify")
+    assert completed.returncode == 0
+    assert completed.stdout.splitlines() == [
         *(f"digits version {version}: whole" for version in (1, 2, 3)),
         "other version 1: whole",
     ]
@@ -61,9 +61,9 @@ def test_verify_names_what_is_broken_and_exits_1(store):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     (store.root / "other" / "1" / "manifest.json").unlink()
-    done = run_store(store, "verify")
-    assert done.returncode == 1
-    assert done.stdout.splitlines() == [
+    completed = run_store(store, "verify")
+    assert completed.returncode == 1
+    assert completed.stdout.splitlines() == [
         "error: model digits version 1: weights.safetensors: its SHA-256 is not the manifest's",
         "digits version 2: whole",
         "digits version 3: whole",
@@ -72,17 +72,17 @@ def test_verify_names_what_is_broken_and_exits_1(store):
 
 
 def test_alias_moves_latest_back(store):
-    done = run_store(store, "alias", "digits", "latest", "1")
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = run_store(store, "alias", "digits", "latest", "1")
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert store.resolve("digits") == "1"
 
 
 def test_an_alias_moves_to_a_version_that_cannot_be_served_only_if_told_to(store):
-    done = run_store(store, "alias", "digits", "latest", "2")
-    assert (done.returncode, store.resolve("digits")) == (2, "3")
-    assert done.stderr.startswith("error: model digits version 2: ")
-    done = run_store(store, "alias", "digits", "latest", "2", "--anyway")
-    assert (done.returncode, done.stderr, store.resolve("digits")) == (0, "", "2")
+    completed = run_store(store, "alias", "digits", "latest", "2")
+    assert (completed.returncode, store.resolve("digits")) == (2, "3")
+    assert completed.stderr.startswith("error: model digits version 2: ")
+    completed = run_store(store, "alias", "digits", "latest", "2", "--anyway")
+    assert (completed.returncode, completed.stderr, store.resolve("digits")) == (0, "", "2")
 
 
 def test_keep_deletes_and_says_what(store):
@@ -106,9 +106,9 @@ def test_delete_takes_what_no_alias_names(store):
 
 def test_delete_by_force_removes_aliases_but_never_moves_latest(store):
     store.set_alias("digits", "champion", "2")
-    done = run_store(store, "delete", "digits:2", "--force")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["deleted: digits version 2", "champion: removed"]
+    completed = run_store(store, "delete", "digits:2", "--force")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.splitlines() == ["deleted: digits version 2", "champion: removed"]
     refused = run_store(store, "delete", "digits:3", "--force")
     assert refused.returncode == 2
     assert "move latest first" in refused.stderr
@@ -117,7 +117,7 @@ def test_delete_by_force_removes_aliases_but_never_moves_latest(store):
 
 def test_a_whole_model_is_deleted_by_force_and_its_numbers_are_not_used_again(store):
     manifest = store.manifest("digits", "3")
-    own = set(Manifest.model_fields) - set(Description.model_fields)
+    custom = set(Manifest.model_fields) - set(Description.model_fields)
     refused = run_store(store, "delete", "digits")
     assert (refused.returncode, store.versions("digits")) == (2, ["1", "2", "3"])
     assert "got all of digits: version 1, 2, 3; latest names it" in refused.stderr
@@ -126,7 +126,7 @@ def test_a_whole_model_is_deleted_by_force_and_its_numbers_are_not_used_again(st
         "latest: removed",
     ]
     assert store.names() == ["other"]
-    description = Description.model_validate(manifest.model_dump(exclude=own))
+    description = Description.model_validate(manifest.model_dump(exclude=custom))
     assert store.publish("digits", description, dict.fromkeys(FILES, b"content")).version == "4"
     store.delete("digits", "4", force=True)
     assert store.publish("digits", description, dict.fromkeys(FILES, b"content")).version == "5"
@@ -134,31 +134,37 @@ def test_a_whole_model_is_deleted_by_force_and_its_numbers_are_not_used_again(st
 
 def test_an_alias_is_removed_and_its_version_stays(store):
     store.set_alias("digits", "champion", "1")
-    done = run_store(store, "alias", "digits", "champion", "--remove")
-    assert (done.returncode, done.stderr, store.aliases("digits")) == (0, "", {"latest": "3"})
+    completed = run_store(store, "alias", "digits", "champion", "--remove")
+    assert (completed.returncode, completed.stderr, store.aliases("digits")) == (
+        0,
+        "",
+        {"latest": "3"},
+    )
     assert store.versions("digits") == ["1", "2", "3"]
 
 
 def test_show_says_what_a_version_is(store):
     manifest = store.manifest("digits", "1")
-    done = run_store(store, "show", "digits:1")
-    assert (done.returncode, done.stderr) == (0, "")
-    title, *lines = done.stdout.splitlines()
+    completed = run_store(store, "show", "digits:1")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    title, *lines = completed.stdout.splitlines()
     assert title == "digits version 1"
-    said = dict(line.strip().split("  ", 1) for line in lines)
-    said = {key: text.strip() for key, text in said.items()}
-    assert said["method"] == manifest.method
-    assert said["input"].endswith("8 x 8 numbers from 0 to 16")
-    assert said["classes"] == "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    message = dict(line.strip().split("  ", 1) for line in lines)
+    message = {key: text.strip() for key, text in message.items()}
+    assert message["method"] == manifest.method
+    assert message["input"].endswith("8 x 8 numbers from 0 to 16")
+    assert message["classes"] == "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     detectors = manifest.detectors
-    assert said["calibration"].startswith(
+    assert message["calibration"].startswith(
         f"{detectors.reference_rows} reference rows, {detectors.ranking_rows} ranking rows, "
         "smallest fpr"
     )
-    assert said["quality test_accuracy"] == f"{manifest.quality['test_accuracy']:.6g}"
-    assert said["training data"] == "digits"
-    assert said["size"].startswith(f"{sum(file.size for file in manifest.files.values()):,} bytes")
-    assert (said["digest"], said["signature"]) == (manifest.digest, "none")
+    assert message["quality test_accuracy"] == f"{manifest.quality['test_accuracy']:.6g}"
+    assert message["training data"] == "digits"
+    assert message["size"].startswith(
+        f"{sum(file.size for file in manifest.files.values()):,} bytes"
+    )
+    assert (message["digest"], message["signature"]) == (manifest.digest, "none")
     assert run_store(store, "show", "digits").stdout.startswith("digits version 3 (latest)\n")
 
 
@@ -205,8 +211,8 @@ def test_show_says_what_a_version_is(store):
     ],
 )
 def test_a_wrong_call_says_why_and_exits_2(store, arguments, complaint):
-    done = run_store(store, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert complaint in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = run_store(store, *arguments)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert complaint in completed.stderr
+    assert "Traceback" not in completed.stderr
     assert store.versions("digits") == ["1", "2", "3"]

@@ -12,15 +12,15 @@ ADMIN = {"X-API-Key": "the-key-of-the-administrator"}
 ROW = {"inputs": [[0.5] * tiny.INPUTS], "seed": 1, "num_samples": 5}
 DAMAGED = "2"
 BY_DESIGN = {200, 404, 503}
-OF_ONE_SERVICE = 100  # whose log nobody reads meanwhile
+OF_ONE_SERVICE = 100
 
 
 def ask_of_damaged_versions(folder, seeds, kinds, trials):
     """Damage version 2 by each seed, and request it and `latest`; count the answers by status."""
     store = tiny.published(folder / "models", versions=2)
     store.set_alias("tiny", "latest", "1")
-    of_model, whole = store.root / "tiny", folder / "whole"
-    shutil.copytree(of_model / DAMAGED, whole)
+    of_model, full = store.root / "tiny", folder / "whole"
+    shutil.copytree(of_model / DAMAGED, full)
     answered = Counter()
     settings = {"DUBITO_ADMIN_KEY": ADMIN["X-API-Key"], "DUBITO_POLL_INTERVAL_S": "3600"}
     with (
@@ -31,21 +31,21 @@ def ask_of_damaged_versions(folder, seeds, kinds, trials):
         for seed in seeds:
             version = of_model / DAMAGED
             _remove(version)
-            assert client.post("/admin/refresh").status_code == 200  # version 2 is gone
-            shutil.copytree(whole, version)
-            what = f"{damage(version, seed, kinds)} of seed {seed}"
-            assert client.post("/admin/refresh").status_code == 200, what
+            assert client.post("/admin/refresh").status_code == 200
+            shutil.copytree(full, version)
+            kind = f"{damage(version, seed, kinds)} of seed {seed}"
+            assert client.post("/admin/refresh").status_code == 200, kind
             latest = client.post("/predict", json=ROW)
-            assert latest.status_code == 200, f"{what}: {latest.text}"
-            assert latest.json()["version"] == "1", what
-            assert latest.json()["predictions"] == expected, what
+            assert latest.status_code == 200, f"{kind}: {latest.text}"
+            assert latest.json()["version"] == "1", kind
+            assert latest.json()["predictions"] == expected, kind
             of_version = client.post("/predict", json={**ROW, "version": DAMAGED})
             described = client.get(f"/models/tiny/versions/{DAMAGED}")
             for answer in (of_version, described):
-                assert answer.status_code in BY_DESIGN, f"{what}: {answer.text}"
-                assert str(folder) not in answer.text, what
-            assert client.get("/health/ready").json()["models"] == {"tiny": "1"}, what
-            assert client.get("/models").status_code == 200, what
+                assert answer.status_code in BY_DESIGN, f"{kind}: {answer.text}"
+                assert str(folder) not in answer.text, kind
+            assert client.get("/health/ready").json()["models"] == {"tiny": "1"}, kind
+            assert client.get("/models").status_code == 200, kind
             answered[of_version.status_code] += 1
         assert process.poll() is None
     return answered

@@ -215,7 +215,7 @@ class AnyOperations(RuleBasedStateMachine):
 
     @rule(newest=st.integers(1, 3), stop=stops, loss=losses)
     def keep(self, newest, stop, loss):
-        if not self.aliases:  # nothing is published, or its writer was killed before the alias
+        if not self.aliases:
             return
         numbers = sorted(self.versions, key=int)
         remaining = {*numbers[-newest:], *self.aliases.values()}

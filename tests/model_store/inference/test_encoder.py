@@ -19,14 +19,14 @@ WIDTH = 3
 def graph(operator="MatMul", inputs="x", outputs="encoded", size=4):
     weights = np.arange(size * WIDTH, dtype=np.float32).reshape(size, WIDTH)
     nodes = [helper.make_node(operator, [inputs, "w"], [outputs])]
-    made = helper.make_graph(
+    created = helper.make_graph(
         nodes,
         "encoder",
         [helper.make_tensor_value_info(inputs, TensorProto.FLOAT, ["rows", size])],
         [helper.make_tensor_value_info(outputs, TensorProto.FLOAT, ["rows", WIDTH])],
         [numpy_helper.from_array(weights, "w")],
     )
-    return helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    return helper.make_model(created, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
 
 
 def written(folder, model):
@@ -41,15 +41,15 @@ def spec(rows_at_once=1, outputs=WIDTH):
 
 @pytest.fixture
 def runs(monkeypatch):
-    found = []
+    actual = []
 
     def run(session, outputs, values):
         threads = session.get_session_options().intra_op_num_threads
-        found.append((len(values["x"]), threads))
+        actual.append((len(values["x"]), threads))
         return run_graph(session, outputs, values)
 
     monkeypatch.setattr("model_store.inference.encoder.run_graph", run)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -89,8 +89,8 @@ def test_a_row_takes_as_long_as_where_nothing_else_runs(tmp_path, monkeypatch):
     clock = iter([0.0, 0.004, 1.0, 1.002, 2.0, 2.03, 3.0, 3.2])
     encoder = Encoder(written(tmp_path, graph()), spec(), 4)
     monkeypatch.setattr("model_store.inference.encoder.time.perf_counter", lambda: next(clock))
-    least = encoder._time_row(np.zeros((1, 4), dtype=np.float32))
-    assert least == pytest.approx(0.002)
+    smallest = encoder._time_row(np.zeros((1, 4), dtype=np.float32))
+    assert smallest == pytest.approx(0.002)
     assert not list(clock)  # it stopped after a tenth of a second
 
 
@@ -129,10 +129,10 @@ def test_weights_in_another_file_are_refused(tmp_path):
 
 def test_encoders_of_the_same_content_are_one_in_memory(tmp_path):
     path, file = written(tmp_path, graph()), FileSpec(sha256="a" * 64, size=1)
-    one = shared_encoder(path, file, spec(), 4)
-    assert shared_encoder(tmp_path / "moved", file, spec(), 4) is one
-    assert shared_encoder(path, file, spec(2), 4) is not one
-    del one
+    item = shared_encoder(path, file, spec(), 4)
+    assert shared_encoder(tmp_path / "moved", file, spec(), 4) is item
+    assert shared_encoder(path, file, spec(2), 4) is not item
+    del item
     gc.collect()
     with pytest.raises(GraphError):  # forgotten, so its file is read
         shared_encoder(tmp_path / "moved", file, spec(), 4)
@@ -163,7 +163,7 @@ def test_a_large_encoder_takes_twice_its_file_while_it_is_loaded(tmp_path):
     nodes = [
         helper.make_node("MatMul", [a, f"w{i}"], [b]) for i, (a, b) in enumerate(pairwise(names))
     ]
-    made = helper.make_graph(
+    created = helper.make_graph(
         nodes,
         "encoder",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 2048])],
@@ -172,11 +172,11 @@ def test_a_large_encoder_takes_twice_its_file_while_it_is_loaded(tmp_path):
     )
     path = written(
         tmp_path,
-        helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]),
+        helper.make_model(created, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]),
     )
     size = path.stat().st_size
     assert size > 400e6
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 2.1 * size
+    assert int(completed.stdout) < 2.1 * size

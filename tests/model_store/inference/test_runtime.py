@@ -35,17 +35,17 @@ def wide(model, digits_rows):
 
 @pytest.fixture
 def providers_asked(monkeypatch):
-    asked = []
+    request = []
     available = ["TensorrtExecutionProvider", CUDA, PROCESSORS]
     monkeypatch.setattr(ort, "get_available_providers", lambda: available)
-    made = ort.InferenceSession
+    created = ort.InferenceSession
 
     def session(content, options, providers):
-        asked.append([name for name, _ in providers])
-        return made(content, options, providers=[PROCESSORS])
+        request.append([name for name, _ in providers])
+        return created(content, options, providers=[PROCESSORS])
 
     monkeypatch.setattr(ort, "InferenceSession", session)
-    return asked
+    return request
 
 
 # What a runtime computes
@@ -130,9 +130,9 @@ def test_draws_too_many_to_hold_are_made_again_as_they_are(monkeypatch, draws_at
     monkeypatch.setattr("model_store.inference.runtime.CHUNK_BYTES", 4 * CLASSES * draws_at_once)
     runtime = tiny()
     x = np.random.default_rng(2).normal(size=(5, INPUTS)).astype(np.float32)
-    held, _ = runtime.run_set(x, DrawSet(11, 9, runtime.draw(11, 0, 9)))
+    stored, _ = runtime.run_set(x, DrawSet(11, 9, runtime.draw(11, 0, 9)))
     remade, _ = runtime.run_set(x, DrawSet(11, 9, None))
-    assert remade.tobytes() == held.tobytes()
+    assert remade.tobytes() == stored.tobytes()
     assert len(remade) == 9
 
 
@@ -158,9 +158,11 @@ def test_weights_in_another_file_are_refused_wherever_they_hide(place):
     elif place == "constant":
         graph.node.insert(0, helper.make_node("Constant", [], ["A"], value=weight))
     else:
-        made = [value("A", NOISE, CLASSES)]
+        created = [value("A", NOISE, CLASSES)]
         constant = helper.make_node("Constant", [], ["A"], value=weight)
-        branches = [helper.make_graph([constant], branch, [], made) for branch in ("then", "else")]
+        branches = [
+            helper.make_graph([constant], branch, [], created) for branch in ("then", "else")
+        ]
         condition = numpy_helper.from_array(np.array(True), "yes")
         graph.initializer.append(condition)
         node = helper.make_node(
@@ -181,16 +183,16 @@ def test_graphs_with_other_inputs_or_outputs_are_refused(file, side):
 
 
 def test_a_draw_has_a_fixed_number_of_numbers_and_may_have_one():
-    graphs = sampler().SerializeToString(), with_theta_of(1)
+    graphs = sampler().SerializeToString(), get_with_theta(1)
     assert Runtime(*graphs, NOISE, threads=1).theta_dimension == 1
     assert_refused(
-        "network.onnx", with_theta_of(None), "expected theta with 3 axes, the last of fixed length"
+        "network.onnx", get_with_theta(None), "expected theta with 3 axes, the last of fixed length"
     )
 
 
 def test_operators_take_no_threads_of_their_own():
-    made = tiny()
-    for session in (made._sampler, made._row_session, made._draw_session):
+    created = tiny()
+    for session in (created._sampler, created._row_session, created._draw_session):
         assert session.get_session_options().intra_op_num_threads == 1
 
 
@@ -231,7 +233,7 @@ def test_what_chooses_or_repeats_graphs_is_refused_also_where_no_output_needs_it
     names = {"If": ["then_branch", "else_branch"]}.get(operator, ["body"])
     node = helper.make_node(operator, ["eps"], ["aside"], **dict.fromkeys(names, body))
     model = sampler()
-    if is_hidden:  # in the attribute of an operator that has none
+    if is_hidden:
         inner = helper.make_graph([node], "inner", [], [])
         node = helper.make_node("Identity", ["eps"], ["aside"], body=inner)
     model.graph.node.append(node)
@@ -265,7 +267,7 @@ def test_no_operator_on_the_list_repeats_graphs_or_is_random_or_of_another_kind_
         assert "seed" not in schema.attributes, name
         types = {kind for value in (*schema.inputs, *schema.outputs) for kind in value.types}
         assert types & {"tensor(float)", "tensor(int8)", "tensor(uint8)", "tensor(bool)"}, name
-        if name not in ("Identity", "Shape", "Size"):  # of any kind
+        if name not in ("Identity", "Shape", "Size"):
             assert not any(kind.startswith(("seq(", "optional(")) for kind in types), name
 
 
@@ -376,17 +378,17 @@ def test_a_row_is_predicted_with_the_same_bits_alone_and_in_any_batch(model, wid
 
 def test_more_draws_than_calibrated_are_judged_by_the_first(model, wide):
     x, theta = wide[:2]
-    hundred, more = model.predict(x, theta[:100]), model.predict(x, theta)
-    assert (more.scores.num_draws == 130).all()
-    assert more.rank_tables.num_draws == 100
-    assert more.p_values.p_value.tolist() == hundred.p_values.p_value.tolist()
-    assert more.calibrated_scores.probabilities.tobytes() == hundred.scores.probabilities.tobytes()
+    hundred, extra = model.predict(x, theta[:100]), model.predict(x, theta)
+    assert (extra.scores.num_draws == 130).all()
+    assert extra.rank_tables.num_draws == 100
+    assert extra.p_values.p_value.tolist() == hundred.p_values.p_value.tolist()
+    assert extra.calibrated_scores.probabilities.tobytes() == hundred.scores.probabilities.tobytes()
     assert all(
-        more.detected[name].tobytes() == values.tobytes()
+        extra.detected[name].tobytes() == values.tobytes()
         for name, values in hundred.detected.items()
     )
     probs = np.exp(model.runtime.run(x, theta[:, None])[0].astype(np.float64)).mean(axis=0)
-    np.testing.assert_allclose(more.scores.probabilities, probs, rtol=1e-12)
+    np.testing.assert_allclose(extra.scores.probabilities, probs, rtol=1e-12)
 
 
 # Helpers
@@ -415,11 +417,11 @@ def sampler():
     return onnx.load_model_from_string(packed(graph))
 
 
-def with_theta_of(length):
-    made = network()
-    (theta,) = (given for given in made.graph.input if given.name == "theta")
+def get_with_theta(length):
+    created = network()
+    (theta,) = (options for options in created.graph.input if options.name == "theta")
     theta.CopyFrom(value("theta", "K", "P", "D" if length is None else length))
-    return made.SerializeToString()
+    return created.SerializeToString()
 
 
 def network():

@@ -79,8 +79,8 @@ def test_a_category_is_told_apart_as_training_reads_it():
 @pytest.mark.parametrize("name", GOOD)
 def test_a_missing_value_is_refused_where_no_training_row_misses_one(name):
     never, some, older = (
-        tuple(column.model_copy(update={"missing": said}) for column in COLUMNS)
-        for said in (False, True, None)
+        tuple(column.model_copy(update={"missing": message}) for column in COLUMNS)
+        for message in (False, True, None)
     )
     rows = [GOOD, GOOD | {name: None}]
     with pytest.raises(InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, since no row"):
@@ -151,7 +151,7 @@ TIMES = (
 
 def test_a_time_is_standardised_with_where_it_is_in_each_cycle_beside_it():
     encoded = encode_objects([{"seen": "1970-01-08T06:00", "age": 1}], TIMES, "inputs")
-    quarter = 2 * np.pi * 0.25 / 7  # of a day, of a week that begins on the first of 1970
+    quarter = 2 * np.pi * 0.25 / 7
     assert encoded[0] == pytest.approx(
         [6.25 / 2, np.sin(quarter), np.cos(quarter), 1.0, 0.0, 0.0, 1.0], abs=1e-6
     )
@@ -218,15 +218,19 @@ def test_a_time_that_is_written_otherwise_is_refused_with_an_example(cell):
 
 
 def test_of_many_unknown_or_absent_columns_the_first_is_named_with_at_most_ten_that_are_known():
-    many = tuple(NumericColumn(name=f"c{i}", mean=0.0, std=1.0, indicator=False) for i in range(12))
+    large = tuple(
+        NumericColumn(name=f"c{i}", mean=0.0, std=1.0, indicator=False) for i in range(12)
+    )
     row = {f"c{i}": 0.0 for i in range(12)}
     with pytest.raises(InvalidInput) as refused:
-        encode_objects([row | {"y": 1, "x": 1}], many, "inputs")
-    known = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
-    assert str(refused.value) == f"inputs.0.x: expected no columns but {known}, got an unknown one"
+        encode_objects([row | {"y": 1, "x": 1}], large, "inputs")
+    reference = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
+    assert (
+        str(refused.value) == f"inputs.0.x: expected no columns but {reference}, got an unknown one"
+    )
     del row["c5"], row["c3"]
     with pytest.raises(InvalidInput, match=r"^inputs\.0\.c3: expected a value"):
-        encode_objects([row], many, "inputs")
+        encode_objects([row], large, "inputs")
 
 
 def test_long_names_are_cut_where_they_are_refused():
@@ -234,10 +238,10 @@ def test_long_names_are_cut_where_they_are_refused():
     long = tuple(NumericColumn(name=name, mean=0.0, std=1.0, indicator=False) for name in names)
     with pytest.raises(InvalidInput) as refused:
         encode_objects([dict.fromkeys([*names, "z" * 100], 0.0)], long, "inputs")
-    known = f"{names[0]}, {names[1]}"[:500]
+    reference = f"{names[0]}, {names[1]}"[:500]
     assert (
         str(refused.value)
-        == f"inputs.0.{'z' * 80}: expected no columns but {known}, got an unknown one"
+        == f"inputs.0.{'z' * 80}: expected no columns but {reference}, got an unknown one"
     )
 
 
@@ -295,21 +299,21 @@ def test_unseen_categories_and_missing_values_are_named():
 
 def test_the_usual_row_is_encoded_as_others_and_unknown_without_a_value():
     usual = {"age": 30.0, "income": 0.0, "city": "Rome", "vip": "true"}
-    known = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
-    row = usual_row(known)
+    reference = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
+    row = usual_row(reference)
     assert row is not None
     assert row.tolist() == ENCODED
-    assert usual_row([*known[:-1], COLUMNS[-1]]) is None
+    assert usual_row([*reference[:-1], COLUMNS[-1]]) is None
 
 
 def test_each_column_in_turn_is_as_usual():
     usual = {"age": 0.0, "income": 0.0, "city": "Oslo", "vip": "false"}
-    known = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
+    reference = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
     x = encode_objects([GOOD, GOOD | {"age": 50, "city": None}], COLUMNS, "inputs")
     expected = []
     for row in ({**GOOD}, GOOD | {"age": 50, "city": None}):
         changes = [{}, *({name: value} for name, value in usual.items())]
         expected.append(encode_objects([row | change for change in changes], COLUMNS, "inputs"))
-    assert np.array_equal(replace_each_column(known, x), np.concatenate(expected))
+    assert np.array_equal(replace_each_column(reference, x), np.concatenate(expected))
     with pytest.raises(ValueError, match="usual"):
         replace_each_column(COLUMNS, x)

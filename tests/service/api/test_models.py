@@ -29,9 +29,9 @@ def damage(folder, file, how):
 
 
 def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(
-    client_of, digits_store, tmp_path
+    open_client, digits_store, tmp_path
 ):
-    with client_of(tmp_path / "none yet", **SOON) as client:
+    with open_client(tmp_path / "none yet", **SOON) as client:
         assert client.get("/health/live").json() == {"status": "live"}
         assert client.get("/models").json() == {"models": []}
         for answer in (
@@ -48,8 +48,8 @@ def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(
         assert predict_blank(client).status_code == 200
 
 
-def test_latest_follows_what_is_published_and_rolled_back(client_of, digits_store, own_store):
-    with client_of(own_store.root, **SOON) as client:
+def test_latest_follows_what_is_published_and_rolled_back(open_client, digits_store, own_store):
+    with open_client(own_store.root, **SOON) as client:
         assert predict_blank(client).json()["version"] == "1"
         assert publish_again(own_store, digits_store) == "2"
         wait_until(lambda: predict_blank(client).json()["version"] == "2")
@@ -63,13 +63,13 @@ def test_latest_follows_what_is_published_and_rolled_back(client_of, digits_stor
         } == versions
         own_store.set_alias("digits", "champion", "1")
         wait_until(lambda: predict_blank(client, version="champion").json()["version"] == "1")
-        own_store.keep("digits", 1)  # the newest and those with an alias: nothing goes
+        own_store.keep("digits", 1)
         assert client.get("/models/digits").json()["versions"] == ["1", "2"]
 
 
-def test_a_version_that_is_deleted_is_no_longer_served(client_of, digits_store, own_store):
+def test_a_version_that_is_deleted_is_no_longer_served(open_client, digits_store, own_store):
     publish_again(own_store, digits_store)
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         assert predict_blank(client, version="1").status_code == 200
         assert own_store.keep("digits", 1) == ["1"]
         wait_until(lambda: predict_blank(client, version="1").status_code == 404)
@@ -86,13 +86,15 @@ BROKEN = (
 )
 
 
-def test_broken_versions_refuse_by_name_while_others_are_served(client_of, digits_store, own_store):
+def test_broken_versions_refuse_by_name_while_others_are_served(
+    open_client, digits_store, own_store
+):
     broken = {f"broken-{n}": damaged for n, damaged in enumerate(BROKEN)}
     for name in broken:
         for _ in range(2):
             publish_again(own_store, digits_store, name)
         own_store.set_alias(name, "latest", "1")
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         for name, (file, how) in broken.items():
             damage(own_store.root / name / "2", file, how)
             own_store.set_alias(name, "latest", "2")
@@ -119,9 +121,9 @@ def test_broken_versions_refuse_by_name_while_others_are_served(client_of, digit
         assert ready.json()["models"] == dict.fromkeys(["digits", *broken], "1")
         assert len(ready.json()["degraded"]) == len(broken)
         for name, (file, _) in broken.items():
-            said = [text for text in ready.json()["degraded"] if name in text]
-            assert said[0].startswith(f"cannot serve model {name} version 2: {file}: ")
-            assert said[0].endswith("; latest keeps serving version 1")
+            message = [text for text in ready.json()["degraded"] if name in text]
+            assert message[0].startswith(f"cannot serve model {name} version 2: {file}: ")
+            assert message[0].endswith("; latest keeps serving version 1")
             text = client.get("/metrics").text
             assert metric(text, "dubito_degraded_alias", model=name, alias="latest") == 1
             assert metric(text, "dubito_alias", model=name, alias="latest", version="1") == 1
@@ -138,18 +140,18 @@ def test_broken_versions_refuse_by_name_while_others_are_served(client_of, digit
 
 
 def test_a_service_never_starts_with_another_version_than_latest_names(
-    client_of, digits_store, own_store
+    open_client, digits_store, own_store
 ):
     publish_again(own_store, digits_store)
-    whole = (own_store.root / "digits" / "2" / "network.onnx").read_bytes()
+    full = (own_store.root / "digits" / "2" / "network.onnx").read_bytes()
     damage(own_store.root / "digits" / "2", "network.onnx", "truncated")
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         ready = client.get("/health/ready")
         assert ready.status_code == 503
         assert "model digits version 2: network.onnx: " in ready.json()["detail"]
         assert predict_blank(client).status_code == 503
         assert predict_blank(client, version="1").json()["version"] == "1"
-        (own_store.root / "digits" / "2" / "network.onnx").write_bytes(whole)
+        (own_store.root / "digits" / "2" / "network.onnx").write_bytes(full)
         own_store.set_alias("digits", "latest", "1")
         wait_until(lambda: client.get("/health/ready").status_code == 200)
         assert predict_blank(client).json()["version"] == "1"
@@ -157,10 +159,10 @@ def test_a_service_never_starts_with_another_version_than_latest_names(
 
 @pytest.mark.parametrize("content", [b"", b"v1", b"1.0", b"\xef\xbb\xbf1", b"999", None])
 def test_a_service_keeps_its_version_if_latest_becomes_unreadable(
-    client_of, digits_store, own_store, content
+    open_client, digits_store, own_store, content
 ):
     alias = own_store.root / "digits" / "aliases" / "latest"
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         alias.unlink() if content is None else alias.write_bytes(content)
         publish_again(own_store, digits_store, alias="candidate")
         wait_until(lambda: client.get("/health/ready").json()["status"] == "degraded")
@@ -176,13 +178,15 @@ def test_a_service_keeps_its_version_if_latest_becomes_unreadable(
 
 
 @pytest.mark.parametrize("content", [b"v1", b"999", None])
-def test_a_service_starts_without_a_model_whose_latest_is_unreadable(client_of, own_store, content):
+def test_a_service_starts_without_a_model_whose_latest_is_unreadable(
+    open_client, own_store, content
+):
     aliases = own_store.root / "digits" / "aliases"
     shutil.rmtree(aliases)
     if content is not None:
         aliases.mkdir()
         (aliases / "latest").write_bytes(content)
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         answer = predict_blank(client)
         assert (answer.status_code, answer.json()["code"]) == (503, "broken_alias")
         assert "alias latest" in answer.json()["detail"]
@@ -192,10 +196,10 @@ def test_a_service_starts_without_a_model_whose_latest_is_unreadable(client_of, 
         wait_until(lambda: predict_blank(client).status_code == 200)
 
 
-def test_a_model_that_vanishes_is_served_until_it_is_deleted(client_of, digits_store, own_store):
+def test_a_model_that_vanishes_is_served_until_it_is_deleted(open_client, digits_store, own_store):
     publish_again(own_store, digits_store, "other")
     folder = own_store.root / "digits"
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         folder.rename(own_store.root / ".away")
         wait_until(lambda: client.get("/health/ready").json()["status"] == "degraded")
         assert client.get("/health/ready").json()["degraded"] == [
@@ -212,11 +216,11 @@ def test_a_model_that_vanishes_is_served_until_it_is_deleted(client_of, digits_s
 
 
 def test_other_content_under_a_loaded_number_is_reported_and_not_served(
-    client_of, digits_store, own_store, tmp_path
+    open_client, digits_store, own_store, tmp_path
 ):
     replacement = ModelStore(tmp_path / "replacement")
     publish_again(replacement, digits_store)  # the same files, published at another time
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         before = predict_blank(client, seed=1).content
         (own_store.root / "digits").rename(own_store.root / ".away")
         (replacement.root / "digits").rename(own_store.root / "digits")
@@ -229,13 +233,13 @@ def test_other_content_under_a_loaded_number_is_reported_and_not_served(
 
 
 def test_a_service_that_is_told_a_public_key_serves_nothing_else(
-    client_of, digits_store, own_store, tmp_path
+    open_client, digits_store, own_store, tmp_path
 ):
     public = write_key_pair(tmp_path / "key")
     key = read_private_key(tmp_path / "key", "key")
     admin = {"X-API-Key": "the-key-of-the-administrator"}
     settings = {"DUBITO_VERIFY_KEY_FILE": str(public), "DUBITO_ADMIN_KEY": admin["X-API-Key"]}
-    with client_of(own_store.root, **SOON, **settings) as client:
+    with open_client(own_store.root, **SOON, **settings) as client:
         expected = "model digits version 1: manifest.sig: there is none: the version is not signed"
         assert client.get("/health/ready").json()["detail"] == f"cannot serve {expected}"
         assert client.get("/models/digits").json()["broken"] == {"1": expected}
@@ -260,12 +264,10 @@ def test_a_service_that_is_told_a_public_key_serves_nothing_else(
         assert predict_blank(client).json()["version"] == "2"
 
 
-def test_a_broken_new_version_leaves_the_old_one_serving(client_of, digits_store, own_store):
-    with client_of(own_store.root, **SOON) as client:
+def test_a_broken_new_version_leaves_the_old_one_serving(open_client, digits_store, own_store):
+    with open_client(own_store.root, **SOON) as client:
         before = predict_blank(client, seed=1).content
-        shutil.copytree(
-            own_store.root / "digits" / "1", own_store.root / "digits" / "2"
-        )  # its manifest says version 1
+        shutil.copytree(own_store.root / "digits" / "1", own_store.root / "digits" / "2")
         own_store.set_alias("digits", "latest", "2")
         wait_until(lambda: client.get("/models/digits").json()["broken"] != {})
         assert predict_blank(client, seed=1).content == before
@@ -276,10 +278,10 @@ def test_a_broken_new_version_leaves_the_old_one_serving(client_of, digits_store
 
 
 def test_with_several_models_a_request_names_one_unless_there_is_a_default(
-    client_of, digits_store, own_store
+    open_client, digits_store, own_store
 ):
     publish_again(own_store, digits_store, "other")
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         answer = predict_blank(client)
         assert answer.status_code == 422
         assert answer.json()["detail"].startswith("model: expected one of ['digits', 'other']")
@@ -291,20 +293,20 @@ def test_with_several_models_a_request_names_one_unless_there_is_a_default(
         assert client.get("/models/other").status_code == 404
     publish_again(own_store, digits_store, "other")
     settings = {**SOON, "DUBITO_DEFAULT_MODEL": "other"}
-    with client_of(own_store.root, **settings) as client:
+    with open_client(own_store.root, **settings) as client:
         assert predict_blank(client).json()["model"] == "other"
         assert predict_blank(client, model="digits").json()["model"] == "digits"
         assert predict_blank(client, model="").status_code == 404
 
 
-def test_folders_that_are_no_models_are_passed_over(client_of, own_store):
+def test_folders_that_are_no_models_are_passed_over(open_client, own_store):
     (own_store.root / "empty").mkdir()
     (own_store.root / ".hidden").mkdir()
     (own_store.root / "file").write_text("no model")
     (own_store.root / "linked").symlink_to(own_store.root / "digits", target_is_directory=True)
     (own_store.root / "digits" / "7").write_text("no version")
     (own_store.root / "digits" / "aliases" / "dangling").write_text("9")
-    with client_of(own_store.root, **SOON) as client:
+    with open_client(own_store.root, **SOON) as client:
         assert serving(client) == {"digits": "1"}
         assert predict_blank(client, model="linked").status_code == 404
         assert predict_blank(client, version="7").status_code == 404
@@ -333,9 +335,9 @@ def test_models_are_described(client, digits_store):
         "encoder": None,
         "smallest_risk": manifest.abstention.smallest_risk,
     }
-    (listed,) = client.get("/models").json()["models"]
-    assert list(listed.pop("in_memory")) == ["1"]
-    assert listed == expected
+    (items,) = client.get("/models").json()["models"]
+    assert list(items.pop("in_memory")) == ["1"]
+    assert items == expected
     described = client.get("/models/digits").json()
     assert set(described.pop("drift")) >= {"rows", "flag_rate", "evidence", "alarm"}
     assert list(described.pop("in_memory")) == ["1"]

@@ -30,7 +30,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def watcher(store):
-    watcher = watcher_of(store)
+    watcher = get_watcher(store)
     watcher.refresh()
     return watcher
 
@@ -40,7 +40,7 @@ def models(watcher):
     return watcher.models
 
 
-def watcher_of(store, trusted=None):
+def get_watcher(store, trusted=None):
     ours, ending = (Settings(store=store.root, threads=1, preflight_timeout_s=0), threading.Event())
     preflights = Preflights(ours, ending)
     preflights.store.trusted = trusted
@@ -62,19 +62,19 @@ class Clock:
 def test_what_is_loaded_is_served_while_the_mount_of_the_store_is_gone(
     store, models, watcher, caplog, leaves
 ):
-    served = models.aliases("tiny")
+    result = models.aliases("tiny")
     store.root.rename(store.root.with_name("unmounted"))
     if leaves == "an empty folder":
         store.root.mkdir()
     watcher.refresh()
-    assert (models.aliases("tiny"), watcher.is_reachable) == (served, False)
+    assert (models.aliases("tiny"), watcher.is_reachable) == (result, False)
     assert models.get("tiny", "latest").version == "2"
     assert "is gone, or empty; serving the versions of the last read" in caplog.text
     if leaves == "an empty folder":
         store.root.rmdir()
     store.root.with_name("unmounted").rename(store.root)
     watcher.refresh()
-    assert (models.aliases("tiny"), watcher.is_reachable) == (served, True)
+    assert (models.aliases("tiny"), watcher.is_reachable) == (result, True)
 
 
 def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models, watcher):
@@ -128,19 +128,19 @@ def test_a_look_at_the_store_tries_broken_versions_at_once(store, models, watche
 def test_a_version_that_several_want_at_once_is_loaded_once(monkeypatch, models):
     """The first is kept at it until all others wait, or a moment has passed: they must not begin as
     well."""
-    load, begun = Model.load, []
+    load, start = Model.load, []
 
     def slow(*arguments):
-        begun.append(threading.current_thread())
-        others.wait(0.5)
+        start.append(threading.current_thread())
+        rest.wait(0.5)
         return load(*arguments)
 
-    others = threading.Event()  # never set: nobody else may come this far meanwhile
+    rest = threading.Event()
     monkeypatch.setattr(Model, "load", slow)
     with ThreadPoolExecutor(4) as threads:
-        served = list(threads.map(lambda _: models.get("tiny", "1"), range(4)))
-    assert len(begun) == 1
-    assert len({id(one) for one in served}) == 1
+        result = list(threads.map(lambda _: models.get("tiny", "1"), range(4)))
+    assert len(start) == 1
+    assert len({id(item) for item in result}) == 1
 
 
 def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, models, watcher):
@@ -157,7 +157,7 @@ def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, model
     assert models.get("tiny").version == third
     assert models.errors("tiny") == {}
     assert models.drift(manifest) is None
-    assert [served.version for served in models.loaded()] == [third]
+    assert [result.version for result in models.loaded()] == [third]
     store.delete("tiny", force=True)
     tiny.publish(store, "other")
     watcher.refresh()
@@ -181,9 +181,9 @@ def test_an_encoder_that_several_versions_have_counts_once_towards_the_bound_of_
         models._total_bytes([with_encoder(plain[0], "a"), with_encoder(plain[1], second)])
         for second in "ab"
     )
-    one = encoder_bytes(with_encoder(plain[0], "a").files[ENCODER])
-    assert shared == bare + one
-    assert different == bare + 2 * one
+    item = encoder_bytes(with_encoder(plain[0], "a").files[ENCODER])
+    assert shared == bare + item
+    assert different == bare + 2 * item
 
 
 def test_another_version_under_a_number_used_before_has_a_new_drift_test(store, models, watcher):
@@ -201,7 +201,7 @@ def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_ne
     for version in ("1", "2"):
         store.sign("tiny", version, key)
     signatures = [store.root / "tiny" / version / "manifest.sig" for version in ("1", "2")]
-    before = watcher_of(store, key.public_key())
+    before = get_watcher(store, key.public_key())
     before.refresh()
     signed = signatures[1].read_bytes()
     for unsigned in (None, signatures[0].read_bytes(), signed[:-1], bytes(64)):
@@ -211,7 +211,7 @@ def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_ne
         before.refresh_now()
         assert before.models.get("tiny").version == "2"
         assert "manifest.sig" in before.problems["tiny", "latest"]
-        after = watcher_of(store, key.public_key())
+        after = get_watcher(store, key.public_key())
         after.refresh()
         assert after.models.aliases("tiny") == {}
         assert "manifest.sig" in after.problems["tiny", "latest"]
@@ -237,7 +237,7 @@ def test_a_store_that_cannot_be_written_is_served(monkeypatch, store):
     monkeypatch.setattr(os, "open", read_only)
     for name in ("mkdir", "rename", "unlink", "chmod", "link"):
         monkeypatch.setattr(os, name, no_change)
-    watcher = watcher_of(store)
+    watcher = get_watcher(store)
     watcher.refresh()
     assert watcher.models.get("tiny").version == "2"
     assert watcher.models.get("tiny", "1").version == "1"
@@ -268,7 +268,7 @@ class AnyStore(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.store = ModelStore(self.factory.mktemp("any") / "models")
-        self.watcher = watcher_of(self.store)
+        self.watcher = get_watcher(self.store)
         self.models = self.watcher.models
         self.digests, self.damaged, self.serves = {}, set(), {}
         self.is_known = False  # whether a look has seen the model
@@ -307,12 +307,12 @@ class AnyStore(RuleBasedStateMachine):
         self.watcher.refresh_now()
         if not self._published():
             return
-        for alias, wanted in self.store.aliases("tiny").items():
+        for alias, expected in self.store.aliases("tiny").items():
             is_later = not before and alias != "latest"  # loaded when a request wants it
-            whole = [n for n in self._published() if n in in_memory or n not in self.damaged]
-            older = [n for n in whole if int(n) < int(wanted)]
-            if is_later or wanted in whole:
-                self.serves[alias] = wanted
+            full = [n for n in self._published() if n in in_memory or n not in self.damaged]
+            older = [n for n in full if int(n) < int(expected)]
+            if is_later or expected in full:
+                self.serves[alias] = expected
             elif alias == "latest" and alias not in before and older:
                 self.serves[alias] = older[-1]
         self.is_known = True
@@ -321,25 +321,25 @@ class AnyStore(RuleBasedStateMachine):
     @precondition(lambda self: self.is_known)
     @rule(data=st.data())
     def get(self, data):
-        named = self.store.aliases("tiny")
-        wanted = data.draw(st.sampled_from(sorted({*named, *self.serves, *self.digests})))
+        names = self.store.aliases("tiny")
+        expected = data.draw(st.sampled_from(sorted({*names, *self.serves, *self.digests})))
         there = self._in_memory() | {*self._published()}
         candidates = [
             number
-            for number in (self.serves.get(wanted), named.get(wanted), wanted)
+            for number in (self.serves.get(expected), names.get(expected), expected)
             if number in there
         ]
         in_memory, is_refused = self._in_memory(), {*self.models.errors("tiny")} | self.damaged
         if not candidates:
             with pytest.raises(NotFound):
-                self.models.get("tiny", wanted)
+                self.models.get("tiny", expected)
         elif candidates[0] in is_refused - in_memory:
             with pytest.raises(BrokenArtifact):
-                self.models.get("tiny", wanted)
+                self.models.get("tiny", expected)
         else:
-            served = self.models.get("tiny", wanted)
-            assert served.version == candidates[0]
-            assert served.model.manifest.digest == self.digests[served.version]
+            result = self.models.get("tiny", expected)
+            assert result.version == candidates[0]
+            assert result.model.manifest.digest == self.digests[result.version]
 
     @precondition(lambda self: self.is_known and self.serves)
     @rule(data=st.data())
@@ -360,7 +360,7 @@ class AnyStore(RuleBasedStateMachine):
         return self.store.versions("tiny")
 
     def _in_memory(self):
-        return {served.version for served in self.models.loaded()}
+        return {result.version for result in self.models.loaded()}
 
     def _file(self, number):
         return self.store.root / "tiny" / number / "network.onnx"

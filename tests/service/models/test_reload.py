@@ -32,9 +32,7 @@ def test_an_alias_that_moves_to_a_broken_version_goes_on_with_the_one_before_and
             own_store.set_alias("digits", alias, "2")
         wait_until(lambda: "2" in model(client)["broken"])
         own_store.set_alias("digits", "other", "3")
-        wait_until(
-            lambda: predict_blank(client, version="other").status_code == 200
-        )  # so the store was looked at again
+        wait_until(lambda: predict_blank(client, version="other").status_code == 200)
         assert predict_blank(client, version="champion").json()["version"] == "1"
         assert predict_blank(client).json()["version"] == "3"
         assert predict_blank(client, version="2").status_code == 503
@@ -42,9 +40,9 @@ def test_an_alias_that_moves_to_a_broken_version_goes_on_with_the_one_before_and
         wait_until(lambda: predict_blank(client, version="champion").json()["version"] == "3")
         process.terminate()
         log = process.communicate(timeout=60)[1]
-    said = [line for line in log.splitlines() if "cannot serve" in line]
-    assert len(said) == 2
-    assert all("model digits version 2: network.onnx: " in line for line in said)
+    message = [line for line in log.splitlines() if "cannot serve" in line]
+    assert len(message) == 2
+    assert all("model digits version 2: network.onnx: " in line for line in message)
     assert "champion keeps serving version 1" in log
     assert "latest keeps serving version 3" in log
 
@@ -73,12 +71,12 @@ def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(
         serve(own_store.root, **SOON) as (url, _),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
-        (one,) = model(client)["in_memory"].values()
+        (item,) = model(client)["in_memory"].values()
     for name in ("digits", "digits", "other"):
         publish_again(own_store, digits_store, name)
     settings = {
         **SOON,
-        "DUBITO_MAX_MODEL_BYTES": str(2 * one + one // 2),
+        "DUBITO_MAX_MODEL_BYTES": str(2 * item + item // 2),
         "DUBITO_DEFAULT_MODEL": "digits",
     }
     with (
@@ -94,10 +92,10 @@ def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(
             }
 
         assert in_memory() == {("digits", "3"), ("other", "1")}
-        assert predict_blank(client).json()["version"] == "3"  # so `other` was used before it
+        assert predict_blank(client).json()["version"] == "3"
         assert predict_blank(client, version="1").json()["version"] == "1"
         assert in_memory() == {("digits", "3"), ("digits", "1")}
-        assert model(client, "other")["serving"] == "1"  # it is idle, and comes back when wanted
+        assert model(client, "other")["serving"] == "1"
         assert client.get("/health/ready").json()["models"] == {"digits": "3", "other": "1"}
         before = predict_blank(client, seed=1).content
         assert predict_blank(client, model="other").json()["version"] == "1"
@@ -107,9 +105,7 @@ def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(
             assert len(in_memory()) <= 2
         assert ("digits", "3") not in in_memory()
         client.post("/predict", json={"inputs": [[1.0] * 64]})
-        assert (
-            model(client)["drift"]["rows"] == 2
-        )  # what was seen of a version outlives its stay in memory
+        assert model(client)["drift"]["rows"] == 2
         assert predict_blank(client, seed=1).content == before
 
 
@@ -157,7 +153,7 @@ def test_a_version_deleted_while_it_is_asked_for_by_number_is_not_found_and_neve
             answered += 1
         except NotFound:
             pass
-        assert models.get("digits").version == "1"  # of which nobody told them that it is gone
+        assert models.get("digits").version == "1"
         assert models.errors("digits") == {}
     assert answered > 0
     watcher.refresh()

@@ -28,16 +28,16 @@ def refused(store, draft):
         publish_draft(store, "m", draft)
     assert store.versions("m") == []
     assert list(store.root.iterdir()) == []
-    said = str(raised.value)
-    assert said.startswith("model m is not published, since the service could not load it: ")
-    assert "\n" not in said
-    return said
+    message = str(raised.value)
+    assert message.startswith("model m is not published, since the service could not load it: ")
+    assert "\n" not in message
+    return message
 
 
 def test_what_the_service_can_load_is_published_soon_and_nothing_else_is_left(store, draft):
-    begun = time.monotonic()
+    start = time.monotonic()
     assert publish_draft(store, "m", draft).version == "1"
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start < 10
     assert [path.name for path in store.root.iterdir()] == ["m"]
     assert store.open("m", "1").files == draft.files
 
@@ -54,25 +54,25 @@ def test_a_network_of_another_width_than_the_classes_is_not_published(store, dra
     graph.graph.output[0].type.CopyFrom(
         helper.make_tensor_type_proto(TensorProto.FLOAT, ["draws", "rows", 11])
     )
-    said = refused(
+    message = refused(
         store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()})
     )
-    assert "network.onnx: expected 10 outputs per row (classes), got 11" in said
+    assert "network.onnx: expected 10 outputs per row (classes), got 11" in message
 
 
 def test_a_graph_with_an_operator_that_is_not_served_is_not_published(store, draft):
     graph = onnx.load_from_string(draft.files["sampler.onnx"])
     body = helper.make_graph([], "body", [], [])
     graph.graph.node.append(helper.make_node("Loop", ["", ""], ["aside"], body=body))
-    said = refused(
+    message = refused(
         store, Draft(draft.description, {**draft.files, "sampler.onnx": graph.SerializeToString()})
     )
-    assert "sampler.onnx: expected supported operators, got Loop" in said
+    assert "sampler.onnx: expected supported operators, got Loop" in message
 
 
 def test_a_version_whose_calibration_is_of_other_classes_is_not_published(store, draft):
-    said = refused(store, described(draft, output=ClassSpec(classes=("one", "two"))))
-    assert "calibration.safetensors: " in said
+    message = refused(store, described(draft, output=ClassSpec(classes=("one", "two"))))
+    assert "calibration.safetensors: " in message
 
 
 def test_what_training_has_in_memory_does_not_help(store, draft, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_row_whose_scores_are_not_numbers_keeps_a_version_from_being_published
         values = numpy_helper.to_array(tensor)
         if values.dtype == np.float32 and values.ndim == 2:
             tensor.CopyFrom(numpy_helper.from_array(np.full_like(values, np.nan), tensor.name))
-    said = refused(
+    message = refused(
         store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()})
     )
-    assert "network.onnx: " in said
+    assert "network.onnx: " in message
