@@ -158,7 +158,7 @@ def read_params(params: dict[str, Any]) -> PredictRequest:
     model: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
     options = {name: value for name, value in params.items() if name not in model}
     return build_envelope(
-        {**parse_options(options, PARAMS, also=("model", "version")), **model}, PARAMS
+        {**parse_options(options, PARAMS, extra=("model", "version")), **model}, PARAMS
     )
 
 

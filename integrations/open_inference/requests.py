@@ -243,7 +243,7 @@ def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         if name not in RESERVED and name != BINARY_OUTPUT and not name.startswith(RESERVED_PREFIX)
     }
     timeout = options.pop(TIMEOUT, None)
-    fields = parse_options(options, "parameters", also=(TIMEOUT,))
+    fields = parse_options(options, "parameters", extra=(TIMEOUT,))
     if timeout is not None:
         microseconds = _parse_integer(timeout)
         if microseconds is None or microseconds > 86_400_000_000:

@@ -18,7 +18,7 @@ from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers, request_body
 from service.api.options import resolve_num_samples
 from service.api.predict import read_work
-from service.api.requests import answer_type, to_numbers
+from service.api.requests import negotiate_media_type, to_numbers
 from service.api.responses import json_response
 from service.api.rows import Rows, add_row_id
 from service.api.schemas import AcquireAnswer, AcquireRequest
@@ -53,7 +53,7 @@ async def post_acquire(request: Request) -> Response:
     context = context_of(request)
     settings = context.settings
     call = context.begin(request, has_rows=True)
-    answer_type(request, JSON)
+    negotiate_media_type(request, JSON)
     work = await read_work(context, call, AcquireRequest, "pool", settings.max_pool_rows)
     envelope, loaded, pool_size = work.envelope, work.loaded, len(work.rows)
     model, manifest = loaded.model, loaded.model.manifest

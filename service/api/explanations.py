@@ -1,4 +1,4 @@
-"""Explanations of flags: their fields, in JSON and as arrays."""
+"""Response fields of explanations."""
 
 from dataclasses import dataclass
 from operator import attrgetter
@@ -12,8 +12,8 @@ from model_store.inference.explanation import DividedFlag, Explanation
 from model_store.sources.columns import UnusualCells
 from service.api.fields import Field, answer_model
 
-MAX_SHOWN = 100  # characters of a category in a request
-# Texts of answers, which replayed seeds repeat exactly
+MAX_CHARACTERS = 100  # of an unseen category
+# Reasons in `null_because`
 NO_COLUMNS = "the model does not take rows of columns"
 NO_USUAL = "this version was published before columns had usual values: fit the model again"
 NOT_OBJECTS = "rows did not come as objects keyed by column"
@@ -34,7 +34,7 @@ NO_ROWS = (
 
 @dataclass(frozen=True, eq=False)
 class ExplainedRows:
-    """Explanations of N rows of a request; `cells` is None if the rows were not objects."""
+    """Explanations of N rows. `cells` is None if the rows were not objects."""
 
     manifest: Manifest
     explanation: Explanation
@@ -44,7 +44,7 @@ class ExplainedRows:
         return len(self.explanation.flag.statistic)
 
     def take(self, rows: slice) -> "ExplainedRows":
-        whole, flag = self.explanation, self.explanation.flag
+        explanation, flag = self.explanation, self.explanation.flag
 
         def part(values: Any) -> Any:
             return None if values is None else values[rows]
@@ -54,33 +54,33 @@ class ExplainedRows:
             {name: share[rows] for name, share in flag.share.items()},
             {name: is_low[rows] for name, is_low in flag.is_low.items()},
         )
-        explanation = Explanation(flag, part(whole.falls), part(whole.shares), part(whole.nearest))
-        return ExplainedRows(self.manifest, explanation, part(self.cells))
+        parts = map(part, (explanation.falls, explanation.shares, explanation.nearest))
+        return ExplainedRows(self.manifest, Explanation(flag, *parts), part(self.cells))
 
 
 class DetectorShareAnswer(BaseModel):
-    """A detector's share of the flag's statistic, and whether its score is unusually low."""
+    """Share of a detector in the flag statistic. `low` marks an unusually low score."""
 
     share: float
     low: bool
 
 
 class ColumnFallAnswer(BaseModel):
-    """The fall of the flag's statistic, in nats, if a column had its usual value."""
+    """Decrease of the flag statistic, in nats, if a column had its usual value."""
 
     column: str
     fall: float
 
 
 class UnseenAnswer(BaseModel):
-    """A category unseen in training, cut after 100 characters."""
+    """A category unseen in training, truncated to 100 characters."""
 
     column: str
     value: str
 
 
 class NearestAnswer(BaseModel):
-    """A training row, by its id, and the root of its mean squared difference."""
+    """A training row and its root-mean-square difference from the row."""
 
     id: str
     distance: float
@@ -96,14 +96,14 @@ def _detectors(explained: ExplainedRows) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _falls(explained: ExplainedRows) -> list[Any] | None:
-    """Return each row's columns, those with the largest fall first."""
+    """Return the columns of each row, sorted by decreasing fall."""
     names, falls = _columns(explained), explained.explanation.falls
     if falls is None:
         return None
     order = np.argsort(-falls, axis=1, kind="stable").tolist()
     return [
-        [{"column": names[i], "fall": of_row[i]} for i in by_fall]
-        for of_row, by_fall in zip(falls.tolist(), order, strict=True)
+        [{"column": names[i], "fall": row[i]} for i in row_order]
+        for row, row_order in zip(falls.tolist(), order, strict=True)
     ]
 
 
@@ -118,7 +118,7 @@ def _map(explained: ExplainedRows) -> np.ndarray | None:
 
 
 def _odd_columns(explained: ExplainedRows, kind: str) -> np.ndarray | None:
-    """Return which columns are `unseen` or `missing` in each row."""
+    """Mark the columns that are `unseen` or `missing` in each row."""
     if explained.cells is None:
         return None
     names = _columns(explained)
@@ -127,7 +127,7 @@ def _odd_columns(explained: ExplainedRows, kind: str) -> np.ndarray | None:
 
 def _unseen(explained: ExplainedRows) -> list[Any] | None:
     return explained.cells and [
-        [{"column": name, "value": value[:MAX_SHOWN]} for name, value in cells.unseen.items()]
+        [{"column": name, "value": value[:MAX_CHARACTERS]} for name, value in cells.unseen.items()]
         for cells in explained.cells
     ]
 
@@ -158,25 +158,26 @@ EXPLANATION = (
     Field(
         "statistic",
         float,
-        "the flag's statistic: `p_value` is its rank among the calibration rows",
+        "the flag statistic; `p_value` is its rank among the calibration rows",
         attrgetter("explanation.flag.statistic"),
         unit="nats",
     ),
     Field(
         "detectors",
         dict[str, DetectorShareAnswer],
-        "each combined detector's exact `share` of the statistic; shares sum to 1, and the "
-        "smallest tail probability has the largest share. `low`: the score of a two-sided "
-        "detector is unusually low, so the row is smoother or more average than training rows",
+        "each combined detector's `share` of the statistic. Shares sum to 1; the smallest tail "
+        "probability has the largest share. `low` marks an unusually low score of a two-sided "
+        "detector: the row is smoother or more average than training rows",
         _detectors,
     ),
     Field(
         "columns",
         list[ColumnFallAnswer] | None,
-        "for models of columns: the fall of the statistic under the same draws if only that column "
-        "had its usual value (the training rows' median or most frequent category). Largest first. "
-        "Falls do not add up: if two columns contradict each other, correcting either may suffice. "
-        "Negative: the usual value would be stranger in this row",
+        "for tabular models: the decrease of the statistic, under the same draws, if only this "
+        "column had its usual value (median or most frequent category of the training rows). "
+        "Largest first. The values do not add up: if two columns contradict each other, correcting "
+        "either may suffice. A negative value means that the usual value would be more unusual in "
+        "this row",
         attrgetter("explanation.falls"),
         json=_falls,
         unit="nats",
@@ -184,23 +185,23 @@ EXPLANATION = (
     Field(
         "attributed",
         float | None,
-        "the part of the statistic that is divided among the numbers of the row: the detectors "
-        "`residual`, `mahalanobis` and `input_neighbours`, except `low` ones. The rest is the "
-        "model's uncertainty or its features, which belong to no single number. Strongly "
-        "correlated numbers share their contradiction",
+        "the part of the statistic that `map` attributes to the numbers of the row. It comes from "
+        "the detectors `residual`, `mahalanobis` and `input_neighbours`, unless `low`. The rest "
+        "depends on the model's uncertainty or features",
         _attributed,
     ),
     Field(
         "map",
         list[Any] | None,
-        "for other models, except of ids and text: each number's share of the statistic, in the "
-        "shape of a row. Shares are not negative and sum to `attributed`",
+        "for other models, except text and ids: each number's share of the statistic, in the "
+        "shape of a row. Shares are not negative and sum to `attributed`. Strongly correlated "
+        "numbers share a contradiction",
         _map,
     ),
     Field(
         "unseen",
         list[UnseenAnswer] | None,
-        "columns with an unknown category, and the first 100 characters of it",
+        "columns with an unknown category, and its first 100 characters",
         lambda explained: _odd_columns(explained, "unseen"),
         json=_unseen,
     ),
@@ -214,28 +215,25 @@ EXPLANATION = (
     Field(
         "nearest",
         list[NearestAnswer] | None,
-        "the five nearest of the training rows "
-        "[published with the model](detectors.md#training-rows-that-explanations-name), by `id`: "
-        "the value of the column `data.id`, a file's name, or the row's number in its source, from "
-        "0. `distance` is the root of the mean squared difference of encoded columns (standard "
-        "deviations), of pixels, or of other numbers in units of their standard deviations",
+        "the five nearest training rows "
+        "[published with the model](detectors.md#training-rows-that-explanations-name). `id` is "
+        "the value of the column `data.id`, a file name, or the row's index in its source. "
+        "`distance` is the root-mean-square difference of encoded columns, of pixels, or of other "
+        "numbers in units of their standard deviations",
         _nearest_arrays,
         json=_nearest,
     ),
     Field(
         "null_because",
         dict[str, str],
-        "why fields are `null`, by field: for example because rows were not objects",
+        "the reason for each `null` field, for example that rows were not objects",
         lambda _: None,
         json=lambda explained: [null_because(explained)] * len(explained),
     ),
 )
 ExplanationAnswer = answer_model(
     "ExplanationAnswer",
-    """The explanation of a row's flag. Shares of detectors sum to 1, those of the map to
-`attributed`.
-
-`statistic` is the flag's, in nats. `null_because` has the reasons of null fields.""",
+    """The explanation of a flag. `null_because` explains null fields.""",
     EXPLANATION,
 )
 

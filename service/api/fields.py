@@ -1,7 +1,7 @@
-"""A field of an answer, declared once: its forms in JSON, arrays and tables follow.
+"""Declarations of response fields.
 
-`predictions.py` and `explanations.py` declare the fields. The OpenAPI document follows from them,
-and so do the tables in docs/api.md: `python -m service.api.reference` rewrites these.
+The JSON and npz responses, the OpenAPI document and the tables in docs/api.md are derived from
+them. `python -m service.api.reference` updates the tables.
 """
 
 import re
@@ -15,26 +15,26 @@ from pydantic.fields import FieldInfo
 
 from model_store.types import Task
 
-Values = np.ndarray | Mapping[str, Any] | None  # arrays with a row each, by name where several
-CLASSES, DRAWS = "classes", "draws"  # axes whose length the model or the request decides
+Values = np.ndarray | Mapping[str, Any] | None  # one array, or several by name
+CLASSES, DRAWS = "classes", "draws"  # axes of variable length
 
-LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")  # of Markdown
+LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")  # Markdown
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """A field of an answer. What holds for most fields is the default."""
+    """A field of a response."""
 
     name: str
-    type: Any  # of its value in JSON
-    words: str  # its meaning, in the reference
-    values: Callable[[Any], Values]  # of the results: a row each
-    json: Callable[[Any], list[Any] | None] | None = None  # where these are others in JSON
+    type: Any  # in JSON
+    description: str  # Markdown, for the reference
+    values: Callable[[Any], Values]  # one value per row of the results
+    json: Callable[[Any], list[Any] | None] | None = None  # if JSON differs from `values`
     unit: str = ""
-    task: Task | None = None  # None: of both
-    axes: tuple[str | tuple[str, ...], ...] = ()  # but for the rows: names of their parts, or whose
-    is_optional: bool = False  # left out unless asked for
-    place: int = 1  # among arrays; JSON goes by the order of declaration
+    task: Task | None = None  # None for both tasks
+    axes: tuple[str | tuple[str, ...], ...] = ()  # after the rows: names of the axis or its entries
+    is_optional: bool = False  # only in the response if requested
+    place: int = 1  # sort key of the arrays
 
 
 def fields_for_task(fields: Iterable[Field], task: Task) -> list[Field]:
@@ -50,19 +50,19 @@ def _arrays(name: str, values: Values) -> Iterator[tuple[str, np.ndarray]]:
     if isinstance(values, np.ndarray):
         yield name, values
     elif values is not None:
-        for part, of_part in values.items():
-            yield from _arrays(f"{name}.{part}", of_part)
+        for part, part_values in values.items():
+            yield from _arrays(f"{name}.{part}", part_values)
 
 
-def answer_model(name: str, words: str, fields: Iterable[Field]) -> type[BaseModel]:
+def answer_model(name: str, docstring: str, fields: Iterable[Field]) -> type[BaseModel]:
     types: dict[str, Any] = {}
     for field in fields:
-        meaning = LINK.sub(r"\1", field.words) + (f"; in {field.unit}" if field.unit else "")
+        meaning = LINK.sub(r"\1", field.description) + (f"; in {field.unit}" if field.unit else "")
         kind, default = (field.type | None, None) if field.is_optional else (field.type, ...)
         types[field.name] = (kind, FieldInfo(default=default, description=meaning))
-    return create_model(name, __doc__=words, **types)
+    return create_model(name, __doc__=docstring, **types)
 
 
 def reference_table(fields: Iterable[Field]) -> str:
-    rows = [f"| `{field.name}` | {field.unit} | {field.words} |" for field in fields]
+    rows = [f"| `{field.name}` | {field.unit} | {field.description} |" for field in fields]
     return "\n".join(["| Field | Unit | Meaning |", "|---|---|---|", *rows])

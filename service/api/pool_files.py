@@ -18,7 +18,7 @@ from service.api.requests import (
     FILE_ENDINGS,
     PARQUET,
     describe_media_type,
-    query_fields,
+    parse_query,
     read_body,
     request_media_type,
 )
@@ -54,7 +54,7 @@ async def post_preview(request: Request, context: CurrentContext, call: CurrentR
         raise Unsupported(
             "Content-Type", f"one of {', '.join(ENDINGS)}", describe_media_type(request)
         )
-    query = query_fields(request, PreviewRequest)
+    query = parse_query(request, PreviewRequest)
     loaded = await context.find_model(call, query)
     pool = await open_file(context, call, body, loaded, "pool", query.encoded, ending)
     work = partial(preview_rows, pool, query.rows)

@@ -33,10 +33,10 @@ from service.api.pool_files import open_rows_file
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
     NPZ,
-    answer_type,
     check_row_count,
     find_odd_cells,
     is_test,
+    negotiate_media_type,
     read_body,
     read_rows,
     to_numbers,
@@ -99,7 +99,7 @@ async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, uncertainty, and a flag for rows unlike the data."""
     context = context_of(request)
     call = context.begin(request, has_rows=True)
-    media_type = answer_type(request, JSON, NPZ)
+    media_type = negotiate_media_type(request, JSON, NPZ)
     work = await read_work(context, call, PredictRequest, INPUTS, context.settings.max_rows)
     encode, as_arrays = (predict_npz, True) if media_type == NPZ else (predict_json, False)
     return response(await predict(context, work, encode, as_arrays), media_type)

@@ -1,4 +1,4 @@
-"""The fields of a prediction, in the order of JSON."""
+"""Response fields of predictions, in the order of the JSON."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from service.api.fields import (
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Predictions and decisions of N rows, from which the fields take their values."""
+    """Predictions and decisions of N rows."""
 
     manifest: Manifest
     num_samples: int
@@ -55,13 +55,13 @@ class Results:
 
     @cached_property
     def scores(self) -> AnyScores:
-        """The scores; for regression in units of the target."""
+        """The scores, for regression in the target's units."""
         scores = self.prediction.scores
         return scores if isinstance(scores, Scores) else scores.in_units
 
     @cached_property
     def objects(self) -> list[dict[str, Any]]:
-        """An object for JSON per row. JSON turns infinite bounds into null."""
+        """One JSON object per row. Infinite bounds become null when encoded."""
         return json_objects(self._fields, self, len(self))
 
     @cached_property
@@ -76,7 +76,7 @@ class Results:
 
 
 def json_objects(fields: Iterable[Field], results: Any, count: int) -> list[dict[str, Any]]:
-    """Return an object with all fields for each row; missing values are None."""
+    """Return one object per row. Missing values are None."""
     return _rows({field.name: (field.json or field.values)(results) for field in fields}, count)
 
 
@@ -99,7 +99,7 @@ def _rows(columns: Mapping[str, list[Any] | Values], count: int) -> list[dict[st
 
 
 class DetectorAnswer(BaseModel):
-    """A detector's score of a row and its conformal p-value. High scores are unusual."""
+    """Score and conformal p-value of a detector. High scores are unusual."""
 
     score: float
     p_value: float
@@ -107,15 +107,17 @@ class DetectorAnswer(BaseModel):
 
 
 class CategoryAnswer(BaseModel):
-    """The category within which a row is ranked, and its number of calibration rows. No name: the
-    category was unknown, and the most cautious one was used."""
+    """Category of a row and its number of calibration rows.
+
+    The name is null if the category is unknown. The most cautious category then applies.
+    """
 
     name: str | None
     rows: int
 
 
 class GaussianAnswer(BaseModel):
-    """The predictive distribution of one draw, in the target's units."""
+    """Predictive distribution of one draw, in the target's units."""
 
     mean: float
     std: float
@@ -135,9 +137,9 @@ def _categories(results: Results) -> list[dict[str, Any]] | None:
     spec, categories = results.manifest.categories, results.decision.categories
     if spec is None or categories is None:
         return None
-    judged = spec.judged_rows
-    answers = [{"name": name, "rows": n} for name, n in zip(spec.names, judged, strict=True)]
-    most_cautious = {"name": None, "rows": min(judged[c] for c in cautious_categories(judged))}
+    counts = spec.judged_rows
+    answers = [{"name": name, "rows": n} for name, n in zip(spec.names, counts, strict=True)]
+    most_cautious = {"name": None, "rows": min(counts[c] for c in cautious_categories(counts))}
     return [most_cautious if c == UNKNOWN else answers[c] for c in categories.tolist()]
 
 
@@ -198,7 +200,7 @@ FIELDS = (
     ClassField(
         "probabilities",
         list[float],
-        "mean of the draws' class probabilities, in the order of the model's `classes`",
+        "class probabilities averaged over draws, in the order of the model's `classes`",
         attrgetter("scores.probabilities"),
         axes=(CLASSES,),
         place=2,
@@ -206,34 +208,35 @@ FIELDS = (
     TargetField(
         "mean",
         float,
-        "of the predictive distribution, the mixture of the draws' Gaussians",
+        "mean of the predictive distribution, a mixture of one Gaussian per draw",
         attrgetter("scores.mean"),
         place=2,
     ),
     TargetField(
         "std",
         float,
-        "its standard deviation, the total uncertainty: std^2 = aleatoric_std^2 + epistemic_std^2",
+        "standard deviation of the predictive distribution, the total uncertainty: "
+        "std^2 = aleatoric_std^2 + epistemic_std^2",
         attrgetter("scores.std"),
     ),
     TargetField(
         "aleatoric_std",
         float,
-        "root of the mean of the draws' variances: noise in the data, which more rows would not "
-        "reduce",
+        "root mean square of the draws' standard deviations: noise that more training rows would "
+        "not reduce",
         attrgetter("scores.aleatoric_std"),
     ),
     TargetField(
         "epistemic_std",
         float | None,
-        "standard deviation of the draws' means, over K - 1: how much they disagree. "
-        "`null` with one draw",
+        "standard deviation of the draws' means (with K - 1): their disagreement. `null` with one "
+        "draw",
         lambda results: results.scores.epistemic_std if results.num_samples > 1 else None,
     ),
     TargetField(
         "median",
         float | None,
-        "of the predictive distribution, if the target was "
+        "median of the predictive distribution if the target was "
         "[transformed](recipes.md#targets-with-heavy-tails-and-counts) for the fit; else `null`",
         attrgetter("scores.median"),
         place=2,
@@ -241,21 +244,21 @@ FIELDS = (
     Field(
         "num_samples",
         int,
-        "how many draws the row used",
+        "number of draws for the row",
         attrgetter("scores.num_draws"),
         place=0,
     ),
     ClassField(
         "entropy",
         float,
-        "of `probabilities`: the total uncertainty, 0 to log C",
+        "entropy of `probabilities`, the total uncertainty, from 0 to log C",
         attrgetter("scores.entropy"),
         unit="nats",
     ),
     ClassField(
         "expected_entropy",
         float,
-        "mean of the draws' entropies: the uncertainty that every single draw has",
+        "mean entropy of the draws, the part of the uncertainty that each draw has",
         attrgetter("scores.expected_entropy"),
         unit="nats",
         place=2,
@@ -263,14 +266,14 @@ FIELDS = (
     ClassField(
         "bald",
         float,
-        "`entropy` - `expected_entropy`: how much the draws disagree; more labels could reduce it",
+        "`entropy` - `expected_entropy`: disagreement of the draws, which more labels could reduce",
         attrgetter("scores.bald"),
         unit="nats",
     ),
     ClassField(
         "bald_corrected",
         float | None,
-        "the same without the [bias of few draws](#bias-of-few-draws); `null` with one draw",
+        "`bald` corrected for the [bias of few draws](#bias-of-few-draws); `null` with one draw",
         attrgetter("scores.bald_corrected"),
         unit="nats",
         place=2,
@@ -278,50 +281,49 @@ FIELDS = (
     ClassField(
         "mean_std",
         float,
-        "standard deviation of a class's probability over draws, averaged over classes",
+        "standard deviation of the class probabilities over draws, averaged over classes",
         attrgetter("scores.mean_std"),
     ),
     ClassField(
         "variation_ratio",
         float,
-        "1 - the largest of `probabilities`",
+        "1 - the largest probability",
         attrgetter("scores.variation_ratio"),
     ),
     Field(
         "standard_error",
         dict[str, float | None],
-        "[Monte Carlo error](#monte-carlo-errors) of each score: how much it may change with other "
-        "draws. `null` where so few draws do not say",
+        "[Monte Carlo error](#monte-carlo-errors) of each score. `null` if there are too few draws "
+        "to estimate it",
         _standard_errors,
         unit="units of the score",
     ),
     Field(
         "flag",
         bool,
-        "whether the row is unlike the data: [`p_value <= fpr`](guarantees.md#rates-and-coverage), "
-        "or what `fdr` decides",
+        "`true` if the row is unlike the data: "
+        "[`p_value <= fpr`](guarantees.md#rates-and-coverage), or the decision by `fdr`",
         attrgetter("decision.flag"),
     ),
     Field(
         "p_value",
         float,
-        "conformal, of the combined detectors",
+        "conformal p-value of the combined detectors",
         attrgetter("decision.p_values.p_value"),
     ),
     Field(
         "category",
         CategoryAnswer | None,
-        "of a version that is "
-        "[calibrated by class or group](guarantees.md#by-class-and-by-group): `name` of the label "
-        "or group that the row was judged within, `null` if unknown, and how many `rows` rank its "
-        "flag (fewer than 1 / `fpr` - 1 cannot flag it); `null` of other versions",
+        "for versions [calibrated by class or group](guarantees.md#by-class-and-by-group): `name` "
+        "of the row's label or group, `null` if unknown, and its number of calibration `rows` (the "
+        "row cannot be flagged if there are fewer than 1 / `fpr` - 1). `null` for other versions",
         _category_names,
         json=_categories,
     ),
     ClassField(
         "prediction_set",
         list[str],
-        "the classes that the row may have, the label always among them",
+        "conformal set of classes, which always includes the label",
         attrgetter("decision.prediction_set"),
         json=_sets,
         axes=(CLASSES,),
@@ -330,15 +332,15 @@ FIELDS = (
     ClassField(
         "abstain",
         bool | None,
-        "`true`: do not use the label; `false`: answered; `null`: no `risk` applies",
+        "`true` if the label should not be used; `null` if no `risk` applies",
         attrgetter("decision.abstain"),
         place=2,
     ),
     TargetField(
         "interval",
         Annotated[list[float | None], Limits(min_length=2, max_length=2)],
-        "lower and upper end; holds the target with probability `coverage`. Both are `null`, "
-        "meaning unbounded, if there are too few calibration rows",
+        "lower and upper end of the prediction interval, which contains the target with "
+        "probability `coverage`. Both are `null` (unbounded) if there are too few calibration rows",
         attrgetter("decision.interval"),
         axes=(("low", "high"),),
         place=2,
@@ -346,8 +348,8 @@ FIELDS = (
     Field(
         "detectors",
         dict[str, DetectorAnswer],
-        "each [detector](detectors.md)'s `score`, its own conformal `p_value`, and "
-        "whether it `fired`: `p_value <= fpr`",
+        "`score` and conformal `p_value` of each [detector](detectors.md), and whether it `fired`: "
+        "`p_value <= fpr`",
         _detectors,
         json=_detector_objects,
     ),
@@ -373,7 +375,7 @@ FIELDS = (
     Field(
         "explanation",
         ExplanationAnswer,
-        "with `explain`: [what made the row strange](#why-a-row-is-strange)",
+        "with `explain`: the [explanation of the flag](#why-a-row-is-strange)",
         _explanation_arrays,
         json=lambda results: json_objects(EXPLANATION, results.explained, len(results)),
         is_optional=True,
@@ -384,28 +386,22 @@ FIELDS = (
 BY_TASK = {task: fields_for_task(FIELDS, task) for task in DETECTED}
 PredictionAnswer = answer_model(
     "PredictionAnswer",
-    """The prediction of a classification model for a row; entropies are in nats. `abstain` is null
-if no `risk` applies.
+    """A row's prediction by a classifier. Entropies are in nats.
 
-`bald` is `entropy` - `expected_entropy`. With K draws it is biased by about -`bald` / K, which
-`bald_corrected` corrects, unless there is only one draw.""",
+With K draws, `bald` has a bias of about -`bald` / K, which `bald_corrected` corrects.""",
     BY_TASK["classification"],
 )
 RegressionAnswer = answer_model(
     "RegressionAnswer",
-    """The prediction of a regression model for a row, in the target's units. `epistemic_std` needs
-two draws.
+    """A row's prediction by a regression model, in the target's units.
 
-The bounds of `interval` are null if there are too few calibration rows for the coverage. If the
-target was transformed for the fit, there is a `median`, and the detectors' scores are of the
-transformed target.""",
+If the target was transformed for the fit, the detectors score the transformed target.""",
     BY_TASK["regression"],
 )
 
 
 class PredictAnswer(BaseModel):
-    """The answer of /predict. `num_samples` is the largest number of draws of a row; the rates are
-    the ones in use.
+    """Predictions with the options in use, including defaults.
 
     If `fdr` decides the flags, `fpr` still decides `fired` and `abstain`.
     """

@@ -1,4 +1,4 @@
-"""Read requests in memory: bodies within limits, strict JSON, npy arrays and forms (RFC 7578)."""
+"""Parse request bodies: JSON, npy arrays and multipart forms (RFC 7578)."""
 
 import mimetypes
 import re
@@ -42,22 +42,21 @@ FORM = "multipart/form-data"
 PURPOSE, TEST = "Dubito-Purpose", "test"  # header and its only value
 FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
 ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
-FORM_STEP_BYTES = 1 << 20  # of a form, parsed without a pause
+FORM_STEP_BYTES = 1 << 20  # parsed between two pauses
 MAX_FORM_FIELDS = 16  # in addition to the rows
-# Smaller JSON is parsed in one step without reserving memory: its objects take up to 2 MB.
+# Smaller JSON is parsed at once without reserving memory. Its objects take up to 2 MB.
 SMALL_JSON_BYTES = 64 << 10
 MAX_NESTED_PER_ROW = 64  # arrays and objects per row, on average
 MAX_NESTED = 1_000_000
-# Upper bounds of the memory behind each mark: a number (float32 and whether it is finite), the
-# offsets of a row, half of a string outside the rows. Rows that are objects have fewer numbers
-# than commas and colons.
+# Upper bounds in bytes for each punctuation mark. A comma or colon stands for a number (float32
+# and a finite flag), a bracket for the offsets of a row, and a quote for half a string.
 JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
 COUNT_STEP_BYTES = 256 << 10  # takes a few tenths of a millisecond
 # Time to parse each mark, in tenths of a microsecond
 PARSE_COSTS = {b"[": 10, b"{": 10, b":": 2, b",": 1}
 MAX_PARSE_COST = 1_000_000
-_QUALITY_ZERO = re.compile(r"q=0(\.0*)?")  # marks a media type that the client refuses
-ARRAY_BYTES = 5  # per number: float32 and whether it is finite
+_QUALITY_ZERO = re.compile(r"q=0(\.0*)?")  # not acceptable to the client
+ARRAY_BYTES = 5  # per number: float32 and a finite flag
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # Fields of /predict that other protocols take as parameters
@@ -74,7 +73,10 @@ T = TypeVar("T")
 
 
 def header(request: Request, name: bytes, default: str = "") -> str:
-    """Return the first header with this lower-case name, several times as fast as Starlette."""
+    """Return the first header with this lower-case name.
+
+    Building Starlette's `Headers` takes several times longer.
+    """
     for key, value in request.scope["headers"]:
         if key == name:
             return str(value, "latin-1")
@@ -82,10 +84,10 @@ def header(request: Request, name: bytes, default: str = "") -> str:
 
 
 def is_test(request: Request) -> bool:
-    """Check for the header of tests, which count neither for drift nor for metrics of rows."""
+    """Return whether the request is marked as a test, so that drift and metrics skip it."""
     purpose = header(request, PURPOSE.lower().encode())
     if purpose not in ("", TEST):
-        raise InvalidInput(PURPOSE, f"{TEST!r}, or no such header", repr(purpose[:80]))
+        raise InvalidInput(PURPOSE, f"{TEST!r}, or no header", repr(purpose[:80]))
     return purpose == TEST
 
 
@@ -94,7 +96,7 @@ def request_media_type(request: Request) -> str:
 
 
 def describe_media_type(request: Request) -> str:
-    """Return the media type of the body for error messages, which never repeat unknown names."""
+    """Return the body's media type for an error message, without repeating unknown names."""
     media_type = request_media_type(request)
     if not media_type:
         return "none"
@@ -103,7 +105,7 @@ def describe_media_type(request: Request) -> str:
 
 
 def accepts(accept: str, media_type: str) -> bool:
-    """Check whether an Accept header, empty if missing, allows a media type."""
+    """Check whether an Accept header allows a media type. An empty header allows all."""
     if accept in ("", "*/*", media_type):
         return True
     kinds = {"*/*", media_type, f"{media_type.partition('/')[0]}/*"}
@@ -117,8 +119,8 @@ def _accepted_types(accept: str) -> set[str]:
     }
 
 
-def answer_type(request: Request, *media_types: str) -> str:
-    """Choose the media type of the answer: the first one, unless `Accept` names another.
+def negotiate_media_type(request: Request, *media_types: str) -> str:
+    """Choose the media type of the response from the `Accept` header, the first by default.
 
     Raises:
         NotAcceptable: if the client accepts none of them.
@@ -131,7 +133,10 @@ def answer_type(request: Request, *media_types: str) -> str:
 
 
 def require_json(request: Request) -> None:
-    """Raise Unsupported unless the body is JSON: other sites' pages can send forms and text."""
+    """Raise Unsupported unless the body is JSON.
+
+    Browsers let other sites send forms and text without a preflight request.
+    """
     if request_media_type(request) != JSON:
         raise Unsupported("Content-Type", JSON, describe_media_type(request))
 
@@ -147,12 +152,12 @@ async def body_parts(request: Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(call: RequestContext, limit: int) -> bytes | bytearray:
-    """Read a request's body of up to `limit` bytes; JSON has a smaller limit.
+    """Read a request body of up to `limit` bytes, or `MAX_JSON_BYTES` if that is less.
 
     Raises:
-        TooLarge: before the body exceeds the limit.
-        Overloaded: before the body exceeds the process's memory budget.
-        Unsupported: if the body is encoded.
+        TooLarge: if the body exceeds the limit.
+        Overloaded: if the body exceeds the process's memory budget.
+        Unsupported: if the body has a Content-Encoding.
     """
     request = call.request
     if header(request, b"content-encoding", "identity") != "identity":
@@ -184,20 +189,20 @@ async def read_rows(
     max_rows: int,
     endings: Mapping[str, str] = FILE_ENDINGS,
 ) -> tuple[AnyEnvelope, Rows | None]:
-    """Parse a request's envelope and its rows; the rows are None if they are in a file.
+    """Parse the envelope and the rows of a request.
 
-    A file is a body with a media type of `endings`, or is named in the envelope. An npy body
-    consists of rows only, so the other fields are query parameters. A form has a file for each row
-    and takes other fields from its parts or the query. Forms and long JSON are parsed in a thread.
+    The rows are None if they are in a file: a body with a media type of `endings`, or a file named
+    in the envelope. An npy body holds only rows, so the other fields are query parameters. A form
+    has one part per row, and the other fields in further parts or the query.
 
     Raises:
         Unsupported: if the media type is unknown.
-        InvalidInput: if a field is wrong.
+        InvalidInput: if a field is invalid.
         TooLarge: if there are more than `max_rows` rows.
     """
     media_type, file_field = request_media_type(call.request), f"{rows_field}_file"
     if media_type in endings:
-        envelope = query_fields(call.request, kind, rows_field)
+        envelope = parse_query(call.request, kind, rows_field)
         if getattr(envelope, file_field, None) is not None:
             raise InvalidInput(file_field, "no such field with a body that is a file", "both")
         return envelope, None
@@ -216,14 +221,14 @@ async def read_rows(
 
 
 async def run_parser(context: Context, call: RequestContext, size: int, work: Callable[[], T]) -> T:
-    """Parse `size` bytes, in a thread unless they are few."""
+    """Run a parser for `size` bytes, in a worker thread if there are many."""
     if size <= SMALL_JSON_BYTES:
         return work()
     return await context.threads.requests.run(call, size, work)
 
 
 def check_row_count(field: str, rows: int, max_rows: int, advice: str = "") -> None:
-    """Check that there are 1 to `max_rows` rows; `advice` extends the error about too many."""
+    """Check that there are 1 to `max_rows` rows. `advice` is added to the error message."""
     if rows == 0:
         raise InvalidInput(field, "at least one row", "none")
     if rows > max_rows:
@@ -254,7 +259,7 @@ def _read(
             content = {**content, rows_field: []}
         return validate(kind, content), rows
     if media_type == NPY:
-        envelope = query_fields(request, kind, rows_field)
+        envelope = parse_query(request, kind, rows_field)
         array = parse_npy(body, rows_field)
         call.reservation.acquire(ARRAY_BYTES * array.size)
         return envelope, array
@@ -281,20 +286,20 @@ async def to_numbers(
     rows_field: str,
     encoded: bool,
 ) -> Float32[np.ndarray, "N I"]:
-    """Convert a request's rows to numbers, in a thread if they are files, objects or many."""
+    """Convert rows to numbers, in a worker thread if this takes long."""
     model, max_pixels = loaded.model, limits.MAX_IMAGE_PIXELS
     size, encoder = 4 * len(rows) * model.row_size, model.text_encoder
     if isinstance(rows, RowFile):
         call.reservation.reserve(size, rows.field)
-        work, is_dear = partial(file_array, rows, max_pixels, call, encoder), True
+        work, is_slow = partial(file_array, rows, max_pixels, call, encoder), True
     else:
         call.reservation.reserve(size, rows_field)
         spec = model.manifest.input.encoded if encoded else model.manifest.input
         work = partial(rows_array, rows, spec, rows_field, max_pixels, call, encoder)
-        is_dear = isinstance(rows, JsonRows | Cells) or (
+        is_slow = isinstance(rows, JsonRows | Cells) or (
             isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
         )
-    if size > 4 * NUMBERS_AT_ONCE or is_dear:
+    if size > 4 * NUMBERS_AT_ONCE or is_slow:
         return await context.threads.requests.run(call, size, work)
     return work()
 
@@ -302,7 +307,7 @@ async def to_numbers(
 async def find_odd_cells(
     context: Context, call: RequestContext, rows: Rows, loaded: ServedModel
 ) -> list[UnusualCells] | None:
-    """Find unknown categories and missing values; None unless all rows are objects."""
+    """Find unknown categories and missing values. Return None unless all rows are objects."""
     columns = loaded.model.manifest.input.columns
 
     def work() -> list[UnusualCells] | None:
@@ -342,8 +347,8 @@ def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
     return InvalidInput(name, str(error["msg"]).removeprefix("Input should be "), received)
 
 
-def query_fields(request: Request, kind: type[AnyQuery], rows_field: str = "") -> AnyQuery:
-    """Parse the query of a request whose rows, if any, are in the body."""
+def parse_query(request: Request, kind: type[AnyQuery], rows_field: str = "") -> AnyQuery:
+    """Parse the query parameters. `rows_field` is the field that the body provides."""
     fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
     for name in (name for name, value in fields.items() if value is None):
         raise InvalidInput(name, "a value (leave the parameter out for the default)", "null")
@@ -351,14 +356,14 @@ def query_fields(request: Request, kind: type[AnyQuery], rows_field: str = "") -
 
 
 def parse_options(
-    parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()
+    parameters: dict[str, Any], where: str, extra: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Parse another protocol's parameters, values or JSON strings, as fields of /predict."""
+    """Convert another protocol's parameters to fields of /predict. Strings are JSON."""
     fields: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in PREDICT_OPTIONS:
             place = f"{where}.{name}" if _NAME.fullmatch(name) else where
-            expected = f"one of {', '.join(sorted((*PREDICT_OPTIONS, *also)))}"
+            expected = f"one of {', '.join(sorted((*PREDICT_OPTIONS, *extra)))}"
             raise InvalidInput(place, expected, "an unknown parameter")
         if isinstance(value, str):
             try:
@@ -371,7 +376,7 @@ def parse_options(
 
 
 def build_envelope(fields: dict[str, Any], where: str) -> PredictRequest:
-    """Validate fields from `parse_options`; errors name the parameters in `where`."""
+    """Validate fields from `parse_options`. Errors name the parameters in `where`."""
     try:
         return validate(PredictRequest, {"inputs": [], **fields})
     except InvalidInput as error:
@@ -385,9 +390,9 @@ def reserve_json(
     call: RequestContext,
     mark_bytes: Mapping[str, int] = JSON_OBJECT_BYTES,
 ) -> None:
-    """Reserve memory for a JSON body before it is parsed, estimated from its punctuation.
+    """Reserve memory for parsing a JSON body, estimated from its punctuation.
 
-    By default rows become arrays block by block, and other fields become objects.
+    The default `mark_bytes` assume that rows become arrays and other fields become objects.
     """
     counts = _count_marks(body, call.pause)
     nested, max_nested = counts["["] + counts["{"], min(max_rows * MAX_NESTED_PER_ROW, MAX_NESTED)
@@ -398,7 +403,7 @@ def reserve_json(
 
 
 def _count_marks(body: bytes | bytearray, pause: Pause) -> dict[str, int]:
-    """Count the punctuation of JSON in steps.
+    """Count the punctuation marks of JSON.
 
     `bytes.count` would block other threads, and is slower if there are many matches.
     """
@@ -412,7 +417,7 @@ def _count_marks(body: bytes | bytearray, pause: Pause) -> dict[str, int]:
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object in one step, which blocks all other threads."""
+    """Parse a JSON object. The cost is limited, because the parser blocks all other threads."""
     cost = max(PARSE_COSTS.values()) * len(body)
     if cost > MAX_PARSE_COST:  # count exactly only if this upper bound is too high
         cost = sum(weight * body.count(mark) for mark, weight in PARSE_COSTS.items())
@@ -430,7 +435,7 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
 
 @cache
 def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
-    """Return the JSON types of each field and of its items; both are `string` by default."""
+    """Return the JSON type of each field and of its items, `string` if unspecified."""
     types = {}
     for name, schema in kind.model_json_schema()["properties"].items():
         value = schema.get("anyOf", [schema])[0]
@@ -441,9 +446,9 @@ def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
 def text_fields(
     pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, where: str
 ) -> dict[str, Any]:
-    """Parse the envelope's fields in a query or form, as JSON unless they are strings."""
+    """Parse the fields of a query or form. Values are JSON, except strings."""
     fields: dict[str, Any] = {}
-    repeated = set()  # arrays that are sent item by item
+    repeated = set()  # arrays sent item by item
     for name, text in pairs:
         field_type, item_type = _json_types(kind).get(name, ("string", "string"))
         is_item = field_type == "array" and name != rows_field and not text.startswith("[")
@@ -492,7 +497,7 @@ class Form:
         self._value += data[start:end]
 
     def on_header_end(self) -> None:
-        """Read the part's name from its Content-Disposition; other headers are ignored."""
+        """Read the part's name from its Content-Disposition header."""
         if bytes(self._header).lower() == b"content-disposition":
             _, options = parse_options_header(bytes(self._value))
             self.parts[-1].name = options.get(b"name", b"").decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""Models of requests and answers, for validation and the OpenAPI document.
+"""Pydantic models of requests and responses.
 
-Pydantic does not validate rows, which would take longer than the model does; `rows.py` checks them.
+`rows.py` validates rows instead, because pydantic would take longer than the prediction.
 """
 
 from itertools import islice
@@ -17,17 +17,17 @@ Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for
 
 Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # RFC 3339, in UTC
 
-AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # row; other code validates rows
+NOT_EMPTY: dict[str, Any] = {"minItems": 1}  # documented here, checked elsewhere
 
-# A three of scikit-learn's digits, so that the examples work with the digits model.
+# The digit 3 from scikit-learn's digits
 EXAMPLE_ROW: list[Any] = [
     int(pixel, 16) for pixel in "007fd10008d6f400021dd000002fb1000001cc1000001a8000845e90007dd900"
 ]
 EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 
 
-def _first_wrong(values: Any) -> Any:
-    """Keep only the first wrong value of a mapping to numbers, for a single error."""
+def _keep_first_invalid(values: Any) -> Any:
+    """Reduce a mapping to its first invalid number, so that pydantic reports one error."""
     if isinstance(values, dict):
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -35,11 +35,11 @@ def _first_wrong(values: Any) -> Any:
     return values
 
 
-Priors = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
+Priors = Annotated[dict[str, float], BeforeValidator(_keep_first_invalid)]
 
 
 def drop_extra_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
-    """Keep only the first unknown fields: pydantic creates an error of a kilobyte for each."""
+    """Drop unknown fields beyond the first ten, because each costs a kilobyte of errors."""
     known = {name: content[name] for name in kind.model_fields if name in content}
     unknown = (name for name in content if name not in kind.model_fields)
     return known | {name: content[name] for name in islice(unknown, MAX_ERRORS)}
@@ -50,29 +50,29 @@ class RequestModel(BaseModel):
 
 
 class ModelRequest(RequestModel):
-    """Fields of every request to a model."""
+    """Common fields of requests to a model."""
 
     model: str | None = None
-    """a published model; optional if there is only one"""
+    """name of a published model; optional if there is only one"""
 
     version: str = "latest"
-    """a version number or an alias"""
+    """version number or alias"""
 
     deadline_s: float | None = Field(default=None, gt=0, le=86_400)
-    """seconds after which the answer is 504"""
+    """time limit in seconds, after which the service responds with 504"""
 
     encoded: bool = False
-    """for models of columns: rows are encoded numbers instead of objects"""
+    """for tabular models: rows are encoded numbers instead of objects"""
 
 
 class QueryModel(BaseModel):
-    """Parameters of a query. Unknown ones are rejected."""
+    """Query parameters. Unknown parameters are rejected."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class ModelQuery(ModelRequest):
-    """A model, named in the query."""
+    """A model version in the query."""
 
     model_config = ConfigDict(strict=False)
 
@@ -81,18 +81,18 @@ class Envelope(ModelRequest):
     """Common fields of /predict and /acquire requests."""
 
     num_samples: int | None = Field(default=None, ge=1)
-    """posterior draws; the model's own number by default"""
+    """number of posterior draws; by default the number that the version was published with"""
 
     priors: Priors | None = None
-    """shares of all classes among the rows, which sum to 1, if they differ from the training data:
-    Bayes' rule then corrects the probabilities. Classification only"""
+    """share of each class among the rows, with a sum of 1. Use them if the shares differ from the
+    training data, to correct the probabilities by Bayes' rule. Classification only"""
 
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    """replay the draws of this seed; fresh draws by default"""
+    """seed of the draws, to reproduce a response; random by default"""
 
 
 class PredictRequest(Envelope):
-    """A request to predict rows."""
+    """Request to predict rows."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -119,62 +119,62 @@ class PredictRequest(Envelope):
         }
     )
 
-    inputs: list[Any] = Field(json_schema_extra=AT_LEAST_ONE)
-    """rows in the units of the training data, flat or in the model's input shape; objects keyed by
-    column for models of columns; also base64 of PNG, JPEG, WebP or BMP files for models of images,
-    and strings for models of text"""
+    inputs: list[Any] = Field(json_schema_extra=NOT_EMPTY)
+    """rows in the units of the training data, flat or in the model's input shape. Tabular models
+    take objects keyed by column. Image models also take base64 PNG, JPEG, WebP or BMP files, and
+    text models take strings"""
 
     fpr: Probability | None = None
     """false-positive rate of the flag; 0.05 by default"""
 
     fdr: Probability | None = None
-    """instead of `fpr`: false discovery rate of the flags of all rows together"""
+    """false discovery rate of all flags in the response, instead of `fpr`"""
 
     coverage: Probability = 0.95
     """probability that a row's prediction set or interval contains the truth"""
 
     confidence: Probability | None = None
-    """probability, over the choice of calibration rows, that `coverage` holds; by default it holds
-    on average over that choice"""
+    """probability that `coverage` holds for the calibration rows in use; by default coverage holds
+    on average over calibration splits"""
 
     risk: Probability | None = None
-    """abstain if the probability of a wrong label would otherwise exceed this; by default the level
-    that the model was published with, if any. Classification only"""
+    """maximum probability of a wrong label among answered rows, enforced by abstention; by default
+    the level that the version was published with, if any. Classification only"""
 
     groups: Annotated[list[str], Field(fail_fast=True)] | None = None
-    """the group of each row, for models calibrated by group; rows of unknown groups, and all rows
-    by default, are judged by the most cautious group"""
+    """group of each row, for models calibrated by group. Unknown and missing groups use the
+    calibration of the most cautious group"""
 
     return_samples: bool = False
-    """also return each draw's probabilities, or its mean and standard deviation"""
+    """also return the probabilities, or the mean and standard deviation, of each draw"""
 
     explain: bool = False
-    """also explain each row's flag: shares of detectors and of columns or pixels in its statistic,
-    unseen categories, missing values, and the nearest training rows"""
+    """also explain each flag: contributions of detectors and of columns or pixels, unseen
+    categories, missing values, and the nearest training rows"""
 
 
 class PredictJobRequest(PredictRequest):
-    """A request to predict the rows of a file of any size in the background."""
+    """Request to predict a file of rows in the background."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "format": "npz"}]}
     )
 
     inputs: list[Any] = []
-    """rows, as in /predict, unless there is an `inputs_file`"""
+    """rows, as in /predict, unless `inputs_file` is set"""
 
     inputs_file: str | None = None
-    """a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files"""
+    """file in the folder `DUBITO_POOLS`: npy, npz, parquet, csv, or a zip of files"""
 
     ids: Annotated[list[str], Field(fail_fast=True)] | None = None
-    """unique names of the rows, repeated in the result"""
+    """unique ids of the rows, copied to the result"""
 
     format: Literal["npz", "parquet"] = "npz"
-    """format of the result"""
+    """file format of the result"""
 
 
 class AcquireRequest(Envelope):
-    """A request to rank an unlabelled pool."""
+    """Request to rank an unlabelled pool."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -190,101 +190,100 @@ class AcquireRequest(Envelope):
     )
 
     pool: list[Any] = []
-    """rows, as `inputs` in /predict, unless there is a `pool_file`"""
+    """rows, like `inputs` in /predict, unless `pool_file` is set"""
 
     pool_file: str | None = None
-    """a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files"""
+    """file in the folder `DUBITO_POOLS`: npy, npz, parquet, csv, or a zip of files"""
 
     ids: Annotated[list[str], Field(fail_fast=True)] | None = None
-    """unique names of the rows, their indices by default. Ties and randomness depend on them"""
+    """unique ids of the rows, by default their indices. Ids break ties and seed random choices"""
 
     k: int = Field(default=10, ge=1)
-    """number of rows to rank; a smaller pool is ranked completely"""
+    """number of rows to return"""
 
     race: float | None = Field(default=None, ge=1e-6, lt=1)
-    """probability of missing one of the k best rows, in exchange for fewer draws: rows that are
-    unlikely to be among them take a tenth or a quarter. By default all rows take all draws"""
+    """acceptable probability of missing one of the k best rows. Unlikely rows then use only a tenth
+    or a quarter of the draws. By default all rows use all draws"""
 
     beta: float | None = Field(default=None, ge=MIN_BETA, le=MAX_BETA)
-    """for `power_bald`: rows are drawn at random, weighted by BALD to this power; 1 by default.
-    Larger values follow BALD more closely"""
+    """exponent of `power_bald`, which samples rows with weights BALD ** beta; 1 by default"""
 
     exclude_labelled: bool = True
-    """leave out rows whose id has a label already; needs `ids`"""
+    """skip rows whose id already has a label; needs `ids`"""
 
     keep: bool = False
-    """store the ranked rows, so that their labels need only the id; needs `ids`"""
+    """store the ranked rows, so that labels can refer to them by id; needs `ids`"""
 
     control: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """share of the k rows that is drawn at random, to measure the model on live data; needs `keep`.
-    Use one share for a model"""
+    """share of the k rows that are selected at random, to measure live quality; needs `keep`. Use
+    the same share in all requests to a model"""
 
     acquisition: Acquisition = Field(
         default="bald",
-        description="the score that ranks rows; `epistemic_variance` by default for regression. "
+        description="ranking score; `epistemic_variance` by default for regression. "
         + "; ".join(f"for {task}: {', '.join(names)}" for task, names in ACQUISITIONS.items()),
     )
 
 
 class PreviewRequest(ModelRequest):
-    """A request to show rows of a file."""
+    """Request to show rows of a file."""
 
     rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         default=list(range(10)), max_length=1000
     )
-    """indices of the rows to show; unknown ones are left out"""
+    """indices of the rows to show; indices out of range are skipped"""
 
 
 LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class LabelEntry(RequestModel):
-    """A label, or a target for regression, and the row unless it was kept by /acquire."""
+    """A label or a regression target. It includes the row unless /acquire stored the row."""
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_few_unknown(cls, content: Any) -> Any:
+    def _drop_extra_unknown(cls, content: Any) -> Any:
         has_more = isinstance(content, dict) and len(content) > len(cls.model_fields)
         return drop_extra_unknown(cls, content) if has_more else content
 
     id: str
-    """id of the row"""
+    """row id"""
 
     label: LabelText | None = None
-    """one of the model's classes"""
+    """class name"""
 
     target: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """for regression"""
+    """regression target"""
 
     input: Any = None
-    """the row, as in `inputs` of /predict, if it was not kept"""
+    """row, like an item of `inputs` in /predict, unless /acquire stored it"""
 
 
 EXAMPLE_LABEL: dict[str, Any] = {"id": "a three", "label": "3", "input": EXAMPLE_ROW}
 
 
 class LabelsRequest(RequestModel):
-    """A request to keep labels, all or none."""
+    """Request to store labels."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "digits", "labels": [EXAMPLE_LABEL]}]}
     )
 
     model: str | None = None
-    """a published model; optional if there is only one"""
+    """name of a published model; optional if there is only one"""
 
     labels: Annotated[list[LabelEntry], Field(fail_fast=True)] = Field(min_length=1)
-    """labels of rows with different ids"""
+    """labels, with unique row ids"""
 
     replace: bool = False
-    """whether labels may replace earlier ones"""
+    """replace earlier labels of the same rows"""
 
     encoded: bool = False
-    """whether rows are encoded numbers, as in /predict"""
+    """rows are encoded numbers, as in /predict"""
 
 
 class LabelsAnswer(BaseModel):
-    """The answer of POST /labels: the numbers of new, known, replaced and all labels."""
+    """Counts of new, unchanged, replaced and all labels."""
 
     model: str
     accepted: int
@@ -294,23 +293,23 @@ class LabelsAnswer(BaseModel):
 
 
 class LabelsQuery(QueryModel):
-    """Which labels to list."""
+    """Query parameters of GET /labels."""
 
     model: str | None = None
-    """a published model; optional if there is only one"""
+    """name of a published model; optional if there is only one"""
 
     annotator: str | None = None
-    """only labels sent with the key of this name"""
+    """return only the labels sent with the API key of this name"""
 
     after: int = Field(default=0, ge=0, lt=1 << 63)
-    """`next` of the previous answer"""
+    """`next` of the previous page"""
 
     limit: int = Field(default=1000, ge=1, le=10_000)
-    """maximum number"""
+    """maximum number of labels"""
 
 
 class KeptLabel(BaseModel):
-    """A stored label; `annotator` is the name of its key."""
+    """A stored label. `annotator` is the name of the API key that sent it."""
 
     id: str
     label: str | None
@@ -321,7 +320,7 @@ class KeptLabel(BaseModel):
 
 
 class LabelListAnswer(BaseModel):
-    """The answer of GET /labels; `next` is null if these are the last."""
+    """A page of labels. `next` is null on the last page."""
 
     model: str
     labels: list[KeptLabel]
@@ -329,21 +328,21 @@ class LabelListAnswer(BaseModel):
 
 
 class LabelsDeletion(RequestModel):
-    """A request to delete labels."""
+    """Request to delete labels."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "digits", "ids": ["mine"]}]}
     )
 
     model: str | None = None
-    """a published model; optional if there is only one"""
+    """name of a published model; optional if there is only one"""
 
     ids: Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
-    """ids of the rows"""
+    """row ids"""
 
 
 class LabelsDeletedAnswer(BaseModel):
-    """The answer of POST /labels/delete: the numbers of deleted and remaining labels."""
+    """Counts of deleted and remaining labels."""
 
     model: str
     deleted: int
@@ -351,14 +350,14 @@ class LabelsDeletedAnswer(BaseModel):
 
 
 class FigureAnswer(BaseModel):
-    """A figure and its 95 % interval."""
+    """An estimate with its 95 % confidence interval."""
 
     value: float
     interval: Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class LiveAnswer(BaseModel):
-    """Figures of a version on its control rows; null if there are too few rows."""
+    """Live quality of a version on its control rows, null if there are too few."""
 
     version: str
     serving: bool
@@ -367,7 +366,7 @@ class LiveAnswer(BaseModel):
 
 
 class CandidateAnswer(BaseModel):
-    """The fate of a candidate; `control` has its figures and those of the compared version."""
+    """Result of a candidate. `control` compares it with the version `against` on control rows."""
 
     version: str
     against: str
@@ -381,8 +380,7 @@ class CandidateAnswer(BaseModel):
 
 
 class LabelFiguresAnswer(BaseModel):
-    """The answer of GET /models/{name}/labels. What is null is named in `null_because`, with the
-    reason."""
+    """Label counts and live quality. `null_because` explains null fields."""
 
     model: str
     acquired: int
@@ -395,7 +393,7 @@ class LabelFiguresAnswer(BaseModel):
 
 
 class RankedRow(BaseModel):
-    """A row of the pool; a control row has no score."""
+    """A ranked row of the pool. Control rows have no score."""
 
     rank: int
     index: int
@@ -405,7 +403,7 @@ class RankedRow(BaseModel):
 
 
 class AcquireAnswer(BaseModel):
-    """The answer of /acquire."""
+    """A ranking of the pool."""
 
     model: str
     version: str
@@ -423,8 +421,7 @@ class AcquireAnswer(BaseModel):
 
 
 class PreviewRow(BaseModel):
-    """A row of a file: an object for columns, the beginning of a text, base64 of an image file, or
-    numbers."""
+    """A row of a file: an object, the start of a text, a base64 image file or numbers."""
 
     index: int
     id: str
@@ -432,7 +429,7 @@ class PreviewRow(BaseModel):
 
 
 class PreviewAnswer(BaseModel):
-    """The answer of /acquire/preview."""
+    """Rows of a file as the service reads them."""
 
     model: str
     version: str
@@ -443,7 +440,7 @@ class PreviewAnswer(BaseModel):
 
 
 class ExamplesAnswer(BaseModel):
-    """The answer of /predict/examples: rows for /predict."""
+    """Example rows for /predict."""
 
     model: str
     version: str
@@ -452,25 +449,25 @@ class ExamplesAnswer(BaseModel):
 
 class ListQuery(QueryModel):
     limit: int | None = Field(default=None, ge=1, le=10_000)
-    """maximum number"""
+    """maximum number of entries"""
 
 
 class JobsQuery(ListQuery):
-    """Which jobs to list."""
+    """Query parameters of GET /jobs."""
 
     after: int | None = Field(default=None, ge=0, lt=1 << 63)
-    """`next` of the previous answer"""
+    """`next` of the previous page"""
 
 
 class ModelsQuery(ListQuery):
-    """Which models to list."""
+    """Query parameters of GET /models."""
 
     after: str | None = None
-    """`next` of the previous answer"""
+    """`next` of the previous page"""
 
 
 class JobAnswer(BaseModel):
-    """A job: work on a pool in the background."""
+    """A background job."""
 
     id: str
     kind: Literal["acquire", "predict", "candidate"]
@@ -494,23 +491,28 @@ class JobAnswer(BaseModel):
 
 
 class JobsAnswer(BaseModel):
-    """The jobs of a key, the latest first. With a `limit` also `next`: null if these are the
-    last."""
+    """The jobs of an API key, latest first.
+
+    If the request has a `limit`, `next` starts the next page. It is null on the last page.
+    """
 
     jobs: list[JobAnswer]
     next: int | None = None
 
 
 class FieldProblem(BaseModel):
-    """An invalid field; `detail` has the expected and the received value."""
+    """An invalid field. `detail` has the expected and the received value."""
 
     field: str
     detail: str
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457). `type` links to the meaning of `code`; `field` is null if no field is
-    wrong, and `errors` lists up to ten wrong fields."""
+    """An error (RFC 9457).
+
+    `type` links to the description of `code`. `field` is null unless a field is invalid, and
+    `errors` lists up to ten invalid fields.
+    """
 
     type: str
     title: str
