@@ -37,7 +37,7 @@ from service.models.reservoir import fresh_seed
 from service.request_context import RequestContext
 
 ID_BYTES = 200  # per id
-CHECK_BYTES = 100  # per id, to find duplicates
+CHECK_BYTES = 100  # per id, while duplicates are searched
 
 router = APIRouter(tags=["Acquire"])
 
@@ -49,7 +49,7 @@ router = APIRouter(tags=["Acquire"])
     dependencies=[needs("acquire")],
 )
 async def post_acquire(request: Request) -> Response:
-    """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
+    """Rank the rows of an unlabelled pool by the benefit of labelling them."""
     context = context_of(request)
     settings = context.settings
     call = context.begin(request, has_rows=True)
@@ -96,34 +96,34 @@ async def post_acquire(request: Request) -> Response:
         columns = manifest.input.columns
         unknown = {} if acquisition == RANDOM else unknown_categories(x, columns)
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
-        said: list[dict[str, Any]] = []
+        predictions: list[dict[str, Any]] = []
         if len(selection.control):
             control = EngineWork(loaded, pool_x[selection.control], num_samples, to_rank.seed, call)
             reservation.reserve(work_bytes(control), "pool")
             await context.engine.compute(control)
-            said = control_predictions(manifest, control.predicted.prediction)
+            predictions = control_predictions(manifest, control.predicted.prediction)
             answered += control_rows(selection.control.tolist(), ids, len(answered))
         if envelope.keep:
             numbers, seed = row_format(manifest), to_rank.seed
-            how = Acquisition(*loaded.key, numbers, acquisition, seed, num_samples)
-            kept = acquired_rows(pool_x, answered, said)
-            await context.threads.state(lambda: save_acquired(context.state, how, kept))
-            context.metrics.count_acquired(loaded.key, len(kept), len(selection.control))
+            acquired = Acquisition(*loaded.key, numbers, acquisition, seed, num_samples)
+            stored_rows = acquired_rows(pool_x, answered, predictions)
+            await context.threads.state(lambda: save_acquired(context.state, acquired, stored_rows))
+            context.metrics.count_acquired(loaded.key, len(stored_rows), len(selection.control))
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.count_ranking(loaded.key, pool_size, draws)
     call.record.set_usage(loaded.name, loaded.version, pool_size, draws)
     has_labels = not has_ids or not envelope.exclude_labelled or settings.state is not None
     excluded = selection.excluded if has_labels else None
-    asked = ComputationRequest(
+    computation = ComputationRequest(
         model=loaded.name,
         version=loaded.version,
         num_samples=num_samples,
         seed=to_rank.seed,
         **fields,
     )
-    found = pool_size, excluded, unknown, envelope.race, ranked.finalists
-    return json_response(acquire_answer(manifest, asked, answered, *found))
+    counts = pool_size, excluded, unknown, envelope.race, ranked.finalists
+    return json_response(acquire_answer(manifest, computation, answered, *counts))
 
 
 def _add_pool_index(error: InvalidInput, places: list[int]) -> InvalidInput:
@@ -134,7 +134,7 @@ def _add_pool_index(error: InvalidInput, places: list[int]) -> InvalidInput:
 async def find_names(
     context: Context, call: RequestContext, envelope: Any, pool: Rows | RowFile
 ) -> list[str] | None:
-    """Return the ids in the request or in its file, if any."""
+    """Return the row ids of the request or its file, if any."""
     rows = len(pool)
 
     def work() -> list[str] | None:
@@ -158,7 +158,7 @@ def select_rows(
     has_ids: bool,
     seed: int,
 ) -> Selection:
-    """Select the rows of a pool to rank and, as control rows, to set aside."""
+    """Select the rows to rank and the control rows."""
     check_keep(envelope.keep, envelope.control, ids, has_ids)
     excludes_labelled = has_ids and envelope.exclude_labelled
     labelled = context.find_labelled_ids(model, ids) if excludes_labelled else set[str]()

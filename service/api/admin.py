@@ -1,6 +1,6 @@
-"""Administration: refresh, unload, promote, fit candidates, reset drift.
+"""Routes of administration.
 
-All workers follow within a second. Moving `latest` is all that the service writes to the store.
+Changes reach all workers within a second. The service writes to the store only to move `latest`.
 """
 
 from functools import partial
@@ -33,7 +33,7 @@ router = APIRouter(tags=["Administration"], dependencies=[needs("admin")])
 
 @router.post("/admin/refresh", response_model=RefreshAnswer)
 async def post_refresh(context: CurrentContext) -> dict[str, Any]:
-    """Read the store at once, broken versions included, and return what each model serves."""
+    """Read the store again, and list the served and broken versions of each model."""
     models = context.models
     await _refresh(context)
     content = {}
@@ -57,7 +57,7 @@ async def _refresh(context: Context) -> None:
 async def post_promote(
     context: CurrentContext, call: CurrentRequest, name: str, version: str
 ) -> dict[str, Any]:
-    """Load a version, and then let `latest` name it: a promotion, or a roll-back."""
+    """Load a version, then move `latest` to it. Use this to promote or roll back."""
     models = context.models
     loaded = await context.find_model(call, Envelope(model=name, version=version))
     before = models.latest(name)
@@ -65,8 +65,8 @@ async def post_promote(
         move = partial(models.store.set_alias, loaded.name, LATEST, loaded.version)
         await context.threads.files(move)
     except OSError as error:
-        expected = "a store that the service may write to"
-        raise NotDone(LATEST, expected, f"one it may not: {error.strerror}") from None
+        expected = "a writable store"
+        raise NotDone(LATEST, expected, str(error.strerror)) from None
     await _refresh(context)
     previous = None if before is None else before.version
     return {"model": loaded.name, "version": loaded.version, "before": previous}
@@ -78,7 +78,7 @@ async def post_promote(
     responses=errors(404, 503),
 )
 async def get_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
-    """Report whether a candidate can be fitted here, the command elsewhere, and the last job."""
+    """Return the last job that fitted a candidate, and the command to fit one."""
     name = context.models.name(name)
     return await context.threads.state(partial(_candidate, context, name))
 
@@ -90,14 +90,14 @@ async def get_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
     responses=errors(404, 409, 503, 507),
 )
 async def post_candidate(context: CurrentContext, owner: Owner, name: str) -> dict[str, Any]:
-    """Fit a candidate from the labels, as a job. If one is not over yet, return that one."""
+    """Create a job that fits a candidate from the labels, unless a job is running."""
     name = context.models.name(name)
     latest = context.models.latest(name)
     if latest is None:
-        raise NotFound("version", f"one of {name} that is served", "none")
+        raise NotFound("version", f"a served version of {name}", "none")
     if not can_fit():
         expected = (
-            f"training to be installed where the service runs (`{command(name)}` fits it there)"
+            f"the training package on the service's machine (`{command(name)}` fits a candidate)"
         )
         raise NotDone("candidate", expected, "none")
 
@@ -105,11 +105,11 @@ async def post_candidate(context: CurrentContext, owner: Owner, name: str) -> di
         jobs = Jobs(context.state)
         last = jobs.latest_candidate(name)
         if last is None or last.is_over:
-            asked = {"model": name, "version": latest.version, "num_samples": 1, "seed": 0}
-            asked |= {"rows": counts(context.state, name)["labels"]}
-            asked |= {"read_as": "labels", "ignored": []}
-            folder, most = jobs.new_folder()[0], context.settings.max_job_bytes
-            jobs.add(folder, "candidate", owner, owner, asked, 1, lambda _: True, most)
+            request = {"model": name, "version": latest.version, "num_samples": 1, "seed": 0}
+            request |= {"rows": counts(context.state, name)["labels"]}
+            request |= {"read_as": "labels", "ignored": []}
+            job, max_bytes = jobs.new_folder()[0], context.settings.max_job_bytes
+            jobs.add(job, "candidate", owner, owner, request, 1, lambda _: True, max_bytes)
         return _candidate(context, name)
 
     content = await context.threads.state(begin)
@@ -123,7 +123,7 @@ async def post_candidate(context: CurrentContext, owner: Owner, name: str) -> di
     responses=errors(404, 503),
 )
 async def delete_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
-    """Stop fitting a candidate."""
+    """Cancel the job that fits a candidate."""
     name = context.models.name(name)
 
     def stop() -> dict[str, Any]:
@@ -140,13 +140,18 @@ async def delete_candidate(context: CurrentContext, name: str) -> dict[str, Any]
 
 def _candidate(context: Context, name: str) -> dict[str, Any]:
     job, lines = None, []
-    if has_state(context.settings.state):  # so that looking makes none
+    if has_state(context.settings.state):
         jobs = Jobs(context.state)
         last = jobs.latest_candidate(name)
         if last is not None:
             job, lines = job_json(context, last), last_lines(jobs.folder / last.id)
-    told = {"can_fit": can_fit(), "command": command(name)}
-    return {"model": name, **told, "job": job, "lines": lines}
+    return {
+        "model": name,
+        "can_fit": can_fit(),
+        "command": command(name),
+        "job": job,
+        "lines": lines,
+    }
 
 
 @router.post(
@@ -155,7 +160,7 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
     responses=errors(404, 409),
 )
 async def post_unload(context: CurrentContext, name: str, version: str) -> dict[str, Any]:
-    """Unload a version, unless `latest` serves it. A request for it loads it again."""
+    """Unload a version that `latest` does not serve. The next request loads it again."""
     number, unloaded = await context.threads.files(partial(context.models.unload, name, version))
     await context.threads.files(partial(context.shared_state.post, "unload", name, number))
     return {"model": name, "version": number, "unloaded": unloaded}
@@ -167,7 +172,7 @@ async def post_unload(context: CurrentContext, name: str, version: str) -> dict[
     responses=errors(404),
 )
 async def post_drift_reset(context: CurrentContext, name: str, version: str) -> dict[str, Any]:
-    """Reset the drift detector of a version in all workers, which clears its alarm."""
+    """Reset the drift detector of a version in all workers."""
     number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))
     await context.threads.files(partial(context.shared_state.post, "reset_drift", name, number))
     return {"model": name, "version": number, "reset": reset}

@@ -1,4 +1,4 @@
-"""Answers about models, versions and the service."""
+"""Pydantic models of responses about models, versions and the service."""
 
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from service.api.schemas import JobAnswer
 
 
 class ColumnAnswer(BaseModel):
-    """A column of a model; only categorical columns have categories."""
+    """An input column of a tabular model."""
 
     name: str
     kind: Literal["numeric", "categorical", "time"]
@@ -18,7 +18,7 @@ class ColumnAnswer(BaseModel):
 
 
 class ReportAnswer(BaseModel):
-    """The summary of a version's evaluation report, and the paths of its files."""
+    """Summary of an evaluation report, with the paths of its files."""
 
     version: str
     created: Any
@@ -28,7 +28,7 @@ class ReportAnswer(BaseModel):
 
 
 class DriftAnswer(BaseModel):
-    """The drift test on live rows. Evidence is in nats; its largest value decides the alarm."""
+    """Drift test on live rows. The largest evidence, in nats, raises the alarm at `alarm_at`."""
 
     rows: int
     flag_rate: float | None
@@ -41,7 +41,7 @@ class DriftAnswer(BaseModel):
 
 
 class OverviewAnswer(BaseModel):
-    """A model's versions and a description of `latest`, null if no version is served."""
+    """Versions of a model. Fields that describe `latest` are null if no version is served."""
 
     name: str
     serving: str | None
@@ -65,14 +65,14 @@ class OverviewAnswer(BaseModel):
 
 
 class ModelsAnswer(BaseModel):
-    """The models. With a `limit` also `next`, null on the last page."""
+    """Models by name. If the request has a `limit`, `next` is null on the last page."""
 
     models: list[OverviewAnswer]
     next: str | None = None
 
 
 class ModelAnswer(OverviewAnswer):
-    """A model, with the drift, manifest and report of `latest`."""
+    """A model with the drift, manifest and report of `latest`."""
 
     drift: DriftAnswer | None
     manifest: Manifest | None
@@ -80,7 +80,7 @@ class ModelAnswer(OverviewAnswer):
 
 
 class VersionAnswer(BaseModel):
-    """A version. `broken` is the reason why it cannot be served, if any."""
+    """A model version. `broken` is the reason if it cannot be served."""
 
     name: str
     version: str
@@ -91,14 +91,16 @@ class VersionAnswer(BaseModel):
 
 
 class StatusAnswer(BaseModel):
-    """The process is alive."""
+    """The process is running."""
 
     status: Literal["live"]
 
 
 class ReadyAnswer(BaseModel):
-    """Readiness: `degraded` if an alias cannot serve its version. The versions by model and the
-    problems need a key if there are keys."""
+    """Readiness, `degraded` if an alias cannot serve its version.
+
+    If API keys are configured, only requests with a key get the other fields.
+    """
 
     status: Literal["ready", "degraded"]
     models: dict[str, str] | None = None
@@ -106,20 +108,20 @@ class ReadyAnswer(BaseModel):
 
 
 class ServingAnswer(BaseModel):
-    """The version that a model serves, and the reasons why others cannot be served."""
+    """Served version of a model, and the reasons why other versions are broken."""
 
     serving: str | None
     broken: dict[str, str]
 
 
 class RefreshAnswer(BaseModel):
-    """The models after the store was read again."""
+    """Models after a refresh."""
 
     models: dict[str, ServingAnswer]
 
 
 class PromoteAnswer(BaseModel):
-    """The version that `latest` names after a promotion, and the version served before."""
+    """Promoted version, and the version served before."""
 
     model: str
     version: str
@@ -127,8 +129,10 @@ class PromoteAnswer(BaseModel):
 
 
 class CandidateJobAnswer(BaseModel):
-    """The last job that fits a candidate, with the end of its log. `command` fits a candidate on
-    another machine; `can_fit`: this one can, too."""
+    """Last job that fitted a candidate, with the end of its log.
+
+    `can_fit` is true if the service can run such jobs. `command` fits a candidate elsewhere.
+    """
 
     model: str
     can_fit: bool
@@ -138,7 +142,7 @@ class CandidateJobAnswer(BaseModel):
 
 
 class UnloadAnswer(BaseModel):
-    """The version; `unloaded` is false if it was not in memory."""
+    """Unloaded version. `unloaded` is false if it was not in memory."""
 
     model: str
     version: str
@@ -146,7 +150,7 @@ class UnloadAnswer(BaseModel):
 
 
 class DriftResetAnswer(BaseModel):
-    """The version; `reset` is false if it had no live rows."""
+    """Version of the reset detector. `reset` is false if it had seen no live rows."""
 
     model: str
     version: str

@@ -1,4 +1,4 @@
-"""What routes take as parameters, besides those of the path, the query and the body."""
+"""FastAPI dependencies of the routes."""
 
 from typing import Annotated
 
@@ -27,13 +27,13 @@ async def _link_prefix(request: Request) -> str:
 
 
 CurrentContext = Annotated[Context, Depends(_context)]
-CurrentRequest = Annotated[RequestContext, Depends(_begin)]  # of a request that takes work
-Owner = Annotated[str, Depends(_owner)]  # of jobs: the digest of the request's key
+CurrentRequest = Annotated[RequestContext, Depends(_begin)]  # subject to admission
+Owner = Annotated[str, Depends(_owner)]  # digest of the API key
 LinkPrefix = Annotated[str, Depends(_link_prefix)]
 
 
 async def check_query_is_read(request: Request) -> None:
-    """Refuse a query if the route reads none. Models of queries refuse unknown names themselves."""
+    """Reject query parameters if the route has none."""
     route = request.scope["route"]
     reads_query = route.dependant.query_params or "parameters" in (route.openapi_extra or {})
     if request.query_params and not reads_query:

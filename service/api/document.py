@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI derives from the routes, and schemas, examples and keys."""
+"""Build the OpenAPI document."""
 
 import base64
 import io
@@ -42,26 +42,26 @@ from service.api.schemas import (
 from service.auth.scopes import needed_scope
 from service.context import Context
 
-# Models of bodies, which routes read themselves; the others follow from the routes' signatures
+# FastAPI does not find these, because the routes parse their bodies themselves.
 BODIES = (PredictRequest, AcquireRequest, PredictJobRequest, LabelsRequest, LabelsDeletion, Problem)
 MAX_MODELS = 20  # with examples
-MAX_EXAMPLE_NUMBERS = 4096  # of a row that is written out
-MAX_PIXELS = 1 << 20  # of an example image
+MAX_EXAMPLE_NUMBERS = 4096  # per row
+MAX_PIXELS = 1 << 20  # per example image
 
 
 class OpenApiDocument:
-    """The document of an application, built once for each set of served models and keys."""
+    """OpenAPI document, rebuilt if the served models or the API keys change."""
 
     def __init__(self, app: FastAPI, context: Context, routes: Sequence[APIRoute]) -> None:
         self._build = app.openapi
         self._context = context
         self._routes = routes
         self._document: dict[str, Any] = {}
-        self._state: Any = None  # that the document was built for
+        self._state: Any = None  # models and keys of `_document`
 
     def __call__(self) -> dict[str, Any]:
         keys, manifests = self._context.key_ring.keys, list[Manifest]()
-        if keys.api_is_open:  # else the names of models need a key
+        if keys.api_is_open:  # otherwise model names are not public
             models = self._context.models
             latest = [models.latest(name) for name in models.names()[:MAX_MODELS]]
             manifests = [manifest for manifest in latest if manifest is not None]
@@ -77,7 +77,7 @@ class OpenApiDocument:
 
 
 def without_null(document: dict[str, Any]) -> dict[str, Any]:
-    """Describe parameters of queries as they are written: left out rather than null."""
+    """Remove `null` from the schemas of query parameters."""
     for operations in document["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
@@ -87,7 +87,7 @@ def without_null(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
-    """Add the schemas of bodies and problems."""
+    """Add the schemas of request bodies and errors."""
     _, generated = models_json_schema(
         [(kind, "validation") for kind in BODIES], ref_template=f"{SCHEMAS}{{model}}"
     )
@@ -100,7 +100,7 @@ def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
             "type": "array",
             "items": BINARY,
             "minItems": 1,
-            "description": "PNG, JPEG, WebP or BMP files, for a model of images",
+            "description": "PNG, JPEG, WebP or BMP files, for image models",
         }
         fields = {name: without_default(field) for name, field in schema["properties"].items()}
         form = {**schema, "title": form_name(kind), "properties": {**fields, rows_field: files}}
@@ -113,7 +113,7 @@ def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
 def with_keys(
     document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool
 ) -> dict[str, Any]:
-    """Add which scope each route needs, and how it answers without it."""
+    """Add the scope that each route needs, and the responses 401 and 403."""
     schemes = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -131,7 +131,7 @@ def with_keys(
                 "responses": {
                     **operation["responses"],
                     "401": {"description": "No valid key", **PROBLEM},
-                    "403": {"description": f"The key is without the scope {needed}", **PROBLEM},
+                    "403": {"description": f"The key lacks the scope {needed}", **PROBLEM},
                 },
             }
     components = {**document["components"], "securitySchemes": schemes}
@@ -139,7 +139,7 @@ def with_keys(
 
 
 def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> dict[str, Any]:
-    """Add examples that work for the served models."""
+    """Add examples of requests to the served models."""
     rows = [(manifest, example_row(manifest.input)) for manifest in manifests]
     rows = [(manifest, row) for manifest, row in rows if row is not None]
     paths = dict(document["paths"])
@@ -157,8 +157,7 @@ def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> di
 
 
 def example_row(spec: InputSpec) -> Any:
-    """Return a row that a model takes: average columns, or the middle of the data's range; None
-    where it is long."""
+    """Return a typical row for a model, or None if rows are too long for an example."""
     if spec.text is not None:
         return "a text"
     if spec.columns:

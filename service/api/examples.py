@@ -1,4 +1,4 @@
-"""`GET /predict/examples`: some training rows of a version, to try it with."""
+"""`GET /predict/examples`: example rows for a version."""
 
 from datetime import UTC, datetime
 from math import floor, log10
@@ -23,8 +23,8 @@ from service.auth.scopes import needs
 from service.models.models import ServedModel
 
 MAX_ROWS = 32
-MAX_NUMBERS = 1 << 16  # of all rows
-DIGITS = 5  # of a standard deviation that float32 keeps
+MAX_NUMBERS = 1 << 16  # in all rows
+DIGITS = 5  # significant digits of a standard deviation in float32
 
 router = APIRouter(tags=["Predict"])
 
@@ -38,29 +38,31 @@ router = APIRouter(tags=["Predict"])
 async def get_examples(
     context: CurrentContext, call: CurrentRequest, query: Annotated[ModelQuery, Query()]
 ) -> Response:
-    """Return some rows that were published with a version, as `/predict` takes them."""
+    """Return training rows that were published with a version."""
     loaded = await context.find_model(call, query)
     rows = await context.threads.files(lambda: example_rows(loaded, query.encoded))
     return json_response({"model": loaded.name, "version": loaded.version, "inputs": rows})
 
 
 def example_rows(loaded: ServedModel, encoded: bool) -> list[Any]:
-    """Return rows in their order; none of a version without training rows, or whose encoder they
-    have passed."""
+    """Return evenly spaced training rows, in the form that /predict takes.
+
+    The list is empty if the version has an encoder or no stored training rows.
+    """
     model = loaded.model
     if model.training_rows is None or model.manifest.encoder is not None:
         return []
-    kept, spec = model.training_rows.x, model.manifest.input
-    count = min(len(kept), MAX_ROWS, MAX_NUMBERS // kept.shape[1])
-    rows = kept[np.arange(count) * len(kept) // max(count, 1)]
+    x, spec = model.training_rows.x, model.manifest.input
+    count = min(len(x), MAX_ROWS, MAX_NUMBERS // x.shape[1])
+    rows = x[np.arange(count) * len(x) // max(count, 1)]
     if spec.columns and not encoded:
         return [row for row in map(_decoder(spec), rows) if row is not None]
-    found: list[Any] = rows.reshape(-1, *spec.shape).tolist()
-    return found
+    nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()
+    return nested
 
 
 def _decoder(spec: InputSpec) -> Any:
-    """Return what makes objects of encoded rows; None of those with an unknown category."""
+    """Build a function that decodes a row to an object, or None for an unknown category."""
     ends = np.cumsum([column_width(column) for column in spec.columns]).tolist()
     places = list(zip(spec.columns, [0, *ends], ends, strict=False))
 
@@ -79,6 +81,6 @@ def _cell(column: AnyColumn, numbers: Float32[np.ndarray, "J"]) -> float | str |
         return None
     value = column.mean + column.std * float(numbers[0])
     if not isinstance(column, TimeColumn):
-        return round(value, DIGITS - floor(log10(column.std))) + 0.0  # never -0.0
+        return round(value, DIGITS - floor(log10(column.std))) + 0.0  # turns -0.0 into 0.0
     time = datetime.fromtimestamp(round(value, DIGITS - floor(log10(column.std))), UTC)
     return f"{time:%Y-%m-%dT%H:%M}" if "day" in column.cycles else f"{time:%Y-%m-%d}"

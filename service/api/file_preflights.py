@@ -1,7 +1,7 @@
-"""Read Parquet files from callers in another process first, within bounds on memory and time.
+"""Measure the memory of uploaded Parquet files in a separate process.
 
-pyarrow allocates whatever a file's pages announce, and has no limit of its own. The other formats
-are read in parts of known size.
+pyarrow allocates the sizes that a file declares, without any limit. The other formats are read in
+parts of known size.
 """
 
 import threading
@@ -14,14 +14,13 @@ from service.errors import NotReady, PastDeadline
 from service.request_context import RequestContext
 
 MODULE = "model_store.sources.preflight"
-MAX_BYTES = 256 << 20  # of memory that reading a file takes
+MAX_BYTES = 256 << 20  # memory to read a file
 MAX_S = 10.0
-GRACE_S = 5.0  # that the process gets to say that it took longer
+GRACE_S = 5.0  # for the process to report a timeout
 
 
 class FilePreflights:
-    """The process that files are first read in, started when the first one comes. One thread at a
-    time may call it."""
+    """Preflights of Parquet files in one process, started on demand. Not thread-safe."""
 
     def __init__(self, ending: threading.Event) -> None:
         self._ending = ending
@@ -34,38 +33,38 @@ class FilePreflights:
 
         Raises:
             InvalidInput: if it takes more than `MAX_BYTES` or `MAX_S`.
-            PastDeadline: if the request's deadline is before that.
-            NotReady: if the service is about to end.
+            PastDeadline: if the request's deadline passes.
+            NotReady: if the service is shutting down.
         """
         try:
-            found = self._ask(content, spec, call)
+            outcome = self._run(content, spec, call)
         except StopRequested:
             raise NotReady("the service is about to end") from None
-        if isinstance(found, int):
-            call.reservation.reserve(found, field)
+        if isinstance(outcome, int):
+            call.reservation.reserve(outcome, field)
         elif time.monotonic() > call.deadline:
             raise PastDeadline
         else:
-            most = f"{MAX_BYTES} bytes of memory and {MAX_S:g} s"
-            expected = f"a Parquet file that is read in {most}"
-            raise InvalidInput(field, expected, f"one that takes more ({found})")
+            limits = f"{MAX_BYTES} bytes of memory and {MAX_S:g} s"
+            expected = f"a Parquet file that is read in {limits}"
+            raise InvalidInput(field, expected, f"one that takes more ({outcome})")
 
     def close(self) -> None:
         if self._process is not None:
             self._process.close()
 
-    def _ask(self, content: bytes | bytearray, spec: InputSpec, call: RequestContext) -> int | str:
+    def _run(self, content: bytes | bytearray, spec: InputSpec, call: RequestContext) -> int | str:
         if self._process is None:
-            # No threads: a copy of the process has none of them
-            alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            alone["ARROW_DEFAULT_MEMORY_POOL"] = "system"
-            self._process = ChildProcess(MODULE, alone)
+            # The process must be single-threaded, because it forks.
+            environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            environment["ARROW_DEFAULT_MEMORY_POOL"] = "system"
+            self._process = ChildProcess(MODULE, environment)
         seconds = max(0.001, min(MAX_S, call.deadline - time.monotonic()))
         bounds = {"max_bytes": MAX_BYTES, "seconds": seconds}
         request = {"spec": spec.model_dump(mode="json"), "size": len(content), **bounds}
         try:
             answer: int | str = self._process.ask(request, seconds + GRACE_S, self._ending, content)
-        except NoAnswer:  # for example, the system has no memory left
+        except NoAnswer:  # for example if the system runs out of memory
             self._process.close()
             self._process = None
             return "its process ended"

@@ -1,4 +1,4 @@
-"""`GET /health/live`, `GET /health/ready` and `GET /metrics`."""
+"""Routes of health checks and metrics."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from service.models.models import HOW_TO_PUBLISH
 
 PREFLIGHTS_RUNNING = "the versions to be served are being tried"
 
-router = APIRouter(tags=["Health"])  # its callers may add to the query
+router = APIRouter(tags=["Health"])
 
 
 @router.get("/health/live", response_model=StatusAnswer, dependencies=[OPEN_TO_ALL])
 async def get_live() -> dict[str, str]:
-    """Report that the process answers."""
+    """Check that the process is running."""
     return {"status": "live"}
 
 
@@ -32,28 +32,32 @@ async def get_live() -> dict[str, str]:
     dependencies=[OPEN_TO_ALL],
 )
 async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]:
-    """Report whether a model can predict and whether each alias serves its version.
+    """Check that models can predict, and that each alias serves its version.
 
-    Only requests with a valid key see the models' names, if there are keys.
+    If API keys are configured, only requests with a valid key see model names.
     """
     shows_names = can_see_names(request.scope)
     serving = check_ready(context, shows_names)
-    troubles = [*context.watcher.problems.values()]
-    answer: dict[str, Any] = {"status": "degraded" if troubles else "ready"}
+    problems = [*context.watcher.problems.values()]
+    answer: dict[str, Any] = {"status": "degraded" if problems else "ready"}
     if shows_names:
-        answer |= {"models": serving} | ({"degraded": troubles} if troubles else {})
+        answer |= {"models": serving} | ({"degraded": problems} if problems else {})
     return answer
 
 
 def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]:
-    """Return what is served, version by model."""
+    """Return the served version of each model.
+
+    Raises:
+        NotReady: if no model is served or the service is shutting down.
+    """
     if context.ending.is_set():
         raise NotReady("the service is about to end")
     serving = context.served_versions()
     if not serving:
         problems = context.watcher.problems.values() if shows_reasons else ()
-        otherwise = PREFLIGHTS_RUNNING if context.watcher.has_pending_preflights else HOW_TO_PUBLISH
-        raise NotReady("; ".join(problems) or otherwise)
+        reason = PREFLIGHTS_RUNNING if context.watcher.has_pending_preflights else HOW_TO_PUBLISH
+        raise NotReady("; ".join(problems) or reason)
     return serving
 
 
@@ -66,6 +70,6 @@ def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]
 async def get_metrics(context: CurrentContext) -> Response:
     """Return metrics for Prometheus."""
     shared = context.shared_state
-    alone = shared.backend is None
-    page = shared.metrics() if alone else await context.threads.files(shared.metrics)
+    is_local = shared.backend is None
+    page = shared.metrics() if is_local else await context.threads.files(shared.metrics)
     return Response(page, media_type=CONTENT_TYPE_LATEST)

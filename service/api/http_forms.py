@@ -1,4 +1,4 @@
-"""What HTTP offers for any route: HEAD, ETag with If-None-Match, and Accept."""
+"""Middleware for HEAD, ETag and Accept."""
 
 from hashlib import sha256
 
@@ -13,11 +13,11 @@ from service.errors import NotAcceptable
 from service.request_context import get_link_prefix
 
 READ_METHODS = {"GET", "HEAD"}
-FRAMEWORK_PATHS = {"/docs", "/openapi.json"}  # whose links begin with `root_path`
+FRAMEWORK_PATHS = {"/docs", "/openapi.json"}  # link to `root_path`
 
 
 class HttpForms:
-    """Middleware for all routes except those of the shortcut."""
+    """Handle HEAD, conditional GET and Accept for all routes outside the shortcut."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -37,13 +37,13 @@ class HttpForms:
 
 
 class _Answer:
-    """The answer of a route to GET, while it is sent."""
+    """Sender of the response to a GET or HEAD request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self.method = scope, scope["method"]
         self._receive, self._send = receive, send
-        self._start: Message | None = None  # until the body gives the ETag
-        self._is_over = False  # whether to drop further messages
+        self._start: Message | None = None  # delayed, because the ETag depends on the body
+        self._is_over = False  # drops further messages
 
     async def send(self, message: Message) -> None:
         if self._is_over:
@@ -70,7 +70,9 @@ class _Answer:
             if not body.get("more_body"):
                 headers.setdefault("etag", f'W/"{sha256(body["body"]).hexdigest()[:32]}"')
                 headers.setdefault("cache-control", "private, no-cache")
-            if _is_known(headers.get("etag"), Headers(scope=self.scope).get("if-none-match", "")):
+            if _matches_etag(
+                headers.get("etag"), Headers(scope=self.scope).get("if-none-match", "")
+            ):
                 start["status"] = 304
                 del headers["content-length"]
         await self._send(start)
@@ -80,12 +82,12 @@ class _Answer:
         return body
 
 
-def _is_known(etag: str | None, known: str) -> bool:
-    return etag is not None and (known == "*" or etag.removeprefix("W/") in known)
+def _matches_etag(etag: str | None, if_none_match: str) -> bool:
+    return etag is not None and (if_none_match == "*" or etag.removeprefix("W/") in if_none_match)
 
 
 def _check_accept(scope: Scope, media_type: str) -> Response | None:
-    """Return 406 if the client does not accept the media type. Other protocols have no 406."""
+    """Return 406 if the client rejects the media type, except for other protocols."""
     request = Request(scope)
     if other_form(scope["path"]) is not None or accepts(header(request, b"accept"), media_type):
         return None

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a repeated request, whose answer was lost, is carried out once."""
+"""Support for `Idempotency-Key`: return the stored response to a repeated request."""
 
 import re
 from functools import partial
@@ -17,11 +17,11 @@ _KEY = re.compile(r"[!-~]{1,255}")
 async def repeatable(
     context: Context, call: RequestContext, body: bytes | bytearray
 ) -> Repeatable | None:
-    """Return the identity of a request, if it has a key.
+    """Return the identity of a request with an idempotency key, or None.
 
     Raises:
-        Repeated: with the answer, if the request was answered before.
-        InvalidInput: if a different request used the key.
+        Repeated: if the request has a stored response.
+        InvalidInput: if another request used the key.
     """
     request = call.request
     key = header(request, b"idempotency-key")
@@ -30,9 +30,9 @@ async def repeatable(
     if _KEY.fullmatch(key) is None:
         expected = "1 to 255 printable ASCII characters without spaces"
         raise InvalidInput("Idempotency-Key", expected, describe_value(key))
-    said = (request.scope["path"], str(request.query_params), header(request, b"content-type"))
-    digest = sha256("\n".join(said).encode())
+    parts = (request.scope["path"], str(request.query_params), header(request, b"content-type"))
+    digest = sha256("\n".join(parts).encode())
     await context.threads.requests.run(call, len(body), partial(digest.update, body))
-    asked = Repeatable(get_owner(request.scope), key, digest.hexdigest())
-    await context.threads.state(lambda: refuse_again(context.state, asked))
-    return asked
+    identity = Repeatable(get_owner(request.scope), key, digest.hexdigest())
+    await context.threads.state(lambda: refuse_again(context.state, identity))
+    return identity

@@ -1,4 +1,4 @@
-"""`/jobs`: work on whole pools in the background. `new_jobs.py` has the routes that begin it."""
+"""Routes of existing jobs. `new_jobs.py` creates jobs."""
 
 from typing import Annotated, Any
 
@@ -30,21 +30,21 @@ async def get_jobs(
     prefix: LinkPrefix,
     query: Annotated[JobsQuery, Query()],
 ) -> Response:
-    """List the jobs of the request's key, the latest first."""
+    """List the jobs of the API key, latest first."""
 
-    def listed() -> dict[str, Any]:
-        jobs, more = Jobs(context.state).page(owner, query.limit, query.after)
+    def find_page() -> dict[str, Any]:
+        jobs, after = Jobs(context.state).page(owner, query.limit, query.after)
         content = {"jobs": [job_json(context, job, prefix) for job in jobs]}
-        return content if query.limit is None else {**content, "next": more}
+        return content if query.limit is None else {**content, "next": after}
 
-    return json_response(await context.threads.jobs(listed))
+    return json_response(await context.threads.jobs(find_page))
 
 
 async def _find_job(context: CurrentContext, owner: Owner, job: str) -> Job:
     return await context.threads.jobs(lambda: Jobs(context.state).get(job, owner))
 
 
-OwnJob = Annotated[Job, Depends(_find_job)]  # that the path names
+OwnJob = Annotated[Job, Depends(_find_job)]  # from the path
 
 
 @router.get(
@@ -54,7 +54,7 @@ OwnJob = Annotated[Job, Depends(_find_job)]  # that the path names
     dependencies=[needs("read")],
 )
 async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> dict[str, Any]:
-    """Report the progress of a job."""
+    """Return the state and progress of a job."""
     return job_json(context, job, prefix)
 
 
@@ -72,15 +72,15 @@ async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> d
     dependencies=[needs("read")],
 )
 async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
-    """Return a job's result: an answer of /acquire, a table of predictions or the log of a fit."""
+    """Return the result of a job: a ranking, a table of predictions or the log of a fit."""
     if job.state != "done":
         reason = f": {job.outcome}" if job.state == "failed" else ""
-        raise NotDone("job", "one that is done", f"one that is {job.state}{reason}")
+        raise NotDone("job", "a finished job", f"{job.state}{reason}")
     with may_be_damaged(f"job {job.id}"):
         path = Jobs(context.state).folder / job.id / job.outcome
         media_type = MEDIA_TYPES[path.suffix]
     if not path.exists():
-        raise NotFound("job", "one whose result is kept", "one whose file is lost")
+        raise NotFound("job", "a job with a result", "a missing file")
     return FileResponse(path, media_type=media_type, filename=f"{job.id}{path.suffix}")
 
 
@@ -93,7 +93,7 @@ async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
 async def post_job_cancel(
     context: CurrentContext, prefix: LinkPrefix, job: OwnJob
 ) -> dict[str, Any]:
-    """Cancel a job: at once if it is queued, soon if it runs. One that is over stays as it is."""
+    """Cancel a queued or running job."""
     cancelled = await context.threads.jobs(lambda: Jobs(context.state).cancel(job.id))
     context.runner.wake()
     return job_json(context, cancelled, prefix)
@@ -106,29 +106,29 @@ async def post_job_cancel(
     dependencies=[needs("read")],
 )
 async def delete_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> dict[str, Any]:
-    """Delete a job that is over, with its result."""
+    """Delete a finished job and its result."""
     if not job.is_over:
-        expected = "one that is over (POST /jobs/{job}/cancel ends it)"
-        raise NotDone("job", expected, f"one {job.state}")
+        expected = "a finished job (POST /jobs/{job}/cancel stops it)"
+        raise NotDone("job", expected, job.state)
     await context.threads.jobs(lambda: Jobs(context.state).forget(job.id))
     return job_json(context, job, prefix)
 
 
 def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
-    """Return the answer about a job; `prefix` is the start of links."""
+    """Return the JSON of a job. `prefix` is the start of links."""
     request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
     left = None
     if job.state == "running" and job.done > 0:
         left = job.worked_s / job.done * max(0, job.work - job.done)
     with may_be_damaged(f"job {job.id}"):
-        asked = ("model", "version", "rows", "num_samples", "seed", "read_as")
-        numbers = {name: request[name] for name in asked} | {"ignored_columns": request["ignored"]}
+        names = ("model", "version", "rows", "num_samples", "seed", "read_as")
+        options = {name: request[name] for name in names} | {"ignored_columns": request["ignored"]}
     return {
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
-        **numbers,
+        **options,
         "progress": share,
         "worked_s": job.worked_s,
         "seconds_left": left,

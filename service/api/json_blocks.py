@@ -1,9 +1,8 @@
 """Split large JSON bodies into blocks that are parsed one by one.
 
-A parser blocks all threads until it returns, half a second for 16 MB. Its objects take many times
-the body's size, and block all threads again in garbage collection. So regular expressions first
-locate the rows of a large body, and its blocks are parsed and converted one at a time. Since every
-block is parsed in the end, only valid JSON (RFC 8259) is accepted.
+The JSON parser and the garbage collection of its objects block all threads. For large bodies,
+regular expressions locate the rows, which are then parsed and converted block by block. Invalid
+JSON (RFC 8259) is still rejected, because each block is parsed.
 """
 
 import re
@@ -16,28 +15,28 @@ from model_store.errors import InvalidInput
 from model_store.types import Pause, no_pause
 from service.errors import TooLarge
 
-BLOCK_BYTES = 64 << 10  # unless one item is larger; a few milliseconds
+BLOCK_BYTES = 64 << 10  # parsed in a few milliseconds
 MAX_ITEM_BYTES = 4 << 20  # except strings
-MAX_DEPTH = 4  # of arrays and objects in an item
+MAX_DEPTH = 4  # nested arrays and objects in an item
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _KEY = re.compile(rb"[ \t\n\r]*+(" + _STRING + rb")[ \t\n\r]*+:[ \t\n\r]*+", re.DOTALL)
 
 
-def _item() -> re.Pattern[bytes]:
-    """Build the pattern of an item: brackets in pairs, and no comma outside them."""
+def _item_pattern() -> re.Pattern[bytes]:
+    """Build a pattern of balanced brackets, without commas outside them."""
     nested = rb""
     for _ in range(MAX_DEPTH):
         nested = rb"|[\[{](?:[^\"\[\]{}]++|" + _STRING + nested + rb")*+[\]}]"
     return re.compile(rb"(?:[^\"\[\]{},]++|" + _STRING + nested + rb")*+", re.DOTALL)
 
 
-_ITEM = _item()
+_ITEM = _item_pattern()
 
 
 class JsonRows:
-    """The unparsed rows of a JSON body; `blocks` are the starts and ends of their text."""
+    """Unparsed rows of a JSON body. `blocks` are start and end positions."""
 
     def __init__(self, body: bytes | bytearray, blocks: list[tuple[int, int]], count: int) -> None:
         self.body = body
@@ -65,7 +64,7 @@ def parse(text: bytes | bytearray) -> Any:
 def split_json(
     body: bytes | bytearray, rows_field: str, max_rows: int, pause: Pause = no_pause
 ) -> tuple[dict[str, Any], JsonRows | None]:
-    """Return the fields of a JSON object, and its array of rows separately, if there is one."""
+    """Split a JSON object into its fields and its unparsed rows, if any."""
     position = _after_space(body, 0)
     if body[position : position + 1] != b"{":
         raise InvalidInput("body", "a JSON object", "another JSON value, or none")
@@ -79,7 +78,7 @@ def split_json(
                 return content, rows
             raise invalid_json("unexpected character, expected a field's name")
         name = parse(key[1])
-        # The last duplicate counts, but the others must be valid JSON, too.
+        # The last duplicate wins, but all must be valid JSON.
         if name == rows_field and rows is not None:
             for _ in rows.parse_blocks():
                 pause()
@@ -135,7 +134,7 @@ def _find_blocks(
 
 def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
     item_start = _after_space(body, start)
-    if body[item_start : item_start + 1] == b'"':  # images are long strings
+    if body[item_start : item_start + 1] == b'"':  # base64 images are long
         end = body.find(b'"', item_start + 1)
         if end > 0 and body.find(b"\\", item_start, end) < 0:
             return _after_space(body, end + 1)

@@ -1,5 +1,4 @@
-"""`/labels`: store, list and delete labels. `GET /models/{name}/labels`: counts, and the figures of
-versions on control rows."""
+"""Routes of labels and live quality."""
 
 import sqlite3
 from dataclasses import asdict
@@ -51,8 +50,8 @@ from service.errors import TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext
 
-MAX_BODY_BYTES = 4 << 20  # parsed in one step
-OBJECT_BYTES = 16  # of memory per byte of JSON
+MAX_BODY_BYTES = 4 << 20
+OBJECT_BYTES = 16  # memory per byte of JSON
 NO_COUNTS = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
 
 router = APIRouter(tags=["Labels"])
@@ -66,8 +65,7 @@ router = APIRouter(tags=["Labels"])
     dependencies=[needs("label")],
 )
 async def post_labels(context: CurrentContext, call: CurrentRequest) -> Response:
-    """Store labels of rows, all or none. They are on disk before the answer, and repeating the
-    request has no effect."""
+    """Store labels on disk, all or none. A repeated request changes nothing."""
     require_json(call.request)
     body = await _body(call)
     try:
@@ -106,7 +104,7 @@ async def _body(call: RequestContext) -> bytes | bytearray:
     dependencies=[needs("label")],
 )
 async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Query()]) -> Response:
-    """List the labels of a model in the order of arrival."""
+    """List the labels of a model, oldest first."""
     name = context.models.name(query.model)
 
     def read() -> list[dict[str, Any]]:
@@ -132,7 +130,7 @@ async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Quer
     dependencies=[needs("label")],
 )
 async def post_labels_delete(context: CurrentContext, call: CurrentRequest) -> dict[str, Any]:
-    """Delete labels by their rows' ids; ids without a label are skipped."""
+    """Delete labels by row id. Ids without a label are skipped."""
     require_json(call.request)
     body = await _body(call)
 
@@ -158,24 +156,26 @@ def keep_labels(
     encoded: bool = False,
     repeat: Repeatable | None = None,
 ) -> dict[str, Any]:
-    """Store labels of a model, all or none, and return the answer. Call it from a worker thread.
+    """Store labels of a model, all or none, and return the response.
+
+    This reads and writes files, so call it from a worker thread.
 
     Args:
-        repeat: stores the answer for repetitions of the request.
+        repeat: stores the response in case the request is repeated.
 
     Raises:
         InvalidInput: if a label does not fit the model, or its row is unknown.
-        Conflict: if a label contradicts an earlier one.
+        Conflict: if a label contradicts an earlier label.
         NoSpace, StateUnusable: if the labels cannot be written.
     """
-    manifest, seen = loaded.model.manifest, set[str]()
+    manifest, ids = loaded.model.manifest, set[str]()
     labels, invalid = list[Label](), list[InvalidInput]()
     for n, entry in enumerate(entries):
         try:
             check_id(entry.id, f"labels.{n}.id")
-            if entry.id in seen:
+            if entry.id in ids:
                 raise InvalidInput(f"labels.{n}.id", "a unique id", "a repeated one")
-            seen.add(entry.id)
+            ids.add(entry.id)
             row = _row(loaded, entry, n, call, encoded)
             labels.append(Label(entry.id, label_value(manifest, entry, n), row))
         except InvalidInput as error:
@@ -197,7 +197,7 @@ def keep_labels(
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
-    """Return the class or, for regression, the target of a label."""
+    """Return a label's class, or its target for regression."""
     field, other = ("target", "label") if manifest.classes is None else ("label", "target")
     if getattr(entry, other) is not None:
         kind = "a string" if field == "label" else "a number"
@@ -227,10 +227,8 @@ def _row(
     try:
         return rows_array([entry.input], spec, "input", max_pixels, call, encoder)[0]
     except InvalidInput as error:
-        here = f"labels.{n}.input"
-        raise error.rename_fields(
-            lambda f: here + f.removeprefix("input").removeprefix(".0")
-        ) from None
+        path = f"labels.{n}.input"
+        raise error.rename_fields(lambda f: path + f.removeprefix("input").removeprefix(".0")) from None
 
 
 @router.get(
@@ -240,7 +238,7 @@ def _row(
     dependencies=[needs("read")],
 )
 async def get_label_figures(context: CurrentContext, name: str) -> dict[str, Any]:
-    """Count a model's acquired and labelled rows, and measure its versions on control rows."""
+    """Count acquired and labelled rows, and measure the versions of a model on control rows."""
     return await context.threads.state(partial(_figures, context, context.models.name(name)))
 
 

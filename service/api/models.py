@@ -1,4 +1,4 @@
-"""`GET /models`: models, their versions, broken ones included, and evaluation reports."""
+"""Routes of models, versions and evaluation reports."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -27,17 +27,17 @@ MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "png": "image/png",
 }
-# These headers prevent scripts and requests in the page of a report, whatever it contains.
+# Reports are untrusted, so these headers block scripts and requests.
 CONFINED = {
     "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; "
     "style-src 'unsafe-inline'",
     "X-Content-Type-Options": "nosniff",
 }
-OTHER = "application/octet-stream"
-A_REPORT: dict[str, Any] = {JSON: {"schema": {"type": "object"}}}
-ANY_FILE: dict[str, Any] = {
-    **{media_type: {"schema": BINARY} for media_type in (OTHER, *MEDIA_TYPES.values())},
-    **A_REPORT,
+UNKNOWN_FILE = "application/octet-stream"
+REPORT_CONTENT: dict[str, Any] = {JSON: {"schema": {"type": "object"}}}
+FILE_CONTENT: dict[str, Any] = {
+    **{media_type: {"schema": BINARY} for media_type in (UNKNOWN_FILE, *MEDIA_TYPES.values())},
+    **REPORT_CONTENT,
 }
 REPORT_PATH = "/models/{name}/versions/{version}/report"
 
@@ -53,7 +53,7 @@ router = APIRouter(tags=["Models"], dependencies=[needs("read")])
 async def get_models(
     context: CurrentContext, query: Annotated[ModelsQuery, Query()]
 ) -> dict[str, Any]:
-    """List the models by name: the version that each serves, and its broken versions."""
+    """List the models by name, with their versions."""
     models = context.models
     names = [name for name in models.names() if query.after is None or name > query.after]
     page = names[: query.limit]
@@ -70,7 +70,7 @@ async def get_models(
     responses=errors(404),
 )
 async def get_model(context: CurrentContext, prefix: LinkPrefix, name: str) -> dict[str, Any]:
-    """Describe a model: versions, aliases, and the drift, manifest and report of `latest`."""
+    """Return a model with the drift, manifest and report of `latest`."""
     work = partial(_description, context.models, context.models.name(name), prefix)
     return await context.threads.files(work)
 
@@ -84,7 +84,7 @@ async def get_model(context: CurrentContext, prefix: LinkPrefix, name: str) -> d
 async def get_version(
     context: CurrentContext, prefix: LinkPrefix, name: str, version: str
 ) -> dict[str, Any]:
-    """Describe a version: its aliases, whether it can be served, its manifest and report."""
+    """Return a version with its manifest and report."""
     return await context.threads.files(partial(_version, context.models, name, version, prefix))
 
 
@@ -95,7 +95,7 @@ def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, 
         "name": name,
         "version": number,
         "aliases": sorted(
-            alias for alias, named in models.store.aliases(name).items() if named == number
+            alias for alias, target in models.store.aliases(name).items() if target == number
         ),
         "broken": models.errors(name).get(number),
         "manifest": models.store.manifest(name, number).model_dump(mode="json"),
@@ -152,19 +152,19 @@ def _column(column: AnyColumn) -> dict[str, Any]:
     return content
 
 
-@router.get(REPORT_PATH, responses=answers(None, 404, 503, content=A_REPORT))
+@router.get(REPORT_PATH, responses=answers(None, 404, 503, content=REPORT_CONTENT))
 async def get_report(context: CurrentContext, name: str, version: str) -> Response:
-    """Return the evaluation report of a version, as `dubito evaluate` measured it."""
+    """Return the evaluation report of a version, written by `dubito evaluate`."""
     return await _file(context, name, version, REPORT)
 
 
 @router.get(
     REPORT_PATH + "/{file}",
-    responses=answers(None, 404, 503, content=ANY_FILE),
+    responses=answers(None, 404, 503, content=FILE_CONTENT),
     response_class=Response,
 )
 async def get_report_file(context: CurrentContext, name: str, version: str, file: str) -> Response:
-    """Return a file of a version's evaluation report: HTML, or a plot."""
+    """Return a file of an evaluation report: HTML or a plot."""
     return await _file(context, name, version, file)
 
 
@@ -178,15 +178,12 @@ async def _file(context: Context, name: str, version: str, file: str) -> Respons
 def report_links(
     models: Models, name: str, version: str | None, prefix: str
 ) -> dict[str, Any] | None:
-    """Return the summary of a version's report and links to its files, which begin with `prefix`.
-
-    None if there is no readable report.
-    """
+    """Return the summary of a report with links to its files, or None without a readable report."""
     if version is None:
         return None
     try:
         evaluation = evaluation_report(models.store, name, version)
-    except StoreError:  # the route of the report answers with this error
+    except StoreError:  # GET .../report returns this error
         return None
     if evaluation is None:
         return None
@@ -206,11 +203,11 @@ def report_links(
 
 
 def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
-    """Read a file of a version's report; return it with its media type."""
+    """Read a file of a report, and return it with its media type."""
     name = models.name(name)
     number = models.resolve(name, version)
     evaluation = evaluation_report(models.store, name, number)
     if evaluation is None:
         advice = f"run `dubito evaluate {name}:{number}`"
         raise NotFound("report", f"a report of model {name} version {number}", f"none: {advice}")
-    return evaluation.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], OTHER)
+    return evaluation.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], UNKNOWN_FILE)

@@ -1,4 +1,4 @@
-"""`POST /acquire/jobs` and `POST /predict/jobs`: check a request for a job, and queue it."""
+"""Routes that create jobs."""
 
 import io
 import os
@@ -58,7 +58,7 @@ router = APIRouter(tags=["Jobs"])
     dependencies=[needs("acquire")],
 )
 async def post_acquire_job(request: Request, context: CurrentContext) -> Response:
-    """Rank a pool of any size as /acquire does; answers with the id of a job."""
+    """Create a job that ranks a pool like /acquire."""
     return await _accept(request, context, "acquire", AcquireRequest, "pool")
 
 
@@ -71,7 +71,7 @@ async def post_acquire_job(request: Request, context: CurrentContext) -> Respons
     dependencies=[needs("predict")],
 )
 async def post_predict_job(request: Request, context: CurrentContext) -> Response:
-    """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
+    """Create a job that predicts a file of rows like /predict."""
     return await _accept(request, context, "predict", PredictJobRequest, "inputs")
 
 
@@ -83,7 +83,7 @@ async def _accept(
         RequestContext.from_request(request, context.settings.deadline_s),
     )
     body = await read_body(call, settings.max_body_bytes)
-    call.started = time.monotonic()  # the body of a job may take long to arrive
+    call.started = time.monotonic()  # excludes the upload, which can take long
     call.deadline = call.started + settings.deadline_s
     try:
         repeat = await repeatable(context, call, body)
@@ -108,7 +108,7 @@ async def _check(
     envelope_kind: type[Any],
     field: str,
 ) -> "NewJob":
-    """Check a request as far as possible without computing."""
+    """Validate a request for a job without running the model."""
     max_rows = context.settings.max_pool_rows
     envelope, inline = await read_rows(context, call, body, envelope_kind, field, max_rows, ENDINGS)
     for name in ("deadline_s", "return_samples", "explain"):
@@ -120,7 +120,7 @@ async def _check(
         rows = await open_rows_file(context, call, body, envelope, loaded, field)
     else:
         rows = await to_numbers(context, call, inline, loaded, field, envelope.encoded)
-    del inline  # it may be much larger than the numbers
+    del inline  # can be much larger than the numbers
     num_samples = resolve_num_samples(envelope, loaded, context.settings)
     if len(rows) * num_samples > limits.MAX_JOB_ROW_DRAWS:
         expected = f"at most {limits.MAX_JOB_ROW_DRAWS} of a job"
@@ -131,23 +131,23 @@ async def _check(
 
 @dataclass(frozen=True, eq=False)
 class NewJob:
-    """A checked request for a job. Its methods write files: call them from a worker thread."""
+    """A valid request for a job. Its methods write files, so call them from a worker thread."""
 
     context: Context
     call: RequestContext
     kind: Kind
     envelope: Any
     loaded: ServedModel
-    field: str  # that has the rows
+    field: str  # name of the rows
     rows: RowFile | np.ndarray
     names: list[str] | None
     num_samples: int
 
     def queue(self, repeat: Repeatable | None) -> Job:
-        """Write the job to the state, with the answer to repetitions of its request.
+        """Store the job, and its response in case the request is repeated.
 
         Raises:
-            TooManyJobs: if the queue is full, and the client has its share of it.
+            TooManyJobs: if the queue is full and the client has used its share.
             OverQuota: if the files of the key's jobs take too much space.
         """
         settings, jobs = self.context.settings, Jobs(self.context.state)
@@ -174,13 +174,13 @@ class NewJob:
             raise
 
     def write_files(self, folder: Path) -> JobRequest:
-        """Write what came with the request to the job's folder; return the work to do."""
+        """Write the request's rows, ids and groups to the job's folder."""
         envelope, loaded, stamp = self.envelope, self.loaded, None
         if isinstance(self.rows, np.ndarray):
             path = f"{self.field}.npy"
             _write(folder / path, self.rows)
             pool = open_rows(folder / path, loaded.model.manifest.input.encoded, self.field)
-        elif isinstance(self.rows.source, Path):  # in the operator's folder
+        elif isinstance(self.rows.source, Path):  # in DUBITO_POOLS
             pool, path, stamp = self.rows, str(self.rows.source), file_stamp(self.rows.source)
         else:
             pool, path = self.rows, f"{self.field}{self.rows.ENDING}"
@@ -214,7 +214,7 @@ class NewJob:
     def _select(
         self, envelope: AcquireRequest, pool: RowFile, seed: int, acquisition: str, folder: Path
     ) -> dict[str, Any]:
-        """Select the pool's rows to rank and to set aside; return the fields of the work."""
+        """Select the rows to rank and the control rows, and return the job's fields."""
         is_part, excluded = False, 0
         if self.names is None:
             check_keep(envelope.keep, envelope.control, [], has_ids=False)

@@ -1,5 +1,4 @@
-"""Parts of the OpenAPI document that a route's signature does not show: problems, and bodies that
-the route reads itself. `document.py` has the whole."""
+"""Parts of the OpenAPI document that routes declare. `document.py` builds the document."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -23,21 +22,21 @@ FORMS: dict[type[RequestModel], str] = {
 }
 SCHEMAS = "#/components/schemas/"
 BINARY = {"type": "string", "format": "binary"}
-IN_QUERY = "with a body that is no JSON"
+IN_QUERY = "only if the body is not JSON"
 PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHEMAS}Problem"}}}}
 Answers = dict[int | str, dict[str, Any]]
-ERRORS = (404, 413, 415, 422, 429, 503, 504)  # of requests that bring rows
+ERRORS = (404, 413, 415, 422, 429, 503, 504)  # of requests with rows
 DEFAULT_ERRORS: Answers = {"default": {"description": "Any other error", **PROBLEM}}
 PURPOSE_PARAMETER: dict[str, Any] = {
     "name": PURPOSE,
     "in": "header",
     "schema": {"type": "string", "enum": [TEST]},
-    "description": "with `test` the rows count neither for drift nor for metrics of rows and flags",
+    "description": "`test` excludes the rows from drift detection and metrics",
 }
 
 
 def errors(*statuses: int) -> Answers:
-    """Describe the problems with which a route answers."""
+    """Describe the error responses of a route."""
     return dict.fromkeys(statuses, PROBLEM)
 
 
@@ -50,7 +49,7 @@ def answers(
     status: int = 200,
     content: dict[str, Any] | None = None,
 ) -> Answers:
-    """Describe a route that also answers with the media types in `content`, or only with them."""
+    """Describe the responses of a route: a JSON model, other media types, or both."""
     described: dict[str, Any] = {} if kind is None else {"model": kind}
     described |= {} if content is None else {"content": content}
     return {status: described, **errors(*statuses)}
@@ -77,25 +76,25 @@ def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> dict[str,
 
 
 def request_body(kind: type[Envelope]) -> dict[str, Any]:
-    """Describe a request body: JSON, a form, or a file with the options in the query."""
+    """Describe a request body: JSON, a form, or a file with options in the query."""
     body = json_body(kind)
     content = body["requestBody"]["content"]
     content |= {media: {"schema": BINARY} for media in (NPY, *FILE_ENDINGS)}
     content[FORM] = {"schema": {"$ref": f"{SCHEMAS}{form_name(kind)}"}}
-    parameters = query_parameters(kind, but=FORMS[kind])
+    parameters = query_parameters(kind, excluded=FORMS[kind])
     return {**body, "parameters": [{**each, "description": IN_QUERY} for each in parameters]}
 
 
-def query_parameters(kind: type[RequestModel], but: str = "") -> list[dict[str, Any]]:
+def query_parameters(kind: type[RequestModel], excluded: str = "") -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "query", "schema": query_schema(schema)}
         for name, schema in kind.model_json_schema()["properties"].items()
-        if name != but
+        if name != excluded
     ]
 
 
 def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Describe a parameter of a query, which is left out rather than null; objects are JSON."""
+    """Convert a field's schema to the schema of a query parameter, which cannot be null."""
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":
         return {"type": "string", "contentMediaType": JSON}
@@ -103,6 +102,5 @@ def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_default(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a field's schema so that clients do not send its default: not of a query, where JSON
-    holds every field, nor of a form, where they write it in their own way."""
+    """Remove the default from a schema, because some clients would send it."""
     return {name: value for name, value in schema.items() if name != "default"}

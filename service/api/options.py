@@ -1,4 +1,4 @@
-"""Check a request's options against its model and turn them into decision options."""
+"""Validate the options of a request against its model."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from service.api.schemas import Envelope, PredictRequest
 from service.errors import TooLarge
 from service.settings import Settings
 
-PRIORS_TOLERANCE = 1e-6  # of the sum of shares
+PRIORS_TOLERANCE = 1e-6  # for the sum of shares
 INCOMPATIBLE_WITH_PRIORS = ("fdr", "risk", "confidence")
 
 
@@ -85,7 +85,7 @@ def decision_options(
 
 
 def resolve_priors(envelope: Envelope, loaded: ModelVersion) -> tuple[float, ...] | None:
-    """Return the class shares that a request states, if any, in the model's order."""
+    """Return the class shares of a request in the order of the model's classes."""
     priors, manifest = envelope.priors, loaded.model.manifest
     if priors is None:
         return None
@@ -125,9 +125,9 @@ def resolve_priors(envelope: Envelope, loaded: ModelVersion) -> tuple[float, ...
 def resolve_groups(
     envelope: PredictRequest, rows: int, loaded: ModelVersion
 ) -> Int64[np.ndarray, "N"] | None:
-    """Return each row's group index, `UNKNOWN` if the group was not calibrated.
+    """Return each row's group index, or `UNKNOWN`.
 
-    None unless the model is calibrated by group.
+    Return None unless the model is calibrated by group.
     """
     spec = loaded.model.manifest.categories
     is_by_group = spec is not None and spec.kind == "group"

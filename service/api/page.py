@@ -1,4 +1,4 @@
-"""`GET /`: the page for people. Its files lie in `service/page/`; it uses the public API only."""
+"""`GET /`: the web page, with its files in `service/page/`."""
 
 from pathlib import Path
 from stat import S_ISREG
@@ -12,7 +12,7 @@ from service.auth.scopes import OPEN_TO_ALL
 
 FOLDER = Path(__file__).parent.parent / "page"
 SUFFIXES = {".html", ".css", ".js", ".svg"}
-VENDOR = "vendor"  # a folder of files with their version in the name, which never change
+VENDOR = "vendor"  # files with a version in the name
 # The hash of the stylesheet that Observable Plot adds to each plot
 PLOT_STYLE = "sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww="
 POLICY = "; ".join(
@@ -46,7 +46,7 @@ async def get_page() -> FileResponse:
 
 
 class PageFiles(StaticFiles):
-    """The files below `/page/`, with headers that confine the page."""
+    """Static files of the page, with security headers."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER)
@@ -58,7 +58,7 @@ class PageFiles(StaticFiles):
 
     def file_response(self, full_path: Any, *args: Any, **options: Any) -> Response:
         response = super().file_response(full_path, *args, **options)
-        is_fixed = VENDOR in Path(full_path).parts
-        kept = "public, max-age=31536000, immutable" if is_fixed else "no-cache"
-        response.headers.update({**HEADERS, "Cache-Control": kept})
+        is_immutable = VENDOR in Path(full_path).parts
+        caching = "public, max-age=31536000, immutable" if is_immutable else "no-cache"
+        response.headers.update({**HEADERS, "Cache-Control": caching})
         return response

@@ -1,4 +1,4 @@
-"""`POST /acquire/preview`, and files of rows: bodies, or files in the operator's folder."""
+"""Files of rows, from the request body or `DUBITO_POOLS`, and `POST /acquire/preview`."""
 
 import base64
 from functools import partial
@@ -32,9 +32,9 @@ from service.models.models import ServedModel
 from service.request_context import RequestContext
 
 PARQUET_ENDING = FILE_ENDINGS[PARQUET]
-TEXT_LETTERS = 1000  # shown of a text
-ROWS_BYTES = 64 << 20  # shown of all rows
-NUMBER_BYTES = 12  # of a number as JSON, about
+MAX_CHARACTERS = 1000  # of a text
+MAX_PREVIEW_BYTES = 64 << 20
+NUMBER_BYTES = 12  # in JSON, approximately
 
 router = APIRouter(tags=["Acquire"])
 
@@ -47,7 +47,7 @@ router = APIRouter(tags=["Acquire"])
     dependencies=[needs("acquire")],
 )
 async def post_preview(request: Request, context: CurrentContext, call: CurrentRequest) -> Response:
-    """Show some rows of a file as the service reads them, before or after it is ranked."""
+    """Return rows of a file as the service reads them."""
     body = await read_body(call, context.settings.max_body_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
@@ -58,14 +58,14 @@ async def post_preview(request: Request, context: CurrentContext, call: CurrentR
     loaded = await context.find_model(call, query)
     pool = await open_file(context, call, body, loaded, "pool", query.encoded, ending)
     work = partial(preview_rows, pool, query.rows)
-    shown = await context.threads.requests.run(call, len(body), work)
+    preview = await context.threads.requests.run(call, len(body), work)
     answer = {
         "model": loaded.name,
         "version": loaded.version,
         "rows": pool.rows,
         "read_as": pool.read_as,
         "ignored_columns": pool.ignored,
-        "preview": shown,
+        "preview": preview,
     }
     return json_response(answer)
 
@@ -78,7 +78,7 @@ async def open_rows_file(
     loaded: ServedModel,
     field: str,
 ) -> RowFile:
-    """Open a request's file of rows: its body, or a file named in its envelope."""
+    """Open the file of rows that is the body or is named in the envelope."""
     file_field = f"{field}_file"
     name = getattr(envelope, file_field, None)
     if name is not None:
@@ -99,7 +99,7 @@ async def open_file(
     encoded: bool,
     ending: str | None = None,
 ) -> RowFile:
-    """Open a file of rows. Its memory counts towards the request."""
+    """Open a file of rows, and reserve its memory."""
     bounds = Bounds(call.reservation.reserve, call.pause)
     spec = loaded.model.manifest.input
     spec = spec.encoded if encoded else spec
@@ -111,33 +111,33 @@ async def open_file(
 
 
 def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
-    """Return rows to show, up to `ROWS_BYTES` of them, without those that do not exist."""
+    """Return the existing rows, up to `MAX_PREVIEW_BYTES` in total."""
     ids = pool.ids()
-    found: dict[int, Any] = {}
-    left, first, wanted = ROWS_BYTES, 0, sorted(set(rows))
-    for part in pool.parts() if wanted else ():
+    values: dict[int, Any] = {}
+    remaining_bytes, first, sorted_rows = MAX_PREVIEW_BYTES, 0, sorted(set(rows))
+    for part in pool.parts() if sorted_rows else ():
         size = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
-        for row in wanted:
+        for row in sorted_rows:
             if first <= row < first + size:
-                shown, cost = _as_json(part, row - first, pool.spec.text is not None)
-                left -= cost
-                if left < 0:
+                value, size_bytes = _as_json(part, row - first, pool.spec.text is not None)
+                remaining_bytes -= size_bytes
+                if remaining_bytes < 0:
                     break
-                pool.bounds.reserve(2 * cost, "rows")
-                found[row] = shown
+                pool.bounds.reserve(2 * size_bytes, "rows")
+                values[row] = value
         first += size
         pool.bounds.pause()
-        if first > wanted[-1] or left < 0:
+        if first > sorted_rows[-1] or remaining_bytes < 0:
             break
     return [
-        {"index": row, "id": str(row) if ids is None else ids[row], "row": found[row]}
+        {"index": row, "id": str(row) if ids is None else ids[row], "row": values[row]}
         for row in rows
-        if row in found
+        if row in values
     ]
 
 
 def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
-    """Return a row for JSON, a file as base64, and about how many bytes it takes."""
+    """Return a row for JSON, and its approximate size in bytes."""
     if isinstance(part, dict):
         cells = {name: _plain(values[row]) for name, values in part.items()}
         return cells, sum(len(str(cell)) for cell in cells.values())
@@ -148,7 +148,7 @@ def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
     if isinstance(value, bytes) and not is_text:
         return base64.b64encode(value).decode(), 2 * len(value)
     text = value.decode("utf-8-sig", "replace") if isinstance(value, bytes) else str(value)
-    text = text[:TEXT_LETTERS]
+    text = text[:MAX_CHARACTERS]
     return text, len(text)
 
 
@@ -159,9 +159,9 @@ def _plain(cell: Any) -> Any:
 
 
 def resolve_path(folder: Path | None, name: str, field: str) -> Path:
-    """Return the file with this name in the operator's folder."""
+    """Return the path of a file in the folder of pools."""
     if folder is None:
-        expected = "none, since the service has no folder of pools (DUBITO_POOLS)"
+        expected = "none, because DUBITO_POOLS is not set"
         raise InvalidInput(field, expected, "a name")
     if "\0" in name or not name:
         raise InvalidInput(field, "the name of a file", "none")
@@ -172,7 +172,7 @@ def resolve_path(folder: Path | None, name: str, field: str) -> Path:
         raise InvalidInput(field, "the name of a file", describe_value(name)) from None
     expected = "the name of a file in the folder of pools"
     if Path(name).is_absolute() or not path.is_relative_to(root) or path == root:
-        raise InvalidInput(field, expected, "a path that leads out of it")
+        raise InvalidInput(field, expected, "a path outside the folder")
     if not path.is_file():
-        raise InvalidInput(field, expected, "one that is not there")
+        raise InvalidInput(field, expected, "a missing file")
     return path

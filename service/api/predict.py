@@ -1,8 +1,7 @@
-"""`POST /predict`: predict rows, with uncertainty and a flag for unusual rows.
+"""`POST /predict`, and `predict`, which the routes of all protocols call.
 
-The routes of all protocols call `predict`, which handles admission, fair shares, memory, deadline,
-micro-batches, decisions, drift and metrics. A route parses its request into `PredictWork` and
-chooses an `Encoder` for the answer.
+A route parses its request into `PredictWork` and passes an `Encoder` for the response. `predict`
+handles admission, memory limits, batching, decisions, drift and metrics.
 """
 
 from collections.abc import Callable
@@ -63,21 +62,21 @@ Encoder = Callable[[Answer, Pause], list[bytes]]
 
 INPUTS = "inputs"  # name of the rows in errors
 BODY = request_body(PredictRequest)
-FEW_NUMBERS = 2_500  # of an answer, encoded on the event loop in less than a millisecond
+FEW_NUMBERS = 2_500  # encoded on the event loop in less than a millisecond
 
 router = APIRouter(tags=["Predict"])
 
 
 @dataclass(eq=False)
 class RowWork(Generic[AnyEnvelope]):
-    """A request with rows. They are dropped once converted, since they can be many times larger."""
+    """A parsed request. `rows` is cleared after the conversion to numbers, to save memory."""
 
     call: RequestContext
     envelope: AnyEnvelope
     loaded: ServedModel
     rows: Rows | RowFile
     field: str = INPUTS  # name of the rows in errors
-    is_live: bool = True  # whether rows count for drift and metrics
+    is_live: bool = True  # counted in drift and metrics
 
 
 PredictWork = RowWork[PredictRequest]
@@ -96,7 +95,7 @@ class ExplanationInputs:
     dependencies=[needs("predict")],
 )
 async def post_predict(request: Request) -> Response:
-    """Predict rows: label or target, uncertainty, and a flag for rows unlike the data."""
+    """Predict labels or targets with uncertainty, and flag unusual rows."""
     context = context_of(request)
     call = context.begin(request, has_rows=True)
     media_type = negotiate_media_type(request, JSON, NPZ)
@@ -108,7 +107,7 @@ async def post_predict(request: Request) -> Response:
 async def read_work(
     context: Context, call: RequestContext, kind: type[AnyEnvelope], field: str, max_rows: int
 ) -> RowWork[AnyEnvelope]:
-    """Parse a request's envelope and rows, and find its model."""
+    """Parse the envelope and rows of a request, and find its model."""
     body = await read_body(call, context.settings.max_body_bytes)
     envelope, inline = await read_rows(context, call, body, kind, field, max_rows)
     loaded = await context.find_model(call, envelope)
@@ -123,10 +122,9 @@ async def read_work(
 async def predict(
     context: Context, work: PredictWork, encode: Encoder, as_arrays: bool = False
 ) -> list[bytes]:
-    """Predict a request's rows and return the answer in parts; `as_arrays` takes less memory.
+    """Predict rows and return the encoded response in parts.
 
-    Raises:
-        ClientDisconnect: if the client disconnects.
+    `as_arrays` is True if the encoder writes arrays, which need less memory than JSON.
     """
     settings, call, envelope, loaded = context.settings, work.call, work.envelope, work.loaded
     model, reservation, num_rows = loaded.model, call.reservation, len(work.rows)
@@ -140,7 +138,7 @@ async def predict(
     with context.admission.admit(
         all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
     ):
-        counts = work.is_live and not is_test(call.request)
+        is_counted = work.is_live and not is_test(call.request)
         rows, work.rows, cells = work.rows, [], None
         x = await to_numbers(context, call, rows, loaded, work.field, envelope.encoded)
         if envelope.explain and manifest.input.columns and not isinstance(rows, RowFile):
@@ -161,7 +159,7 @@ async def predict(
             replaced = await _predict_usual_rows(context, computed) if extra else None
             to_explain = ExplanationInputs(cells, replaced)
         write = partial(
-            _write, context, computed, options, groups, encode, to_explain, counts, work.field
+            _write, context, computed, options, groups, encode, to_explain, is_counted, work.field
         )
         is_plain = not keep and not envelope.explain
         if is_plain and _answer_numbers(computed) <= FEW_NUMBERS:
@@ -170,18 +168,18 @@ async def predict(
             parts, flags = await context.threads.answers.run(call, reservation.held, write)
     call.record.add_phases(computed.phases)
     call.record.set_usage(loaded.name, loaded.version, num_rows, num_samples, flags)
-    del x, computed, write  # the client may read the answer slowly
+    del x, computed, write  # before the client reads the response slowly
     reservation.shrink(sum(map(len, parts)))
     return parts
 
 
 def _answer_numbers(work: EngineWork) -> int:
-    """Estimate the numbers in the answer, without samples and explanations."""
+    """Estimate the size of the response in numbers, without samples and explanations."""
     return len(work.x) * (20 + 2 * work.served_model.model.manifest.output_size)
 
 
 def count_extra_rows(spec: InputSpec) -> int:
-    """Count the rows that an explanation adds: the row again, and one per column."""
+    """Return the number of extra rows that an explanation computes for each row."""
     return 1 + len(spec.columns) if spec.columns and usual_row(spec.columns) is not None else 0
 
 
@@ -189,11 +187,11 @@ async def _predict_usual_rows(context: Context, work: EngineWork) -> Prediction:
     columns = work.served_model.model.manifest.input.columns
     make = partial(replace_each_column, columns, work.x, work.context.pause)
     x = await context.threads.requests.run(work.context, work.x.nbytes, make)
-    again = EngineWork(
+    usual_work = EngineWork(
         work.served_model, x, work.num_samples, work.draw_seed, work.context, priors=work.priors
     )
-    await context.engine.compute(again)
-    return again.predicted.prediction
+    await context.engine.compute(usual_work)
+    return usual_work.predicted.prediction
 
 
 def _write(
@@ -203,12 +201,12 @@ def _write(
     groups: Groups,
     encode: Encoder,
     to_explain: ExplanationInputs | None,
-    counts: bool,
+    is_counted: bool,
     field: str,
 ) -> tuple[list[bytes], int]:
-    """Return the answer in parts and the number of flags.
+    """Encode the response in parts, and return them with the number of flags.
 
-    If the request `counts`, update the metrics and, unless it has a seed, the drift test.
+    Counted requests update the metrics and, unless they have a seed, the drift test.
     """
     loaded, predicted, seed = work.served_model, work.predicted, work.draw_seed
     scores = predicted.batch.prediction.scores
@@ -220,9 +218,9 @@ def _write(
     answer = Answer(results, rows, seed, options, unknown)
     num_flags = int(np.count_nonzero(answer.flags))
     parts = encode(answer, work.context.pause)
-    if counts and work.seed is None:
+    if is_counted and work.seed is None:
         loaded.watch(predicted.batch.prediction, predicted.rows, work.x)
-    if counts:
+    if is_counted:
         context.metrics.count_prediction(
             loaded.key, scores.overall, overall, work.num_samples, num_flags
         )
@@ -236,10 +234,10 @@ def _decide(
     groups: Groups,
     to_explain: ExplanationInputs | None,
 ) -> tuple[Results, slice]:
-    """Return results and the slice that belongs to the request.
+    """Return results and the slice of them that belongs to the request.
 
-    Without `fdr`, decisions are independent. So small requests of a micro-batch share the results
-    of the batch if they have the same options.
+    Small requests with the same options share the results of their micro-batch. With `fdr` they
+    cannot, because decisions then depend on the other rows.
     """
     model = work.served_model.model
 

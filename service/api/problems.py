@@ -1,7 +1,7 @@
-"""Errors as answers: `application/problem+json` (RFC 9457), or the form of the path's protocol.
+"""Error responses: `application/problem+json` (RFC 9457), or the format of another protocol.
 
-Answers never repeat the input. `GET /problems` lists all codes; the `type` of a problem leads
-there. `python -m service.api.reference` writes the same table into docs/problems.md.
+Error responses never repeat the input. `GET /problems` lists all codes, and the `type` of a problem
+links to it. `python -m service.api.reference` writes the same table to docs/problems.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,11 +32,11 @@ router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """How another protocol than ours writes errors. It knows status 400 and no 422."""
+    """Error format of another protocol, which uses status 400 instead of 422."""
 
-    matches: Callable[[str], bool]  # whether a path belongs to the protocol
+    matches: Callable[[str], bool]  # tests a path
     content: Callable[[int, str], dict[str, str]]  # from status and detail
-    guide: str  # the page that lists the protocol's paths
+    guide: str  # page that lists the paths
 
 
 _other_forms: list[ErrorForm] = []
@@ -48,17 +48,17 @@ def register_error_form(form: ErrorForm) -> None:
 
 
 def other_form(path: str) -> ErrorForm | None:
-    """Return the error form of the protocol that a path belongs to, None if it is our own."""
+    """Return the error format of a path, or None for problem+json."""
     return next((form for form in _other_forms if form.matches(path)), None)
 
 
 def error_content(scope: Scope, error: DubitoError) -> tuple[int, bytes, str]:
-    """Return the status, body and media type of the answer to an error."""
+    """Return the status, body and media type of an error response."""
     form, detail = other_form(scope["path"]), _utf8(str(error))
     if form is not None:
         status = 400 if error.status == 422 else error.status
         return status, orjson.dumps(form.content(status, detail)), JSON
-    wrong = [error, *error.others] if isinstance(error, InvalidInput) else []
+    invalid_fields = [error, *error.others] if isinstance(error, InvalidInput) else []
     content = {
         "type": f"{get_link_prefix(scope)}{PROBLEMS}#{error.code}",
         "title": HTTPStatus(error.status).phrase,
@@ -66,14 +66,14 @@ def error_content(scope: Scope, error: DubitoError) -> tuple[int, bytes, str]:
         "detail": detail,
         "code": error.code,
         "field": None if error.field is None else _utf8(error.field),
-        "errors": [{"field": _utf8(e.field), "detail": _utf8(str(e))} for e in wrong],
+        "errors": [{"field": _utf8(e.field), "detail": _utf8(str(e))} for e in invalid_fields],
     }
     return error.status, orjson.dumps(content), PROBLEM_JSON
 
 
 def error_response(scope: Scope, error: DubitoError) -> Response:
-    """Return the answer to an error, and record its code as the reason of the failure."""
-    # The frames hold the body, in cycles through the future that raised the error.
+    """Build the response to an error, and record its code."""
+    # The frames reference the body, in cycles that delay its release.
     clear_frames(error.__traceback__)
     record = get_record(scope)
     record.reason = record.reason or error.code
@@ -94,7 +94,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_invalid_parameters(request: Request, error: Exception) -> Response:
-    """Answer if a parameter of the path or the query is not as its route declares it."""
+    """Respond to invalid path or query parameters."""
     assert isinstance(error, RequestValidationError)
     return error_response(request.scope, merge_errors([_invalid(each) for each in error.errors()]))
 
@@ -109,7 +109,7 @@ def _invalid(error: Mapping[str, Any]) -> InvalidInput:
 
 
 async def _answer_routing_error(request: Request, error: Exception) -> Response:
-    """Answer if no route has the path (404) or the method (405)."""
+    """Respond to unknown paths (404) and methods (405)."""
     assert isinstance(error, HTTPException)
     if not request.scope[SCOPES_KEY]:
         return error_response(request.scope, Unauthorized(REALM))
@@ -117,7 +117,7 @@ async def _answer_routing_error(request: Request, error: Exception) -> Response:
         return error_response(request.scope, MethodNotAllowed(_methods(request), request.method))
     form = other_form(request.scope["path"])
     page = "GET /docs" if form is None else form.guide
-    missing = NotFound("path", f"one of those that {page} lists", "one that is not there")
+    missing = NotFound("path", f"a path listed by {page}", "an unknown path")
     return error_response(request.scope, missing)
 
 
@@ -129,12 +129,12 @@ def _methods(request: Request) -> str:
 
 
 def _utf8(text: str) -> str:
-    """Replace lone surrogates, which a path or query can contain."""
+    """Replace lone surrogates, which paths and queries can contain."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def all_problems() -> list[tuple[str, int, str, str]]:
-    """Return the code, status, meaning and remedy of each kind of error, by status."""
+    """Return the code, status, meaning and remedy of each error class, sorted by status."""
     rows = {
         (kind.code, kind.status, _meaning(kind), kind.remedy)
         for kind in _subclasses(DubitoError)
@@ -158,7 +158,7 @@ def _subclasses(kind: type[DubitoError]) -> Iterator[type[DubitoError]]:
 async def get_problems() -> Response:
     rows = "".join(
         f'<dt id="{code}"><code>{code}</code> ({status})</dt>'
-        f"<dd>{escape(meaning.replace('`', ''))}. To do: {escape(remedy.replace('`', ''))}.</dd>"
+        f"<dd>{escape(meaning.replace('`', ''))}. Remedy: {escape(remedy.replace('`', ''))}.</dd>"
         for code, status, meaning, remedy in all_problems()
     )
     page = f'<!DOCTYPE html><html lang="en"><title>Problems</title><dl>{rows}</dl></html>'
@@ -168,4 +168,4 @@ async def get_problems() -> Response:
 
 def problem_table() -> str:
     rows = [f"| `{c}` | {status} | {meaning} | {do} |" for c, status, meaning, do in all_problems()]
-    return "\n".join(["| Code | Status | Means | Do |", "|---|---|---|---|", *rows])
+    return "\n".join(["| Code | Status | Meaning | Remedy |", "|---|---|---|---|", *rows])

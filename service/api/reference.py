@@ -1,4 +1,4 @@
-"""`python -m service.api.reference`: write the tables of fields, problems and settings in docs/."""
+"""Write the tables of fields, problems and settings to docs/."""
 
 from pathlib import Path
 

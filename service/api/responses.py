@@ -1,4 +1,4 @@
-"""Encode answers as JSON or npz arrays."""
+"""Encode responses as JSON or npz arrays."""
 
 import io
 import math
@@ -21,13 +21,13 @@ from model_store.types import Pause
 from service.api.media_types import JSON
 from service.api.predictions import Results
 
-NUMBERS_AT_ONCE = 20_000  # per step, a few milliseconds
-CLASS_BYTES = 200  # per class name in an array
-PART_BYTES = 512 << 10  # per message to the server
+NUMBERS_AT_ONCE = 20_000  # encoded in a few milliseconds
+CLASS_BYTES = 200  # per class name in npz
+PART_BYTES = 512 << 10  # per ASGI message
 
 
 class PartsResponse(Response):
-    """An answer that is sent part by part, as the client reads it, without joining the parts."""
+    """A response that is streamed in parts."""
 
     def __init__(self, parts: Sequence[bytes], media_type: str, headers: dict[str, str]) -> None:
         length = sum(map(len, parts))
@@ -75,7 +75,7 @@ class Answer:
     rows: slice
     seed: int
     options: DecisionOptions
-    unknown: dict[str, int]  # rows with an unknown category, by column
+    unknown: dict[str, int]  # number of unknown categories by column
 
     def __len__(self) -> int:
         return len(self.flags)
@@ -93,10 +93,7 @@ class Answer:
 
 
 def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
-    """Encode an answer as JSON in parts.
-
-    Encoding many objects at once, and their garbage collection, would block all threads.
-    """
+    """Encode a response as JSON, in parts so that no step blocks other threads for long."""
     results, manifest = answer.results, answer.results.manifest
     head = {
         "model": manifest.name,
@@ -119,9 +116,9 @@ def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
 
 
 def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
-    """Encode an answer as arrays such as `probabilities` and `standard_error.bald`.
+    """Encode a response as npz arrays, such as `probabilities` and `standard_error.bald`.
 
-    Fields that are null for all rows are left out. Infinite bounds stay infinite.
+    Fields that are null in all rows are omitted. Infinite bounds remain infinite.
     """
     manifest = answer.results.manifest
     arrays = metadata_arrays(manifest, answer.seed, answer.options)
@@ -142,7 +139,7 @@ def numbers_per_row(results: Results) -> int:
 
 
 def answer_bytes(manifest: Manifest, rows: int, kept_draws: int, as_arrays: bool) -> int:
-    """Estimate the memory of an answer with `kept_draws` samples per row."""
+    """Estimate the memory of a response with `kept_draws` samples per row."""
     outputs = manifest.output_size
     if as_arrays:
         return CLASS_BYTES * outputs + rows * (400 + outputs * (32 + 8 * kept_draws))

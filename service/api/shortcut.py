@@ -1,4 +1,4 @@
-"""The short path of frequent POST routes, and how answers are compressed."""
+"""Middleware that bypasses the framework for frequent POST routes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,19 +15,19 @@ from service.api.responses import PartsResponse
 from service.auth.scopes import SCOPES_KEY, authorize, needed_scope
 from service.auth.scopes import Scope as KeyScope
 
-# JSON takes a fourth of its length, at 100 MB/s
+# Reduces JSON to a quarter, at 100 MB/s
 GZIP: dict[str, Any] = {
     "compresslevel": 1,
     "exclude_content_types": (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET),
 }
-PACKED_FROM = 64 << 10  # bytes of an answer of a frequent route
+MIN_GZIP_BYTES = 64 << 10
 
 
 class Shortcut:
     """Middleware that calls the endpoints of frequent POST routes directly.
 
-    The framework's layers in between take longer than reading a row. So these endpoints take the
-    request and parameters of the path only; the scope that a route needs is checked here.
+    FastAPI's layers take longer than parsing a row. The endpoints take only the request and path
+    parameters, and this class checks the scope of the API key.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[APIRoute]) -> None:
@@ -48,11 +48,11 @@ class Shortcut:
         answer: ASGIApp
         try:
             if needed is not None and needed not in scope[SCOPES_KEY]:
-                authorize(scope, needed)  # raises why not
+                authorize(scope, needed)  # raises the error
             response = await route.endpoint(request, **parameters)
         except DubitoError as error:
             response = error_response(scope, error)
-        is_large = isinstance(response, PartsResponse) or len(response.body) >= PACKED_FROM
+        is_large = isinstance(response, PartsResponse) or len(response.body) >= MIN_GZIP_BYTES
         answer = GZipMiddleware(response, **GZIP) if is_large else response
         await answer(scope, receive, send)
 
