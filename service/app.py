@@ -30,9 +30,8 @@ from service.api import (
     problems,
 )
 from service.api.dependencies import check_query_is_read
-from service.api.document import OpenApiDocument
 from service.api.http_forms import HttpForms
-from service.api.openapi import DEFAULT_ERRORS
+from service.api.openapi import DEFAULT_ERRORS, OpenApiDocument
 from service.api.shortcut import GZIP, Shortcut
 from service.auth.auth import AuthMiddleware
 from service.auth.keys import KeyRing

@@ -1,6 +1,5 @@
 """`GET /predict/examples`: example rows for a version."""
 
-from datetime import UTC, datetime
 from math import floor, log10
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from model_store.artifacts.manifest import (
 )
 from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.openapi import ROW_ERRORS
-from service.api.responses import json_response
+from service.api.responses import format_time, json_response
 from service.api.schemas import ExamplesAnswer, ModelQuery
 from service.auth.scopes import needs
 from service.models.models import ServedModel
@@ -80,7 +79,5 @@ def _cell(column: AnyColumn, numbers: Float32[np.ndarray, "J"]) -> float | str |
     if column.indicator and numbers[-1]:
         return None
     value = column.mean + column.std * float(numbers[0])
-    if not isinstance(column, TimeColumn):
-        return round(value, DIGITS - floor(log10(column.std))) + 0.0  # turns -0.0 into 0.0
-    time = datetime.fromtimestamp(round(value, DIGITS - floor(log10(column.std))), UTC)
-    return f"{time:%Y-%m-%dT%H:%M}" if "day" in column.cycles else f"{time:%Y-%m-%d}"
+    value = round(value, DIGITS - floor(log10(column.std))) + 0.0  # turns -0.0 into 0.0
+    return format_time(column, value) if isinstance(column, TimeColumn) else value

@@ -1,6 +1,6 @@
 """Response fields of explanations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from model_store.artifacts.manifest import Manifest
-from model_store.inference.explanation import DividedFlag, Explanation
+from model_store.inference.explanation import Explanation
+from model_store.scores.records import take as take_rows
 from model_store.sources.columns import UnusualCells
 from service.api.fields import Field, answer_model
 
@@ -44,18 +45,10 @@ class ExplainedRows:
         return len(self.explanation.flag.statistic)
 
     def take(self, rows: slice) -> "ExplainedRows":
-        explanation, flag = self.explanation, self.explanation.flag
-
-        def part(values: Any) -> Any:
-            return None if values is None else values[rows]
-
-        flag = DividedFlag(
-            flag.statistic[rows],
-            {name: share[rows] for name, share in flag.share.items()},
-            {name: is_low[rows] for name, is_low in flag.is_low.items()},
-        )
-        parts = map(part, (explanation.falls, explanation.shares, explanation.nearest))
-        return ExplainedRows(self.manifest, Explanation(flag, *parts), part(self.cells))
+        explanation = take_rows(self.explanation, rows)
+        if explanation.nearest is not None:
+            explanation = replace(explanation, nearest=explanation.nearest[rows])
+        return ExplainedRows(self.manifest, explanation, self.cells and self.cells[rows])
 
 
 class DetectorShareAnswer(BaseModel):

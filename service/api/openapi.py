@@ -1,19 +1,41 @@
-"""Parts of the OpenAPI document that routes declare. `document.py` builds the document."""
+"""Build the OpenAPI document from the routes, and describe bodies and errors for the routes."""
 
-from collections.abc import Iterable
+import base64
+import io
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from PIL import Image
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    InputSpec,
+    Manifest,
+    TimeColumn,
+)
+from model_store.conformal.calibration import DEFAULT_FPR
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
+from service.api.responses import format_time
 from service.api.schemas import (
+    EXAMPLE_ROW,
     AcquireRequest,
     Envelope,
+    LabelsDeletion,
+    LabelsRequest,
     PredictJobRequest,
     PredictRequest,
+    Problem,
     RequestModel,
 )
+from service.auth.scopes import needed_scope
+from service.context import Context
 
 FORMS: dict[type[RequestModel], str] = {
     PredictRequest: "inputs",
@@ -33,6 +55,11 @@ PURPOSE_PARAMETER: dict[str, Any] = {
     "schema": {"type": "string", "enum": [TEST]},
     "description": "`test` excludes the rows from drift detection and metrics",
 }
+# FastAPI does not find these, because the routes parse their bodies themselves.
+BODIES = (PredictRequest, AcquireRequest, PredictJobRequest, LabelsRequest, LabelsDeletion, Problem)
+MAX_MODELS = 20  # with examples
+MAX_EXAMPLE_NUMBERS = 4096  # per row
+MAX_PIXELS = 1 << 20  # per example image
 
 
 def errors(*statuses: int) -> Answers:
@@ -104,3 +131,163 @@ def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
 def without_default(schema: dict[str, Any]) -> dict[str, Any]:
     """Remove the default from a schema, because some clients would send it."""
     return {name: value for name, value in schema.items() if name != "default"}
+
+
+class OpenApiDocument:
+    """OpenAPI document, rebuilt if the served models or the API keys change."""
+
+    def __init__(self, app: FastAPI, context: Context, routes: Sequence[APIRoute]) -> None:
+        self._build = app.openapi
+        self._context = context
+        self._routes = routes
+        self._document: dict[str, Any] = {}
+        self._state: Any = None  # models and keys of `_document`
+
+    def __call__(self) -> dict[str, Any]:
+        keys, manifests = self._context.key_ring.keys, list[Manifest]()
+        if keys.api_is_open:  # otherwise model names are not public
+            models = self._context.models
+            latest = [models.latest(name) for name in models.names()[:MAX_MODELS]]
+            manifests = [manifest for manifest in latest if manifest is not None]
+        needs_keys = bool(keys.names)
+        state = needs_keys, keys.api_is_open, [(m.name, m.version) for m in manifests]
+        if state != self._state:
+            document = with_schemas(without_null(self._build()))
+            document = with_examples(document, manifests)
+            if needs_keys:
+                document = with_keys(document, self._routes, keys.api_is_open)
+            self._document, self._state = document, state
+        return self._document
+
+
+def without_null(document: dict[str, Any]) -> dict[str, Any]:
+    """Remove `null` from the schemas of query parameters."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "query":
+                    parameter["schema"] = query_schema(parameter["schema"])
+    return document
+
+
+def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
+    """Add the schemas of request bodies and errors."""
+    _, generated = models_json_schema(
+        [(kind, "validation") for kind in BODIES], ref_template=f"{SCHEMAS}{{model}}"
+    )
+    schemas = generated["$defs"]
+    for schema in schemas.values():
+        schema.pop("examples", None)
+    for kind, rows_field in FORMS.items():
+        schema = schemas[kind.__name__]
+        files = {
+            "type": "array",
+            "items": BINARY,
+            "minItems": 1,
+            "description": "PNG, JPEG, WebP or BMP files, for image models",
+        }
+        fields = {name: without_default(field) for name, field in schema["properties"].items()}
+        form = {**schema, "title": form_name(kind), "properties": {**fields, rows_field: files}}
+        schemas[form_name(kind)] = form
+    components = document["components"]
+    schemas = {**components["schemas"], **schemas}
+    return {**document, "components": {**components, "schemas": schemas}}
+
+
+def with_keys(
+    document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool
+) -> dict[str, Any]:
+    """Add the scope that each route needs, and the responses 401 and 403."""
+    schemes = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    }
+    paths = {path: dict(operations) for path, operations in document["paths"].items()}
+    for route in routes:
+        needed = needed_scope(route)
+        if not route.include_in_schema or needed is None or (api_is_open and needed != "admin"):
+            continue
+        for method in route.methods or ():
+            operation = paths[route.path][method.lower()]
+            paths[route.path][method.lower()] = {
+                **operation,
+                "security": [{"bearer": [needed]}, {"key": [needed]}],
+                "responses": {
+                    **operation["responses"],
+                    "401": {"description": "No valid key", **PROBLEM},
+                    "403": {"description": f"The key lacks the scope {needed}", **PROBLEM},
+                },
+            }
+    components = {**document["components"], "securitySchemes": schemes}
+    return {**document, "paths": paths, "components": components}
+
+
+def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> dict[str, Any]:
+    """Add examples of requests to the served models."""
+    rows = [(manifest, example_row(manifest.input)) for manifest in manifests]
+    rows = [(manifest, row) for manifest, row in rows if row is not None]
+    paths = dict(document["paths"])
+    for path, make in (("/predict", _predict), ("/acquire", _acquire), ("/labels", _labels)):
+        made: dict[str, Any] = {}
+        for manifest, row in rows:
+            made |= {title: {"value": value} for title, value in make(manifest, row).items()}
+        if made and path in paths:
+            post = paths[path]["post"]
+            content = post["requestBody"]["content"]
+            content = {**content, JSON: {**content[JSON], "examples": made}}
+            post = {**post, "requestBody": {**post["requestBody"], "content": content}}
+            paths[path] = {**paths[path], "post": post}
+    return {**document, "paths": paths}
+
+
+def example_row(spec: InputSpec) -> Any:
+    """Return a typical row for a model, or None if rows are too long for an example."""
+    if spec.text is not None:
+        return "a text"
+    if spec.columns:
+        return {column.name: _value(column) for column in spec.columns}
+    if (spec.shape, spec.minimum, spec.maximum) == ((8, 8), 0.0, 16.0):  # scikit-learn's digits
+        return EXAMPLE_ROW
+    if np.prod(spec.shape) <= MAX_EXAMPLE_NUMBERS:
+        middle = spec.minimum / 2 + spec.maximum / 2
+        return np.full(spec.shape, int(middle) if spec.takes_ids else middle).tolist()
+    if spec.image is None or np.prod(spec.shape[-2:]) > MAX_PIXELS:
+        return None
+    file = io.BytesIO()
+    height, width = spec.shape[-2:]
+    grey = 128 if spec.image.mode == "L" else (128, 128, 128)
+    Image.new(spec.image.mode, (width, height), grey).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _value(column: AnyColumn) -> float | str:
+    if isinstance(column, CategoricalColumn):
+        return column.categories[0]
+    if isinstance(column, TimeColumn):
+        return format_time(column, column.mean)
+    return float(f"{column.mean:.4g}")
+
+
+def _predict(manifest: Manifest, row: Any) -> dict[str, Any]:
+    name, smallest = manifest.name, manifest.detectors.smallest_fpr
+    plain = {"model": name, "inputs": [row]}
+    if smallest > DEFAULT_FPR:
+        return {name: {**plain, "fpr": smallest}}
+    draws = {"num_samples": manifest.noise.default_draws, "seed": 7}
+    options = {**draws, "fpr": DEFAULT_FPR, "coverage": 0.95}
+    return {
+        name: plain,
+        f"{name}, with options": {**plain, "version": "latest", **options},
+        f"{name}, two rows, a false discovery rate": {**plain, "inputs": [row, row], "fdr": 0.1},
+    }
+
+
+def _acquire(manifest: Manifest, row: Any) -> dict[str, Any]:
+    pool = {"pool": [row, row], "ids": ["one", "another"]}
+    return {manifest.name: {"model": manifest.name, **pool, "k": 1, "seed": 7}}
+
+
+def _labels(manifest: Manifest, row: Any) -> dict[str, Any]:
+    value = {"target": 0.0} if manifest.classes is None else {"label": manifest.classes[0]}
+    label = {"id": "one", **value, "input": row}
+    return {manifest.name: {"model": manifest.name, "labels": [label]}}

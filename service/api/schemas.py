@@ -23,7 +23,6 @@ NOT_EMPTY: dict[str, Any] = {"minItems": 1}  # documented here, checked elsewher
 EXAMPLE_ROW: list[Any] = [
     int(pixel, 16) for pixel in "007fd10008d6f400021dd000002fb1000001cc1000001a8000845e90007dd900"
 ]
-EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 
 
 def _keep_first_invalid(values: Any) -> Any:
@@ -98,23 +97,7 @@ class PredictRequest(Envelope):
         json_schema_extra={
             "examples": [
                 {"inputs": [EXAMPLE_ROW]},
-                {
-                    "model": "digits",
-                    "version": "latest",
-                    "inputs": [EXAMPLE_ROW, EXAMPLE_NOISE],
-                    "num_samples": 100,
-                    "seed": 7,
-                    "fpr": 0.05,
-                    "coverage": 0.95,
-                    "risk": 0.05,
-                },
-                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
-                {
-                    "inputs": [EXAMPLE_ROW],
-                    "priors": {str(digit): 0.55 if digit == 8 else 0.05 for digit in range(10)},
-                },
-                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
-                {"inputs": [EXAMPLE_NOISE], "explain": True},
+                {"model": "digits", "inputs": [EXAMPLE_ROW], "num_samples": 100, "seed": 7},
             ]
         }
     )
@@ -157,7 +140,7 @@ class PredictJobRequest(PredictRequest):
     """Request to predict a file of rows in the background."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "format": "npz"}]}
+        json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW], "format": "npz"}]}
     )
 
     inputs: list[Any] = []
@@ -177,16 +160,7 @@ class AcquireRequest(Envelope):
     """Request to rank an unlabelled pool."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "pool": [EXAMPLE_ROW, EXAMPLE_NOISE],
-                    "ids": ["a three", "noise"],
-                    "k": 1,
-                    "seed": 7,
-                }
-            ]
-        }
+        json_schema_extra={"examples": [{"pool": [EXAMPLE_ROW], "ids": ["a"], "k": 1, "seed": 7}]}
     )
 
     pool: list[Any] = []
@@ -259,14 +233,13 @@ class LabelEntry(RequestModel):
     """row, like an item of `inputs` in /predict, unless /acquire stored it"""
 
 
-EXAMPLE_LABEL: dict[str, Any] = {"id": "a three", "label": "3", "input": EXAMPLE_ROW}
-
-
 class LabelsRequest(RequestModel):
     """Request to store labels."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"model": "digits", "labels": [EXAMPLE_LABEL]}]}
+        json_schema_extra={
+            "examples": [{"labels": [{"id": "a", "label": "3", "input": EXAMPLE_ROW}]}]
+        }
     )
 
     model: str | None = None
@@ -330,9 +303,7 @@ class LabelListAnswer(BaseModel):
 class LabelsDeletion(RequestModel):
     """Request to delete labels."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"model": "digits", "ids": ["mine"]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["a"]}]})
 
     model: str | None = None
     """name of a published model; optional if there is only one"""

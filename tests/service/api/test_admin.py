@@ -117,7 +117,7 @@ def test_a_store_that_may_not_be_written_to_is_said_so(administrator, own_store)
     alias.mkdir()
     answer = administrator.post("/admin/models/digits/versions/1/promote")
     assert answer.status_code == 409
-    assert "latest: expected a store that the service may write to" in answer.json()["detail"]
+    assert "latest: expected a writable store" in answer.json()["detail"]
 
 
 CANDIDATE = "/admin/models/digits/candidate"
