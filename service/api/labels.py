@@ -228,7 +228,9 @@ def _row(
         return rows_array([entry.input], spec, "input", max_pixels, call, encoder)[0]
     except InvalidInput as error:
         path = f"labels.{n}.input"
-        raise error.rename_fields(lambda f: path + f.removeprefix("input").removeprefix(".0")) from None
+        raise error.rename_fields(
+            lambda f: path + f.removeprefix("input").removeprefix(".0")
+        ) from None
 
 
 @router.get(
