@@ -1,1 +1,1 @@
-"""The routes, the forms of requests and answers, and errors."""
+"""HTTP routes, request and response models, and error responses."""

@@ -28,7 +28,10 @@ class ReportAnswer(BaseModel):
 
 
 class DriftAnswer(BaseModel):
-    """Drift test on live rows. The largest evidence, in nats, raises the alarm at `alarm_at`."""
+    """Drift test on live rows.
+
+    The alarm is on if the largest evidence, in nats, reached `alarm_at`.
+    """
 
     rows: int
     flag_rate: float | None
@@ -80,7 +83,7 @@ class ModelAnswer(OverviewAnswer):
 
 
 class VersionAnswer(BaseModel):
-    """A model version. `broken` is the reason if it cannot be served."""
+    """A model version. `broken` is the reason why it cannot be served, or null."""
 
     name: str
     version: str
@@ -129,9 +132,9 @@ class PromoteAnswer(BaseModel):
 
 
 class CandidateJobAnswer(BaseModel):
-    """Last job that fitted a candidate, with the end of its log.
+    """Last job that fitted a candidate, with the end of the log.
 
-    `can_fit` is true if the service can run such jobs. `command` fits a candidate elsewhere.
+    `can_fit` is true if the service can run the job. `command` fits a candidate elsewhere.
     """
 
     model: str
@@ -142,7 +145,7 @@ class CandidateJobAnswer(BaseModel):
 
 
 class UnloadAnswer(BaseModel):
-    """Unloaded version. `unloaded` is false if it was not in memory."""
+    """Result of unloading a version. `unloaded` is false if it was not in memory."""
 
     model: str
     version: str
@@ -150,7 +153,7 @@ class UnloadAnswer(BaseModel):
 
 
 class DriftResetAnswer(BaseModel):
-    """Version of the reset detector. `reset` is false if it had seen no live rows."""
+    """Result of a drift reset. `reset` is false if there were no live rows."""
 
     model: str
     version: str

@@ -16,7 +16,7 @@ from model_store.artifacts.manifest import (
 )
 from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.openapi import ROW_ERRORS
-from service.api.responses import format_time, json_response
+from service.api.responses import format_column_time, json_response
 from service.api.schemas import ExamplesAnswer, ModelQuery
 from service.auth.scopes import needs
 from service.models.models import ServedModel
@@ -80,4 +80,4 @@ def _cell(column: AnyColumn, numbers: Float32[np.ndarray, "J"]) -> float | str |
         return None
     value = column.mean + column.std * float(numbers[0])
     value = round(value, DIGITS - floor(log10(column.std))) + 0.0  # turns -0.0 into 0.0
-    return format_time(column, value) if isinstance(column, TimeColumn) else value
+    return format_column_time(column, value) if isinstance(column, TimeColumn) else value

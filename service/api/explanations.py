@@ -73,7 +73,7 @@ class UnseenAnswer(BaseModel):
 
 
 class NearestAnswer(BaseModel):
-    """A training row and its root-mean-square difference from the row."""
+    """A nearby training row and its root-mean-square distance."""
 
     id: str
     distance: float
@@ -110,7 +110,7 @@ def _map(explained: ExplainedRows) -> np.ndarray | None:
     return None if shares is None else shares.reshape(-1, *explained.manifest.input.shape)
 
 
-def _odd_columns(explained: ExplainedRows, kind: str) -> np.ndarray | None:
+def _mark_columns(explained: ExplainedRows, kind: str) -> np.ndarray | None:
     """Mark the columns that are `unseen` or `missing` in each row."""
     if explained.cells is None:
         return None
@@ -195,14 +195,14 @@ EXPLANATION = (
         "unseen",
         list[UnseenAnswer] | None,
         "columns with an unknown category, and its first 100 characters",
-        lambda explained: _odd_columns(explained, "unseen"),
+        lambda explained: _mark_columns(explained, "unseen"),
         json=_unseen,
     ),
     Field(
         "missing",
         list[str] | None,
         "columns whose value is `null`",
-        lambda explained: _odd_columns(explained, "missing"),
+        lambda explained: _mark_columns(explained, "missing"),
         json=_missing,
     ),
     Field(

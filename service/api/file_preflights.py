@@ -39,7 +39,7 @@ class FilePreflights:
         try:
             outcome = self._run(content, spec, call)
         except StopRequested:
-            raise NotReady("the service is about to end") from None
+            raise NotReady("the service is shutting down") from None
         if isinstance(outcome, int):
             call.reservation.reserve(outcome, field)
         elif time.monotonic() > call.deadline:
@@ -47,7 +47,7 @@ class FilePreflights:
         else:
             limits = f"{MAX_BYTES} bytes of memory and {MAX_S:g} s"
             expected = f"a Parquet file that is read in {limits}"
-            raise InvalidInput(field, expected, f"one that takes more ({outcome})")
+            raise InvalidInput(field, expected, f"a file that takes more ({outcome})")
 
     def close(self) -> None:
         if self._process is not None:

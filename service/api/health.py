@@ -1,4 +1,4 @@
-"""Routes of health checks and metrics."""
+"""Routes for health checks and metrics."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from service.context import Context
 from service.errors import NotReady
 from service.models.models import HOW_TO_PUBLISH
 
-PREFLIGHTS_RUNNING = "the versions to be served are being tried"
+PREFLIGHTS_RUNNING = "the service is still checking the versions to serve"
 
 router = APIRouter(tags=["Health"])
 
@@ -52,7 +52,7 @@ def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]
         NotReady: if no model is served or the service is shutting down.
     """
     if context.ending.is_set():
-        raise NotReady("the service is about to end")
+        raise NotReady("the service is shutting down")
     serving = context.served_versions()
     if not serving:
         problems = context.watcher.problems.values() if shows_reasons else ()

@@ -14,7 +14,7 @@ from service.request_context import RequestContext
 _KEY = re.compile(r"[!-~]{1,255}")
 
 
-async def repeatable(
+async def identify_request(
     context: Context, call: RequestContext, body: bytes | bytearray
 ) -> Repeatable | None:
     """Return the identity of a request with an idempotency key, or None.

@@ -1,4 +1,4 @@
-"""Routes of existing jobs. `new_jobs.py` creates jobs."""
+"""Routes for existing jobs. `new_jobs.py` creates jobs."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from service.api.dependencies import CurrentContext, LinkPrefix, Owner
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, ROW_ERRORS, answers, errors
 from service.api.requests import NPZ, PARQUET
-from service.api.responses import json_response, moment
+from service.api.responses import format_timestamp, json_response
 from service.api.schemas import AcquireAnswer, JobAnswer, JobsAnswer, JobsQuery
 from service.auth.scopes import needs
 from service.context import Context
@@ -132,12 +132,12 @@ def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
         "progress": share,
         "worked_s": job.worked_s,
         "seconds_left": left,
-        "created": moment(job.created),
-        "begun": moment(job.begun),
-        "ended": moment(job.ended),
+        "created": format_timestamp(job.created),
+        "begun": format_timestamp(job.begun),
+        "ended": format_timestamp(job.ended),
         "expires": None
         if job.ended is None
-        else moment(job.ended + context.settings.job_retention_s),
+        else format_timestamp(job.ended + context.settings.job_retention_s),
         "error": job.outcome if job.state == "failed" else None,
         "result": f"{prefix}/jobs/{job.id}/result" if is_done else None,
     }

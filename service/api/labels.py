@@ -1,4 +1,4 @@
-"""Routes of labels and live quality."""
+"""Routes for labels and live quality."""
 
 import sqlite3
 from dataclasses import asdict
@@ -27,11 +27,11 @@ from model_store.state.labels import (
 from model_store.state.live import MIN_CONTROL_ROWS, live_figures
 from service import limits
 from service.api.dependencies import CurrentContext, CurrentRequest
-from service.api.idempotency import repeatable
+from service.api.idempotency import identify_request
 from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, json_body
 from service.api.requests import parse_json, read_body, require_json, validate
-from service.api.responses import json_response, moment
+from service.api.responses import format_timestamp, json_response
 from service.api.rows import rows_array
 from service.api.schemas import (
     Envelope,
@@ -69,7 +69,7 @@ async def post_labels(context: CurrentContext, call: CurrentRequest) -> Response
     require_json(call.request)
     body = await _body(call)
     try:
-        repeat = await repeatable(context, call, body)
+        repeat = await identify_request(context, call, body)
         answer = orjson.dumps(await _keep(context, call, body, repeat))
     except Repeated as repeated:
         answer = repeated.answer
@@ -118,7 +118,7 @@ async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Quer
     after = labels[-1]["place"] if len(rows) > len(labels) else None
     for label in labels:
         del label["place"]
-        label["time"] = moment(label["time"])
+        label["time"] = format_timestamp(label["time"])
     return json_response({"model": name, "labels": labels, "next": after})
 
 
@@ -252,7 +252,7 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
         numbers, rows, tried = NO_COUNTS, [], []
     else:
         numbers, rows = counts(database, name), control_labels(database, name)
-        tried = [{**c, "time": moment(c["time"])} for c in candidates(database, name)]
+        tried = [{**c, "time": format_timestamp(c["time"])} for c in candidates(database, name)]
     by_version: dict[str, list[tuple[dict[str, Any], str | float]]] = {}
     if serving is not None:
         by_version[serving] = []
@@ -264,7 +264,7 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
         figures = live_figures(pairs) if len(pairs) >= MIN_CONTROL_ROWS else None
         if figures is None:
             null_because[f"live.{version}.figures"] = (
-                f"too few labels of control rows that version {version} set aside: "
+                f"too few labelled control rows of version {version}: "
                 f"{len(pairs)}, needs {MIN_CONTROL_ROWS}"
             )
         live.append(

@@ -1,4 +1,4 @@
-"""Routes of models, versions and evaluation reports."""
+"""Routes for models, versions and evaluation reports."""
 
 from functools import partial
 from typing import Annotated, Any

@@ -25,7 +25,7 @@ from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service import limits
 from service.api.acquire import find_names, select_rows
 from service.api.dependencies import CurrentContext
-from service.api.idempotency import repeatable
+from service.api.idempotency import identify_request
 from service.api.jobs import job_json
 from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, request_body
@@ -86,7 +86,7 @@ async def _accept(
     call.started = time.monotonic()  # excludes the upload, which can take long
     call.deadline = call.started + settings.deadline_s
     try:
-        repeat = await repeatable(context, call, body)
+        repeat = await identify_request(context, call, body)
         new_job = await _check(context, call, kind, body, envelope_kind, field)
         try:
             job = await context.threads.state(lambda: new_job.queue(repeat))
@@ -113,7 +113,7 @@ async def _check(
     envelope, inline = await read_rows(context, call, body, envelope_kind, field, max_rows, ENDINGS)
     for name in ("deadline_s", "return_samples", "explain"):
         if getattr(envelope, name, None):
-            raise InvalidInput(name, "none of a job", "one")
+            raise InvalidInput(name, "no value for a job", "one")
     loaded = await context.find_model(call, envelope)
     rows: RowFile | np.ndarray
     if inline is None:
@@ -123,7 +123,7 @@ async def _check(
     del inline  # can be much larger than the numbers
     num_samples = resolve_num_samples(envelope, loaded, context.settings)
     if len(rows) * num_samples > limits.MAX_JOB_ROW_DRAWS:
-        expected = f"at most {limits.MAX_JOB_ROW_DRAWS} of a job"
+        expected = f"at most {limits.MAX_JOB_ROW_DRAWS} per job"
         raise TooLarge("rows x num_samples", expected, str(len(rows) * num_samples))
     names = await find_names(context, call, envelope, rows)
     return NewJob(context, call, kind, envelope, loaded, field, rows, names, num_samples)

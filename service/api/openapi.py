@@ -22,7 +22,7 @@ from model_store.artifacts.manifest import (
 from model_store.conformal.calibration import DEFAULT_FPR
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
-from service.api.responses import format_time
+from service.api.responses import format_column_time
 from service.api.schemas import (
     EXAMPLE_ROW,
     AcquireRequest,
@@ -264,7 +264,7 @@ def _value(column: AnyColumn) -> float | str:
     if isinstance(column, CategoricalColumn):
         return column.categories[0]
     if isinstance(column, TimeColumn):
-        return format_time(column, column.mean)
+        return format_column_time(column, column.mean)
     return float(f"{column.mean:.4g}")
 
 

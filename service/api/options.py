@@ -76,9 +76,7 @@ def decision_options(
     if priors is not None:
         for name in INCOMPATIBLE_WITH_PRIORS:
             if getattr(envelope, name) is not None:
-                raise InvalidInput(
-                    name, "no such field with priors, which void its guarantee", "both"
-                )
+                raise InvalidInput(name, "no value with priors, which void its guarantee", "both")
         return DecisionOptions(fpr, None, envelope.coverage, None, None, priors)
     risk = _resolve_risk(envelope.risk, loaded, num_samples, fpr)
     return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, envelope.confidence)

@@ -33,7 +33,7 @@ from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
     NPZ,
     check_row_count,
-    find_odd_cells,
+    find_unusual_cells,
     is_test,
     negotiate_media_type,
     read_body,
@@ -142,7 +142,7 @@ async def predict(
         rows, work.rows, cells = work.rows, [], None
         x = await to_numbers(context, call, rows, loaded, work.field, envelope.encoded)
         if envelope.explain and manifest.input.columns and not isinstance(rows, RowFile):
-            cells = await find_odd_cells(context, call, rows, loaded)
+            cells = await find_unusual_cells(context, call, rows, loaded)
         del rows
         keep, priors = envelope.return_samples, options.priors
         computed = EngineWork(loaded, x, num_samples, envelope.seed, call, keep, priors=priors)

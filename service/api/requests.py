@@ -204,7 +204,7 @@ async def read_rows(
     if media_type in endings:
         envelope = parse_query(call.request, kind, rows_field)
         if getattr(envelope, file_field, None) is not None:
-            raise InvalidInput(file_field, "no such field with a body that is a file", "both")
+            raise InvalidInput(file_field, "no value if the body is a file", "both")
         return envelope, None
     work = partial(_read, call, media_type, body, kind, rows_field, max_rows)
     if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
@@ -214,7 +214,7 @@ async def read_rows(
     call.record.parsed_at = time.perf_counter()
     if getattr(envelope, file_field, None) is not None:
         if len(rows) > 0:
-            raise InvalidInput(file_field, f"no such field with {rows_field}", "both")
+            raise InvalidInput(file_field, f"no value with {rows_field}", "both")
         return envelope, None
     check_row_count(rows_field, len(rows), max_rows)
     return envelope, rows
@@ -304,7 +304,7 @@ async def to_numbers(
     return work()
 
 
-async def find_odd_cells(
+async def find_unusual_cells(
     context: Context, call: RequestContext, rows: Rows, loaded: ServedModel
 ) -> list[UnusualCells] | None:
     """Find unknown categories and missing values. Return None unless all rows are objects."""
@@ -422,7 +422,8 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     if cost > MAX_PARSE_COST:  # count exactly only if this upper bound is too high
         cost = sum(weight * body.count(mark) for mark, weight in PARSE_COSTS.items())
     if cost > MAX_PARSE_COST:
-        expected = f"JSON of at most {MAX_PARSE_COST} marks ([ and {{ count ten times, : twice)"
+        counting = "[ and { count ten times, : twice"
+        expected = f"JSON of at most {MAX_PARSE_COST} punctuation marks ({counting})"
         raise TooLarge("body", expected, str(cost))
     try:
         content = orjson.loads(body)
@@ -526,7 +527,7 @@ def parse_form(
         expected = "multipart/form-data with the boundary of its Content-Type"
         raise InvalidInput("body", expected, "a malformed form") from None
     if not form.is_complete:
-        raise InvalidInput("body", "a complete form", "a form without its end")
+        raise InvalidInput("body", "a complete form", "an incomplete form")
     if not all(part.name for part in form.parts):
-        raise InvalidInput("body", "a name for each part", "a part without one")
+        raise InvalidInput("body", "a name for each part", "an unnamed part")
     return form.parts

@@ -57,14 +57,14 @@ def response(
     return PartsResponse(parts, media_type, headers or {})
 
 
-def moment(seconds: float | None) -> str | None:
+def format_timestamp(seconds: float | None) -> str | None:
     """Format seconds since 1970 as UTC (RFC 3339)."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def format_time(column: TimeColumn, seconds: float) -> str:
+def format_column_time(column: TimeColumn, seconds: float) -> str:
     """Format seconds since 1970 for a time column, as a date unless the time of day matters."""
     time = datetime.fromtimestamp(seconds, UTC)
     return f"{time:%Y-%m-%dT%H:%M}" if "day" in column.cycles else f"{time:%Y-%m-%d}"

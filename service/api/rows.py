@@ -203,7 +203,7 @@ class _Reader:
         resized = resized_pixels(image, shape, spec, field)
         self.pixels += decoded_pixels(image) + resized
         if self.pixels > self.max_pixels:
-            expected = f"images of at most {self.max_pixels} pixels together"
+            expected = f"images of at most {self.max_pixels} pixels in total"
             raise TooLarge(self.field, expected, "more")
         with self.reservation.hold(2 * len(content) + decoding_bytes(image, resized), field):
             return pixels(image, shape, spec, field).astype(np.float32)
@@ -268,7 +268,7 @@ def _check_ids(flat: np.ndarray, spec: InputSpec, field: str, first_row: int = 0
     is_id = (flat >= spec.minimum) & (flat <= spec.maximum) & (flat == np.floor(flat))
     if not is_id.all():
         n, i = np.argwhere(~is_id)[0]
-        expected = f"an id, a whole number from {spec.minimum:.0f} to {spec.maximum:.0f}"
+        expected = f"an integer id from {spec.minimum:.0f} to {spec.maximum:.0f}"
         raise InvalidInput(f"{field}.{n + first_row}.{i}", expected, f"{flat[n, i]:.17g}"[:40])
 
 

@@ -15,7 +15,7 @@ from model_store.inference.noise import MAX_SEED
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
 
-Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # RFC 3339, in UTC
+Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # RFC 3339, in UTC
 
 NOT_EMPTY: dict[str, Any] = {"minItems": 1}  # documented here, checked elsewhere
 
@@ -288,7 +288,7 @@ class KeptLabel(BaseModel):
     label: str | None
     target: float | None
     annotator: str | None
-    time: Moment
+    time: Timestamp
     control: bool
 
 
@@ -344,7 +344,7 @@ class CandidateAnswer(BaseModel):
     labels: int
     control_labels: int
     promoted: bool
-    time: Moment
+    time: Timestamp
     why: str
     control: dict[str, Any] | None
     lost: dict[str, Any] | None = None
@@ -453,10 +453,10 @@ class JobAnswer(BaseModel):
     progress: float
     worked_s: float
     seconds_left: float | None
-    created: Moment
-    begun: Moment | None
-    ended: Moment | None
-    expires: Moment | None
+    created: Timestamp
+    begun: Timestamp | None
+    ended: Timestamp | None
+    expires: Timestamp | None
     error: str | None
     result: str | None
 

@@ -81,7 +81,7 @@ class Preflights:
         try:
             failure = self.submit(manifest).result()
         except StopRequested:
-            raise NotReady("the service is about to end") from None
+            raise NotReady("the service is shutting down") from None
         # Otherwise the files are invalid, and loading the version raises a better error.
         if failure is not None and failure.is_read:
             raise manifest.broken(failure.file, failure.reason)

@@ -209,7 +209,7 @@ def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
         (
             {"pool_file": "rows.npz", "pool": [[0] * 64]},
             422,
-            "pool_file: expected no such field with pool, got both",
+            "pool_file: expected no value with pool, got both",
         ),
         ({"pool_file": "../rows.npz"}, 422, "a path outside the folder"),
         ({"pool_file": "no.npz"}, 422, "a missing file"),
@@ -223,7 +223,7 @@ def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
         (
             {"pool_file": "rows.npz", "deadline_s": 5},
             422,
-            "deadline_s: expected none of a job, got one",
+            "deadline_s: expected no value for a job, got one",
         ),
         ({"pool_file": "rows.npz", "model": "no"}, 404, "model: expected one of"),
         ({"pool": [[0] * 63]}, 422, "pool.0: expected an array of 64"),

@@ -124,9 +124,9 @@ def test_a_pool_is_ranked_under_priors(client):
         ({"priors": SKEWED | {"8": -0.1}}, "priors.8: expected a share from 0 to 1, got -0.1"),
         ({"priors": SKEWED | {"8": "much"}}, "priors: expected a valid number, got a string"),
         ({"priors": [0.1] * 10}, "priors: expected a valid dictionary"),
-        ({"priors": SKEWED, "fdr": 0.1}, "fdr: expected no such field with priors"),
-        ({"priors": SKEWED, "risk": 0.2}, "risk: expected no such field with priors"),
-        ({"priors": SKEWED, "confidence": 0.9}, "confidence: expected no such field with priors"),
+        ({"priors": SKEWED, "fdr": 0.1}, "fdr: expected no value with priors"),
+        ({"priors": SKEWED, "risk": 0.2}, "risk: expected no value with priors"),
+        ({"priors": SKEWED, "confidence": 0.9}, "confidence: expected no value with priors"),
     ],
 )
 def test_wrong_priors_are_refused_by_name(client, asked, says):

@@ -307,7 +307,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(client, size):
 def test_limits_on_images_are_kept(client):
     assert_refused(
         upload(client, [picture()] * 25),
-        "inputs: expected images of at most 1000 pixels together",
+        "inputs: expected images of at most 1000 pixels in total",
         413,
     )
     assert_refused(

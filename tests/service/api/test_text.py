@@ -120,7 +120,7 @@ def test_a_row_that_is_no_text_is_refused_by_its_name(client, row, says):
     [
         (
             [0] * 6 + [VOCABULARY],
-            f"inputs.1.6: expected an id, a whole number from 0 to {VOCABULARY - 1}, got ",
+            f"inputs.1.6: expected an integer id from 0 to {VOCABULARY - 1}, got ",
         ),
         ([0] * 6 + [-1], "inputs.1.6: expected an id"),
         ([1.5] + [0] * 6, "inputs.1.0: expected an id"),

@@ -104,7 +104,7 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
         rows, spec, "inputs", 2_040_800, RequestContext(Reservation(ByteBudget(20 << 20)))
     ).shape == (2, 16)
     with pytest.raises(
-        TooLarge, match=r"inputs: expected images of at most 2040799 pixels together"
+        TooLarge, match=r"inputs: expected images of at most 2040799 pixels in total"
     ):
         rows_array(
             rows, spec, "inputs", 2_040_799, RequestContext(Reservation(ByteBudget(20 << 20)))

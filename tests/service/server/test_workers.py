@@ -121,7 +121,7 @@ def test_from_sigterm_on_the_service_is_not_ready_but_answers_until_its_notice_i
         assert "connection" not in client.get("/health/ready").headers
         process.terminate()
         wait_until(lambda: client.get("/health/ready").status_code == 503)
-        assert "about to end" in client.get("/health/ready").json()["detail"]
+        assert "shutting down" in client.get("/health/ready").json()["detail"]
         answer = client.post("/predict", json={"inputs": [ROW]})
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert client.get("/health/live").status_code == 200
