@@ -78,10 +78,8 @@ async def post_predict_job(request: Request, context: CurrentContext) -> Respons
 async def _accept(
     request: Request, context: Context, kind: Kind, envelope_kind: type[Any], field: str
 ) -> Response:
-    settings, call = (
-        context.settings,
-        RequestContext.from_request(request, context.settings.deadline_s),
-    )
+    settings = context.settings
+    call = RequestContext.from_request(request, settings.deadline_s)
     body = await read_body(call, settings.max_body_bytes)
     call.started = time.monotonic()  # excludes the upload, which can take long
     call.deadline = call.started + settings.deadline_s

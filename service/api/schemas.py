@@ -48,11 +48,13 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class ModelRequest(RequestModel):
-    """Common fields of requests to a model."""
-
+class ModelName(RequestModel):
     model: str | None = None
     """name of a published model; optional if there is only one"""
+
+
+class ModelRequest(ModelName):
+    """Common fields of requests to a model."""
 
     version: str = "latest"
     """version number or alias"""
@@ -233,7 +235,7 @@ class LabelEntry(RequestModel):
     """row, like an item of `inputs` in /predict, unless /acquire stored it"""
 
 
-class LabelsRequest(RequestModel):
+class LabelsRequest(ModelName):
     """Request to store labels."""
 
     model_config = ConfigDict(
@@ -241,9 +243,6 @@ class LabelsRequest(RequestModel):
             "examples": [{"labels": [{"id": "a", "label": "3", "input": EXAMPLE_ROW}]}]
         }
     )
-
-    model: str | None = None
-    """name of a published model; optional if there is only one"""
 
     labels: Annotated[list[LabelEntry], Field(fail_fast=True)] = Field(min_length=1)
     """labels, with unique row ids"""
@@ -300,13 +299,10 @@ class LabelListAnswer(BaseModel):
     next: int | None
 
 
-class LabelsDeletion(RequestModel):
+class LabelsDeletion(ModelName):
     """Request to delete labels."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["a"]}]})
-
-    model: str | None = None
-    """name of a published model; optional if there is only one"""
 
     ids: Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
     """row ids"""

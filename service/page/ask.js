@@ -261,7 +261,7 @@ async function usualRows(model, version, { task }) {
 }
 
 /**
- * Predict rows or files. Invalid files are left out: `indices` are the answered ones and `rejections` the messages
+ * Predict rows or files. Invalid files are skipped: `indices` are the predicted rows and `rejections` the messages
  * about the others.
  */
 async function sendRows(files, rows, fields, signal) {

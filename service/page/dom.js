@@ -141,7 +141,7 @@ export function noModel(title, { models }) {
     h("h1", {}, title),
     h("section", { class: "card" },
       h("h2", {}, models.length ? "No model can be served" : "No model is published yet"),
-      models.length ? h("p", {}, h("a", { href: "#/models" }, "Models"), " shows what is wrong with the published ones.")
+      models.length ? h("p", {}, h("a", { href: "#/models" }, "Models"), " explains why the published models cannot be served.")
         : [h("p", {}, "Fit one on your own table, or on the bundled handwritten digits:"), h("pre", {}, "dubito fit --data csv:FILE --target COLUMN\ndubito fit recipes/digits.toml")],
       h("p", { class: "actions" }, h("button", { type: "button", class: "main", onclick: () => dispatchEvent(new HashChangeEvent("hashchange")) }, "Check again"))),
   ];
