@@ -233,17 +233,22 @@ ExplanationAnswer = answer_model(
 
 def null_because(explained: ExplainedRows) -> dict[str, str]:
     manifest, explanation = explained.manifest, explained.explanation
-    why: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     if manifest.input.columns:
-        why |= dict.fromkeys(("attributed", "map"), BY_COLUMN)
-        why |= {"columns": NO_USUAL} if explanation.falls is None else {}
-        why |= dict.fromkeys(("unseen", "missing"), NOT_OBJECTS) if explained.cells is None else {}
+        reasons |= dict.fromkeys(("attributed", "map"), BY_COLUMN)
+        if explanation.falls is None:
+            reasons["columns"] = NO_USUAL
+        if explained.cells is None:
+            reasons |= dict.fromkeys(("unseen", "missing"), NOT_OBJECTS)
     else:
-        why |= dict.fromkeys(("columns", "unseen", "missing"), NO_COLUMNS)
-        no_terms = OF_IDS if manifest.input.takes_ids else NO_TERMS
-        why |= dict.fromkeys(("attributed", "map"), no_terms) if explanation.shares is None else {}
-    no_rows = OF_IDS if manifest.input.takes_ids and manifest.encoder is None else NO_ROWS
-    return why | ({"nearest": no_rows} if explanation.nearest is None else {})
+        reasons |= dict.fromkeys(("columns", "unseen", "missing"), NO_COLUMNS)
+        if explanation.shares is None:
+            no_shares = OF_IDS if manifest.input.takes_ids else NO_TERMS
+            reasons |= dict.fromkeys(("attributed", "map"), no_shares)
+    if explanation.nearest is None:
+        has_ids = manifest.input.takes_ids and manifest.encoder is None
+        reasons["nearest"] = OF_IDS if has_ids else NO_ROWS
+    return reasons
 
 
 def explanation_bytes(manifest: Manifest, rows: int, as_arrays: bool) -> int:

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -87,10 +88,10 @@ def form_name(kind: type[RequestModel]) -> str:
 
 
 def json_body(kind: type[RequestModel]) -> dict[str, Any]:
-    examples = kind.model_json_schema()["examples"]
-    named = {f"example {i}": {"value": value} for i, value in enumerate(examples, start=1)}
+    values = kind.model_json_schema()["examples"]
+    examples = {f"example {i}": {"value": value} for i, value in enumerate(values, start=1)}
     schema = {"$ref": f"{SCHEMAS}{kind.__name__}"}
-    content = {JSON: {"schema": schema, "examples": named}}
+    content = {JSON: {"schema": schema, "examples": examples}}
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -152,25 +153,26 @@ class OpenApiDocument:
         needs_keys = bool(keys.names)
         state = needs_keys, keys.api_is_open, [(m.name, m.version) for m in manifests]
         if state != self._state:
-            document = with_schemas(without_null(self._build()))
-            document = with_examples(document, manifests)
+            document = deepcopy(self._build())
+            _remove_null(document)
+            _add_schemas(document)
+            _add_examples(document, manifests)
             if needs_keys:
-                document = with_keys(document, self._routes, keys.api_is_open)
+                _add_keys(document, self._routes, keys.api_is_open)
             self._document, self._state = document, state
         return self._document
 
 
-def without_null(document: dict[str, Any]) -> dict[str, Any]:
+def _remove_null(document: dict[str, Any]) -> None:
     """Remove `null` from the schemas of query parameters."""
     for operations in document["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "query":
                     parameter["schema"] = query_schema(parameter["schema"])
-    return document
 
 
-def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
+def _add_schemas(document: dict[str, Any]) -> None:
     """Add the schemas of request bodies and errors."""
     _, generated = models_json_schema(
         [(kind, "validation") for kind in BODIES], ref_template=f"{SCHEMAS}{{model}}"
@@ -189,58 +191,42 @@ def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
         fields = {name: without_default(field) for name, field in schema["properties"].items()}
         form = {**schema, "title": form_name(kind), "properties": {**fields, rows_field: files}}
         schemas[form_name(kind)] = form
-    components = document["components"]
-    schemas = {**components["schemas"], **schemas}
-    return {**document, "components": {**components, "schemas": schemas}}
+    document["components"]["schemas"] |= schemas
 
 
-def with_keys(
-    document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool
-) -> dict[str, Any]:
+def _add_keys(document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool) -> None:
     """Add the scope that each route needs, and the responses 401 and 403."""
-    schemes = {
+    document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
     }
-    paths = {path: dict(operations) for path, operations in document["paths"].items()}
     for route in routes:
         needed = needed_scope(route)
         if not route.include_in_schema or needed is None or (api_is_open and needed != "admin"):
             continue
         for method in route.methods or ():
-            operation = paths[route.path][method.lower()]
-            paths[route.path][method.lower()] = {
-                **operation,
-                "security": [{"bearer": [needed]}, {"key": [needed]}],
-                "responses": {
-                    **operation["responses"],
-                    "401": {"description": "No valid key", **PROBLEM},
-                    "403": {"description": f"The key lacks the scope {needed}", **PROBLEM},
-                },
+            operation = document["paths"][route.path][method.lower()]
+            operation["security"] = [{"bearer": [needed]}, {"key": [needed]}]
+            operation["responses"] |= {
+                "401": {"description": "No valid key", **PROBLEM},
+                "403": {"description": f"The key lacks the scope {needed}", **PROBLEM},
             }
-    components = {**document["components"], "securitySchemes": schemes}
-    return {**document, "paths": paths, "components": components}
 
 
-def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> dict[str, Any]:
+def _add_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> None:
     """Add examples of requests to the served models."""
-    rows = [(manifest, example_row(manifest.input)) for manifest in manifests]
+    rows = [(manifest, _example_row(manifest.input)) for manifest in manifests]
     rows = [(manifest, row) for manifest, row in rows if row is not None]
-    paths = dict(document["paths"])
     for path, make in (("/predict", _predict), ("/acquire", _acquire), ("/labels", _labels)):
-        made: dict[str, Any] = {}
+        examples: dict[str, Any] = {}
         for manifest, row in rows:
-            made |= {title: {"value": value} for title, value in make(manifest, row).items()}
-        if made and path in paths:
-            post = paths[path]["post"]
-            content = post["requestBody"]["content"]
-            content = {**content, JSON: {**content[JSON], "examples": made}}
-            post = {**post, "requestBody": {**post["requestBody"], "content": content}}
-            paths[path] = {**paths[path], "post": post}
-    return {**document, "paths": paths}
+            examples |= {title: {"value": value} for title, value in make(manifest, row).items()}
+        if examples and path in document["paths"]:
+            content = document["paths"][path]["post"]["requestBody"]["content"]
+            content[JSON]["examples"] = examples
 
 
-def example_row(spec: InputSpec) -> Any:
+def _example_row(spec: InputSpec) -> Any:
     """Return a typical row for a model, or None if rows are too long for an example."""
     if spec.text is not None:
         return "a text"

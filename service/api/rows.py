@@ -157,7 +157,7 @@ class _Reader:
         self.pixels = 0  # sum over images
         self.is_objects = bool(spec.columns)
         if self.is_objects and not isinstance(first, dict):
-            raise columns_expected(field, _kind_of(first))
+            raise columns_expected(field, _describe_row(first))
         self.is_images = spec.image is not None and isinstance(first, str | bytes)
         self.is_texts = spec.text is not None and isinstance(first, str | bytes | dict)
         is_nested = isinstance(first, list) and first != [] and isinstance(first[0], list)
@@ -235,7 +235,7 @@ def _block(
                 expected = f"an array of {length}"
                 if axis == 0:
                     expected += f" (rows have shape {shape}{_alternatives(spec)})"
-                raise InvalidInput(path(i, axis), expected, _kind_of(part))
+                raise InvalidInput(path(i, axis), expected, _describe_row(part))
         level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
@@ -251,7 +251,7 @@ def _block(
     return flat
 
 
-def _kind_of(row: Any) -> str:
+def _describe_row(row: Any) -> str:
     advice = "; send a file of many rows as the body" if isinstance(row, bytes) else ""
     return describe_value(row) + advice
 
