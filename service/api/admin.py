@@ -90,7 +90,7 @@ async def get_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
     responses=errors(404, 409, 503, 507),
 )
 async def post_candidate(context: CurrentContext, owner: Owner, name: str) -> dict[str, Any]:
-    """Create a job that fits a candidate from the labels, or return the unfinished one."""
+    """Create a job that fits a candidate from the labels, or return an unfinished job."""
     name = context.models.name(name)
     latest = context.models.latest(name)
     if latest is None:

@@ -65,7 +65,7 @@ router = APIRouter(tags=["Labels"])
     dependencies=[needs("label")],
 )
 async def post_labels(context: CurrentContext, call: CurrentRequest) -> Response:
-    """Store labels on disk, all or none. A repeated request changes nothing."""
+    """Store labels on disk, all or none. A repeated request has no effect."""
     require_json(call.request)
     body = await _body(call)
     try:

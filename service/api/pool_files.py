@@ -111,7 +111,7 @@ async def open_file(
 
 
 def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
-    """Return the existing rows, up to `MAX_PREVIEW_BYTES` in total."""
+    """Return the requested rows that exist, up to `MAX_PREVIEW_BYTES` in total."""
     ids = pool.ids()
     values: dict[int, Any] = {}
     remaining_bytes, first, sorted_rows = MAX_PREVIEW_BYTES, 0, sorted(set(rows))

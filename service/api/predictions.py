@@ -55,7 +55,7 @@ class Results:
 
     @cached_property
     def scores(self) -> AnyScores:
-        """The scores, for regression in the target's units."""
+        """Scores, in the target's units for regression."""
         scores = self.prediction.scores
         return scores if isinstance(scores, Scores) else scores.in_units
 

@@ -96,7 +96,7 @@ def request_media_type(request: Request) -> str:
 
 
 def describe_media_type(request: Request) -> str:
-    """Return the body's media type for an error message, without repeating unknown names."""
+    """Return the body's media type for an error message, but do not repeat unknown names."""
     media_type = request_media_type(request)
     if not media_type:
         return "none"
@@ -221,7 +221,7 @@ async def read_rows(
 
 
 async def run_parser(context: Context, call: RequestContext, size: int, work: Callable[[], T]) -> T:
-    """Run a parser for `size` bytes, in a worker thread if there are many."""
+    """Run a parser, in a worker thread if `size` (in bytes) is large."""
     if size <= SMALL_JSON_BYTES:
         return work()
     return await context.threads.requests.run(call, size, work)
@@ -358,7 +358,7 @@ def parse_query(request: Request, kind: type[AnyQuery], rows_field: str = "") ->
 def parse_options(
     parameters: dict[str, Any], where: str, extra: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Convert another protocol's parameters to fields of /predict. Strings are JSON."""
+    """Convert another protocol's parameters to fields of /predict. Strings are parsed as JSON."""
     fields: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in PREDICT_OPTIONS:
@@ -447,7 +447,7 @@ def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
 def text_fields(
     pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, where: str
 ) -> dict[str, Any]:
-    """Parse the fields of a query or form. Values are JSON, except strings."""
+    """Parse the fields of a query or form. Fields that are not strings are parsed as JSON."""
     fields: dict[str, Any] = {}
     repeated = set()  # arrays sent item by item
     for name, text in pairs:
