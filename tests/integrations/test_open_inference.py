@@ -633,7 +633,7 @@ def test_lengths_that_lie_are_refused(client, length, sizes, words):
 def test_errors_of_every_kind_have_the_protocol_s_form(client):
     for path in ("/v2/nothing", "/v2/models/digits/nothing", "/v2/repository/models/digits/load"):
         assert refusal(client.get(path), 404).startswith(
-            "path: expected one of those that docs/open-inference.md lists"
+            "path: expected a path listed by docs/open-inference.md"
         )
     assert refusal(client.get("/v2/models/nothing"), 404).startswith("model: expected one of")
     assert refusal(client.get("/v2/models/digits/versions/9"), 404).startswith(

@@ -122,8 +122,8 @@ def test_a_row_that_is_no_text_is_refused_by_its_name(client, row, says):
             [0] * 6 + [VOCABULARY],
             f"inputs.1.6: expected an integer id from 0 to {VOCABULARY - 1}, got ",
         ),
-        ([0] * 6 + [-1], "inputs.1.6: expected an id"),
-        ([1.5] + [0] * 6, "inputs.1.0: expected an id"),
+        ([0] * 6 + [-1], "inputs.1.6: expected an integer id"),
+        ([1.5] + [0] * 6, "inputs.1.0: expected an integer id"),
         (
             [0] * 6,
             "inputs.1: expected an array of 7 (rows have shape (7,), or are strings, or objects "
