@@ -57,7 +57,7 @@ def format_rate(rate: float) -> str:
 
 
 def few_rows_warning(ranking_rows: int) -> str | None:
-    """Describe what does not work by default because there are too few rows; None if enough."""
+    """Return a warning if there are too few ranking rows for the defaults."""
     smallest = 1.0 / (ranking_rows + 1)
     if smallest <= DEFAULT_FPR:
         return None
@@ -124,7 +124,10 @@ class Calibration:
                 standards[name] = fits
             sorted_reference[name] = np.sort(scores, axis=1)
         detectors = [_fit_detectors(sorted_reference, standards, names, j) for j in counts]
-        by_count = [_surprisals(detectors[j], ranking, j) for j in counts]
+        by_count = [
+            {n: d(ranking.by_name[n][j], ranking.labels[j]) for n, d in detectors[j].items()}
+            for j in counts
+        ]
         return cls(
             np.array(draw_counts, dtype=np.int64),
             names,
@@ -136,10 +139,6 @@ class Calibration:
             answers,
             categories,
         )
-
-    @property
-    def combined(self) -> tuple[str, ...]:
-        return self.names.combined
 
     @cached_property
     def _detectors(self) -> list[dict[str, FittedDetector]]:
@@ -221,7 +220,7 @@ class Calibration:
         """
         surprisals = self.compute_surprisals(scores, labels, num_draws)
         categories = None if self.categories is None else self.categories.assign(labels, groups)
-        statistic = flag_statistic(surprisals, self.combined)
+        statistic = flag_statistic(surprisals, self.names.combined)
         return self.rank_tables(num_draws).p_values(statistic, surprisals, categories)
 
     def _index(self, num_draws: int) -> int:
@@ -309,15 +308,6 @@ class Calibration:
 
 def _is_finite(array: np.ndarray) -> bool:
     return array.dtype == np.float64 and bool(np.all(np.isfinite(array)))
-
-
-def _surprisals(
-    detectors: dict[str, FittedDetector], rows: DetectorScores, j: int
-) -> dict[str, Float64[np.ndarray, "n"]]:
-    return {
-        name: detector(rows.by_name[name][j], rows.labels[j])
-        for name, detector in detectors.items()
-    }
 
 
 def _fit_detectors(

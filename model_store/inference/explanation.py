@@ -41,7 +41,7 @@ class DividedFlag:
     @classmethod
     def from_prediction(cls, model: Model, prediction: Prediction) -> "DividedFlag":
         calibration, scores = model.calibration, prediction.calibrated_scores
-        combined, num_rows = calibration.combined, len(scores.num_draws)
+        combined, num_rows = calibration.names.combined, len(scores.num_draws)
         statistic = np.empty(num_rows)
         share = {name: np.empty(num_rows) for name in combined}
         is_low = {name: np.empty(num_rows, dtype=bool) for name in combined}
@@ -87,14 +87,6 @@ def replace_each_column(
     return replaced.reshape(-1, x.shape[1])
 
 
-def falls(model: Model, replaced: Prediction) -> Float64[np.ndarray, "N C"]:
-    """Compute the falls from the prediction of `replace_each_column`."""
-    statistic = DividedFlag.from_prediction(model, replaced).statistic.reshape(
-        -1, 1 + len(model.manifest.input.columns)
-    )
-    return statistic[:, :1] - statistic[:, 1:]
-
-
 def explain(
     model: Model,
     prediction: Prediction,
@@ -118,9 +110,15 @@ def explain(
         if model.training_rows is not None:
             nearest.append(model.training_rows.nearest(row, NEAREST))
         pause()
+    falls = None
+    if replaced is not None:
+        num_columns = len(model.manifest.input.columns)
+        statistic = DividedFlag.from_prediction(model, replaced).statistic
+        statistic = statistic.reshape(-1, 1 + num_columns)
+        falls = statistic[:, :1] - statistic[:, 1:]
     return Explanation(
         flag,
-        None if replaced is None else falls(model, replaced),
+        falls,
         shares,
         None if model.training_rows is None else nearest,
     )

@@ -15,6 +15,9 @@ from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform, to_target
 
+# Fields of `Prediction` with an entry per row
+ROW_FIELDS = ("scores", "detected", "calibrated_scores", "p_values", "mass_above", "ranked")
+
 
 @dataclass(frozen=True, eq=False)
 class RankedRows:
@@ -49,34 +52,16 @@ class Prediction:
         first = parts[0]
         if len(parts) == 1:
             return first
-        return cls(
-            concatenate([part.scores for part in parts]),
-            {
-                name: np.concatenate([part.detected[name] for part in parts])
-                for name in first.detected
-            },
-            concatenate([part.calibrated_scores for part in parts]),
-            concatenate([part.p_values for part in parts]),
-            None
-            if first.mass_above is None
-            else np.concatenate([part.mass_above for part in parts]),
-            first.rank_tables,
-            first.transform,
-            None if first.ranked is None else concatenate([p.ranked for p in parts if p.ranked]),
+        return replace(
+            first,
+            **{name: concatenate([getattr(p, name) for p in parts]) for name in ROW_FIELDS},
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
-        scores = take(self.scores, rows)
-        return Prediction(
-            scores,
-            {name: detected[rows] for name, detected in self.detected.items()},
-            scores if self.calibrated_scores is self.scores else take(self.calibrated_scores, rows),
-            take(self.p_values, rows),
-            None if self.mass_above is None else self.mass_above[rows],
-            self.rank_tables,
-            self.transform,
-            None if self.ranked is None else take(self.ranked, rows),
-        )
+        parts = {name: take(getattr(self, name), rows) for name in ROW_FIELDS}
+        if self.calibrated_scores is self.scores:
+            parts["calibrated_scores"] = parts["scores"]
+        return replace(self, **parts)
 
     def with_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
         if self.ranked is None:

@@ -71,15 +71,18 @@ class DrawSet:
 class _Deferred:
     """A session that is loaded on first use, which frees its graph."""
 
-    def __init__(self, load: Callable[[], ort.InferenceSession]) -> None:
-        self._load: Callable[[], ort.InferenceSession] | None = load
+    def __init__(
+        self, load: Callable[[onnx.ModelProto], ort.InferenceSession], graph: onnx.ModelProto
+    ) -> None:
+        self._load = load
+        self._graph: onnx.ModelProto | None = graph
         self._session: ort.InferenceSession | None = None
         self._lock = threading.Lock()
 
     def __call__(self) -> ort.InferenceSession:
         with self._lock:
-            if self._load is not None:
-                self._session, self._load = self._load(), None
+            if self._graph is not None:
+                self._session, self._graph = self._load(self._graph), None
         return self._session
 
 
@@ -140,15 +143,15 @@ class Runtime:
         draw_graph = draw_graph or extract_subgraph(graph, ("x", "theta"), (self.output,))
         if row_graph is None or draw_graph is None:
             raise GraphError("network.onnx", "expected a density that does not depend on theta")
-        self._row_session = self._session("network.onnx", row_graph)
-        self._draw_session = self._session("network.onnx", draw_graph)
+        load = partial(self._session, "network.onnx")
+        self._row_session, self._draw_session = load(row_graph), load(draw_graph)
         features = extract_subgraph(graph, ("x",), ("features",)) if has_features else None
-        self._features = None if features is None else self._deferred(features)
+        self._features = None if features is None else _Deferred(load, features)
         terms = extract_subgraph(graph, ("x",), (TERMS,)) if TERMS in names else None
         if TERMS in names and terms is None:
             raise GraphError("network.onnx", "expected terms that do not depend on theta")
         self.terms_shape = None if terms is None else axes_of_row(graph.graph.output, TERMS)
-        self._terms = None if terms is None else self._deferred(terms)
+        self._terms = None if terms is None else _Deferred(load, terms)
         on_gpu = is_on_gpu(self._draw_session)
         self._min_draws = 1 if paired or algorithm == DRAW_INDEX else 2  # single draws are doubled
         max_rows = RESULT_NUMBERS // max(1, metadata_number(graph, LARGEST_RESULT))
@@ -169,9 +172,6 @@ class Runtime:
         if preferred[0][0] == CUDA and not is_on_gpu(session):
             logger.warning("%s is not available; using the CPU", CUDA)
         return session
-
-    def _deferred(self, graph: onnx.ModelProto) -> "_Deferred":
-        return _Deferred(partial(self._session, "network.onnx", graph))
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))

@@ -72,9 +72,9 @@ class JointScore(ABC):
     def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates: ...
 
     @staticmethod
-    @abstractmethod
     def numbers_per_row(num_draws: int, outputs: int) -> int:
         """Compute D, the size of a row's `outputs`."""
+        return num_draws * outputs
 
     @classmethod
     @abstractmethod
@@ -126,19 +126,11 @@ class BatchBald(JointScore):
         gain = np.maximum(_entropies(probs_N_C_K.mean(axis=-1)) - noise, 0.0)
         return Candidates(gain, noise, outputs_N_C_K.reshape(len(outputs_N_C_K), -1))
 
-    @staticmethod
-    def numbers_per_row(num_draws: int, outputs: int) -> int:
-        return num_draws * outputs
-
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
         limit = min(MAX_CONFIGURATIONS, MAX_JOINT_NUMBERS // num_draws + 1)
         configurations = min(limit, outputs ** min(k, 32))
         return 6 * 8 * configurations * max(num_draws, outputs) + 4 * 8 * STEP_NUMBERS
-
-    @property
-    def is_exact(self) -> bool:
-        return self._draw_S is None
 
     @property
     def _classes(self) -> int:
@@ -271,10 +263,6 @@ class ClassMaxDet(MaxDet):
         probs_N_C_K = samples.transpose(1, 2, 0).astype(np.float64, order="C")
         variance = 1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1)
         return _centre(probs_N_C_K, np.maximum(variance, 0.0) + MIN_NOISE)
-
-    @staticmethod
-    def numbers_per_row(num_draws: int, outputs: int) -> int:
-        return num_draws * outputs
 
 
 class TargetMaxDet(MaxDet):

@@ -1,38 +1,32 @@
-"""Select and concatenate rows of dataclasses of arrays."""
+"""Select and concatenate rows of nested records of arrays."""
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-# A dataclass of arrays, dictionaries of arrays and nested records; other fields apply to all rows
-R = TypeVar("R", bound=Any)
+
+def take(value: Any, rows: slice | np.ndarray) -> Any:
+    """Select rows of an array, or of a dictionary or dataclass with arrays."""
+    if isinstance(value, np.ndarray):
+        return value[rows]
+    if isinstance(value, dict):
+        return {name: take(part, rows) for name, part in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{f.name: take(getattr(value, f.name), rows) for f in fields(value)})
 
 
-def take(record: R, rows: slice | np.ndarray) -> R:
-    def select(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return value[rows]
-        if isinstance(value, dict):
-            return {name: select(part) for name, part in value.items()}
-        return take(value, rows) if is_dataclass(value) else value
-
-    return replace(record, **{f.name: select(getattr(record, f.name)) for f in fields(record)})
-
-
-def concatenate(parts: list[R]) -> R:
-    """Concatenate records; fields without rows come from the first part."""
-
-    def join(values: list[Any]) -> Any:
-        first = values[0]
-        if isinstance(first, np.ndarray):
-            return np.concatenate(values)
-        if isinstance(first, dict):
-            return {name: join([value[name] for value in values]) for name in first}
-        return concatenate(values) if is_dataclass(first) else first
-
+def concatenate(parts: list[Any]) -> Any:
+    """Concatenate values; parts without rows come from the first value."""
     first = parts[0]
     if len(parts) == 1:
         return first
-    joined = {f.name: join([getattr(part, f.name) for part in parts]) for f in fields(first)}
-    return replace(first, **joined)
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    if isinstance(first, dict):
+        return {name: concatenate([part[name] for part in parts]) for name in first}
+    if not is_dataclass(first) or isinstance(first, type):
+        return first
+    names = [f.name for f in fields(first)]
+    return replace(first, **{n: concatenate([getattr(p, n) for p in parts]) for n in names})

@@ -24,18 +24,6 @@ COLUMNS = {"age": [31.0, None], "city": ["Rome", None], "other": [1, 2]}
 RECORDS = [{**row, "other": 1} for row in PEOPLE]
 
 
-@pytest.fixture(scope="module")
-def url(kinds):
-    with serving(kinds, DUBITO_DEFAULT_MODEL="digits") as (url, _):
-        yield url
-
-
-@pytest.fixture
-def client(url):
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield client
-
-
 def post(client, content, media_type=JSON):
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     return client.post("/invocations", content=text, headers={"Content-Type": media_type})

@@ -6,31 +6,18 @@ import shutil
 import struct
 import zlib
 
-import httpx
 import numpy as np
 import pytest
 
 from tests.support.images import pixel
 from tests.support.raw import Connection
-from tests.support.serving import metric, open_client, serving
+from tests.support.serving import metric, open_client
 from tests.support.tiny import GROUPS
 
 HEADER = "Inference-Header-Content-Length"
 PEOPLE = [{"age": 31.0, "city": "Rome"}, {"age": None, "city": None}]
 NOT_BY_DEFAULT = {"samples", "classes", "abstain"}
 PICTURE = pixel((128, 12, 250))
-
-
-@pytest.fixture(scope="module")
-def url(kinds):
-    with serving(kinds, DUBITO_DEFAULT_MODEL="digits") as (url, _):
-        yield url
-
-
-@pytest.fixture
-def client(url):
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield client
 
 
 def tensor(array, name="inputs", **more):

@@ -284,7 +284,10 @@ def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) 
         scores = _scores(log_probs) | dict(zip(density_names, density.unbind(1), strict=True))
         detectors = calibration.detectors(used)
         surprisals = torch.stack(
-            [_surprisal(detectors[name], scores[name], labels) for name in calibration.combined]
+            [
+                _surprisal(detectors[name], scores[name], labels)
+                for name in calibration.names.combined
+            ]
         )
         return torch.logsumexp(surprisals, dim=0) - torch.log(torch.tensor(float(len(surprisals))))
 

@@ -128,7 +128,7 @@ def refused_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
 
 
 def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Values]:
-    detected, combined = prediction.detected, calibration.combined
+    detected, combined = prediction.detected, calibration.names.combined
     labels, draws = prediction.calibrated_scores.labels, prediction.rank_tables.num_draws
     surprisals = calibration.compute_surprisals(detected, labels, draws)
     subsets = {"flag": combined}

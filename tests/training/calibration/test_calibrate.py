@@ -94,7 +94,7 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
     reference, ranking = rows.take(np.arange(20)), rows.take(np.arange(20, 45))
     calibration = calibrate(runtime, reference, ranking, COUNTS, NAMES, 10, seed=1)
     assert calibration.draw_counts.tolist() == COUNTS
-    assert calibration.combined == ("bald", "residual")
+    assert calibration.names.combined == ("bald", "residual")
     assert calibration.smallest_fpr == 1 / 26
     assert set(calibration.reference) == {
         "entropy",

@@ -199,7 +199,7 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     surprisals = calibration.compute_surprisals(
         prediction.detected, prediction.calibrated_scores.labels, 100
     )
-    expected = combine_surprisals([surprisals[name] for name in calibration.combined])
+    expected = combine_surprisals([surprisals[name] for name in calibration.names.combined])
     outputs = torch.from_numpy(log_probs).double().requires_grad_()
     statistic = differentiable_flag(calibration, names)(outputs, torch.from_numpy(density).double())
     assert np.allclose(statistic.detach().numpy(), expected, rtol=1e-4, atol=1e-4)
