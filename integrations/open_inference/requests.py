@@ -74,7 +74,7 @@ class InferRequest:
 
 
 def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
-    """Return how many bytes of a body are JSON; None if there is no header."""
+    """Parse the length of the JSON from the headers; None if it is not set."""
     value = headers.get(HEADER_LENGTH)
     if value is None:
         return None
@@ -235,7 +235,7 @@ def _flag(value: Any, field: str) -> bool | None:
 
 
 def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the options in a request's parameters, and whether outputs are binary."""
+    """Parse a request's parameters into options and the default for binary outputs."""
     binary_output = _flag(parameters.get(BINARY_OUTPUT), f"parameters.{BINARY_OUTPUT}") or False
     options = {
         name: value
@@ -257,7 +257,7 @@ def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _parse_integer(value: Any) -> int | None:
-    """Return a non-negative integer, which may be a string; None for other values."""
+    """Parse a non-negative integer or its digits; None if the value is invalid."""
     if type(value) is str and _LENGTH.fullmatch(value):
         value = int(value)
     return value if type(value) is int and value >= 0 else None
@@ -293,7 +293,7 @@ def read_rows(
 
 
 def is_by_group(manifest: Manifest) -> bool:
-    """Whether a tensor `groups` has the rows' groups instead of a column."""
+    """Check if the model expects the rows' groups as a tensor `groups`."""
     categories = manifest.categories
     is_column = any(column.name == GROUPS for column in manifest.input.columns)
     return categories is not None and categories.kind == "group" and not is_column

@@ -207,7 +207,7 @@ def _manifest(models: Models, name: str, version: str) -> Manifest:
 
 
 def _refuse_unready_version(models: Models, name: str, version: str) -> None:
-    """Raise NotReady if a version is neither loaded nor loadable. Reads files."""
+    """Raise NotReady if a version cannot be served."""
     if models.peek(name, version) is not None:
         return
     manifest = _manifest(models, name, version)
@@ -217,7 +217,7 @@ def _refuse_unready_version(models: Models, name: str, version: str) -> None:
 
 
 def _index(models: Models) -> list[dict[str, Any]]:
-    """List the versions of all models. Those that a request can load are ready."""
+    """List the versions of all models, and whether they can be served."""
     index = []
     for name in models.names():
         broken = models.errors(name)

@@ -79,7 +79,7 @@ class Tensor:
 
 
 def check_shape(shape: Any, place: str) -> tuple[int, ...]:
-    """Return a shape as a tuple. Its product has no limit."""
+    """Check the shape of a tensor, without a limit on its size."""
     is_shape = isinstance(shape, list) and all(type(length) is int for length in shape)
     if not is_shape or not 1 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 1:
         expected = f"an array of 1 to {MAX_DIMENSIONS} whole numbers, each at least 1"

@@ -31,7 +31,7 @@ ROUTING_PERIOD_S = 2.0  # between polls of the loaded versions
 
 
 def uses_haproxy() -> bool:
-    """Whether Ray Serve's proxy is HAProxy."""
+    """Check if Ray Serve's proxy is HAProxy."""
     # Ray has no public API for this.
     from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 
@@ -93,7 +93,7 @@ class ReservationMiddleware:
 )
 @serve.ingress()
 class Replica:
-    """One replica. Settings that are not in `values` come from the environment."""
+    """A replica of the service, with settings from `values` and the environment."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -116,11 +116,11 @@ class Replica:
         return app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Report the queued and running row-draws, by which Ray scales."""
+        """Report the queued and running row-draws for autoscaling."""
         return {WORK: float(self._context.admission.row_draws) if self._context else 0.0}
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Report the loaded models and versions, by which Ray routes requests."""
+        """Report the loaded models and versions for routing."""
         versions = self._context.models.loaded() if self._context else []
         names = {version.name for version in versions}
         return {MODELS: sorted(names | {f"{v.name}/{v.version}" for v in versions})}

@@ -89,10 +89,10 @@ class Pool(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Rows in the format of /acquire, and a race's number of rows with all draws."""
+    """The ranked rows, in the format of /acquire."""
 
     rows: list[dict[str, Any]]
-    finalists: int | None = None
+    finalists: int | None = None  # rows of a race with all draws
 
 
 async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
@@ -155,7 +155,7 @@ async def _race(
 def race_stages(
     probability: float | None, name: str, task: Task, num_samples: int
 ) -> tuple[int, ...]:
-    """Return the draw counts after which a race drops rows; empty without a race or with few draws.
+    """Return the draw counts after which a race drops rows; empty if there are too few draws.
 
     Raises:
         InvalidInput: if the acquisition does not support races.

@@ -91,7 +91,7 @@ def predict(
 def decide_as_served(
     model: Model, prediction: Prediction, fpr: float, coverage: float
 ) -> tuple[Prediction, Decision]:
-    """Decide like the service for a request with no other options.
+    """Decide like the service with default options.
 
     If the model has groups, all rows belong to an unknown group.
 
