@@ -324,7 +324,7 @@ def make_candidate(
     manifest = fit_candidate(store, sources, runs, device)
     promoted = {row["version"] for row in candidates(database, name) if row["promoted"]}
     if manifest.version in promoted:
-        log.info("%s version %s was promoted before and rolled back since", name, manifest.version)
+        log.info("%s version %s was promoted and rolled back before", name, manifest.version)
         return None
     verdict = judge(store, sources, manifest, root)
     content = verdict.content()

@@ -18,7 +18,7 @@ from model_store.errors import InvalidInput
 from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import Composition, iaf, realnvp
 from training.bayes.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
-from training.bayes.hypernetwork import HypernetworkPosterior, Subspace
+from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.laplace import LaplacePosterior, Structure
 from training.bayes.layers import Stochastic
 from training.bayes.matrix_normal import MatrixNormalPosterior
@@ -115,47 +115,36 @@ class RealNVP(DrawnMethod):
         flow: Callable[..., Composition],
         network: Network,
         generator: torch.Generator,
-        noise_dimension: int | None = None,
         follows_paths: bool = False,
     ) -> HypernetworkPosterior:
-        dimension, lift = network.theta_dimension, None
-        if noise_dimension is not None:
-            lift = Subspace(noise_dimension, dimension, generator)
-            dimension = noise_dimension
-        settings = self.couplings, self.hidden, self.initial_log_std
-        transforms = flow(dimension, *settings, generator)
-        return HypernetworkPosterior(transforms, dimension, self.prior_std, lift, follows_paths)
+        dimension = network.theta_dimension
+        transforms = flow(dimension, self.couplings, self.hidden, self.initial_log_std, generator)
+        return HypernetworkPosterior(transforms, dimension, self.prior_std, follows_paths)
 
 
 class IAF(RealNVP):
-    """An inverse autoregressive flow over the scales, or over a subspace of them."""
+    """An inverse autoregressive flow over the scales."""
 
     name = "bhn-iaf"
 
-    noise_dimension: Count | None = None
-
     def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
-        return self._flow_posterior(iaf, network, generator, self.noise_dimension)
+        return self._flow_posterior(iaf, network, generator)
 
 
-class WeightHypernetwork(IAF):
-    """A flow over all weights of a small network."""
+class WeightHypernetwork(RealNVP):
+    """A coupling flow over all weights of a small network."""
 
     name = "bhn-weights"
     supports_int8 = False
     groups_rows = False
     ramps_kl = True
 
-    flow: Literal["realnvp", "iaf"] = "realnvp"
-
     @property
     def stochastic(self) -> Stochastic:
         return Stochastic("weights")
 
     def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
-        has_couplings = self.flow == "realnvp"  # path gradients of iaf need its inverse
-        flow = realnvp if has_couplings else iaf
-        return self._flow_posterior(flow, network, generator, self.noise_dimension, has_couplings)
+        return self._flow_posterior(realnvp, network, generator, follows_paths=True)
 
 
 class VariationalHypernet(DrawnMethod):
@@ -166,17 +155,11 @@ class VariationalHypernet(DrawnMethod):
     samples = 2
 
     hidden: Count = 50
-    mean: Literal["vector-scaling", "naive"] = "vector-scaling"
     initial_log_std: Annotated[LogStd, Field(lt=0)] = -4.0  # below the prior's
 
     @property
     def stochastic(self) -> Stochastic:
-        return Stochastic(
-            "hypernet",
-            hidden=self.hidden,
-            vector_scaling=self.mean == "vector-scaling",
-            initial_log_std=self.initial_log_std,
-        )
+        return Stochastic("hypernet", hidden=self.hidden, initial_log_std=self.initial_log_std)
 
     def posterior(self, network: Network, _: torch.Generator) -> NoisePosterior:
         return NoisePosterior(network.theta_dimension)

@@ -34,10 +34,7 @@ DENSITY_NAMES = tuple(KINDS)
 DETECTOR_NAMES = dict.fromkeys(
     [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]
 )
-COMBINED: dict[Task, list[str]] = {
-    "classification": ["entropy", *COMBINED_DENSITIES],
-    "regression": ["epistemic_std", *COMBINED_DENSITIES],
-}
+COMBINED_SCORES: dict[Task, str] = {"classification": "entropy", "regression": "epistemic_std"}
 
 # Better direction or ideal value of each metric.
 BETTER: dict[str, Literal["more", "less"] | float] = {
@@ -283,10 +280,6 @@ class ServingSection(Section):
     nearest_rows: Annotated[int, Field(ge=0, le=10_000)] = 1000
 
 
-def _takes_ids(data: dict[str, Any]) -> bool:
-    return data.get("integers") is True or data.get("text") is not None
-
-
 class GateSection(Section):
     """`[gate]`: refuse to publish a version that is worse than a reference version.
 
@@ -334,9 +327,10 @@ class Recipe(Section):
         data, network = (
             content.get(key) if isinstance(content, dict) else None for key in ("data", "network")
         )
-        if not isinstance(data, dict) or not isinstance(network, dict) or not _takes_ids(data):
+        if not isinstance(data, dict) or not isinstance(network, dict):
             return content
-        if network.get("encoder") is not None:
+        takes_ids = data.get("integers") is True or data.get("text") is not None
+        if not takes_ids or network.get("encoder") is not None:
             return content
         return {**content, "network": {"standardise": False, **network}}
 
@@ -353,14 +347,13 @@ class Recipe(Section):
     def combined(self) -> list[str]:
         if self.serving.combined:
             return list(self.serving.combined)
-        names = COMBINED[self.task]
-        scores = [name for name in names if name not in DENSITY_NAMES]
+        score = COMBINED_SCORES[self.task]
         if self.network.encoder is not None:
-            return [*scores, *ENCODED_DENSITIES]
+            return [score, *ENCODED_DENSITIES]
         if self.data.takes_ids:
-            return [*scores, *(name for name in names if name in FEATURE_DENSITIES)]
+            return [score, *(name for name in COMBINED_DENSITIES if name in FEATURE_DENSITIES)]
         has_images = self.data.source.startswith("images:")
-        return [*names, *(IMAGE_DENSITIES if has_images else ())]
+        return [score, *COMBINED_DENSITIES, *(IMAGE_DENSITIES if has_images else ())]
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:

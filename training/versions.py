@@ -77,9 +77,9 @@ def load_parent(artifact: Artifact, field: str) -> Parent:
     return Parent(artifact.manifest, recipe, files[WEIGHTS], files.get(TOKENIZER))
 
 
-def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artifact:
+def open_version(store: ModelStore, text: str, files: tuple[str, ...]) -> Artifact:
     name, _, version = text.partition(":")
-    return store.open(name, store.resolve(name, version or LATEST), wanted)
+    return store.open(name, store.resolve(name, version or LATEST), files)
 
 
 def read_recipe(manifest: Manifest, field: str) -> Recipe:

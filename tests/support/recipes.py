@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from training.recipe import Recipe, _takes_ids
+from training.recipe import Recipe
 
 ALL_DETECTORS = {"combined": None}
 SMALL = {
@@ -45,7 +45,8 @@ def content_with(**changes: Any) -> dict[str, Any]:
         if isinstance(retained, dict) and section != "network"
     }
     score = "epistemic_std" if content.get("task") == "regression" else "entropy"
-    small = {} if _takes_ids(merged["data"]) else {"combined": [score, "residual"]}
+    takes_ids = merged["data"].get("integers") or merged["data"].get("text")
+    small = {} if takes_ids else {"combined": [score, "residual"]}
     serving = {**small, **merged["serving"]}
     return {
         **content,

@@ -132,7 +132,7 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert retained["control"]["rows"] == 60 and accuracy["interval"][0] <= accuracy["difference"]
     work.store.set_alias("digits", "latest", "1")  # a person rolls back
     assert candidate(work) == 0
-    assert "rolled back since" in capsys.readouterr().err
+    assert "rolled back before" in capsys.readouterr().err
     assert work.store.aliases("digits")["latest"] == "1"
 
 

@@ -6,6 +6,5 @@
 * `layers`: layers that read their parameters from theta.
 * `network`: f, and the model with its likelihood.
 * `likelihoods`: p(y | outputs).
-* `objectives`: the loss of a training step.
 * `diagnostics`: convergence of a fit, and its distance to the exact posterior.
 """

@@ -107,8 +107,9 @@ def pulls(
 ) -> dict[str, tuple[float, float]]:
     """Return each layer's mean pull and its Monte Carlo error, or {} unless theta = c + s z."""
     posterior = model.posterior
-    if not isinstance(posterior, LocationScale) or (location := posterior.location()) is None:
+    if not isinstance(posterior, LocationScale):
         return {}
+    location = posterior.location()
     model.eval()
     parts_by_layer: dict[str, list[float]] = {}
     for i in range(PULL_DRAWS):

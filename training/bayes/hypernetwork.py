@@ -13,8 +13,6 @@ CENTRE_DRAWS = 500
 class HypernetworkPosterior(Posterior):
     """theta = flow(eps) with the prior N(0, prior_std^2 I) (Krueger et al. 2017, section 3.2).
 
-    With `lift`, theta = c + A flow(eps) is restricted to a subspace. The centre c and the
-    directions A are parameters, and the prior applies to coordinates of the subspace.
 
     With `follows_paths`, the gradient of log q omits the score of the flow's parameters, whose mean
     is 0 (Roeder et al. 2017, "Sticking the landing"). If q is the exact posterior, the gradient of
@@ -26,38 +24,32 @@ class HypernetworkPosterior(Posterior):
         flow: Composition,
         dimension: int,
         prior_std: float,
-        lift: "Subspace | None" = None,
         follows_paths: bool = False,
     ) -> None:
         super().__init__()
         self.flow = flow
         self.follows_paths = follows_paths
-        self.lift = lift
-        self.noise_dimension = dimension
-        self.theta_dimension = dimension if lift is None else lift.centre.numel()
+        self.noise_dimension = self.theta_dimension = dimension
         self.prior_std = prior_std
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        z = self.flow(eps)[0]
-        return z if self.lift is None else self.lift(z)
+        return self.flow(eps)[0]
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         if self.follows_paths and torch.is_grad_enabled():
-            z, log_det, score = self.flow.with_score(eps)
-            path = (score * z).sum(-1)
+            theta, log_det, score = self.flow.with_score(eps)
+            path = (score * theta).sum(-1)
             log_q = (log_normal(eps, 1.0) - log_det - path).detach() + path
         else:
-            z, log_det = self.flow(eps)
+            theta, log_det = self.flow(eps)
             log_q = log_normal(eps, 1.0) - log_det
-        log_ratio = log_q - log_normal(z, self.prior_std)
-        return z if self.lift is None else self.lift(z), log_ratio
+        return theta, log_q - log_normal(theta, self.prior_std)
 
     def spread_parameters(self) -> list[nn.Parameter]:
         return [self.output.log_scale]
 
-    def location(self) -> Float[Tensor, "D"] | None:
-        """Return the shift of the last layer, or None if theta is restricted to a subspace."""
-        return self.output.shift if self.lift is None else None
+    def location(self) -> Float[Tensor, "D"]:
+        return self.output.shift
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
         return log_normal(theta, self.prior_std)
@@ -69,7 +61,7 @@ class HypernetworkPosterior(Posterior):
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
-        (self.output.shift if self.lift is None else self.lift.centre).copy_(theta)
+        self.output.shift.copy_(theta)
 
     @property
     def output(self) -> ElementwiseAffine:
@@ -77,15 +69,3 @@ class HypernetworkPosterior(Posterior):
         last = self.flow.transforms[-1]
         assert isinstance(last, ElementwiseAffine)
         return last
-
-
-class Subspace(nn.Module):
-    """theta = c + A z, with coordinates z of a subspace."""
-
-    def __init__(self, coordinates: int, dimension: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.centre = nn.Parameter(torch.zeros(dimension))
-        self.directions = nn.Parameter(torch.randn(coordinates, dimension, generator=generator))
-
-    def forward(self, z: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        return self.centre + z @ self.directions

@@ -8,7 +8,7 @@ expected second derivative of -log p(y_n | outputs), so H is the generalised Gau
 the last layer and its Fisher information (Martens 2020, "New insights and perspectives on the
 natural gradient method").
 
-Training fits only the mean m. Afterwards a `Curvature` computes H, and `widen` sets the covariance.
+Training fits only the mean m. Afterwards `CURVATURES` compute H, and `widen` sets the covariance.
 """
 
 import math
@@ -118,20 +118,7 @@ def best_precision(eigen: Eigen, square: float) -> float:
     return math.exp(brentq(excess, -high, high, xtol=1e-6))
 
 
-class Curvature:
-    """Accumulates H of a layer over batches; the inputs include the bias."""
-
-    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
-        raise NotImplementedError
-
-    def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
-        raise NotImplementedError
-
-    def eigen(self) -> Eigen:
-        raise NotImplementedError
-
-
-class DiagonalCurvature(Curvature):
+class DiagonalCurvature:
     """The diagonal of H."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
@@ -144,7 +131,7 @@ class DiagonalCurvature(Curvature):
         return Eigen(self.sum.cpu())
 
 
-class KroneckerCurvature(Curvature):
+class KroneckerCurvature:
     """H = A x B / rows, where A is the sum of a a' and B the sum of L."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
@@ -164,7 +151,7 @@ class KroneckerCurvature(Curvature):
         return Eigen(products, (input_vectors, output_vectors))
 
 
-class FullCurvature(Curvature):
+class FullCurvature:
     """The full matrix H."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
@@ -187,21 +174,15 @@ class FullCurvature(Curvature):
         return Eigen(values.clamp(min=0.0), (vectors,))
 
 
-CURVATURES: dict[Structure, type[Curvature]] = {
+# Each curvature accumulates H over batches. Inputs of a layer include the bias.
+CURVATURES: dict[Structure, type[DiagonalCurvature | KroneckerCurvature | FullCurvature]] = {
     "full": FullCurvature,
     "kronecker": KroneckerCurvature,
     "diagonal": DiagonalCurvature,
 }
 
 
-class Spread(nn.Module):
-    """Maps noise to deviations from the mean, which are 0 before `widen`."""
-
-    def widen(self, eigen: Eigen, precision: float) -> None:
-        raise NotImplementedError
-
-
-class DiagonalSpread(Spread):
+class DiagonalSpread(nn.Module):
     """Deviations std * eps of independent weights."""
 
     std: Tensor
@@ -217,7 +198,7 @@ class DiagonalSpread(Spread):
         self.std.copy_(eigen.std(precision))
 
 
-class KroneckerSpread(Spread):
+class KroneckerSpread(nn.Module):
     """Deviations U_A (S . E) U_B' with S_io = (a_i b_o + precision)^-1/2.
 
     See Ritter, Botev and Barber 2018, "A scalable Laplace approximation for neural networks". The
@@ -248,7 +229,7 @@ class KroneckerSpread(Spread):
         self.std.copy_(eigen.std(precision))
 
 
-class FullSpread(Spread):
+class FullSpread(nn.Module):
     """Deviations eps R with covariance R' R."""
 
     root: Tensor
@@ -271,6 +252,7 @@ class FullSpread(Spread):
         self.root.copy_(eigen.std(precision)[:, None] * vectors.T)
 
 
+# Each spread maps noise to deviations from the mean, which are 0 before `widen`.
 SPREADS: dict[Structure, type[DiagonalSpread | KroneckerSpread | FullSpread]] = {
     "full": FullSpread,
     "kronecker": KroneckerSpread,
@@ -310,7 +292,6 @@ class LaplacePosterior(Posterior):
     def widen(self, eigen: Eigen, precision: float) -> None:
         self.spread.widen(eigen, precision)
 
-    @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
         return self.mean.detach().clone()
 

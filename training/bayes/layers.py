@@ -31,7 +31,7 @@ class Stochastic:
     rate: float = 0.5  # masks: before layers without a preceding Dropout
     input_rate: float = 0.0  # masks: before the first layer
     hidden: int = 50  # hypernet: units of the inference network
-    vector_scaling: bool = True  # hypernet
+
     initial_log_std: float = -4.0  # hypernet
 
 

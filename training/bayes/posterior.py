@@ -58,8 +58,7 @@ class FactorialGaussian(Protocol):
 class LocationScale(Protocol):
     """A posterior with a density and draws of the form location + scale * noise."""
 
-    def location(self) -> Float[Tensor, "D"] | None:
-        """Return the location of theta, or None if theta is restricted to a subspace."""
+    def location(self) -> Float[Tensor, "D"]: ...
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
         """Return log p(theta), up to a constant."""

@@ -14,9 +14,9 @@ from training.bayes.posterior import Posterior
 class HyperLayer(nn.Module):
     """A layer h W + c, where q(W | h) = MVN(M, A = diag(a), B = diag(b)).
 
-    See Kristiadi, "Variational hypernetworks", section 2. An inference network computes M, a and b
-    from h. With vector scaling (equation 4), M = diag(d) V, where d is inferred and V a parameter.
-    The prior is MVN(0, I, I).
+    See Kristiadi, "Variational hypernetworks", section 2. An inference network computes d, a and b
+    from h. M = diag(d) V, where V is a parameter (vector scaling, equation 4). The prior is
+    MVN(0, I, I).
 
     W = M + A^1/2 E B^1/2, where E is the layer's part of theta. W itself is not needed:
     h A^1/2 E B^1/2 = ((h sqrt(a)) E) sqrt(b). Training samples outputs from
@@ -32,43 +32,37 @@ class HyperLayer(nn.Module):
     ) -> None:
         super().__init__()
         inputs, outputs = layer.in_features, layer.out_features
-        hidden, vector_scaling = stochastic.hidden, stochastic.vector_scaling
-        self.sizes = [inputs if vector_scaling else inputs * outputs, inputs, outputs]
-        self.trunk = nn.Linear(inputs, hidden)
-        self.head = nn.Linear(hidden, sum(self.sizes))
-        self.base = nn.Parameter(layer.weight.detach().T.clone()) if vector_scaling else None
+        self.sizes = [inputs, inputs, outputs]
+        self.trunk = nn.Linear(inputs, stochastic.hidden)
+        self.head = nn.Linear(stochastic.hidden, sum(self.sizes))
+        self.base = nn.Parameter(layer.weight.detach().T.clone())
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
         self.context = context
         with torch.no_grad():
             self.head.weight.mul_(0.1)
-            mean, row, column = self.head.bias.split(self.sizes)
-            mean.copy_(torch.ones(inputs) if vector_scaling else layer.weight.T.flatten())
+            scale, row, column = self.head.bias.split(self.sizes)
+            scale.fill_(1.0)
             # The log std of weights is `initial_log_std` if a = b.
             raw = -math.log(math.expm1(-stochastic.initial_log_std))
             row.fill_(raw)
             column.fill_(raw)
             if is_trained:  # the mean weights of every row equal the layer's weights
-                self.head.weight[: self.sizes[0]] = 0.0
+                self.head.weight[:inputs] = 0.0
 
     def infer(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Infer d or M, log a and log b for each row."""
-        mean, *raw = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
+        """Infer d, log a and log b for each row."""
+        scale, *raw = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
         # Variances up to the prior's, since unbounded ones would overflow far from the data.
         log_a, log_b = (-functional.softplus(-value) for value in raw)
-        return mean, log_a, log_b
+        return scale, log_a, log_b
 
     def forward(self, h: Tensor) -> Tensor:
         """Compute the layer; in training, add the rows' mean KL to the network's KL."""
         self.context.detect_shared_input(h)
-        mean, log_a, log_b = self.infer(h)
+        scale, log_a, log_b = self.infer(h)
         a, b = log_a.exp(), log_b.exp()
-        if self.base is None:
-            matrix = mean.unflatten(-1, (self.sizes[1], self.sizes[2]))
-            product = matmul(h[:, None], matrix)[:, 0]
-            square = mean.square().sum(-1)
-        else:
-            product = matmul(h * mean, self.base)
-            square = mean.square() @ self.base.square().sum(1)
+        product = matmul(h * scale, self.base)
+        square = scale.square() @ self.base.square().sum(1)
         product = product if self.bias is None else product + self.bias
         if self.training:
             inputs, outputs = self.sizes[1:]

@@ -38,7 +38,7 @@ class CategoryChoice:
             return None
         if not data.group_names:
             where = "data.calibration_group or data.group"
-            expected = f"a column of at most {MAX_GROUPS} groups in {where}"
+            expected = f"a column of up to {MAX_GROUPS} groups in {where}"
             raise InvalidInput("serving.calibration", expected, repr(column))
         return cls("group", data.group_names, column)
 

@@ -13,7 +13,7 @@ from training.fitting.checkpoint import write_atomically
 def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
     figure = Figure()
     draw_run(figure, history, title)
-    write_figure(figure, path)
+    write_atomically(path, render_png(figure))
 
 
 def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) -> None:
@@ -71,10 +71,6 @@ def legend_above(axis: Axes) -> None:
     axis.legend(
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small", frameon=False
     )
-
-
-def write_figure(figure: Figure, path: Path) -> None:
-    write_atomically(path, render_png(figure))
 
 
 def render_png(figure: Figure, dpi: int = 100) -> bytes:

@@ -1,6 +1,7 @@
 """Training steps: augmentation, loss, optimiser and learning rates."""
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from torch.nn import functional
 from model_store.errors import InvalidInput
 from training.bayes.layers import seed_layers
 from training.bayes.network import BayesianModel
-from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import step_noise
 from training.fitting.capture import GraphedFunction
 from training.recipe import AugmentationSection, Recipe, TrainingSection
@@ -131,6 +131,29 @@ def step_loss(
     log_likelihood = model.likelihood.weighted_log_likelihood(predictions, y)
     total, nll = alpha_objective(log_likelihood, kl, kl_weight, recipe.alpha)
     return Loss(total, nll, kl, predictions)
+
+
+def alpha_objective(
+    log_likelihood: Float[Tensor, "K N"],
+    kl: Float[Tensor, "K"],
+    kl_weight: float | Tensor,
+    alpha: float = 0.0,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Compute the loss per row in nats, and its likelihood term.
+
+        mean_n -1/alpha log mean_k p(y_n | x_n, theta_k)^alpha + kl_weight mean_k KL_k
+
+    This is the reparametrised objective of Li and Gal 2017, "Dropout inference in Bayesian neural
+    networks with alpha-divergences". For alpha = 0, the likelihood term is the mean of -log p over
+    draws. With `kl_weight` = 1 / (training rows), the loss is then the negative evidence lower
+    bound.
+    """
+    if alpha == 0:
+        nll = -log_likelihood.mean()
+    else:
+        num_draws = len(log_likelihood)
+        nll = -(torch.logsumexp(alpha * log_likelihood, dim=0) - math.log(num_draws)).mean() / alpha
+    return nll + kl_weight * kl.mean(), nll
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:

@@ -5,8 +5,7 @@ tensors with a class axis are copied into the leading part of the new ones. The 
 as usual, except that new scales start at the mean of the old ones.
 
 A flow cannot gain coordinates. If theta grows, its couplings start near the identity, and its last
-layer gets the mean and standard deviation of the old coordinates. With `noise_dimension`, the flow
-has a constant dimension and is copied.
+layer gets the mean and standard deviation of the old coordinates.
 
 Other methods can start from the network of an `mle` version.
 """
@@ -96,7 +95,6 @@ def copy_weights(model: BayesianModel, parent: BayesianModel, new_classes: int) 
     starts_again = (
         grows
         and isinstance(posterior, HypernetworkPosterior)
-        and posterior.lift is None
         and len(posterior.flow.transforms) > 1
     )
     parent_state = parent.state_dict()

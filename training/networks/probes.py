@@ -84,7 +84,7 @@ def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
     """
     calls: list[tuple[str, object]] = []
     layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
-    with watch_outputs(layers, lambda name, values: calls.append((name, values))):
+    with watch_outputs(layers, lambda name, _, values: calls.append((name, values))):
         outputs: object = run_on_rows(module, examples)
     for name, values in calls[-1:]:
         if values is outputs and isinstance(layers[name], nn.Linear):
@@ -152,14 +152,11 @@ def _run_with_seed(
 ) -> tuple[Any, list[_LayerCall]]:
     """Run a module, and return its outputs and the calls of its layers."""
     calls: list[_LayerCall] = []
-    with ExitStack() as stack, torch.random.fork_rng(devices=[]):
-        for name, layer in layers.items():
-            hook = layer.register_forward_hook(
-                lambda _, inputs, outputs, name=name: calls.append(
-                    _LayerCall(name, inputs, outputs)
-                )
-            )
-            stack.enter_context(hook)
+
+    def note(name: str, inputs: object, outputs: object) -> None:
+        calls.append(_LayerCall(name, inputs, outputs))
+
+    with watch_outputs(layers, note), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return run_on_rows(module, rows), calls
 
@@ -197,7 +194,7 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
 
     with (
         watch(selection, lambda name, _: begin(name)),
-        watch_outputs(selection, lambda name, _: running.remove(name)),
+        watch_outputs(selection, lambda name, *_: running.remove(name)),
         FunctionRecorder(note_reads),
     ):
         run_on_rows(module, examples)
@@ -221,7 +218,7 @@ def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -
 
     with (
         watch(layers, lambda name, _: running.append(name)),
-        watch_outputs(layers, lambda name, _: running.remove(name)),
+        watch_outputs(layers, lambda name, *_: running.remove(name)),
         _OperatorRecorder(lambda name: matches.extend(running[-1:] if name == operator else [])),
     ):
         run()
@@ -341,12 +338,12 @@ def watch(layers: Layers, note: Callable[[str, Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def watch_outputs(layers: Layers, note: Callable[[str, Any], None]) -> Iterator[None]:
-    """Call `note` with the outputs of each layer after it runs."""
+def watch_outputs(layers: Layers, note: Callable[[str, Any, Any], None]) -> Iterator[None]:
+    """Call `note` with the inputs and outputs of each layer after it runs."""
     with ExitStack() as stack:
         for name, layer in layers.items():
             hook = layer.register_forward_hook(
-                lambda _, __, outputs, name=name: note(name, outputs)
+                lambda _, inputs, outputs, name=name: note(name, inputs, outputs)
             )
             stack.enter_context(hook)
         yield

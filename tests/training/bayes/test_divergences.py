@@ -14,7 +14,7 @@ from torch.distributions import (
 from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import iaf, realnvp
 from training.bayes.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
-from training.bayes.hypernetwork import HypernetworkPosterior, Subspace
+from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.layers import Slot, Stochastic
 from training.bayes.matrix_normal import MatrixNormalPosterior
 from training.bayes.posterior import standard_noise
@@ -111,14 +111,9 @@ def test_the_matrix_normal_kl_is_that_of_its_vector_and_draws_have_its_covarianc
     )
 
 
-@pytest.mark.parametrize("vector_scaling", [True, False])
-def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by_row(
-    vector_scaling,
-):
+def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by_row():
     torch.manual_seed(0)
-    stochastic = Stochastic(
-        "hypernet", hidden=4, vector_scaling=vector_scaling, initial_log_std=-1.0
-    )
+    stochastic = Stochastic("hypernet", hidden=4, initial_log_std=-1.0)
     network = DrawnNetwork(nn.Linear(3, 2), stochastic, (3,)).double()
     layer = network.module[0]
     with torch.no_grad():
@@ -127,7 +122,7 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
     m, log_a, log_b = layer.infer(x)
     kls, means, variances = [], [], []
     for n in range(4):
-        mean = m[n][:, None] * layer.base if vector_scaling else m[n].view(3, 2)
+        mean = m[n][:, None] * layer.base
         covariance = torch.kron(torch.diag(log_a[n].exp()), torch.diag(log_b[n].exp()))
         q = MultivariateNormal(mean.flatten(), covariance)
         p = MultivariateNormal(torch.zeros(6).double(), torch.eye(6).double())
@@ -192,20 +187,13 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
     assert torch.corrcoef(samples[:, :2, 0].T)[0, 1].abs() < 6 / math.sqrt(20_000)
 
 
-@pytest.mark.parametrize(
-    ("drawn", "extra", "count"),
-    [
-        ("weights", {}, 79_400 + 994),
-        ("hypernet", {"vector_scaling": False}, 2_518_794),
-        ("hypernet", {}, 164_198),
-    ],
-)
-def test_numbers_of_parameters_are_those_of_the_paper(drawn, extra, count):
+@pytest.mark.parametrize(("drawn", "count"), [("weights", 79_400 + 994), ("hypernet", 164_198)])
+def test_numbers_of_parameters_are_those_of_the_paper(drawn, count):
     # Kristiadi, table 1: 784-100-10 without biases; hypernets of 30 hidden units.
     module = nn.Sequential(
         nn.Linear(784, 100, bias=False), nn.ReLU(), nn.Linear(100, 10, bias=False)
     )
-    network = DrawnNetwork(module, Stochastic(drawn, hidden=30, **extra), (784,))
+    network = DrawnNetwork(module, Stochastic(drawn, hidden=30), (784,))
     counted = (
         [network] if drawn == "hypernet" else [MatrixNormalPosterior(network.slots, -1.0, 1.0)]
     )
@@ -242,9 +230,9 @@ def log_likelihood(design, y, theta):
     return Normal(theta @ design.T, NOISE_STD).log_prob(y).sum(1)
 
 
-def flow_posterior(flow, lift=None):
+def flow_posterior(flow):
     created = flow(3, 2, 12, -1.0, torch.Generator().manual_seed(0))
-    return HypernetworkPosterior(created, 3, PRIOR_STD, lift)
+    return HypernetworkPosterior(created, 3, PRIOR_STD)
 
 
 FAMILIES = {
@@ -294,18 +282,6 @@ def test_the_posterior_of_a_linear_gaussian_regression_is_recovered_as_well_as_t
     stds = (precision.inverse().diagonal() if kind == "full" else 1 / precision.diagonal()).sqrt()
     torch.testing.assert_close(theta.std(0), stds, rtol=0.12, atol=0)
     assert ((theta.mean(0) - mean).abs() < 0.15 * stds).all()
-
-
-def test_a_subspace_keeps_its_centre_and_the_kl_of_its_coordinates():
-    generator = torch.Generator().manual_seed(0)
-    lift = Subspace(2, 5, generator).double()
-    created = jiggled(HypernetworkPosterior(realnvp(2, 1, 4, -1.0, generator), 2, 1.0, lift))
-    eps = standard_noise(6, 2, 0).double()
-    theta, log_ratio = created.sample(eps)
-    z, log_det = created.flow(eps)
-    torch.testing.assert_close(theta, lift.centre + z @ lift.directions)
-    expected = Normal(0.0, 1.0).log_prob(eps).sum(1) - log_det - Normal(0.0, 1.0).log_prob(z).sum(1)
-    torch.testing.assert_close(log_ratio, expected)
 
 
 def test_dropout_on_the_inputs_of_a_linear_regression_is_ridge_regression():
@@ -394,5 +370,5 @@ def test_at_the_exact_posterior_each_draw_s_gradient_along_paths_is_zero():
     flow = realnvp(4, 0, 6, math.log(PRIOR_STD), torch.Generator().manual_seed(0)).double()
     eps = standard_noise(1, 4, 0).double()
     for follows_paths in (True, False):
-        actual = gradients(HypernetworkPosterior(flow, 4, PRIOR_STD, None, follows_paths), eps)
+        actual = gradients(HypernetworkPosterior(flow, 4, PRIOR_STD, follows_paths), eps)
         assert (actual.abs().max() < 1e-6) == follows_paths

@@ -9,11 +9,11 @@ from scipy import integrate, stats
 
 from model_store.scores.regression import log_density
 from training.bayes.likelihoods import Categorical, Gaussian, crps
-from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, load_runtime, parity
 from training.export.served import fold, served_network
+from training.fitting.steps import alpha_objective
 from training.fitting.stopping import add_wrong_row
 from training.model import build, initialise
 from training.recipe import Recipe

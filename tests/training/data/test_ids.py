@@ -21,7 +21,7 @@ from training.data import load, split, split_sizes
 from training.data.findings import count_near_duplicates
 from training.data.texts import TextRows
 from training.evaluation.outliers import OutlierSource, cross, random_ids, shuffle_ids
-from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES
+from training.recipe import COMBINED_SCORES, DENSITY_NAMES, FEATURE_DENSITIES
 from training.versions import match_version
 
 FACTORY = {"factory": f"{__name__}:small"}
@@ -299,7 +299,7 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
 def test_the_flag_looks_at_no_density_of_ids():
     for task in ("classification", "regression"):
         combined = get_recipe("npz:ids.npz", task=task, integers=True).combined
-        assert combined == [COMBINED[task][0], "feature_neighbours"]
+        assert combined == [COMBINED_SCORES[task], "feature_neighbours"]
     from training.detectors import KINDS
 
     assert {name for name in DENSITY_NAMES if KINDS[name].space == "embedding"} == set(

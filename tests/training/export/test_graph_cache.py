@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("fits")
 ROWS = {"x": {0: torch.export.Dim("rows")}}
 X = (torch.zeros(3, 4),)
 SMALL = {
-    "bhn-iaf": {"couplings": 1, "hidden": 4, "noise_dimension": 3},
+    "bhn-iaf": {"couplings": 1, "hidden": 4},
     "bhn-realnvp": {"couplings": 1, "hidden": 4},
     "bhn-weights": {"couplings": 1, "hidden": 4},
     "variational-hypernet": {"hidden": 4},

@@ -5,19 +5,19 @@ from torch import nn
 
 from model_store.inference.noise import DRAW_INDEX
 from tests.support.recipes import recipe_with
-from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, load_runtime, parity
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
+from training.fitting.steps import alpha_objective
 from training.methods import METHODS, Laplace
 from training.model import build, initialise
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
 SMALL = {
     "bhn-realnvp": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
-    "bhn-iaf": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0, "noise_dimension": 5},
+    "bhn-iaf": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
     "bhn-weights": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
     "variational-hypernet": {"hidden": 6, "initial_log_std": -2.0},
     "dropout": {"prior_std": 2.0},

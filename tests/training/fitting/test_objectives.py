@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from training.bayes.likelihoods import Categorical
-from training.bayes.objectives import alpha_objective
+from training.fitting.steps import alpha_objective
 
 
 def log_likelihoods():
