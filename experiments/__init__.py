@@ -1,1 +1,1 @@
-"""The papers' tables and figures, certification of posteriors, and simulated active learning."""
+"""Reproduce the papers' results, certify posteriors, and simulate active learning."""

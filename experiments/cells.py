@@ -1,8 +1,7 @@
-"""Measure the cells of the papers' tables, and store each in a small JSON file.
+"""Measure the cells of the papers' tables, and store each in a JSON file.
 
 A cell is one seed of one row. It is measured once, and again only with `--again`. It records the
-commit and its target's `revision`; pages mark cells of earlier revisions. Raise the revision if
-code, recipes or settings change the target's measurements, not if something is moved or renamed.
+commit and its target's `revision`. Raise the revision if a change affects the measurements.
 """
 
 import json
@@ -36,7 +35,7 @@ MIN_SEEDS = 3  # per row with figures
 class Measured:
     values: dict[str, Any]
     data: str  # digest
-    moving: list[str] = field(default_factory=list)  # validation curves that are not level
+    moving: list[str] = field(default_factory=list)  # validation curves still changing
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Cell:
     row: str
     seed: int
     measured: Measured
-    seconds: float  # processor time, without earlier runs and shared fits
+    seconds: float  # processor time, excluding earlier runs and shared fits
     commit: str
     revision: int
     versions: dict[str, str]

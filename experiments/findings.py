@@ -1,4 +1,4 @@
-"""Test the claims of the papers, which were written down before the cells were measured."""
+"""Test the claims of the papers. They were recorded before the cells were measured."""
 
 import csv
 import math
@@ -74,7 +74,7 @@ def difference_interval(first: Sequence[float], second: Sequence[float]) -> tupl
 def outcome(low: float, high: float, threshold: float) -> str:
     if low > threshold:
         return "holds"
-    return "does not hold" if high < threshold else "cannot be told"
+    return "does not hold" if high < threshold else "inconclusive"
 
 
 def read_claims(path: Path = CLAIMS) -> list[Claim]:
@@ -95,13 +95,13 @@ def findings_page(
     targets: Mapping[str, Target], out: Path, guides: Path, claims: Sequence[Claim]
 ) -> str:
     lines = [
-        "# What the replication found",
+        "# Findings of the replication",
         "",
-        "Claims of the papers, each with a test that was written down before its cells were "
-        "measured: Welch's interval of a difference of means over seeds, at .95, or in how many "
-        "sets the mean is larger, against one half.",
+        "Claims of the papers, each with a test that was recorded before its cells were measured. "
+        "A test is Welch's 95 % interval of a difference of means over seeds, or compares the "
+        "share of data sets with a larger mean with one half.",
         "",
-        "| claim | paper | outcome | by |",
+        "| claim | paper | outcome | evidence |",
         "|---|---|---|---|",
     ]
     for claim in claims:

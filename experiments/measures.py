@@ -1,4 +1,4 @@
-"""Fit recipes, publish the fits and measure them, for the cells of several targets."""
+"""Fit, publish and measure recipes for the cells of several targets."""
 
 import json
 import tempfile
@@ -65,52 +65,51 @@ class Published:
 
 
 @contextmanager
-def published(fitted: Fitted) -> Iterator[Published]:
+def published(result: Fitted) -> Iterator[Published]:
     """Publish a fit to a temporary store."""
     with tempfile.TemporaryDirectory() as folder:
         store = ModelStore(Path(folder))
-        manifest = publish(fitted, store)
+        manifest = publish(result, store)
         yield Published(store, manifest, Model.load(store.open(manifest.name, manifest.version)))
 
 
 def measure_fit(recipe: Recipe, runs: Path, data: Dataset | None = None) -> Measured:
-    fitted = fit(recipe, data, runs=runs, quiet=True)
-    return make_measured(fitted, measure_rows(fitted, fitted.data.test))
+    result = fit(recipe, data, runs=runs, quiet=True)
+    return make_measured(result, measure_rows(result, result.data.test))
 
 
-def make_measured(fitted: Fitted, values: dict[str, Any]) -> Measured:
-    return Measured(values, fitted.data.digest()[:16], find_moving_curves(fitted))
+def make_measured(result: Fitted, values: dict[str, Any]) -> Measured:
+    return Measured(values, result.data.digest()[:16], find_moving_curves(result))
 
 
-def find_moving_curves(fitted: Fitted) -> list[str]:
+def find_moving_curves(result: Fitted) -> list[str]:
     """Describe the validation curves that are not level over their last fifth.
 
-    If the fit stopped because its curves were level, the result is empty, even if the decaying
-    learning rate raised a curve afterwards.
+    The result is empty if the fit stopped because its curves were level.
     """
-    assert fitted.folder is not None
-    if LEVELLED_OFF in (fitted.provenance.stopped or ""):
+    assert result.folder is not None
+    if LEVELLED_OFF in (result.provenance.stopped or ""):
         return []
-    lines = (fitted.folder / "metrics.jsonl").read_text().splitlines()
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
     history = [json.loads(line) for line in lines]
     window = max(MIN_LEVEL_EPOCHS, round(LEVEL_SHARE * len(history)))
     likelihoods = [{**epoch, "objective": 0.0} for epoch in history]
     return find_moving(likelihoods, window, has_bound=False)
 
 
-def measure_rows(fitted: Fitted, rows: Rows) -> dict[str, Any]:
+def measure_rows(result: Fitted, rows: Rows) -> dict[str, Any]:
     """Measure the accuracy in % or the RMSE, and the log-likelihood in nats per row."""
     likelihoods, errors = [], []
     for first in range(0, len(rows), CHUNK_ROWS):
         part = rows.take(np.arange(first, min(first + CHUNK_ROWS, len(rows))))
-        scores, likelihood = fitted.score(part)
+        scores, likelihood = result.score(part)
         likelihoods.append(likelihood)
         if isinstance(scores, Scores):
             errors.append(scores.label != part.y)
         else:
             errors.append(scores.in_units.mean - part.y)
     mean_square = float(np.square(np.concatenate(errors).astype(np.float64)).mean())
-    is_regression = fitted.recipe.task == "regression"
+    is_regression = result.recipe.task == "regression"
     return {
         "log_likelihood": float(np.concatenate(likelihoods).mean()),
         **({"rmse": mean_square**0.5} if is_regression else {"accuracy": 100 * (1 - mean_square)}),

@@ -16,9 +16,9 @@ from experiments.cells import MIN_SEEDS, Cell, Column, Results, Target, mean_and
 NONE = "–"
 OLDER = "†"
 ON_GPU = (
-    "A page counts its cells by torch's version: `+cu` ones were measured on a GPU, which "
-    "`table-1-cifar`, `alpha-cnn`, `alpha-mnist-wide` and `weight-uncertainty-600` need: the last "
-    "has 234,000 steps a fit."
+    "A page lists the torch versions of its cells. Versions with `+cu` were measured on a GPU, "
+    "which `table-1-cifar`, `alpha-cnn`, `alpha-mnist-wide` and `weight-uncertainty-600` need. A "
+    "fit of the latter has 234,000 steps."
 )
 
 
@@ -48,12 +48,12 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
     lines = [
         "# The papers' tables and figures",
         "",
-        "`make reproduce` measures what is missing, cell by cell, and writes these pages; `dubito "
-        "reproduce TARGET` does one of them; several such commands at once share the cells. A cell "
-        "is a seed of a row. A row's figures count, and are shown, if the validation curves of at "
-        f"least {MIN_SEEDS} seeds, and of more than half, have levelled off, by the fit's own "
-        "rule or over its last fifth. Means are of all its seeds. "
-        f"[What was found]({link_to(guides / 'findings.md', out)}), claim by claim.",
+        "`make reproduce` measures the missing cells and writes these pages. `dubito reproduce "
+        "TARGET` measures one target. Several commands can run at once and share the cells. A cell "
+        "is one seed of one row. A row's figures are shown if the validation curves of at least "
+        f"{MIN_SEEDS} seeds, and of more than half of the seeds, have levelled off, by the fit's "
+        "rule or over its last fifth. Means are over all seeds. See also "
+        f"[the findings]({link_to(guides / 'findings.md', out)}) for each claim.",
         "",
         "| page | target | rows shown | cells measured |",
         "|---|---|---|---|",
@@ -83,7 +83,7 @@ def page(target: Target, results: Results, picture: str | None) -> str:
         f"`python -m training reproduce {target.name}`. {target.protocol}",
         "",
         "Mean ± standard deviation over seeds"
-        + ("; in brackets the paper's." if target.papers else "."),
+        + (", with the paper's figure in brackets." if target.papers else "."),
         "",
         f"| {' | '.join(header)} |",
         f"|{'---|' * len(header)}",
@@ -151,7 +151,7 @@ def notes(target: Target, results: Results) -> list[str]:
             lines.append(f"* {row}: {len(cells)} of {MIN_SEEDS} seeds.")
     measured = [cell for cells in results.values() for cell in cells]
     if any(is_older(target, cells) for cells in results.values()):
-        lines.append(f"* {OLDER} an earlier revision measured it; `--again` measures it anew.")
+        lines.append(f"* {OLDER} measured by an earlier revision; `--again` repeats it.")
     commits = _count_names([cell.commit for cell in measured])
     torches = _count_names([cell.versions["torch"] for cell in measured])
     lines.append(f"* Commits of cells: {commits}; torch: {torches}.")

@@ -1,1 +1,1 @@
-"""Simulated active learning: rows with known labels, which a simulation reveals in batches."""
+"""Simulate active learning on labelled data."""

@@ -1,4 +1,4 @@
-"""`dubito active RECIPE...`: simulate active learning on labelled data."""
+"""The command `dubito active`."""
 
 import argparse
 from contextlib import ExitStack

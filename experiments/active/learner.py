@@ -1,7 +1,6 @@
 """Fit a recipe to few labels, from scratch or from the last fit.
 
-A fit has a fixed number of epochs, keeps its last weights and has no temperature. So it needs no
-labels for validation.
+A fit has a fixed number of epochs and no temperature, so it needs no validation labels.
 """
 
 import math
@@ -53,14 +52,14 @@ class Learner:
         self.data, self.seed, self.device = data, seed, device
         self.x = torch.from_numpy(data.train.x)
         self.y = torch.from_numpy(data.train.y)
-        self.model: BayesianModel | None = None
+        self._model: BayesianModel | None = None
         self.optimizer: torch.optim.Adam | None = None
         self.is_fresh = True  # not fitted yet
 
     @property
-    def fitted(self) -> BayesianModel:
-        assert self.model is not None
-        return self.model
+    def model(self) -> BayesianModel:
+        assert self._model is not None
+        return self._model
 
     def begin(self, number: int) -> None:
         recipe = self._recipe(number)
@@ -69,13 +68,13 @@ class Learner:
         largest_id = int(self.data.maximum) if self.data.takes_ids else None
         model = build(recipe, self.data.shape, len(self.data.classes), rows, largest_id=largest_id)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # halves the time of convolutions
-        self.model = model.to(self.device)
+        self._model = model.to(self.device)
         initialise(self.model, rows.float().to(self.device), recipe.network.is_standardised)
         self.optimizer = adam(self.model, recipe.training)
         self.is_fresh = True
 
     def fit(self, index: Int64[np.ndarray, "M"], number: int, epochs: int) -> None:
-        recipe, model, optimizer = self._recipe(number), self.fitted, self.optimizer
+        recipe, model, optimizer = self._recipe(number), self.model, self.optimizer
         assert optimizer is not None
         rows = torch.from_numpy(index)
         x, y = self.x[rows].to(self.device), self.y[rows].to(self.device)
@@ -101,16 +100,16 @@ class Learner:
         model.eval()
 
     def noise(self, draws: int, *key: int) -> Float[Tensor, "K E"]:
-        return noise(self.fitted.posterior, draws, *key, device=self.device)
+        return noise(self.model.posterior, draws, *key, device=self.device)
 
     def predict(
         self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]
     ) -> Float32[np.ndarray, "K N C"]:
         rows = torch.from_numpy(x).to(self.device)
-        return self.fitted.predict(rows, eps, CHUNK_ROWS).cpu().numpy()
+        return self.model.predict(rows, eps, CHUNK_ROWS).cpu().numpy()
 
     def measure(self, draws: int, number: int) -> Measure:
-        likelihood, test = self.fitted.likelihood, self.data.test
+        likelihood, test = self.model.likelihood, self.data.test
         outputs = self.predict(
             test.x, self.noise(draws, self.seed, ActiveStream.TEST_NOISE, number)
         )
@@ -122,22 +121,22 @@ class Learner:
         assert self.optimizer is not None
         moments = optimizer_tensors(self.optimizer).items()
         copies = {name: tensor.clone() for name, tensor in moments}
-        return {**module_tensors(self.fitted, "model"), **copies}
+        return {**module_tensors(self.model, "model"), **copies}
 
     def restore(self, tensors: dict[str, Tensor], number: int) -> None:
         self.begin(number)
         assert self.optimizer is not None
-        load_module(self.fitted, tensors, "model")
+        load_module(self.model, tensors, "model")
         load_optimizer(self.optimizer, tensors)
         self.is_fresh = False
-        self.fitted.eval()
+        self.model.eval()
 
     def _recipe(self, number: int) -> Recipe:
         seed = hash_key(self.seed, ActiveStream.FIT, number) % SEEDS
         return self.recipe.model_copy(update={"seed": seed})
 
     def _weigh_classes(self, y: Tensor) -> None:
-        likelihood, option = self.fitted.likelihood, self.recipe.data.class_weights
+        likelihood, option = self.model.likelihood, self.recipe.data.class_weights
         if option is not None:
             assert isinstance(likelihood, Categorical)
             assert likelihood.log_weights is not None

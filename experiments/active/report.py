@@ -65,9 +65,9 @@ class Report:
             "",
             f"Simulated on `{self.source}`: {p.initial} labels first, then {p.batch} per "
             f"acquisition out of {p.candidates} random unlabelled rows, scored by {p.draws} draws; "
-            f"{p.epochs} epochs per fit, {p.test_draws} draws per test row. A fit sees only the "
-            "labels that count: none are held out for a checkpoint or a temperature. Labels needed "
-            "are those of the first round at the target; brackets show the range of seeds."
+            f"{p.epochs} epochs per fit, {p.test_draws} draws per test row. Every label is used "
+            "for training: none are held out for a checkpoint or a temperature. Labels needed are "
+            "those at the first round that reaches the target; brackets show the range of seeds."
             f"{origin}",
             "",
             f"| arm | labels needed | seeds at the target | saved against random "
@@ -161,7 +161,7 @@ def _mean(mean: Mean) -> str:
 
 def _saved(saved: Saved) -> str:
     if saved.mean.bound == "unknown":
-        return "unknown: some seeds of both end below the target"
+        return "unknown: some seeds of both arms end below the target"
     low, high = ("..." if end is None else f"{end:.0f}" for end in (saved.low, saved.high))
     return f"{_mean(saved.mean)} ({low} to {high}; {saved.seeds} seeds)"
 

@@ -1,6 +1,6 @@
 """Record the rounds of a simulation, and count the labels needed and saved.
 
-A seed that ends below the target needs more labels than it had, so means over it are bounds.
+If a seed ends below the target, its number of labels is a lower bound.
 """
 
 import json
@@ -102,7 +102,7 @@ class Needed:
 @dataclass(frozen=True)
 class Mean:
     value: float
-    bound: str  # "" if exact, else "at least", "at most", "more than" or "unknown"
+    bound: str  # "at least", "at most", "more than", "unknown", or "" if exact
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Comparisons with exact posteriors and with Hamiltonian Monte Carlo."""
+"""Compare approximate posteriors with exact ones and Hamiltonian Monte Carlo."""

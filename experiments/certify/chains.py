@@ -1,4 +1,4 @@
-"""Compare posteriors with Hamiltonian Monte Carlo on rows of UCI sets, and off their data."""
+"""Compare posteriors with Hamiltonian Monte Carlo on UCI data sets, on and off the data."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -53,9 +53,9 @@ def make_recipe(name: str, method: str, seed: int, **training: Any) -> Recipe:
     )
 
 
-def rows_to_judge(fitted: Fitted, seed: int) -> Float32[np.ndarray, "M I"]:
+def rows_to_judge(result: Fitted, seed: int) -> Float32[np.ndarray, "M I"]:
     """Return the test rows, followed by the same rows with every column shifted up or down."""
-    x, spread = fitted.data.test.x, fitted.splits.train.x.std(axis=0)
+    x, spread = result.data.test.x, result.splits.train.x.std(axis=0)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], x.shape)
     return np.concatenate([x, x + SHIFT * spread * signs]).astype(np.float32)
 
@@ -72,18 +72,18 @@ class Exact:
 @cache
 def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
     """Sample the weights and the noise, whose log variance has an improper flat prior."""
-    fitted = fit(make_recipe(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
-    places = rows_to_judge(fitted, seed)
-    chains, draws, accepted = hmc.sample_answers(fitted, _moments, places, seed, extra=1)
-    fitted.discard_checkpoint()
-    y, train_y = (rows.y.astype(np.float64) for rows in (fitted.data.test, fitted.splits.train))
+    result = fit(make_recipe(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
+    places = rows_to_judge(result, seed)
+    chains, draws, accepted = hmc.sample_answers(result, _moments, places, seed, extra=1)
+    result.discard_checkpoint()
+    y, train_y = (rows.y.astype(np.float64) for rows in (result.data.test, result.splits.train))
     r_hat = hmc.split_r_hat(chains[..., 0])[: len(y)]
     mixing = {
         "r_hat": r_hat.median().item(),
         "r_hat_most": r_hat.max().item(),
         "accepted": accepted,
     }
-    return Exact(draws, y, train_y, mixing, fitted.data.digest()[:16])
+    return Exact(draws, y, train_y, mixing, result.data.digest()[:16])
 
 
 def _moments(model: BayesianModel, draws: Tensor, x: Tensor) -> Tensor:
@@ -100,10 +100,10 @@ def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
     exact = exact_posterior(name, seed, runs)
     if method == hmc.EXACT:
         return Measured(compare(exact.moments, exact) | exact.mixing, exact.data)
-    fitted = fit(make_recipe(name, method, seed), runs=runs, quiet=True)
-    moments = fitted.outputs(rows_to_judge(fitted, seed)).astype(np.float64)
-    fitted.discard_checkpoint()
-    return make_measured(fitted, compare(moments, exact))
+    result = fit(make_recipe(name, method, seed), runs=runs, quiet=True)
+    moments = result.outputs(rows_to_judge(result, seed)).astype(np.float64)
+    result.discard_checkpoint()
+    return make_measured(result, compare(moments, exact))
 
 
 def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
 
 
 def _draw(_: Target, results: Results) -> Figure:
-    """Plot the first seed's epistemic deviations of test rows against the exact ones."""
+    """Plot epistemic deviations of the first seed against the exact deviations."""
     figure, axes = plt.subplots(
         len(SETS),
         len(hmc.METHODS),
@@ -157,7 +157,7 @@ def _draw(_: Target, results: Results) -> Figure:
                 axis.plot(*pair, ".", markersize=4)
                 axis.plot(pair[0], pair[0], color="0.5", linewidth=0.8)
         row[0].set_ylabel(f"{name}: deviation")
-    figure.supxlabel("epistemic deviation of a test row by Hamiltonian Monte Carlo; grey: the same")
+    figure.supxlabel("epistemic deviation of a test row by Hamiltonian Monte Carlo; grey: equal")
     return figure
 
 
@@ -169,22 +169,23 @@ def _conclude(results: Results) -> str:
             median, largest = (
                 max(values[key] for values in seeds) for key in ("r_hat", "r_hat_most")
             )
-            lines.append(f"{name} {median:.2f} at the median row and {largest:.2f} at most")
-    return f"Split R-hat of the exact means of test rows, largest of seeds: {', '.join(lines)}."
+            lines.append(f"{name} {median:.2f} (median row) and {largest:.2f} (maximum)")
+    return f"Largest split R-hat over seeds, for the exact means of test rows: {', '.join(lines)}."
 
 
 CHAINS_OF_UCI = Target(
     name="chains",
-    title="Doubt about rows of UCI sets, against Hamiltonian Monte Carlo",
+    title="Epistemic uncertainty on UCI sets, compared with Hamiltonian Monte Carlo",
     protocol=(
-        f"One hidden layer of {UNITS} ReLU units, homoscedastic noise; seeds are standard splits, "
-        "of whose training rows half validate, since chains mix with the others alone. "
-        f"Hamiltonian Monte Carlo has {hmc.SAMPLED}, and of the noise with a flat prior of its log "
-        "variance; other methods have priors of their own. Epistemic deviation: of the draws' "
-        "means, over the exact one's: 1 is right, below 1 too sure; of test rows, and off the data "
-        f"where every column of these is moved by {SHIFT:g} deviations up or down. Rank "
-        "correlation of these deviations, and total variation between predictive distributions, 0 "
-        "to 1: of test rows."
+        f"One hidden layer of {UNITS} ReLU units, homoscedastic noise; a seed is a standard split. "
+        "Half of the training rows are validation rows, because the chains do not mix with all "
+        f"rows. Hamiltonian Monte Carlo: {hmc.SAMPLED}. It also samples the noise, whose log "
+        "variance has a flat prior. Other methods have different priors. The epistemic deviation "
+        "is the standard deviation of the draws' means, divided by the exact one: 1 is right, and "
+        "values below 1 are overconfident. It is measured on test rows and off the data, where "
+        f"every column of the test rows is shifted by {SHIFT:g} standard deviations up or down. "
+        "The rank correlation of the deviations and the total variation between predictive "
+        "distributions (0 to 1) are measured on test rows."
     ),
     rows={
         f"{name}-{method}": partial(measure, name, method)
@@ -192,8 +193,8 @@ CHAINS_OF_UCI = Target(
         for method in (hmc.EXACT, *hmc.METHODS)
     },
     columns={
-        "ratio": Column("deviation, of the exact"),
-        "ratio_off": Column("deviation off the data, of the exact"),
+        "ratio": Column("deviation / exact"),
+        "ratio_off": Column("deviation / exact, off the data"),
         "rank_correlation": Column("rank correlation of deviations"),
         "variation": Column("total variation"),
         "log_likelihood": Column("log-likelihood", 3),

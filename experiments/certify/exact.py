@@ -52,7 +52,7 @@ def linear(shape: Sequence[int], _: int) -> nn.Module:
 
 
 def summed(shape: Sequence[int], _: int) -> nn.Module:
-    """Add the units of one layer, so that y is linear in their scales."""
+    """Add the units of one layer. The output is linear in their scales."""
     return nn.Sequential(nn.Linear(shape[0], UNITS), Total())
 
 
@@ -158,7 +158,7 @@ def compare(
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
     """Compare a fit with the best factorial Gaussian.
 
-    Return the ratios of variances, and the errors of means in its standard deviations.
+    Return the ratios of variances, and the errors of means in standard deviations.
     """
     mean, precision = exact(model, problem)
     fitted_mean, fitted_variance = moments(model)
@@ -189,12 +189,13 @@ def measure(method: str, start: float, seed: int, runs: Path) -> Measured:
 
 EXACT = Target(
     name="exact",
-    title="Variances of a linear-Gaussian problem against the exact ones",
+    title="Variances of a linear-Gaussian problem compared with the exact ones",
     protocol=(
-        "1,280 rows of five correlated columns; the documented defaults of each method, from three "
-        "spreads (`from` their log deviation). A fit's variances over those of the best factorial "
-        "Gaussian, whose posterior is known: the least and the most of all numbers, and the worst "
-        "factor either way. How far means are off is in exact deviations, at most."
+        "1,280 rows of five correlated columns; the documented defaults of each method, with three "
+        "initial standard deviations (`from` their logarithm). Columns show a fit's variances "
+        "divided by the variances of the best factorial Gaussian: the minimum and maximum over all "
+        "parameters, and the worst factor in either direction. The largest error of the means is "
+        "in exact standard deviations."
     ),
     rows={
         f"{method} from {start:g}": partial(measure, method, start)
@@ -202,16 +203,17 @@ EXACT = Target(
         for start in STARTS
     },
     columns={
-        "least": Column("least"),
-        "most": Column("most"),
+        "least": Column("minimum"),
+        "most": Column("maximum"),
         "worst": Column("worst factor"),
-        "off": Column("means off"),
-        "settled": Column("called settled, %", 0),
+        "off": Column("error of means"),
+        "settled": Column("reported as converged, %", 0),
     },
     draw=draw_columns,
     remarks=(
-        "Flows have no couplings here, so that the best of the family is known. `bhn-realnvp` and "
-        "`bhn-iaf` are the same fit then, as are `bbb-gaussian` and `bbb-mixture` of equal parts."
+        "Flows have no couplings here, so that the best posterior of the family is known. Then "
+        "`bhn-realnvp` and `bhn-iaf` are the same fit. `bbb-gaussian` and `bbb-mixture` are also "
+        "the same fit, because both parts of the mixture are equal."
     ),
     seeds=10,
 )

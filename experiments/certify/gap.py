@@ -70,9 +70,9 @@ def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], 
     and the share of accepted proposals.
     """
     short = make_recipe("bbb-gaussian", seed, epochs=1)
-    fitted = fit(short, dataset(seed), runs=runs, quiet=True)
-    chains, draws, accepted = hmc.sample_answers(fitted, _moments, GRID[:, None], seed)
-    fitted.discard_checkpoint()
+    result = fit(short, dataset(seed), runs=runs, quiet=True)
+    chains, draws, accepted = hmc.sample_answers(result, _moments, GRID[:, None], seed)
+    result.discard_checkpoint()
     return draws, hmc.split_r_hat(chains[..., 0]).max().item(), accepted
 
 
@@ -91,10 +91,10 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
         data = dataset(seed)
         values = {**compare(exact, exact), "r_hat": r_hat, "accepted": accepted}
         return Measured(values | {"rows": _rows(data)}, data.digest()[:16])
-    fitted = fit(make_recipe(method, seed), dataset(seed), runs=runs, quiet=True)
-    moments = fitted.outputs(GRID[:, None].astype(np.float32)).astype(np.float64)
-    measured = make_measured(fitted, compare(moments, exact) | {"settled": hmc.settled(fitted)})
-    fitted.discard_checkpoint()
+    result = fit(make_recipe(method, seed), dataset(seed), runs=runs, quiet=True)
+    moments = result.outputs(GRID[:, None].astype(np.float32)).astype(np.float64)
+    measured = make_measured(result, compare(moments, exact) | {"settled": hmc.settled(result)})
+    result.discard_checkpoint()
     return measured
 
 
@@ -118,7 +118,7 @@ def _rows(data: Dataset) -> list[list[float]]:
 
 
 def _draw(_: Target, results: Results) -> Figure:
-    """Plot the mean and two epistemic deviations of each method, of the first seed."""
+    """Plot the mean and two epistemic deviations of each method for the first seed."""
     first = first_seeds(results)
     exact = first.pop(hmc.EXACT, None)
     figure, axes = panels(len(first), 4, 12, 2.6)
@@ -137,14 +137,14 @@ def _draw(_: Target, results: Results) -> Figure:
 
 GAP = Target(
     name="gap",
-    title="Doubt in a gap of the data, against Hamiltonian Monte Carlo",
+    title="Epistemic uncertainty in a gap of the data, compared with Hamiltonian Monte Carlo",
     protocol=(
-        f"y = sin(3x) + e, deviation of e {NOISE_STD}; {ROWS} training rows with x in two "
-        f"clusters, one hidden layer of {UNITS} ReLU units. Hamiltonian Monte Carlo has "
-        f"{hmc.SAMPLED}, with the noise known. Epistemic deviation: of the draws' means, inside "
-        "the clusters, in the gap between them, and beyond them. Total variation: between "
-        "predictive distributions and the exact ones, 0 to 1. Methods but `bbb-gaussian` and "
-        "`mvn` have priors of their own."
+        f"y = sin(3x) + e, where e has standard deviation {NOISE_STD}; {ROWS} training rows with x "
+        f"in two clusters; one hidden layer of {UNITS} ReLU units. Hamiltonian Monte Carlo: "
+        f"{hmc.SAMPLED}, with known noise. The epistemic deviation is the standard deviation of "
+        "the draws' means, inside the clusters, in the gap between them, and beyond them. The "
+        "total variation (0 to 1) is between predictive distributions and the exact ones. All "
+        "methods except `bbb-gaussian` and `mvn` have different priors."
     ),
     rows={row: partial(measure, row) for row in (hmc.EXACT, *hmc.METHODS)},
     columns={

@@ -27,8 +27,8 @@ CHAINS, WARM_UP, KEPT = 16, 1000, 1000
 EVERY = 40  # thinning of the reference draws
 PATH = 40  # maximum leapfrog steps per proposal
 SAMPLED = (  # for protocols of tables
-    f"{CHAINS} chains of {KEPT:,} draws after {WARM_UP:,}, of the posterior that `bbb-gaussian` "
-    "approximates"
+    f"{CHAINS} chains of {KEPT:,} draws after {WARM_UP:,} warm-up draws, from the posterior that "
+    "`bbb-gaussian` approximates"
 )
 DRAWS = 400
 EXACT = "hamiltonian"
@@ -78,8 +78,8 @@ def compared_recipe(
     return recipes.validate(content, name)
 
 
-def settled(fitted: Fitted) -> str | None:
-    convergence = fitted.provenance.convergence
+def settled(result: Fitted) -> str | None:
+    convergence = result.provenance.convergence
     return None if convergence is None else convergence["says"]
 
 
@@ -129,7 +129,7 @@ def sample(
 
 
 def sample_answers(
-    fitted: Fitted,
+    result: Fitted,
     serve: Callable[[BayesianModel, Float[Tensor, "K D"], Float[Tensor, "N I"]], Tensor],
     places: Float[np.ndarray, "M I"],
     seed: int,
@@ -140,7 +140,7 @@ def sample_answers(
     The posterior has the likelihood and the prior of a `bbb-gaussian` fit, whose weights are not
     used. `extra` numbers after the weights have flat priors.
     """
-    model, rows = fitted.model.double().eval(), fitted.splits.train
+    model, rows = result.model.double().eval(), result.splits.train
     x, grid = torch.from_numpy(rows.x).double(), torch.from_numpy(places).double()
     y, posterior = torch.from_numpy(rows.y), model.posterior
     assert isinstance(posterior, GaussianPosterior)

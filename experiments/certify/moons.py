@@ -1,4 +1,4 @@
-"""Compare posteriors with Hamiltonian Monte Carlo on two interleaved classes and far from them."""
+"""Compare posteriors with Hamiltonian Monte Carlo on two interleaved classes."""
 
 from functools import cache, partial
 from pathlib import Path
@@ -60,11 +60,11 @@ def exact_probabilities(
     split R-hat of the probabilities, and the share of accepted proposals.
     """
     short = make_recipe("bbb-gaussian", seed, epochs=1)
-    fitted = fit(short, dataset(seed), runs=runs, quiet=True)
-    chains, draws, accepted = hmc.sample_answers(fitted, _logits, GRID, seed)
-    fitted.discard_checkpoint()
+    result = fit(short, dataset(seed), runs=runs, quiet=True)
+    chains, draws, accepted = hmc.sample_answers(result, _logits, GRID, seed)
+    result.discard_checkpoint()
     r_hat = hmc.split_r_hat(probability(chains)).max().item()
-    return probability(torch.from_numpy(draws)).numpy(), fitted.splits.train.x, r_hat, accepted
+    return probability(torch.from_numpy(draws)).numpy(), result.splits.train.x, r_hat, accepted
 
 
 def _logits(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
     if method == hmc.EXACT:
         values = {**compare(exact, exact, rows), "r_hat": r_hat, "accepted": accepted}
         return Measured(values, dataset(seed).digest()[:16])
-    fitted = fit(make_recipe(method, seed), dataset(seed), runs=runs, quiet=True)
-    probs = probability(torch.from_numpy(fitted.outputs(GRID)).double()).numpy()
-    values = compare(probs, exact, rows) | {"settled": hmc.settled(fitted)}
-    fitted.discard_checkpoint()
-    return make_measured(fitted, values)
+    result = fit(make_recipe(method, seed), dataset(seed), runs=runs, quiet=True)
+    probs = probability(torch.from_numpy(result.outputs(GRID)).double()).numpy()
+    values = compare(probs, exact, rows) | {"settled": hmc.settled(result)}
+    result.discard_checkpoint()
+    return make_measured(result, values)
 
 
 def bald(p: Float64[np.ndarray, "K N"]) -> Float64[np.ndarray, "N"]:
@@ -118,7 +118,7 @@ def compare(
 
 
 def _draw(_: Target, results: Results) -> Figure:
-    """Plot each method's probability of the second class, of the first seed."""
+    """Plot each method's probability of the second class for the first seed."""
     first = first_seeds(results)
     figure, axes = panels(len(first), 4, 11, 2.6)
     for axis, (row, values) in zip(axes, first.items(), strict=True):
@@ -132,17 +132,17 @@ def _draw(_: Target, results: Results) -> Figure:
 
 MOONS = Target(
     name="moons",
-    title="Two classes and what lies far from them, against Hamiltonian Monte Carlo",
+    title="Two classes, near and far from the data, compared with Hamiltonian Monte Carlo",
     protocol=(
         f"scikit-learn's two moons, {ROWS} training rows, noise {NOISE_STD}; one hidden layer of "
-        f"{UNITS} ReLU units. Hamiltonian Monte Carlo: {hmc.SAMPLED}; other methods have "
-        f"priors of their own. Near: within {NEAR} of a training row; far: {FAR} or more away, in "
-        "a square of side 8. BALD over the exact one's: 1 is right, below 1 too sure. Rank "
-        "correlation: of BALD, over the square."
+        f"{UNITS} ReLU units. Hamiltonian Monte Carlo: {hmc.SAMPLED}; other methods have different "
+        f"priors. Near points are within {NEAR} of a training row, far points at least {FAR} away, "
+        "in a square of side 8. BALD is divided by the exact BALD: 1 is right, and values below 1 "
+        "are overconfident. The rank correlation of BALD is over the square."
     ),
     rows={row: partial(measure, row) for row in (hmc.EXACT, *hmc.METHODS)},
     columns={
-        **{f"ratio_{place}": Column(f"BALD {place}, of the exact") for place in ("near", "far")},
+        **{f"ratio_{place}": Column(f"BALD / exact, {place}") for place in ("near", "far")},
         **{
             f"variation_{place}": Column(f"total variation {place}", 3) for place in ("near", "far")
         },

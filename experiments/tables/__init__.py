@@ -1,1 +1,1 @@
-"""The papers' tables and figures, a module for each."""
+"""The papers' tables and figures."""

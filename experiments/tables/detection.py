@@ -37,7 +37,7 @@ SETS = ("uniform", "omniglot", "cifar-bw", "gaussian", "notmnist")
 PAPERS_SCORE = "variation_ratio"  # 1 less the largest mean probability
 SCORES = (PAPERS_SCORE, "entropy", "bald", "mean_std", "flag")
 DRAWS = (1, 32)  # of an attacker's gradient
-OF_DETECTORS = "bhn-realnvp-4"  # the row whose detectors are tabulated one by one
+DETECTORS_ROW = "bhn-realnvp-4"  # the row for the table of detectors
 CURVES = {
     "accuracy": "accuracy",
     "bald": "attacks by BALD",
@@ -56,28 +56,28 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def evaluated(
     recipe: Recipe, runs: Path, sources: Sequence[str], attacks: bool
 ) -> tuple[Fitted, dict[str, Any]]:
-    """Fit a recipe and return the evaluation report of what is published of it."""
-    fitted = fit(recipe, runs=runs, quiet=True)
-    with published(fitted) as version:
-        return fitted, version.evaluate(ROWS, sources, attacks)
+    """Fit and publish a recipe, and return the fit and its evaluation report."""
+    result = fit(recipe, runs=runs, quiet=True)
+    with published(result) as version:
+        return result, version.evaluate(ROWS, sources, attacks)
 
 
 def _measure(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
-    fitted, report = evaluated(make_recipe(recipe, seed, **changes), runs, SOURCES, attacks=True)
-    return make_measured(fitted, read_report(report))
+    result, report = evaluated(make_recipe(recipe, seed, **changes), runs, SOURCES, attacks=True)
+    return make_measured(result, read_report(report))
 
 
 def _measure_left_out(recipe: str, changes: dict[str, Any], digit: int, runs: Path) -> Measured:
     data = {**HELD_OUT, "leave_out": [str(digit)]}
-    fitted, report = evaluated(make_recipe(recipe, 0, **{**changes, "data": data}), runs, (), False)
+    result, report = evaluated(make_recipe(recipe, 0, **{**changes, "data": data}), runs, (), False)
     scores = report["outliers"][LEFT_OUT]["scores"]
-    return make_measured(fitted, {name: 100 * scores[name]["auroc"] for name in SCORES})
+    return make_measured(result, {name: 100 * scores[name]["auroc"] for name in SCORES})
 
 
 def read_report(report: dict[str, Any]) -> dict[str, float]:
-    """Return figures of the test rows, and AUROCs in % of every score and detector by set.
+    """Return the figures of the test rows, and the AUROC in % of each score and set.
 
-    For attacked rows, also return in % the accuracy, the flagged rows, and wrong unflagged rows.
+    For attacks, also return the accuracy, the flag rate and the share of wrong unflagged rows in %.
     """
     test = report["test"]
     values = {"accuracy": 100 * test["accuracy"], "flagged": 100 * test["flagged"]["0.05"]}
@@ -89,14 +89,14 @@ def read_report(report: dict[str, Any]) -> dict[str, float]:
         values[f"{name}_hits"] = 100 * attack["hits"]
         detections |= {name: attack, f"{name}_errors": attack["error_detection"]}
     for name, detection in detections.items():
-        if detection is not None:  # None without errors, or without correct rows
+        if detection is not None:  # it needs both correct and wrong rows
             scores = detection["scores"].items()
             values |= {f"{name}_{score}": 100 * figures["auroc"] for score, figures in scores}
     return values
 
 
 def read_fgsm(report: dict[str, Any]) -> dict[str, float]:
-    """Return the accuracy in % and the mean entropy under FGSM by one draw, of every step."""
+    """Return the accuracy in % and the mean entropy for each step of FGSM by one draw."""
     values = {}
     for step in STEPS:
         attack = report["attacks"][f"fgsm-{step:g}-of-1-draws"]
@@ -106,7 +106,7 @@ def read_fgsm(report: dict[str, Any]) -> dict[str, float]:
 
 
 def draw_attacked(accuracy: Axes, entropy: Axes, results: Results) -> None:
-    """Draw means of `read_fgsm` over seeds."""
+    """Plot the means of `read_fgsm` over seeds."""
     for axis, key in ((accuracy, "accuracy"), (entropy, "entropy")):
         for i, (row, cells) in enumerate(results.items()):
             if cells:
@@ -120,12 +120,12 @@ def draw_attacked(accuracy: Axes, entropy: Axes, results: Results) -> None:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Draw accuracy and detection against the step of FGSM, by 1 and by 32 draws."""
+    """Plot accuracy and detection against the step of FGSM."""
     figure, axes = plt.subplots(
         len(DRAWS), len(CURVES), figsize=(13, 6), sharex=True, sharey="col", layout="constrained"
     )
-    for draws, of_draws in zip(DRAWS, axes, strict=True):
-        for axis, (key, title) in zip(of_draws, CURVES.items(), strict=True):
+    for draws, row_axes in zip(DRAWS, axes, strict=True):
+        for axis, (key, title) in zip(row_axes, CURVES.items(), strict=True):
             for row, cells in results.items():
                 name = "fgsm-{:g}-of-{}-draws_{}"
                 values = {
@@ -142,8 +142,8 @@ def _draw(target: Target, results: Results) -> Figure:
 
 
 def _conclude(results: Results) -> str:
-    """Return tables of each detector alone, and of attacks that pass all detectors."""
-    cells = results[OF_DETECTORS]
+    """Format a table of detectors and a table of attacks."""
+    cells = results[DETECTORS_ROW]
     if not counts(cells):
         return ""
     names = list(cells[0].measured.values)
@@ -158,15 +158,15 @@ def _conclude(results: Results) -> str:
 
     return "\n".join(
         [
-            f"AUROC in % of each detector alone, and of the flag without one, by `{OF_DETECTORS}`:",
+            f"AUROC in % of each detector, and of the flag without it, for `{DETECTORS_ROW}`:",
             "",
             f"| | {' | '.join(detectors)} |",
             f"|{'---|' * (1 + len(detectors))}",
             *(line(name, (f"{name}_{detector}" for detector in detectors)) for name in sets),
             "",
-            f"Attacks on `{OF_DETECTORS}`; `quiet` ones know the detectors. In % of all rows:",
+            f"Attacks on `{DETECTORS_ROW}`, in % of all rows. `quiet` attacks evade the detectors.",
             "",
-            "| | right | flagged at .05 | wrong and not flagged |",
+            "| | correct | flagged at .05 | wrong and not flagged |",
             "|---|---|---|---|",
             *(
                 line(name, (f"{name}_{key}" for key in ("accuracy", "flagged", "hits")))
@@ -180,11 +180,11 @@ TABLE_2 = Target(
     name="table-2",
     title="Other data and attacks (Bayesian Hypernetworks, Table 2, Figures 5 and 7)",
     protocol=(
-        f"AUROC in % of {ROWS:,} rows of each set against as many test rows of MNIST, as served by "
-        "100 draws: by the variation ratio, as in the paper, and by the flag. Errors: by the "
-        "variation ratio, wrong labels against right ones. The plot is of FGSM."
+        f"AUROC in % of {ROWS:,} rows of each set against {ROWS:,} test rows of MNIST, with 100 "
+        "draws. Scores are the variation ratio, as in the paper, and the flag. Errors: AUROC of "
+        "the variation ratio for wrong labels against correct labels. The plot shows FGSM."
     ),
-    rows={row: partial(_measure, *of) for row, of in METHODS.items()},
+    rows={row: partial(_measure, *settings) for row, settings in METHODS.items()},
     columns={
         "accuracy": Column("accuracy, %"),
         f"errors_{PAPERS_SCORE}": Column("errors", 1),
@@ -224,8 +224,9 @@ TABLE_3 = Target(
     name="table-3",
     title="A digit left out of training (Bayesian Hypernetworks, Table 3)",
     protocol=(
-        "Ten fits, each without the rows of one digit, which is the seed here. AUROC in % of up to "
-        f"{ROWS:,} test rows of that digit against as many of the others, as served by 100 draws."
+        "Ten fits, each without one digit, which is the seed. AUROC in % of up to "
+        f"{ROWS:,} test rows of that digit against {ROWS:,} test rows of other digits, with 100 "
+        "draws."
     ),
     rows={row: partial(_measure_left_out, *METHODS[row]) for row in TABLE_3_ROWS},
     columns={score: Column(score.replace("_", " "), 1) for score in SCORES},
@@ -237,9 +238,9 @@ TABLE_3 = Target(
     },
     draw=draw_columns,
     remarks=(
-        "Hypernetworks are above the paper's, by one or two points, and below 95.4, which the "
-        "paper's dropout has and ours as well: 4 couplings 94.6, 8 couplings 95.1, IAF 94.9. "
-        "Nothing else was tried: digits differ by ten points and more, methods by one."
+        "Hypernetworks are one or two points above the paper's figures: 4 couplings 94.6, 8 "
+        "couplings 95.1, IAF 94.9. Dropout has 95.4, like the paper's. Digits differ by ten points "
+        "or more, and methods by one."
     ),
     seeds=10,
     publishes=True,

@@ -28,8 +28,8 @@ from training.seeds import Stream
 
 DRAWS = 1000
 LEVEL = 0.05
-PAIRED = 100  # numbers of theta whose pairs are tested
-SHOWN = 4  # numbers in a scatter matrix
+TESTED = 100  # parameters in pairwise tests
+SCATTERED = 4  # parameters in a scatter matrix
 
 EDGE, STEP = 5.0, 0.01  # grid over weights
 EVALUATIONS = 100  # per bound, with ten draws each
@@ -52,10 +52,10 @@ def product(_: Sequence[int], __: int) -> nn.Module:
     return nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
 
 
-def draw_theta(fitted: Fitted) -> Float64[np.ndarray, "K D"]:
-    posterior = fitted.model.cpu().eval().posterior
+def draw_theta(result: Fitted) -> Float64[np.ndarray, "K D"]:
+    posterior = result.model.cpu().eval().posterior
     with torch.no_grad():
-        eps = noise(posterior, DRAWS, fitted.recipe.seed, Stream.VALIDATION_NOISE)
+        eps = noise(posterior, DRAWS, result.recipe.seed, Stream.VALIDATION_NOISE)
         return np.asarray(posterior(eps).double().numpy())
 
 
@@ -69,24 +69,24 @@ def measure_product(method: str, identity: str, seed: int, runs: Path) -> Measur
     data = toys.dataset(partial(draw_identity, noise_std), rows, seed)
     changes = {"name": f"product-{method}", "network": {"factory": f"{__name__}:product"}}
     recipe = make_toy_recipe(method, seed, {**PRODUCTS[method], **changes})
-    fitted = fit(recipe, data, runs=runs, quiet=True)
-    theta = draw_theta(fitted)
+    result = fit(recipe, data, runs=runs, quiet=True)
+    theta = draw_theta(result)
     positive = float((theta[:, 0] > 0).mean())
     values = {
-        "log_likelihood": float(fitted.log_likelihood(data.test).mean()),
-        "kl": divergence_from_exact(fitted),
+        "log_likelihood": float(result.log_likelihood(data.test).mean()),
+        "kl": divergence_from_exact(result),
         "lesser_mode": 100.0 * min(positive, 1.0 - positive),
         "theta": theta[:200].round(3).tolist(),
     }
-    return make_measured(fitted, values)
+    return make_measured(result, values)
 
 
-def divergence_from_exact(fitted: Fitted) -> float:
+def divergence_from_exact(result: Fitted) -> float:
     """Compute KL(q || p) for the exact posterior p under the fitted noise, in nats.
 
     It is the log evidence, by quadrature over both weights, minus the evidence lower bound.
     """
-    model, rows = fitted.model.double().eval(), fitted.splits.train
+    model, rows = result.model.double().eval(), result.splits.train
     x, y = torch.from_numpy(rows.x).double(), torch.from_numpy(rows.y).double()
     edge = torch.arange(-EDGE, EDGE, STEP, dtype=torch.float64)
     posterior = model.posterior
@@ -99,7 +99,7 @@ def divergence_from_exact(fitted: Fitted) -> float:
             joint.append(log_likelihood + posterior.log_prior(weights))
         bounds = [bound(model.float(), x, y, len(x), seed) for seed in range(EVALUATIONS)]
     log_evidence = torch.cat(joint).logsumexp(0).item() + 2 * math.log(STEP)
-    return log_evidence + len(x) * float(np.mean([result["negative_elbo"] for result in bounds]))
+    return log_evidence + len(x) * float(np.mean([terms["negative_elbo"] for terms in bounds]))
 
 
 def make_toy_recipe(method: str, seed: int, changes: dict[str, Any]) -> Recipe:
@@ -111,17 +111,17 @@ def measure_correlations(method: str, seed: int, runs: Path) -> Measured:
     """Measure the correlations of theta in the fit of `toy-sines`."""
     rows, units = toys.SINES_ROWS, toys.SINES_UNITS
     data = toys.dataset(toys.draw_sines, rows, seed)
-    fitted = fit(toys.make_recipe(method, units, seed), data, runs=runs, quiet=True)
-    theta = draw_theta(fitted)
-    theta = theta[:, np.linspace(0, theta.shape[1] - 1, PAIRED).astype(int)]
+    result = fit(toys.make_recipe(method, units, seed), data, runs=runs, quiet=True)
+    theta = draw_theta(result)
+    theta = theta[:, np.linspace(0, theta.shape[1] - 1, TESTED).astype(int)]
     values = p_values(theta)
     shares, _ = np.histogram(values, bins=20, range=(0.0, 1.0))
     return make_measured(
-        fitted,
+        result,
         {
             "correlated": 100.0 * float((values < LEVEL).mean()),
             "shares": (shares / len(values)).round(5).tolist(),
-            "theta": theta[:200, :SHOWN].round(4).tolist(),
+            "theta": theta[:200, :SCATTERED].round(4).tolist(),
         },
     )
 
@@ -140,7 +140,7 @@ def each(values: list[float]) -> str:
 
 
 def _draw_products(target: Target, results: Results) -> Figure:
-    """Plot draws of both weights, for the seed with the largest lesser mode, and the exact line."""
+    """Plot draws of both weights for the seed with the largest minor mode."""
     figure, axes = plt.subplots(
         2, -(-len(results) // 2), figsize=(12, 7), sharex=True, sharey=True, layout="constrained"
     )
@@ -159,7 +159,7 @@ def _draw_products(target: Target, results: Results) -> Figure:
 
 
 def _draw_correlations(target: Target, results: Results) -> Figure:
-    """Plot the p-values of all seeds, and pairs of a few parameters of the first seed."""
+    """Plot p-values, and pairs of a few parameters for the first seed."""
     figure = plt.figure(figsize=(4 * len(results), 7.2), layout="constrained")
     parts = figure.subfigures(1, len(results), squeeze=False)[0]
     for part, (row, cells) in zip(parts, results.items(), strict=True):
@@ -176,9 +176,9 @@ def _draw_correlations(target: Target, results: Results) -> Figure:
 
 
 def _draw_pairs(figure: Any, theta: np.ndarray) -> None:
-    axes = figure.subplots(SHOWN, SHOWN, gridspec_kw={"wspace": 0, "hspace": 0})
-    for i in range(SHOWN):
-        for j in range(SHOWN):
+    axes = figure.subplots(SCATTERED, SCATTERED, gridspec_kw={"wspace": 0, "hspace": 0})
+    for i in range(SCATTERED):
+        for j in range(SCATTERED):
             if i == j:
                 axes[i, j].hist(theta[:, i], bins=15)
             else:
@@ -190,11 +190,12 @@ MODES = Target(
     name="toy-product",
     title="Two modes of y = w1 w2 x (Bayesian Hypernetworks, Figure 2)",
     protocol=(
-        "The identity by a network of two weights: w1 = w2 = 1 does it, and so does -1. 100 "
-        "training rows with noise of deviation 0.3, or few: 30 with 1. The lesser mode: the share "
-        f"of {DRAWS:,} draws whose w1 has the rarer sign; of the posterior it is 50 %. KL: from "
-        "the exact posterior of the noise that was fitted, by quadrature; of what has one mode "
-        "it is at least log 2 = 0.69. `bhn-weights-N` has N couplings; 0 is a Gaussian."
+        "A network of two weights fits the identity, with w1 = w2 = 1 or w1 = w2 = -1. There are "
+        "100 training rows with noise of standard deviation 0.3, or 30 rows with 1 (`few`). The "
+        f"minor mode is the share of {DRAWS:,} draws with the less frequent sign of w1; the exact "
+        "share is 50 %. The KL divergence from the exact posterior, given the fitted noise, is "
+        "computed by quadrature; for one mode it is at least log 2 = 0.69. `bhn-weights-N` has N "
+        "couplings; 0 is a Gaussian."
     ),
     rows={
         f"{method}{identity}": partial(measure_product, method, identity)
@@ -202,15 +203,15 @@ MODES = Target(
         for method in PRODUCTS
     },
     columns={
-        "lesser_mode": Column("lesser mode, %", summary=each),
+        "lesser_mode": Column("minor mode, %", summary=each),
         "kl": Column("KL, nats", 2),
         "log_likelihood": Column("log-likelihood", 3),
     },
     draw=_draw_products,
     remarks=(
-        "Both modes are found by 8 couplings alone, with some seeds. Of many rows with little "
-        "noise draws between the modes then cost more nats than a lost mode. The rows and the "
-        "noise of the paper's figure are not known."
+        "Only 8 couplings find both modes, and only with some seeds. With many rows and little "
+        "noise, draws between the modes then cost more nats than a lost mode. The paper does not "
+        "state the rows and noise of its figure."
     ),
     seeds=5,
 )
@@ -218,9 +219,9 @@ CORRELATIONS = Target(
     name="toy-correlations",
     title="Correlations of parameters (Bayesian Hypernetworks, Figure 6)",
     protocol=(
-        f"Of the fits of `toy-sines`: Pearson's correlation over {DRAWS:,} draws for the pairs of "
-        f"{PAIRED} numbers of theta, and how many pairs have a p-value below {LEVEL}. Of numbers "
-        f"that are independent {100 * LEVEL:g} % have."
+        f"Pearson's correlation over {DRAWS:,} draws for the pairs of {TESTED} parameters in the "
+        f"fits of `toy-sines`, and the share of pairs with a p-value below {LEVEL}. For "
+        f"independent parameters the share is {100 * LEVEL:g} %."
     ),
     rows={row: partial(measure_correlations, row) for row in CORRELATED},
     columns={"correlated": Column("pairs correlated, %", 1)},

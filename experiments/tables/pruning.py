@@ -1,5 +1,7 @@
-"""Weights removed by their signal-to-noise ratio: Table 2 and Figure 3 of Blundell et al. 2015,
-"Weight uncertainty in neural networks"."""
+"""Pruning by signal-to-noise ratio.
+
+Table 2 and Figure 3 of Blundell et al. 2015, "Weight uncertainty in neural networks".
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -26,7 +28,7 @@ from training.publishing.derive import prune_version
 from training.publishing.pruning import is_weight, signal_to_noise
 from training.versions import open_parent
 
-ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of the weights removed
+ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of removed weights
 EDGES = np.linspace(-80.0, 60.0, 141)  # dB
 DECIBELS = "signal-to-noise ratio, dB"
 UNITS = 1200
@@ -38,14 +40,14 @@ FITS: dict[str, dict[str, Any]] = {  # shared with `weight-uncertainty`
 
 def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Measured:
     recipe = make_recipe("mnist-bbb-mixture", seed, **changes)
-    fitted = fit(recipe, runs=runs, quiet=True)
-    assert fitted.folder is not None
-    store = ModelStore(fitted.folder / "models")  # shared by all rows
-    publish(replace(fitted, folder=None), store)  # without its folder, so that the checkpoint stays
+    result = fit(recipe, runs=runs, quiet=True)
+    assert result.folder is not None
+    store = ModelStore(result.folder / "models")  # shared by all rows
+    publish(replace(result, folder=None), store)  # without a folder, it keeps the checkpoint
     parent = open_parent(store, recipe.name, "model")
     model = parent.model()
     ratio = signal_to_noise(model)[is_weight(model)].double().numpy()
-    manifest, facts = prune_version(store, parent, fitted.data, percent / 100, "pruned")
+    manifest, facts = prune_version(store, parent, result.data, percent / 100, "pruned")
     quality = manifest.quality
     decibels = 20 * np.log10(ratio.clip(1e-9)).clip(EDGES[0], EDGES[-1])
     values = {
@@ -56,25 +58,25 @@ def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Mea
         "time": 100 * facts.request_ms / facts.parent_request_ms,
         "density": np.histogram(decibels, EDGES, density=True)[0].round(6).tolist(),
     }
-    return make_measured(fitted, values)
+    return make_measured(result, values)
 
 
 def _draw(target: Target, results: Results) -> Figure:
     """Plot the ratio's density and CDF by seed, and the error against the share removed."""
     figure, (density, cdf, error) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for color, kind in enumerate(FITS):
-        known = {p: results.get(f"{kind}{p}", []) for p in ERRORS}
-        known = {percent: cells for percent, cells in known.items() if cells}
-        if not known:
+        by_percent = {p: results.get(f"{kind}{p}", []) for p in ERRORS}
+        by_percent = {percent: cells for percent, cells in by_percent.items() if cells}
+        if not by_percent:
             continue
         label = kind.removesuffix("-") or "the recipe"
-        for cell in next(iter(known.values())):
+        for cell in next(iter(by_percent.values())):
             heights = np.array(cell.measured.values["density"])
             density.stairs(heights, EDGES, color=f"C{color}", alpha=0.7)
             cdf.plot(EDGES[1:], np.cumsum(heights * np.diff(EDGES)), color=f"C{color}", alpha=0.7)
-        errors = [mean_and_spread(column_values(cells, "error")) for cells in known.values()]
+        errors = [mean_and_spread(column_values(cells, "error")) for cells in by_percent.values()]
         means, spreads = zip(*errors, strict=True)
-        error.errorbar([*known], means, yerr=spreads, fmt="o-", capsize=3, label=label)
+        error.errorbar([*by_percent], means, yerr=spreads, fmt="o-", capsize=3, label=label)
     density.set(xlabel=DECIBELS, ylabel="density")
     cdf.set(xlabel=DECIBELS, ylabel="share of weights")
     error.plot([*ERRORS], [*ERRORS.values()], "x", color="C3", markersize=8, label="the paper's")
@@ -88,13 +90,14 @@ def _draw(target: Target, results: Results) -> Figure:
 
 PRUNING = Target(
     name="pruning",
-    title="Weights removed by signal-to-noise (Weight Uncertainty, Table 2, Figure 3)",
+    title="Pruning by signal-to-noise ratio (Weight Uncertainty, Table 2, Figure 3)",
     protocol=(
-        f"`bbb-mixture` with two hidden layers of {UNITS:,} units. A row names the share of "
-        "weights that are 0 in every draw: those of lowest |mu| / sigma. Bytes of both graphs and "
-        "the weights, and the time of a request of one row under fresh draws, in % of the whole "
-        "model's. Kept weights are fewer than the share says where units lead nowhere. "
-        "`wide-*`: of `bbb-mixture-wide-400`, two layers of 400 units."
+        f"`bbb-mixture` with two hidden layers of {UNITS:,} units. A row's name is the percentage "
+        "of pruned weights, which have the lowest |mu| / sigma and are 0 in every draw. The table "
+        "shows the bytes of both graphs and the weights, and the time of a request for one row "
+        "with new draws, in % of the full model. Units without outgoing weights are also removed, "
+        "so fewer weights can remain. `wide-*` prunes `bbb-mixture-wide-400`, with two layers of "
+        "400 units."
     ),
     rows={
         f"{kind}{percent}": partial(measure, changes, percent)
@@ -104,7 +107,7 @@ PRUNING = Target(
     columns={
         "error": Column("test error, %"),
         "log_likelihood": Column("log-likelihood", 4),
-        "kept": Column("kept weights, %", 1),
+        "kept": Column("remaining weights, %", 1),
         "bytes": Column("bytes, %", 0),
         "time": Column("time, %", 0),
     },
@@ -113,13 +116,13 @@ PRUNING = Target(
     },
     draw=_draw,
     remarks=(
-        "With a KL's weight of 3e-8 and the paper's narrow spike nearly all weights matter. "
+        "With a KL weight of 3e-8 and the paper's narrow spike, nearly all weights matter. "
         "[With a wider spike](../convergence.md#mnist-the-width-of-the-spike), which validation "
-        "rows choose as well, three in four do not. With the paper's own weights of the KL, "
-        "geometric over minibatches and in full, 1,200 units and 200 epochs, validation rows say "
-        "the same, of a network that is wrong more often: "
-        "[2.4 % with all, and without 75 %](../convergence.md#mnist-600-epochs-of-bayes-by-"
-        "backprop). No command makes these fits."
+        "rows also prefer, three quarters can be removed. We also tried the paper's full KL, "
+        "weighted geometrically over minibatches, with 1,200 units and 200 epochs. Removing 75 % "
+        "changes nothing there either, but the error is higher "
+        "([2.4 %](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)). No command makes "
+        "these fits."
     ),
     publishes=True,
 )

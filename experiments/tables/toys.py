@@ -1,4 +1,4 @@
-"""Regressions of one number: posteriors between and beyond the data."""
+"""Regressions with one input: posteriors between and beyond the data."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -45,15 +45,17 @@ Draw = Callable[
 
 
 def draw_sines(generator: np.random.Generator, rows: int) -> tuple[Any, Any]:
-    """y = x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e, x in [0, 0.5] (Blundell et al.
-    2015, section 5.2)."""
+    """Draw y = x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e for x in [0, 0.5].
+
+    Blundell et al. 2015, section 5.2.
+    """
     x, e = generator.uniform(0.0, 0.5, rows), generator.normal(0.0, 0.02, rows)
     turns = 2 * np.pi * (x + e)
     return x, x + 0.3 * np.sin(turns) + 0.3 * np.sin(2 * turns) + e
 
 
 def draw_cubic(generator: np.random.Generator, rows: int) -> tuple[Any, Any]:
-    """y = x^3 + e, e ~ N(0, 9), x in [-4, 4] (Hernandez-Lobato and Adams 2015)."""
+    """Draw y = x^3 + e, e ~ N(0, 9), for x in [-4, 4] (Hernandez-Lobato and Adams 2015)."""
     x = generator.uniform(-4.0, 4.0, rows)
     return x, x**3 + generator.normal(0.0, 3.0, rows)
 
@@ -106,19 +108,19 @@ def measure(
 ) -> Measured:
     data = dataset(draw, rows, seed)
     recipe = make_recipe(method, units, seed, epochs, kl_weight)
-    fitted = fit(recipe, data, runs=runs, quiet=True)
+    result = fit(recipe, data, runs=runs, quiet=True)
     grid = np.linspace(*ends, GRID)
-    means = fitted.outputs(grid[:, None].astype(np.float32))[..., 0].astype(np.float64)
+    means = result.outputs(grid[:, None].astype(np.float32))[..., 0].astype(np.float64)
     low, median, high = np.percentile(means, QUARTILES, axis=0)
     inside = (grid >= data.minimum) & (grid <= data.maximum)
     spread = means.std(axis=0)
     values = {
-        "log_likelihood": float(fitted.log_likelihood(data.test).mean()),
+        "log_likelihood": float(result.log_likelihood(data.test).mean()),
         "ratio": float(spread[~inside].mean() / max(spread[inside].mean(), 1e-9)),
         "curves": [curve.round(4).tolist() for curve in (grid, low, median, high)],
         "rows": [data.train.x[:rows, 0].tolist(), data.train.y[:rows].tolist()],
     }
-    return make_measured(fitted, values)
+    return make_measured(result, values)
 
 
 def _draw(target: Target, results: Results) -> Figure:
@@ -156,20 +158,22 @@ def _target(
         name=name,
         title=title,
         protocol=(
-            f"{rows} training rows of a seed of their own, one hidden layer of {units} units (20 "
-            f"for `bhn-weights`), at most {epochs:,} epochs, 200 draws. Off over on: the mean "
-            f"deviation of draws' means beyond the data, over that within.{protocol}"
+            f"{rows} training rows for each seed, one hidden layer of {units} units (20 for "
+            f"`bhn-weights`), up to {epochs:,} epochs, 200 draws. The ratio is the mean standard "
+            f"deviation of the draws' means off the data, divided by that on the data.{protocol}"
         ),
         rows={
-            row: partial(measure, draw, rows, units, ends, epochs, *of)
-            for row, of in settings.items()
+            row: partial(measure, draw, rows, units, ends, epochs, *setting)
+            for row, setting in settings.items()
         },
-        columns={"log_likelihood": Column("log-likelihood", 3), "ratio": Column("off over on", 1)},
+        columns={
+            "log_likelihood": Column("log-likelihood", 3),
+            "ratio": Column("ratio off / on the data", 1),
+        },
         draw=_draw,
         remarks=(
-            "Factors of `variational-hypernet` are exponentials of what its inference network "
-            "says, which goes on in straight lines beyond the data: deviations there can overflow."
-            + remarks
+            "The factors of `variational-hypernet` are exponentials of its inference network, "
+            "whose outputs grow linearly off the data, so deviations there can overflow." + remarks
         ),
     )
 
@@ -192,13 +196,14 @@ CUBIC = _target(
     CUBIC_EPOCHS,
     tempered=TEMPERED,
     protocol=(
-        " `.1`: a tenth of the divergence's weight, the one setting that the paper "
-        "tuned. The noise is fitted too."
+        " `.1` rows use a tenth of the KL weight, the only setting that the paper tuned. The noise "
+        "is also fitted."
     ),
     remarks=(
-        " At the full weight 20 rows are too few for it to leave a constant, and for independent "
-        "weights to leave the prior. With a tenth its mean goes on like the cubic, as in the "
-        "paper, but hardly doubts between rows, so held-out rows are the least likely."
+        " At the full weight, 20 rows are too few: it predicts a constant, and independent weights "
+        "stay at the prior. With a tenth of the weight, its mean follows the cubic off the data, "
+        "as in the paper. But its uncertainty between rows is small, so its held-out likelihood is "
+        "the lowest."
     ),
 )
 TARGETS = (SINES, CUBIC)

@@ -1,5 +1,8 @@
-"""Regression on UCI sets over the standard splits: Li and Gal 2017, "Dropout inference in Bayesian
-neural networks with alpha-divergences", and the other methods on the same network."""
+"""Regression on the standard splits of UCI sets.
+
+Li and Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences", and other
+methods with the same network.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -20,7 +23,7 @@ from training.fit import fit
 from training.folders import data_root
 from training.recipe import DataSection
 
-STEPS = 20_000  # by validation rows no worse than 5,000 on each of four sets, and mostly better
+STEPS = 20_000  # mostly better than 5,000 on the validation rows of four sets
 WIDE, WIDE_UNITS, UNITS = "protein-tertiary-structure", 100, 50
 MAX_EPOCHS = "training.max_epochs"  # stopping reason of fits that reach it
 DROPOUT = {"rate": 0.05, "prior_std": 1.0}
@@ -99,11 +102,11 @@ UCI = Target(
     title="UCI regression (alpha-divergence dropout)",
     protocol=(
         f"One hidden layer of {UNITS} units ({WIDE_UNITS} for Protein), homoscedastic noise, about "
-        f"{STEPS:,} steps of 32 rows, the same settings for all sets. The KL of `bhn-realnvp` "
-        "rises over the first 30 epochs, that of `bbb-gaussian` over a tenth of all. A seed is one "
-        "of the first five standard splits. RMSE in the target's units, log-likelihood of a "
-        "density in those. In brackets are MC dropout's figures, by Gal and Ghahramani 2016, over "
-        "20 splits with a grid search and 100 times the epochs."
+        f"{STEPS:,} steps of 32 rows, the same settings for all sets. The KL weight of "
+        "`bhn-realnvp` rises over the first 30 epochs, and that of `bbb-gaussian` over a tenth of "
+        "the epochs. A seed is one of the first five standard splits. RMSE and log-likelihood are "
+        "in the target's units. Brackets show MC dropout (Gal and Ghahramani 2016), over 20 splits "
+        "with a grid search and 100 times the epochs."
     ),
     rows={
         f"{name}-{method}": partial(_fit, name, method) for name in PUBLISHED for method in METHODS
@@ -120,7 +123,7 @@ UCI = Target(
     },
     draw=_draw,
     remarks=(
-        "On `naval-propulsion-plant` rows go on becoming likelier for long: with 60,000 steps, "
+        "On `naval-propulsion-plant` the log-likelihood rises for a long time: with 60,000 steps, "
         "three times as many, `alpha-0` of split 0 still rose (5.62, RMSE .0006)."
     ),
     seeds=5,
@@ -142,11 +145,11 @@ def _fit_default(name: str, split: int, runs: Path) -> Measured:
     plan = make_plan(replace(findings, has_test=True), section, f"{name}-default", None)
     content = plan.recipe.model_dump(exclude_unset=True)
     content["data"] = {**content["data"], **source, "target": None}
-    fitted = fit(recipes.validate(content, name), runs=runs, quiet=True)
-    ends = float(MAX_EPOCHS in (fitted.provenance.stopped or ""))
-    values = measure_rows(fitted, fitted.data.test) | {"ends_at_most": ends}
+    result = fit(recipes.validate(content, name), runs=runs, quiet=True)
+    ends = float(MAX_EPOCHS in (result.provenance.stopped or ""))
+    values = measure_rows(result, result.data.test) | {"ends_at_most": ends}
     return Measured(
-        values, fitted.data.digest()[:16]
+        values, result.data.digest()[:16]
     )  # `moving` stays empty: defaults count, level or not
 
 
@@ -159,7 +162,7 @@ def _above(results: Results) -> str:
         for name, seeds in measured.items()
         if np.mean([values["log_likelihood"] for values in seeds]) > PUBLISHED[name][1]
     ]
-    return f"In likelihood above the figure in brackets: {len(above)} of {len(measured)}."
+    return f"{len(above)} of {len(measured)} sets have a higher log-likelihood than in brackets."
 
 
 def _draw_defaults(target: Target, results: Results) -> Figure:
@@ -173,15 +176,14 @@ def _draw_defaults(target: Target, results: Results) -> Figure:
 
 DEFAULTS = Target(
     name="uci-defaults",
-    title="UCI regression by defaults",
+    title="UCI regression with default settings",
     protocol=(
-        "What `dubito fit --data` makes of the training rows of a split as a table in a file, "
-        "without a recipe: members that share weights, two hidden layers, encoded columns, noise "
-        "that differs between rows. So it is another network than that of the papers and of "
-        "`uci`. A fit ends where held-out rows have not become likelier for a while, or after "
-        "`training.max_epochs`. A seed is one of the first five standard splits. RMSE in the "
-        "target's units, log-likelihood of a density in those; in brackets MC dropout's, by Gal "
-        "and Ghahramani 2016, over 20 splits."
+        "`dubito fit --data` on the training rows of a split as a table, without a recipe. It fits "
+        "a batch ensemble with two hidden layers, encoded columns and heteroscedastic noise, which "
+        "differs from the network of the papers and of `uci`. A fit ends by early stopping, or "
+        "after `training.max_epochs`. A seed is one of the first five standard splits. RMSE and "
+        "log-likelihood are in the target's units. Brackets show MC dropout (Gal and Ghahramani "
+        "2016), over 20 splits."
     ),
     rows={name: partial(_fit_default, name) for name in PUBLISHED},
     columns={**UCI.columns, "ends_at_most": Column("ended by max_epochs", summary=count)},

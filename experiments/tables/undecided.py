@@ -1,5 +1,7 @@
-"""A Bayesian CNN that answers "undecided" on images unlike those of its training: Blundell et al.
-2015, "Weight uncertainty in neural networks", as a reading group showed it."""
+"""Abstention of a Bayesian CNN on images unlike its training data.
+
+It extends Blundell et al. 2015, "Weight uncertainty in neural networks".
+"""
 
 from functools import partial
 from pathlib import Path
@@ -27,11 +29,12 @@ DRAWS, ROWS = 30, 1000
 RISK = 0.01
 KL_WEIGHT = 2e-6
 KL = {"kl_weight": KL_WEIGHT, "kl_weight_reason": "a temperature of .1 keeps doubt"}
+# The reason is part of the fits' digests, so its text must not change.
 NETWORK = {"hidden": None, "kind": "gal-cnn-without-dropout"}
 TEST = "test"
 OTHERS = ("notmnist", "omniglot")
 SETS = (TEST, "rotated", *OTHERS, "uniform")
-WHY = {"doubt": "by doubt alone", "undecided": "by doubt or the flag"}
+REASONS = {"doubt": "by uncertainty", "undecided": "by uncertainty or the flag"}
 
 
 def measure(method: str, seed: int, runs: Path) -> Measured:
@@ -43,14 +46,14 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
         training={"epochs": 10, **(KL if method != "mle" else {})},
         serving={"draws": DRAWS},
     )
-    fitted = fit(recipe, runs=runs, quiet=True)
-    with published(fitted) as version:
+    result = fit(recipe, runs=runs, quiet=True)
+    with published(result) as version:
         model, manifest = version.model, version.manifest
-    test = fitted.data.test
+    test = result.data.test
     test = test.take(np.arange(min(ROWS, len(test))))
     predictor = ServedPredictor(model, manifest.noise.default_draws, seed)
     values = {"accuracy": 100 * manifest.quality["test_accuracy"]}
-    for name, x in sets_of(model, test, seed).items():
+    for name, x in make_sets(model, test, seed).items():
         prediction = predictor(name, x.astype(np.float32)).prediction
         doubtful, undecided = doubtful_rows(prediction), prediction.abstains(DEFAULT_FPR, RISK)
         values[f"doubt_{name}"] = 100 * float(doubtful.mean())
@@ -58,19 +61,19 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
         if name == TEST and not undecided.all():
             wrong = prediction.scores.labels != test.y
             values["answered_wrong"] = 100 * float(wrong[~undecided].mean())
-    return make_measured(fitted, values)
+    return make_measured(result, values)
 
 
-def sets_of(model: Model, test: Rows, seed: int) -> dict[str, np.ndarray]:
+def make_sets(model: Model, test: Rows, seed: int) -> dict[str, np.ndarray]:
     spec = model.manifest.input
     sources = [OutlierSource.parse(f"{name}=idx:{name}", data_root()) for name in OTHERS]
-    made = near_rows(spec, test.x, test.y, True, seed) | noise_sets(spec, test.x, seed)
-    made |= {source.name: source.rows(spec, ROWS, seed) for source in sources}
-    return {TEST: test.x, **{name: made[name] for name in SETS[1:]}}
+    sets = near_rows(spec, test.x, test.y, True, seed) | noise_sets(spec, test.x, seed)
+    sets |= {source.name: source.rows(spec, ROWS, seed) for source in sources}
+    return {TEST: test.x, **{name: sets[name] for name in SETS[1:]}}
 
 
 def doubtful_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
-    """Return which rows are more uncertain than what is answered, whatever the flag says."""
+    """Mark the rows whose uncertainty alone causes an abstention."""
     tables = prediction.rank_tables
     assert isinstance(tables, RankTables)
     largest = tables.thresholds(DEFAULT_FPR, RISK, prediction.categories)
@@ -78,13 +81,15 @@ def doubtful_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Draw how many rows of each set are undecided, a bar a method."""
-    figure, axes = plt.subplots(1, len(WHY), figsize=(11, 3.6), sharey=True, layout="constrained")
+    """Plot the share of undecided rows of each set as bars."""
+    figure, axes = plt.subplots(
+        1, len(REASONS), figsize=(11, 3.6), sharey=True, layout="constrained"
+    )
     width = 0.8 / len(results)
-    for axis, (key, title) in zip(axes, WHY.items(), strict=True):
+    for axis, (key, title) in zip(axes, REASONS.items(), strict=True):
         for i, (row, cells) in enumerate(results.items()):
-            found = [mean_and_spread(column_values(cells, f"{key}_{name}")) for name in SETS]
-            means, spreads = zip(*found, strict=True)
+            shares = [mean_and_spread(column_values(cells, f"{key}_{name}")) for name in SETS]
+            means, spreads = zip(*shares, strict=True)
             places = np.arange(len(SETS)) + (i + 0.5) * width - 0.4
             axis.bar(places, means, width, yerr=spreads, capsize=3, label=row)
         axis.set_xticks(range(len(SETS)), SETS)
@@ -98,28 +103,29 @@ def _draw(target: Target, results: Results) -> Figure:
 
 UNDECIDED = Target(
     name="undecided",
-    title="Undecided about images unlike those of training (Weight Uncertainty, a CNN)",
+    title="Abstention on images unlike the training data (Weight Uncertainty, a CNN)",
     protocol=(
-        "Two 4x4 convolutions of 32 filters, pooling, 128 units, all layers drawn (`bbb-gaussian`, "
-        f"weight of the KL {KL_WEIGHT:g}) and none (`mle`); 10 epochs, {DRAWS} draws. In % of "
-        f"{ROWS:,} rows of each set, served with `risk` {RISK:g}: undecided by doubt alone, and by "
-        "doubt or the flag. Wrong: of test rows that are answered."
+        "Two 4x4 convolutions of 32 filters, pooling and 128 units, with all layers stochastic "
+        f"(`bbb-gaussian`, KL weight {KL_WEIGHT:g}) or none (`mle`); 10 epochs, {DRAWS} draws. The "
+        f"table shows undecided rows in % of {ROWS:,} rows of each set, with `risk` {RISK:g}: by "
+        "uncertainty alone, and by uncertainty or the flag. Wrong answers are in % of the answered "
+        "test rows."
     ),
     rows={method: partial(measure, method) for method in ("bbb-gaussian", "mle")},
     columns={
         "accuracy": Column("accuracy, %"),
         "answered_wrong": Column("answered wrongly, %"),
         **{
-            f"{key}_{name}": Column(f"{name}, {why}", 1)
-            for key, why in WHY.items()
+            f"{key}_{name}": Column(f"{name}, {reason}", 1)
+            for key, reason in REASONS.items()
             for name in SETS
         },
     },
     draw=_draw,
     remarks=(
-        "With the flag the network without a posterior is undecided as often. By doubt alone it "
-        "hangs on the seed: with one of three the calibration rows need no abstention for the "
-        "risk, so nothing is doubted."
+        "With the flag, the network without a posterior abstains equally often. By uncertainty "
+        "alone, its result depends on the seed: with one of three seeds the risk requires no "
+        "abstention on the calibration rows, so it never abstains."
     ),
     publishes=True,
 )

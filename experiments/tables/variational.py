@@ -1,5 +1,7 @@
-"""Variational hypernetworks: doubt of other data and of attacks by the weight of the divergence
-(Kristiadi, "Variational hypernetworks", section 4)."""
+"""Uncertainty of variational hypernetworks by the KL weight.
+
+Kristiadi, "Variational hypernetworks", section 4.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from training.data.arrays import find_idx, read_idx
 from training.fit import Fitted
 from training.folders import data_root
 
-WEIGHTS = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5")  # of the divergence: Kristiadi's lambda
+WEIGHTS = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5")  # of the KL: Kristiadi's lambda
 BATCH_ROWS = 200
 POINT = "point"  # the same network without a posterior
 QUANTILES = np.linspace(0.0, 1.0, 101)
@@ -35,29 +37,29 @@ def measure(row: str, seed: int, runs: Path) -> Measured:
     base = "mnist-mle" if row == POINT else "mnist-variational-hypernet"
     training = {} if row == POINT else {"kl_weight": float(row) / BATCH_ROWS}
     recipe = load_recipe(base, seed, network={"hidden": [100]}, training=training)
-    fitted, report = evaluated(recipe, runs, (f"{OTHER}=idx:{OTHER}",), attacks=True)
+    result, report = evaluated(recipe, runs, (f"{OTHER}=idx:{OTHER}",), attacks=True)
     images = read_idx(find_idx(data_root() / OTHER, "t10k-images-idx3-ubyte"), 3)
     values: dict[str, Any] = {
         "accuracy": 100 * report["test"]["accuracy"],
         "log_likelihood": report["test"]["log_likelihood"],
         "auroc": 100 * report["outliers"][OTHER]["scores"]["entropy"]["auroc"],
     }
-    for name, x in {"test": fitted.data.test.x, OTHER: images.reshape(len(images), -1)}.items():
-        entropies = compute_entropy(fitted, x[:ROWS])
+    for name, x in {"test": result.data.test.x, OTHER: images.reshape(len(images), -1)}.items():
+        entropies = compute_entropy(result, x[:ROWS])
         values[f"entropy_{name}"] = float(entropies.mean())
         values[f"quantiles_{name}"] = np.quantile(entropies, QUANTILES).round(4).tolist()
     values |= read_fgsm(report)
-    return make_measured(fitted, values)
+    return make_measured(result, values)
 
 
-def compute_entropy(fitted: Fitted, x: np.ndarray) -> Float[np.ndarray, "N"]:
-    scores, _ = fitted.score(Rows(x, np.zeros(len(x), dtype=np.int64)))
+def compute_entropy(result: Fitted, x: np.ndarray) -> Float[np.ndarray, "N"]:
+    scores, _ = result.score(Rows(x, np.zeros(len(x), dtype=np.int64)))
     assert isinstance(scores, Scores)
     return scores.entropy
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Draw CDFs of entropy, of the first seed, and means of accuracy and entropy under FGSM."""
+    """Plot the CDFs of entropy for the first seed, and accuracy and entropy under FGSM."""
     figure, (cdf, accuracy, entropy) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     for i, (row, cells) in enumerate(results.items()):
         if not cells:
@@ -76,13 +78,13 @@ def _draw(target: Target, results: Results) -> Figure:
 
 VARIATIONAL = Target(
     name="variational-hypernet",
-    title="Doubt by the divergence's weight (Variational Hypernetworks)",
+    title="Uncertainty by the KL weight (Variational Hypernetworks)",
     protocol=(
         f"784-100-10, a hypernetwork of 50 hidden units, batches of {BATCH_ROWS}, 60 epochs, 100 "
-        "draws; rows are weights of the divergence, and one network without a posterior. The "
-        "paper's equation sets the weighted divergence against the likelihood of a batch, whose "
-        "sum it is taken to be: against the mean, .1 leaves nothing but the prior (accuracy 11 %). "
-        f"{ROWS:,} test rows and as many of notMNIST; FGSM by the gradient of one draw."
+        "draws. Rows are KL weights, and a network without a posterior. In the paper's equation "
+        "the weighted KL is added to the likelihood of a batch, which we interpret as the sum over "
+        "its rows. With the mean, a weight of .1 leaves the prior unchanged (accuracy 11 %). There "
+        f"are {ROWS:,} test rows and {ROWS:,} rows of notMNIST. FGSM uses the gradient of one draw."
     ),
     rows={row: partial(measure, row) for row in (POINT, *WEIGHTS)},
     columns={

@@ -147,7 +147,7 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     assert "* Not run: `c`." in (tmp_path / "table.md").read_text()
     page = (tmp_path / "table.md").read_text()
     assert f"| a {OLDER} | 91.00 ± 1.00 (90.5) | 3 |" in page
-    assert f"* {OLDER} an earlier revision measured it" in page
+    assert f"* {OLDER} measured by an earlier revision" in page
 
 
 def test_a_row_counts_whose_curves_are_level_but_for_the_lesser_part(tmp_path):
@@ -218,7 +218,7 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
     )
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     actual = [claim.judge(target, tmp_path)[0] for claim in claims]
-    assert actual == ["holds", "does not hold", "cannot be told"]
+    assert actual == ["holds", "does not hold", "inconclusive"]
     several = replace(claims[0], pairs=[("a", "b")] * 9)
     assert several.judge(target, tmp_path) == ("holds", "in 9 of 9")
     extra = replace(several, pairs=[*several.pairs, ("a", "d")])
@@ -232,17 +232,17 @@ def test_table_2_says_what_each_detector_finds_and_what_gets_past_all():
     values = {f"{name}_{score}": 90.0 for name in names for score in ("bald", "residual")}
     values |= {"fgsm_accuracy": 50.0, "fgsm_flagged": 75.0, "fgsm_hits": 20.0}
     cells = [
-        Cell(detection.OF_DETECTORS, seed, Measured(values, ""), 1.0, "", 1, {})
+        Cell(detection.DETECTORS_ROW, seed, Measured(values, ""), 1.0, "", 1, {})
         for seed in range(3)
     ]
     target = load_targets()["table-2"]
     assert target.conclude is not None
-    output = target.conclude({detection.OF_DETECTORS: cells}).splitlines()
+    output = target.conclude({detection.DETECTORS_ROW: cells}).splitlines()
     assert "| | bald | residual |" in output
     assert "| uniform | 90.0 | 90.0 |" in output
     assert "| fgsm | 50.0 | 75.0 | 20.0 |" in output
     assert not [line for line in output if line.startswith("| fgsm_errors")]
-    assert target.conclude({detection.OF_DETECTORS: cells[:2]}) == ""
+    assert target.conclude({detection.DETECTORS_ROW: cells[:2]}) == ""
 
 
 def test_a_claim_of_no_loss_has_a_margin(tmp_path):
@@ -352,7 +352,8 @@ def test_only_a_fit_that_is_called_settled_is_made_again_for_ten_times_as_many_e
     low, high = wilson_interval(0.5, 2)
     interval = f"{100 * low:.0f} to {100 * high:.0f} %"
     assert (
-        f"2 of 3 fits were called settled; of these 1, 50 % (Wilson's interval {interval})" in page
+        f"2 of 3 fits were reported as converged. The bound of 1 (50 %, Wilson interval {interval})"
+        in page
     )
 
 
@@ -523,7 +524,7 @@ def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():
         for row, parent in curves.items()
     }
     output = labelling.FIGURE_4.conclude(results)
-    assert "`bhn-warm-bald` not known." in output  # no seed of either arm is there
+    assert "`bhn-warm-bald` unknown." in output  # no seed of either arm is there
     half = stats.t.ppf(0.975, 4) * math.sqrt(2 / 3)  # of a difference of 4, variances of 1
     assert f"`bhn-warm-bald` {4 - half:.1f} to {4 + half:.1f} at 30." in output
 

@@ -103,7 +103,7 @@ def candidate(work, *options):
 
 def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert candidate(work) == 0
-    assert "0 new labels, of 1 that are needed" in capsys.readouterr().err
+    assert "0 of 1 required new labels" in capsys.readouterr().err
     label(work, work.truth, key=None)
     assert candidate(work, "--min-labels", "141") == 0
     assert work.store.versions("digits") == ["1"]

@@ -172,7 +172,7 @@ def test_a_trained_network_is_made_to_doubt():
     assert (model.recipe_.method, model.history_) == ("laplace", [])
     assert (network(x).argmax(1).numpy() == model.predict(numbers)).mean() > 0.95
     assert model.uncertainty(numbers, fpr=0.1).bald.max() > 0
-    with pytest.raises(ValueError, match="plot: expected a fit of some epochs"):
+    with pytest.raises(ValueError, match="trained no epochs, so there is nothing to plot"):
         model.plot()
 
 
@@ -221,7 +221,11 @@ def test_notebooks_see_a_table_and_the_fit(classifier):
         ({"method": "magic"}, {}, "Classifier: method: "),
         ({"network": {"hidden": [8], "deep": True}}, {}, "network.deep: expected no such key"),
         ({"data": {"depth": 3}}, {}, "depth"),
-        ({"data": {"target": "city"}}, {}, "data.target: expected none, since X and y say it"),
+        (
+            {"data": {"target": "city"}},
+            {},
+            "data.target: expected no value, because X and y determine it",
+        ),
         ({"random_state": "7"}, {}, "integer"),
         ({"start": "hf:minilm"}, {}, "start: expected a torch.nn.Module, got 'hf:minilm'"),
         ({}, {"num_samples": 0}, "num_samples: expected 1"),

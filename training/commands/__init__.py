@@ -1,7 +1,6 @@
-"""The commands of `python -m training`, which `dubito` has too: their options.
+"""Define the options of the commands in `python -m training` and `dubito`.
 
-A command's module is imported when the command runs, so that help and completion are fast. To add
-a command, add its options here and its function in a module of this folder.
+A command's module is imported only when the command runs, so that help and completion are fast.
 """
 
 import argparse
@@ -44,16 +43,16 @@ def add_commands(commands: Commands) -> None:
 def add_command(
     commands: Commands, name: str, function: str, about: str
 ) -> argparse.ArgumentParser:
-    """Add a command that calls `function`, named as `module:function`, with its options."""
+    """Add a command that calls a function (`module:function`) with the options."""
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(run, function))
     return parser
 
 
 def run(function: str, options: argparse.Namespace) -> int:
-    """Run a command; return the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+    """Run a command and return its exit code."""
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a recipe may name a module there
+        sys.path.insert(0, str(Path.cwd()))  # for a recipe's own modules
     try:
         with print_messages():
             resolve_name(function)(options)
@@ -65,16 +64,14 @@ def run(function: str, options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print(
-            "\nstopped; run the same command again to go on from the last checkpoint",
-            file=sys.stderr,
-        )
+        message = "stopped; to resume from the last checkpoint, run the same command again"
+        print(f"\n{message}", file=sys.stderr)
         return INTERRUPTED
 
 
 @contextmanager
 def print_messages() -> Iterator[None]:
-    """Print the messages of training to standard error, without prefix."""
+    """Print training's log messages to standard error without prefix."""
     handler, level = logging.StreamHandler(sys.stderr), log.level
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
@@ -98,26 +95,26 @@ def _add_fit(commands: Commands) -> None:
         "recipe",
         type=Path,
         nargs="?",
-        help="a TOML file, such as recipes/digits.toml; without one, of the data",
+        help="a TOML file, such as recipes/digits.toml; without it, one is made for --data",
     )
-    add("--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ...")
+    add("--data", metavar="SRC", help="instead of the recipe's source: digits, csv:FILE, ...")
     _add_data(parser)
     add(
         "--recipe-out",
         type=Path,
         metavar="FILE",
-        help="without a recipe: where it is kept, by default NAME.toml",
+        help="file of a new recipe (default: NAME.toml)",
     )
     add(
         "--leave-out",
         metavar="CLASS",
         action="append",
-        help="fit without a class; may be given several times",
+        help="fit without this class; can be repeated",
     )
-    add("--name", help="publish under this name in place of the recipe's")
-    add("--seed", type=int, help="in place of the recipe's seed")
-    add("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
-    add("--again", action="store_true", help="fit also what a version was fitted from already")
+    add("--name", help="publish under this name instead of the recipe's")
+    add("--seed", type=int, help="instead of the recipe's seed")
+    add("--warm-start", metavar="NAME[:VERSION]", help="start from a published version's weights")
+    add("--again", action="store_true", help="fit even if a version has this recipe and data")
     _add_anyway(parser)
     add_device(parser)
     add("--quiet", action="store_true", help="no progress bar")
@@ -129,7 +126,7 @@ def _add_inspect(commands: Commands) -> None:
         commands,
         "inspect",
         "training.commands.fit:inspect",
-        "show what data are taken for, before anything is fitted",
+        "show the task, columns and warnings of a data source",
     )
     parser.add_argument(
         "--data",
@@ -144,19 +141,21 @@ def _add_inspect(commands: Commands) -> None:
 def _add_data(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     add = parser.add_argument
-    add("--task", choices=["classification", "regression"], help="if the target should not decide")
-    add("--group", metavar="COLUMN", help="rows of one group are never in two splits")
-    add("--time", metavar="COLUMN", help="the latest rows calibrate and test")
+    add(
+        "--task", choices=["classification", "regression"], help="default: inferred from the target"
+    )
+    add("--group", metavar="COLUMN", help="keep the rows of each group in one split")
+    add("--time", metavar="COLUMN", help="calibrate and test on the latest rows")
     add(
         "--missing-value",
         metavar="TEXT",
         action="append",
-        help="what cells say that count as missing",
+        help="text of missing cells; can be repeated",
     )
-    add("--date-format", metavar="FORMAT", help="how dates are written, such as %%d/%%m/%%Y")
-    add("--decimal", metavar="MARK", help="of numbers in CSV, a point or a comma")
-    add("--thousands", metavar="MARK", help="what groups the digits of numbers in CSV")
-    add("--ignore", metavar="COLUMN", action="append", help="a column that is left out")
+    add("--date-format", metavar="FORMAT", help="format of dates, such as %%d/%%m/%%Y")
+    add("--decimal", metavar="MARK", help="decimal mark in CSV, a point or a comma")
+    add("--thousands", metavar="MARK", help="thousands separator in CSV")
+    add("--ignore", metavar="COLUMN", action="append", help="leave out a column; can be repeated")
 
 
 def _add_prune(commands: Commands) -> None:
@@ -164,20 +163,20 @@ def _add_prune(commands: Commands) -> None:
         commands,
         "prune",
         "training.commands.versions:prune",
-        "publish a Bayes by Backprop model without its least certain weights",
+        "prune the least certain weights of a Bayes by Backprop model, and publish it",
     )
     _add_version(parser)
     parser.add_argument(
         "--fraction",
         type=float,
         required=True,
-        help="of all weights, how many are removed, such as .75",
+        help="share of weights to remove, such as .75",
     )
     _add_new_name(parser)
     parser.add_argument(
         "--data",
         metavar="SRC",
-        help="where the data of its fit are now, if no longer where they were",
+        help="new location of the fit's data, if it has moved",
     )
     _add_anyway(parser)
 
@@ -187,7 +186,7 @@ def _add_calibrate(commands: Commands) -> None:
         commands,
         "calibrate",
         "training.commands.versions:calibrate",
-        "publish a model again, calibrated on other data",
+        "calibrate a model on other data, and publish it",
     )
     _add_version(parser)
     add = parser.add_argument
@@ -204,15 +203,15 @@ def _add_calibrate(commands: Commands) -> None:
             f"--{split}-rows",
             type=int,
             metavar="N",
-            help="by default as many as now, at most a third of the rows (or a quarter)",
+            help="default: the version's number, up to a third of the rows (or a quarter)",
         )
     add(
         "--temperature",
         action="store_true",
-        help="fit the temperature again first, on as many other rows as there are reference rows",
+        help="first refit the temperature, on as many extra rows as reference rows",
     )
-    add("--seed", type=int, default=0, help="of how the rows are split, and of the draws")
-    add("--quiet", action="store_true", help="no progress, only what was published")
+    add("--seed", type=int, default=0, help="seed of the splits and draws")
+    add("--quiet", action="store_true", help="no progress messages")
 
 
 def _add_evaluate(commands: Commands) -> None:
@@ -220,23 +219,23 @@ def _add_evaluate(commands: Commands) -> None:
         commands,
         "evaluate",
         "training.commands.versions:evaluate",
-        "measure a published version and keep the report with it",
+        "evaluate a published version, and store the report with it",
     )
     _add_version(parser)
     add = parser.add_argument
-    add("--data", metavar="SRC", help="other rows than the test rows of its fit")
+    add("--data", metavar="SRC", help="instead of the test rows of the fit")
     add(
         "--outliers",
         metavar="NAME=SRC",
         action="append",
         default=[],
-        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of tables and text csv:FILE; "
-        "may be given several times",
+        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, or csv:FILE for tables and "
+        "text; can be repeated",
     )
-    add("--attacks", action="store_true", help="attack the test rows of a classification")
-    add("--draws", type=int, help="of each row, by default the version's own number")
-    add("--rows", type=int, default=1000, help="of each set, at most")
-    add("--seed", type=int, default=0, help="of which rows and draws")
+    add("--attacks", action="store_true", help="attack the test rows of a classifier")
+    add("--draws", type=int, help="draws per row (default: the version's number)")
+    add("--rows", type=int, default=1000, help="maximum number of rows per set")
+    add("--seed", type=int, default=0, help="seed of rows and draws")
     add("--quiet", action="store_true", help="no progress bar")
     _add_json(parser)
 
@@ -250,17 +249,17 @@ def _add_compare(commands: Commands) -> None:
     )
     _add_version(parser, "first")
     add = parser.add_argument
-    add("second", metavar="NAME[:VERSION]", help="what is compared with it")
-    add("--data", metavar="SRC", help="other rows than the test rows of the first one's fit")
-    add("--draws", type=int, help="of each row, by default each version's own number")
-    add("--rows", type=int, default=1000, help="at most")
-    add("--seed", type=int, default=0, help="of which rows and draws")
+    add("second", metavar="NAME[:VERSION]", help="the version to compare with it")
+    add("--data", metavar="SRC", help="instead of the test rows of the first version's fit")
+    add("--draws", type=int, help="draws per row (default: each version's number)")
+    add("--rows", type=int, default=1000, help="maximum number of rows")
+    add("--seed", type=int, default=0, help="seed of rows and draws")
     _add_json(parser)
 
 
 def _add_new_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--as", dest="name", metavar="NEWNAME", help="publish under this name in place of its own"
+        "--as", dest="name", metavar="NEWNAME", help="publish under this name instead"
     )
 
 
@@ -269,20 +268,20 @@ def _add_candidate(commands: Commands) -> None:
         commands,
         "candidate",
         "training.commands.candidate:candidate",
-        "fit a candidate on labels from the service; promote it if it is no worse",
+        "fit a candidate on labels from the service, and promote it if it is no worse",
     )
     add = parser.add_argument
-    add("model", metavar="NAME", help="the model whose `latest` the candidate begins at")
+    add("model", metavar="NAME", help="the model whose `latest` the candidate starts from")
     add(
         "--state",
         type=Path,
         metavar="DIR",
-        help="the service's state, by default DUBITO_STATE or `state`",
+        help="the service's state folder (default: DUBITO_STATE or `state`)",
     )
-    add("--data", metavar="SRC", help="where the version's data are, if not where they were")
-    add("--min-labels", type=int, default=1, metavar="N", help="do nothing with fewer new ones")
-    add("--watch", action="store_true", help="wait for labels, again and again")
-    add("--interval-s", type=float, default=60.0, metavar="S", help="between looks, with --watch")
+    add("--data", metavar="SRC", help="new location of the version's data, if it has moved")
+    add("--min-labels", type=int, default=1, metavar="N", help="minimum number of new labels")
+    add("--watch", action="store_true", help="poll for new labels until interrupted")
+    add("--interval-s", type=float, default=60.0, metavar="S", help="seconds between polls")
     add_device(parser)
 
 
@@ -292,19 +291,19 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def _add_anyway(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--anyway", action="store_true", help="publish also what is worse than a guess"
+        "--anyway", action="store_true", help="publish even if the model is worse than a guess"
     )
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--target", metavar="COLUMN", help="what to predict of csv: and parquet: data"
+        "--target", metavar="COLUMN", help="target column of csv: and parquet: data"
     )
 
 
 def _add_version(parser: argparse.ArgumentParser, name: str = "model") -> None:
     parser.add_argument(
-        name, metavar="NAME[:VERSION]", help="VERSION is a number or an alias, by default latest"
+        name, metavar="NAME[:VERSION]", help="VERSION is a number or an alias (default: latest)"
     )
 
 

@@ -1,5 +1,4 @@
-"""`python -m training candidate NAME`: a version fitted on the labels that came to the service,
-promoted if no worse."""
+"""Fit a candidate on the service's labels, and promote it if it is no worse."""
 
 import argparse
 import os
@@ -23,24 +22,24 @@ def candidate(options: argparse.Namespace) -> None:
         raise InvalidInput("--interval-s", "more than 0", str(options.interval_s))
     state = options.state or Path(os.environ.get("DUBITO_STATE", "state"))
     if not options.watch:
-        _once(options, state)
+        _try_candidate(options, state)
         return
-    for look in count(1):
+    for poll in count(1):
         try:
-            _once(options, state)
-        except DubitoError as error:  # the next look may find it put right
+            _try_candidate(options, state)
+        except DubitoError as error:  # it may be fixed before the next poll
             log.error("%s", error)
         try:
-            if look == 1:
+            if poll == 1:
                 log.info("repeating every %g s", options.interval_s)
             time.sleep(options.interval_s)
-        except KeyboardInterrupt:  # with no fit to stop: a good end
+        except KeyboardInterrupt:  # no fit is running, so this is not an error
             return
 
 
-def _once(options: argparse.Namespace, state: Path) -> None:
+def _try_candidate(options: argparse.Namespace, state: Path) -> None:
     if not has_state(state):
-        log.info("no labels yet: there is no state in %s", state)
+        log.info("no labels yet: %s does not contain a state", state)
         return
     from training.candidate import count_labels, count_tried_labels, gather_labels, make_candidate
     from training.fit import find_device
@@ -49,13 +48,13 @@ def _once(options: argparse.Namespace, state: Path) -> None:
     with closing(Database(state)) as database:
         sources = gather_labels(store, database, name, root, options.data)
         for reason, count in sources.provenance.left_out.items():
-            log.info("! %d labels are left out: %s", count, reason)
+            log.info("! leaving out %d labels: %s", count, reason)
         if options.watch:
             before = count_tried_labels(store, database, name)
         else:
             before = count_labels(store, name, sources.parent.manifest.version)
         new = sources.provenance.rows - before
         if new < options.min_labels:
-            log.info("%d new labels, of %d that are needed", max(new, 0), options.min_labels)
+            log.info("%d of %d required new labels", max(new, 0), options.min_labels)
             return
         make_candidate(store, database, sources, runs, root, find_device(options.device))

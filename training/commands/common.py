@@ -1,4 +1,4 @@
-"""What the commands share: the store of the environment, and how figures are printed."""
+"""Shared helpers of the commands."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ def open_store(writes: bool = True) -> ModelStore:
 
 def print_quality(quality: dict[str, Any]) -> None:
     for key, value in quality.items():
-        print(f"  {key:32} {show_figure(value)}")
+        print(f"  {key:32} {format_figure(value)}")
 
 
-def show_figure(value: float) -> str:
-    """Four decimals, but of an error of targets near 1e-9 four digits."""
+def format_figure(value: float) -> str:
+    """Format a figure with four decimals, or four digits if it is small."""
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"

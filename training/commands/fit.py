@@ -1,4 +1,4 @@
-"""Commands `fit` and `inspect`: fit a recipe, or make one for the data, and inspect data."""
+"""The commands `fit` and `inspect`."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ from training.versions import find_fitted, load_for, open_parent
 
 FINDING_KEYS = ("source", "rows", "task", "why", "target", "shape", "classes", "notes")  # of --json
 COLUMN_KEYS = ("name", "kind", "why", "missing", "notes")  # of --json
-ATTRIBUTES = {"why": "reason"}  # whose names differ from the keys
+ATTRIBUTES = {"why": "reason"}  # by key, if the names differ
 
 
 def _data_section(options: argparse.Namespace) -> DataSection:
@@ -75,16 +75,16 @@ def fit(options: argparse.Namespace) -> None:
         message = f"{published.label} already has this recipe and data; use --again to fit again"
         print(_as_json(published, is_new=False) if options.json else message)
         return
-    fitted = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
-    manifest = publish(fitted, store, anyway=options.anyway)
+    result = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
+    manifest = publish(result, store, anyway=options.anyway)
     if options.json:
         print(_as_json(manifest, is_new=True))
         return
     print_quality(manifest.quality)
     for line in lines(manifest):
         print(f"  {line}")
-    assert fitted.folder is not None
-    plot = fitted.folder / "progress.png"
+    assert result.folder is not None
+    plot = result.folder / "progress.png"
     end = f"; plot: {plot}" if plot.exists() else ""
     print(f"published {manifest.label}{end}")
 

@@ -1,5 +1,4 @@
-"""Commands about published versions: `prune` and `calibrate` make others of them, `evaluate` and
-`compare` measure them."""
+"""The commands `prune`, `calibrate`, `evaluate` and `compare`."""
 
 import argparse
 import json
@@ -9,11 +8,11 @@ from model_store.artifacts.manifest import ALL_FILES
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from training import silence
-from training.commands.common import open_store, print_quality, show_figure
+from training.commands.common import format_figure, open_store, print_quality
 from training.folders import data_root
 from training.versions import WEIGHTS, fitted_data, load_parent, open_parent, open_version
 
-# Each imports what needs torch when what is wrong with its options has been answered.
+# Functions import modules that need torch only after they have checked their options.
 
 
 def prune(options: argparse.Namespace) -> None:
@@ -28,7 +27,7 @@ def prune(options: argparse.Namespace) -> None:
     for key, before, after in (
         ("weights", facts.weights, facts.kept_weights),
         ("bytes of graphs and weights", facts.parent_bytes, facts.bytes),
-        ("ms a request, one row, fresh draws", facts.parent_request_ms, facts.request_ms),
+        ("ms per request, one row, new draws", facts.parent_request_ms, facts.request_ms),
         *((key, parent.manifest.quality[key], manifest.quality[key]) for key in manifest.quality),
     ):
         print(f"  {key:36} {before:>12,.6g} -> {after:,.6g}")
@@ -50,12 +49,12 @@ def _calibrate(options: argparse.Namespace) -> None:
 
     data = load_for_version(parent, data_root(), options.data, options.target)
     share = len(data.rows) // (4 if options.temperature else 3)
-    now = parent.manifest.detectors
+    detectors = parent.manifest.detectors
     reference, ranking = options.reference_rows, options.ranking_rows
     if reference is None:
-        reference = min(now.reference_rows, share)
+        reference = min(detectors.reference_rows, share)
     if ranking is None:
-        ranking = min(now.ranking_rows, share)
+        ranking = min(detectors.ranking_rows, share)
     validation = reference if options.temperature else 0
     rows = split_rows(data, reference, ranking, options.seed, validation)
     origin = {"source": options.data}
@@ -79,15 +78,15 @@ def evaluate(options: argparse.Namespace) -> None:
     rows, draws, seed, data = options.rows, options.draws, options.seed, options.data
     evaluation = EvaluationOptions(sources, options.attacks, rows, draws, seed, data)
     model, root = Model.load(artifact), data_root()
-    found = evaluate_version(store, version, model, root, evaluation, options.quiet)
+    result = evaluate_version(store, version, model, root, evaluation, options.quiet)
     if options.json:
-        print(json.dumps(found.report))
+        print(json.dumps(result.report))
         return
-    intervals = found.report["summary_intervals"]
-    for key, value in found.report["summary"].items():
+    intervals = result.report["summary_intervals"]
+    for key, value in result.report["summary"].items():
         low, high = intervals[key]
-        print(f"  {key:40} {show_figure(value)} ({show_figure(low)} to {show_figure(high)})")
-    print(f"report of {version.label}: {found.locate('report.html')}")
+        print(f"  {key:40} {format_figure(value)} ({format_figure(low)} to {format_figure(high)})")
+    print(f"report of {version.label}: {result.locate('report.html')}")
 
 
 def compare(options: argparse.Namespace) -> None:

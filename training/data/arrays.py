@@ -1,4 +1,4 @@
-"""Load arrays: `npz:FILE`, `idx:DIR` (the MNIST file format), and scikit-learn's `digits`."""
+"""Load `npz:FILE`, `idx:DIR` (the MNIST file format), and scikit-learn's `digits`."""
 
 import gzip
 import math

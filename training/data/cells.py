@@ -1,9 +1,8 @@
 """Read CSV and Parquet files as Arrow tables with typed columns.
 
-A text column is numeric if every value is a number. If only most values are numbers, an error lists
-the other values, because a person must decide what they mean. A column contains times if every
-value is a time in one format. If two formats fit, as for 03/04/2024, `data.date_format` must
-select one.
+A text column is numeric if every value is a number. If most but not all values are numbers, an
+error lists the others. A column contains times if every value is a time in one format. If two
+formats match, as for 03/04/2024, `data.date_format` must select one.
 """
 
 import gzip
@@ -45,11 +44,11 @@ from training import log
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
-MIN_NUMBER_SHARE = 0.9  # above it, other values count as mistakes
+MIN_NUMBER_SHARE = 0.9  # with more numbers, other values count as mistakes
 MAX_SHOWN_CELLS = 3  # per error
 CHUNK_ROWS = 1 << 14  # converted at once
-SAMPLE_ROWS = 10_000  # that determine the decimal mark
-# Names of pandas' unnamed index: in CSV, in CSV that was read and written again, in Parquet.
+SAMPLE_ROWS = 10_000  # for the decimal mark
+# Names of pandas' unnamed index in CSV, in re-exported CSV, and in Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
 WRITTEN = b"written"  # metadata key of a number format
 CLOCK = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?"
@@ -79,8 +78,8 @@ class NumberFormat:
     def is_plain(self) -> bool:
         return self.decimal == "." and self.thousands is None
 
-    def plain(self, text: str) -> str | None:
-        """Rewrite a number with a decimal point and without groups; None for other text."""
+    def normalize(self, text: str) -> str | None:
+        """Convert "1.234,5" to "1234.5"; return None if the text is not a number."""
         text = text.strip()
         if self.thousands is not None and re.search(r"\d", text):
             head, mark, tail = text.partition(self.decimal)
@@ -300,7 +299,7 @@ def _clear_values(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, s
 
 
 def _drop_rows_without_target(table: pa.Table, target: str | None) -> pa.Table:
-    """Replace rows without a target by empty rows, so that they do not affect column types."""
+    """Clear the rows without a target, so that they do not affect column types."""
     if table.column_names.count(target) != 1:
         return table
     is_dropped = compute.is_null(table.column(target), nan_is_null=True).to_numpy()
@@ -365,7 +364,7 @@ def _infer_type(
     texts = [text for text in column.unique().to_pylist() if text is not None]
     if texts and all(text.lower() in BOOLEANS for text in texts):
         return name, compute.utf8_lower(column).cast(pa.bool_())
-    rewritten = ((text, number_format.plain(text)) for text in texts)
+    rewritten = ((text, number_format.normalize(text)) for text in texts)
     plain = {text: number for text, number in rewritten if number is not None}
     thousands = number_format.thousands
     is_grouped = thousands is not None and any(thousands in text for text in texts)
@@ -393,9 +392,9 @@ def _infer_type(
 
 
 def _check_grouping(name: str, texts: Sequence[str]) -> None:
-    """Refuse a column whose points may group thousands.
+    """Raise InvalidInput if points probably group thousands.
 
-    Its other numbers have up to three digits and no point.
+    In such a column the other numbers have up to three digits and no point.
     """
     grouped = [text for text in texts if GROUPED.fullmatch(text)]
     plain = [text for text in texts if not GROUPED.fullmatch(text)]
@@ -471,10 +470,10 @@ def _parse_seconds(form: str | None, texts: Collection[str]) -> dict[str, float]
 
 
 def _first_invalid_time(values: Sequence[str | None], date_format: str | None) -> tuple[int, str]:
-    known = [date_format] if date_format else [form for forms in DATES.values() for form in forms]
+    formats = [date_format] if date_format else [f for forms in DATES.values() for f in forms]
     present = [(row, value) for row, value in enumerate(values) if value is not None]
     for row, value in present:
-        if all(_parse_seconds(form, [value]) is None for form in (None, *known)):
+        if all(_parse_seconds(form, [value]) is None for form in (None, *formats)):
             return row, value
     return 0, present[0][1] if present else ""
 
@@ -495,9 +494,9 @@ def check_mixed_numbers(
     is_number: Callable[[str], bool],
     rows: Iterable[int] | None = None,
 ) -> None:
-    """Refuse a column of numbers that has a few other texts.
+    """Raise InvalidInput if a few values of a numeric column are not numbers.
 
-    `rows` are its row numbers in the file.
+    `rows` are the row numbers in the file.
     """
     present = sum(text is not None for text in texts)
     numbered = zip(count() if rows is None else rows, texts, strict=False)

@@ -1,4 +1,4 @@
-"""Inspect a source of data: its task, its columns, and warnings (`dubito inspect` and `fit`)."""
+"""Inspect the task, columns and problems of a data source (`dubito inspect`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ from training.data.rows import Rows, Splits
 from training.data.tables import check_names
 from training.recipe import DataSection
 
-MAX_NUMERIC_CLASSES = 10  # more distinct whole numbers are a regression
+MAX_NUMERIC_CLASSES = 10  # more distinct integers mean regression
 MIN_CLASS_ROWS = 10  # smaller classes cause a warning
 MIN_STEPS = 1000.0  # float32 steps per standard deviation of the target
 MAX_PIXELS = 64  # per side, for large images or several sizes
@@ -119,7 +119,7 @@ def _shorten(texts: list[str], separator: str) -> str:
 
 
 def inspect_source(section: DataSection, root: Path, task: Task | None = None) -> Findings:
-    """Inspect a source; where possible, problems become findings instead of errors."""
+    """Inspect a source, and report most problems as findings instead of errors."""
     check_not_workbook(section.source, "--data")
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:

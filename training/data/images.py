@@ -1,8 +1,8 @@
-"""Load `images:PATH`: a folder or zip with a folder per class.
+"""Load images from a folder or zip with a folder per class (`images:PATH`).
 
-Classes are in `train/CLASS/*` and `test/CLASS/*`, or in `CLASS/*`; then a share of the images is
-held out for test. Files are PNG, JPEG, WebP, BMP or TIFF. Hidden files are skipped. Other files are
-skipped with a message, but a class folder without images is an error. Pixels stay bytes.
+Images are in `train/CLASS/*` and `test/CLASS/*`, or in `CLASS/*`. In the latter case a share of the
+images becomes test rows. Files are PNG, JPEG, WebP, BMP or TIFF. Other files are skipped, but a
+class folder without images is an error. Pixels stay bytes.
 """
 
 import math

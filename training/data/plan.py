@@ -1,4 +1,4 @@
-"""Make a recipe for data by the rules of docs/your-data.md.
+"""Plan a recipe for a data source by the rules of docs/your-data.md.
 
 The defaults come from validation rows of a panel of public data sets (docs/results/panel.md).
 """
@@ -33,7 +33,7 @@ HEAVY_TARGET = 10.0
 SPLITS = ("validation", "reference", "ranking")
 RECIPE_WIDTH = 60  # characters before a reason
 COUNTS = "counts: held-out rows select the unchanged target, its logarithm or its ranks"
-UNITS, DROPOUT, BINS, MEMBERS = 128, 0.1, 16, 16  # of a dense network
+UNITS, DROPOUT, BINS, MEMBERS = 128, 0.1, 16, 16  # for dense networks
 MIN_BINS, MAX_BINS = 2, 1024  # per number, and of all columns
 MAX_REFIT_ROWS = 10_000  # larger fits gain little from validation rows
 MIN_CONVOLUTION_SIDE = 14  # pixels
@@ -190,7 +190,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if recipe.network.hidden is not None:
         network = f"hidden {recipe.network.hidden}"
         bins = recipe.network.bins
-        network += "" if bins is None else f" of numbers and their places in {bins} bins"
+        network += "" if bins is None else f", numbers encoded by {bins} bins"
     training = recipe.training
     splits = [plan.reasons[f"data.{name}"].split(" of ")[0] + f" {name}" for name in SPLITS]
     if recipe.data.test_fraction:

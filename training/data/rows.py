@@ -140,7 +140,7 @@ def is_image(shape: tuple[int, ...]) -> bool:
 @dataclass(frozen=True, eq=False)
 class Splits:
     train: Rows
-    validation: Rows  # chooses the checkpoint
+    validation: Rows  # selects the checkpoint
     reference: Rows  # distribution of the detectors' scores
     ranking: Rows  # distribution of the flag's statistic
     test: Rows
@@ -210,7 +210,7 @@ def match_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
 
 
 def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Number the classes of a data set by `classes`, some of which may have no rows."""
+    """Renumber classes in the order of `classes`, which can include classes without rows."""
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
         expected = f"rows of the classes {list(classes)[:MAX_SHOWN]}"

@@ -12,8 +12,8 @@ from model_store.errors import InvalidInput
 
 Index = Int64[np.ndarray, "M"]
 TEST_SEED = 0  # Test rows belong to the data, not to a run.
-# By split: the share of the training rows, the minimum for small sets (and the largest share that
-# the minimum may reach), and the maximum.
+# By split: the share of the training rows, the minimum number with its maximum share, and the
+# maximum number.
 DEFAULT_SIZES = {
     "validation": (0.15, 8, 0.12, 5_000),
     "reference": (0.08, 10, 0.13, 2_000),

@@ -1,7 +1,7 @@
-"""Transform targets with heavy tails for the fit: `data.target_transform`.
+"""Transform targets with heavy tails (`data.target_transform`).
 
-Transforms are fitted on the training targets. All targets determine whether they can be negative,
-zero or fractional.
+Transforms are fitted on the training targets. All targets determine whether targets can be
+negative, zero or fractional.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ def is_count(y: Float64[np.ndarray, "N"]) -> bool:
 def transform_splits(splits: Splits, transform: Transform | None) -> Splits:
     """Transform the targets of training and validation rows.
 
-    The other splits keep the target's units, in which the service answers.
+    The other splits stay in the target's units, like predictions.
     """
     if transform is None:
         return splits

@@ -1,4 +1,4 @@
-"""scikit-learn's estimators, which `dubito` hands on: `Classifier` and `Regressor`."""
+"""Estimators for scikit-learn: `Classifier` and `Regressor`."""
 
 from training.estimators.estimators import Classifier, Regressor
 

@@ -1,8 +1,8 @@
-"""What the estimators share: a recipe's sections as parameters, a fit by `training.fit`, and
-answers from the graphs and by the code that serve.
+"""The base class of the estimators.
 
-What is fitted is exported and calibrated as a version is, so answers are, bit for bit, those of
-`POST /predict` for the same seed once it is published.
+Parameters are the sections of a recipe. A fitted estimator exports and calibrates its model like a
+published version, and predicts with the service's code. With the same seed, predictions are bit for
+bit those of `POST /predict`.
 """
 
 import base64
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 AnyEstimator = TypeVar("AnyEstimator", bound="Estimator")
 Keys: TypeAlias = dict[str, Any] | None  # of a recipe's section
 
-OF_ROWS = ("source", "target")  # keys of [data] that X and y say
+ROW_KEYS = ("source", "target")  # keys of [data] that X and y determine
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
@@ -90,31 +90,31 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def fit(self: AnyEstimator, X: Any, y: Any) -> AnyEstimator:
-        """Fit rows, and calibrate on some of them that are held out.
+        """Fit and calibrate the model.
 
-        A fifth of the rows tests; of the others some validate and calibrate (docs/your-data.md).
-        The logger `dubito.training` says what else follows from the rows.
+        A fifth of the rows are test rows. Some others are held out for validation and calibration
+        (docs/your-data.md). The logger `dubito.training` logs the settings chosen for the data.
 
         Args:
-            X: (N, I) numbers, NaN where one is missing; a DataFrame of pandas or polars, of
-                numbers, categories and times; or (N, ...) numbers, such as images.
+            X: (N, I) numbers, NaN if missing; a pandas or polars DataFrame of numbers, categories
+                and times; or (N, ...) numbers, such as images.
             y: (N,) classes or numbers.
 
         Raises:
-            ValueError: naming what of the rows or parameters cannot be used.
-            Diverged: if training leaves the range of finite numbers.
+            ValueError: if the rows or parameters are invalid.
+            Diverged: if the loss is no longer finite.
         """
         if not isinstance(self.start, nn.Module | None):
             raise ValueError(f"start: expected a torch.nn.Module, got {self.start!r:.80}")
         name = getattr(y, "name", None)
-        X, y = self._checked(X, y, reset=True)
+        X, y = self._validate(X, y, reset=True)
         y = self._targets(y)
         with _value_errors(), _folder(self.runs) as folder:
-            section = self._keep(X, y, name, folder)
+            section = self._write_rows(X, y, name, folder)
             recipe = make_recipe(self._task, self.get_params(deep=False), section, folder)
             if recipe.network.encoder is not None and self.runs is None:
-                raise InvalidInput("runs", "a folder, where the encoder is kept", "none")
-            fitted = fit(
+                raise InvalidInput("runs", "a folder in which to store the encoder", "none")
+            result = fit(
                 recipe,
                 load(recipe, folder),
                 device=self.device,
@@ -122,13 +122,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 quiet=not self.verbose,
                 callback=self.callback,
             )
-            self._draft = assemble_without_baselines(fitted)
-            fitted.discard_checkpoint()
-            assert fitted.folder is not None
-            metrics = fitted.folder / "metrics.jsonl"
-            told = metrics.read_text().splitlines() if metrics.exists() else []
-            self._fitted = replace(fitted, folder=None)
-            self.recipe_, self.history_ = fitted.recipe, [json.loads(line) for line in told]
+            self._draft = assemble_without_baselines(result)
+            result.discard_checkpoint()
+            assert result.folder is not None
+            metrics = result.folder / "metrics.jsonl"
+            epochs = metrics.read_text().splitlines() if metrics.exists() else []
+            self._result = replace(result, folder=None)
+            self.recipe_, self.history_ = result.recipe, [json.loads(line) for line in epochs]
             self._load()
         return self
 
@@ -141,24 +141,25 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         fpr: float = DEFAULT_FPR,
         coverage: float = DEFAULT_COVERAGE,
     ) -> "pandas.DataFrame":
-        """Return what the service says of rows, by its names (docs/api.md), a row for each.
+        """Predict rows with their uncertainty scores, flags, and prediction sets or intervals.
 
         Args:
-            X: rows, as of `fit`.
-            num_samples: posterior draws, by default the recipe's `serving.draws`.
-            seed: of the draws, by default `random_state`.
+            X: rows in the format of `fit`.
+            num_samples: number of posterior draws, by default the recipe's `serving.draws`.
+            seed: seed of the draws, by default `random_state`.
             fpr: false-positive rate of `flag`, in (0, 1).
-            coverage: of prediction sets and intervals, in (0, 1).
+            coverage: coverage of prediction sets and intervals, in (0, 1).
 
         Returns:
-            Of a classification `label`, `probabilities.CLASS`, `entropy`, `bald` and others, in
-            nats, and `prediction_set.CLASS`; of a regression `mean`, `std` and others, and
-            `interval.low` and `interval.high`, in the target's units. Of both `flag`, `p_value`,
-            and those of each detector. More of a score is more uncertain, less of a p-value is more
-            unlike the training rows.
+            One row per input, with the service's field names (docs/api.md) as columns. Classifiers
+            return `label`, `probabilities.CLASS`, `prediction_set.CLASS`, and scores such as
+            `entropy` and `bald` in nats. Regressors return `mean`, `std`, `interval.low` and
+            `interval.high` in the target's units. Both return `flag`, `p_value`, and the p-value
+            and score of each detector. Scores are higher for more uncertain rows. P-values are
+            lower for rows more unlike the training rows.
 
         Raises:
-            ValueError: if rows or options cannot be used.
+            ValueError: if the rows or options are invalid.
             ImportError: if pandas is not installed.
         """
         import pandas
@@ -178,12 +179,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         alias: str = LATEST,
         anyway: bool = False,
     ) -> Manifest:
-        """Publish the model as the next version of `name`, by default in DUBITO_STORE.
+        """Publish the model as the next version of `name`.
+
+        Args:
+            store: the model store, by default DUBITO_STORE.
+            alias: the alias that moves to the new version.
+            anyway: publish the model of a table even if it is worse than a constant.
 
         Raises:
-            ValueError: if the name is not fit for a model.
-            GateError: of a table's model that is worse than a constant, unless told `anyway`.
-            PreflightError: if the service could not load it.
+            ValueError: if the name is invalid.
+            GateError: if the model is worse than a constant.
+            PreflightError: if the service could not load the version.
         """
         check_is_fitted(self)
         if not isinstance(store, ModelStore):
@@ -191,22 +197,21 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         store.storage.check_writable()
         draft = self._with_baselines()
         with _value_errors():
-            return publish(self._fitted, store, name=name, alias=alias, anyway=anyway, draft=draft)
+            return publish(self._result, store, name=name, alias=alias, anyway=anyway, draft=draft)
 
     def plot(self) -> "Figure":
-        """Return pyplot's figure of the fit, epoch by epoch."""
+        """Plot the metrics of each epoch of the fit."""
         import matplotlib.pyplot as plt
 
         check_is_fitted(self)
         if not self.history_:
-            raise ValueError(f"plot: expected a fit of some epochs, got one of {self._method}")
+            raise ValueError(f"plot: {self._method} trained no epochs, so there is nothing to plot")
         figure = plt.figure()
         draw_run(figure, self.history_, self._method)
         return figure
 
     def report(self) -> str:
-        """Return HTML of the model's figures on its test rows, those of plain models, and the
-        warnings."""
+        """Render the model's test metrics, baselines and warnings as HTML."""
         check_is_fitted(self)
         return summary(self._with_baselines().description)
 
@@ -220,7 +225,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "recipe_")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: of for key, of in super().__getstate__().items() if key != "_model"}
+        state = super().__getstate__()
+        return {key: value for key, value in state.items() if key != "_model"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -238,7 +244,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             figure = Figure()
             draw_run(figure, self.history_, self._method)
             data = base64.b64encode(render_png(figure, dpi=60)).decode()
-            parts.append(f'<img alt="the fit, by epochs" src="data:image/png;base64,{data}">')
+            parts.append(f'<img alt="metrics by epoch" src="data:image/png;base64,{data}">')
         return html + "".join(parts)
 
     @property
@@ -246,10 +252,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         method: str = self.recipe_.method
         return method
 
-    # From rows to a recipe
-
-    def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
-        """Return rows as an array or DataFrame, and with targets these as an array."""
+    def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
+        """Convert X to an array unless it is a DataFrame, and y, if given, to an array."""
         is_text = "text" in (self.data or {})
         if not is_frame(X) or (self.start is not None and not is_text):
             return validate_data(
@@ -269,19 +273,20 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         assert_all_finite(y)
         return X, y
 
-    def _keep(self, X: Any, y: np.ndarray, name: object, folder: Path) -> DataSection:
-        """Write rows to a file in a folder, and return the `[data]` that names it."""
-        told = {**(self.data or {})}
-        if "tokenizer" in told:
-            told["tokenizer"] = str(Path(told["tokenizer"]).absolute())
-        for key in OF_ROWS:
-            if key in told:
-                raise InvalidInput(f"data.{key}", "none, since X and y say it", repr(told[key]))
+    def _write_rows(self, X: Any, y: np.ndarray, name: object, folder: Path) -> DataSection:
+        """Write rows to a file in a folder, and return the `[data]` section for this file."""
+        data = {**(self.data or {})}
+        if "tokenizer" in data:
+            data["tokenizer"] = str(Path(data["tokenizer"]).absolute())
+        for key in ROW_KEYS:
+            if key in data:
+                expected = "no value, because X and y determine it"
+                raise InvalidInput(f"data.{key}", expected, repr(data[key]))
         if not is_frame(X) and (X.ndim > 2 or self.start is not None):
-            return write_arrays(X, y, told, folder)
+            return write_arrays(X, y, data, folder)
         table = to_table(X, self._names)
         kinds = {} if is_frame(X) else dict.fromkeys(table.column_names, "numeric")
-        return write_table(table, y, name, kinds, told, folder)
+        return write_table(table, y, name, kinds, data, folder)
 
     @property
     def _names(self) -> list[str] | None:
@@ -290,8 +295,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
         raise NotImplementedError
-
-    # From rows to what is said of them
 
     def _load(self) -> None:
         folder = Path(mkdtemp(prefix="dubito-"))
@@ -304,7 +307,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self, X: Any, num_samples: int | None = None, seed: int | None = None
     ) -> Prediction:
         check_is_fitted(self)
-        X = self._checked(X, reset=False)
+        X = self._validate(X, reset=False)
         seed = self.recipe_.seed if seed is None else operator.index(seed)
         with _value_errors():
             return predict(self._model, X, self._names, num_samples, seed)
@@ -314,7 +317,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _with_baselines(self) -> Draft:
         if not self._draft.description.baselines:
-            self._draft = add_baselines(self._draft, self._fitted)
+            self._draft = add_baselines(self._draft, self._result)
         return self._draft
 
 
@@ -334,7 +337,7 @@ def _folder(runs: str | Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _value_errors() -> Iterator[None]:
-    """Raise what scikit-learn expects of values that cannot be used."""
+    """Convert InvalidInput to ValueError, which scikit-learn expects."""
     try:
         yield
     except InvalidInput as error:

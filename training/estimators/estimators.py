@@ -1,4 +1,4 @@
-"""`Classifier` and `Regressor`."""
+"""scikit-learn estimators for classification and regression."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from training.estimators.base import Estimator
 
 
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
-    """A Bayesian neural network of classes, which says how far each answer can be trusted.
+    """A Bayesian neural network classifier.
 
         model = Classifier(method="bhn-realnvp", training={"epochs": 50}).fit(X, y)
         model.predict_proba(X)
@@ -22,48 +22,51 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         model.publish("churn")
 
     Args:
-        method: of docs/methods.md. What is not said here follows from the rows.
+        method: a method of docs/methods.md. The default, like other missing settings, depends on
+            the data.
         data: keys of a recipe's `[data]` (docs/recipes.md), such as `columns` or `validation_rows`.
-        network: those of `[network]`; with a network they are all, else they join the default's.
-        posterior: those of `[posterior]`.
-        training: those of `[training]`.
-        likelihood: those of `[likelihood]`, of a regression.
-        serving: those of `[serving]`.
-        start: a trained network, which takes rows (an array) as they are. Unless method and network
-            say otherwise, its last layer gets a posterior and nothing is trained.
-        random_state: the recipe's seed, a whole number. Fits and answers replay.
-        callback: called after each epoch with its metrics, a dictionary (docs/training.md).
+        network: keys of `[network]`. If they name a network, they replace the default section;
+            otherwise they are merged into it.
+        posterior: keys of `[posterior]`.
+        training: keys of `[training]`.
+        likelihood: keys of `[likelihood]`, for regression.
+        serving: keys of `[serving]`.
+        start: a trained network that takes unscaled rows (an array). By default, its last layer
+            gets a Laplace posterior, and its weights are not trained further.
+        random_state: the recipe's seed, an integer. It makes fits and predictions reproducible.
+        callback: a function called after each epoch with a dictionary of metrics
+            (docs/training.md).
         device: `auto`, `cpu` or `cuda`.
-        runs: the folder of rows, checkpoints and metrics, by default a temporary one.
-        verbose: whether there are progress bars.
+        runs: folder for rows, checkpoints and metrics, by default a temporary folder.
+        verbose: show progress bars.
 
     Attributes:
-        classes_: the classes, sorted; those of one or two rows are left out.
-        recipe_: what was fitted.
-        history_: the metrics of each epoch.
-        n_features_in_: columns of X.
-        feature_names_in_: their names, of a DataFrame.
+        classes_: sorted classes, without classes that have only one or two rows.
+        recipe_: the recipe of the fit.
+        history_: metrics of each epoch.
+        n_features_in_: number of columns of X.
+        feature_names_in_: names of the columns, if X is a DataFrame.
     """
 
     _task = "classification"
 
     def predict(self, X: Any) -> Shaped[np.ndarray, "N"]:
-        """Return the most probable class of each row, (N,)."""
+        """Return the most probable class of each row, shape (N,)."""
         return self._labels(self._predict(X))
 
     def predict_proba(
         self, X: Any, *, num_samples: int | None = None, seed: int | None = None
     ) -> Float64[np.ndarray, "N C"]:
-        """Return the mean of the draws' class probabilities, (N, C), classes as in `classes_`.
+        """Return class probabilities averaged over draws, shape (N, C), in the order of `classes_`.
 
-        `num_samples` and `seed` are as of `uncertainty`.
+        For `num_samples` and `seed`, see `uncertainty`.
         """
         scores = self._predict(X, num_samples, seed).scores
         assert isinstance(scores, Scores)
-        return scores.probabilities[:, np.argsort(self._places())]
+        return scores.probabilities[:, np.argsort(self._class_index())]
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """Return classes as the texts that the service knows them by."""
+        """Convert classes to the service's class names."""
         check_classification_targets(y)
         self.classes_, index = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -72,24 +75,24 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     def _load(self) -> None:
         super()._load()
-        known = self._model.manifest.classes or ()
+        names = self._model.manifest.classes or ()
         self.classes_ = self.classes_[
-            [category_text(label) in known for label in self.classes_.tolist()]
+            [category_text(label) in names for label in self.classes_.tolist()]
         ]
 
-    def _places(self) -> Int64[np.ndarray, "C"]:
-        """Return where in `classes_` each class of the model is."""
+    def _class_index(self) -> Int64[np.ndarray, "C"]:
+        """Return the index in `classes_` of each class of the model."""
         texts = [category_text(label) for label in self.classes_.tolist()]
         return np.array([texts.index(name) for name in self._model.manifest.classes or ()])
 
     def _labels(self, prediction: Prediction) -> Shaped[np.ndarray, "N"]:
-        return self.classes_[self._places()[prediction.scores.labels]]
+        return self.classes_[self._class_index()[prediction.scores.labels]]
 
 
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
-    """A Bayesian neural network of a number, with its uncertainty.
+    """A Bayesian neural network for regression.
 
-    Parameters and attributes are those of `Classifier`, but for `classes_`.
+    It has the parameters and attributes of `Classifier`, except `classes_`.
     """
 
     _task = "regression"
@@ -97,9 +100,9 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     def predict(
         self, X: Any, *, num_samples: int | None = None, seed: int | None = None
     ) -> Float64[np.ndarray, "N"]:
-        """Return the mean of each row's predictive distribution, (N,), in the target's units.
+        """Return each row's predictive mean in the target's units, shape (N,).
 
-        `num_samples` and `seed` are as of `uncertainty`.
+        For `num_samples` and `seed`, see `uncertainty`.
         """
         scores = self._predict(X, num_samples, seed).scores
         assert not isinstance(scores, Scores)

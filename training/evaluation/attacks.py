@@ -10,10 +10,10 @@ follow the gradient of -log mean_k p(y | x, theta_k) over their draws.
   "Adversarial examples in the physical world", 2017; Li and Gal 2017, section 5.3).
 * `pgd`: steps from a random start, within a radius in the maximum norm (Madry et al., "Towards deep
   learning models resistant to adversarial attacks", 2018).
-* `quiet_pgd`: PGD by an attacker who knows the detectors and evades them. While a row has its
-  label, steps reduce the label's margin; afterwards they reduce the flag statistic (selective
-  projected gradient descent: Bryniarski et al., "Evading adversarial example detection defenses
-  with orthogonal projected gradient descent", 2022).
+* `quiet_pgd`: PGD that evades the detectors. Steps reduce the margin of a row's label until it is
+  lost, and then the flag statistic (selective projected gradient descent: Bryniarski et al.,
+  "Evading adversarial example detection defenses with orthogonal projected gradient descent",
+  2022).
 
 Seeds determine the draws and the random starts.
 """
@@ -47,7 +47,7 @@ COUNT = len(FGSM_DRAWS) * len(STEPS) + 1 + 2 * len(RADII)  # number of attacks
 CHUNK_ROW_DRAWS = 8192  # rows x draws in one pass
 PATH_RADII = 2.5  # sum of all steps, in radii (Madry et al.)
 LOST_MARGIN = 1.5  # lead of another class in nats, for a lost label
-MIN_GAP = 1e-30  # between equal reference scores
+MIN_GAP = 1e-30  # avoids a division by 0
 MIN_SCORE = 1e-30
 
 Gradient = Callable[[Tensor, int], Tensor]  # from rows and the step's index
@@ -77,7 +77,7 @@ class Attacked:
 
     @torch.no_grad()
     def theta(self, draws: AttackDraws, step: int = 0) -> Float[Tensor, "K 1 D"]:
-        """Return the draws for a step: if their number is limited, always the first."""
+        """Return the draws of a step, which are always the same if their number is limited."""
         max_draws = self.posterior.max_draws
         count = min(draws.count, max_draws or draws.count)
         first = count * step if draws.fresh and max_draws is None else 0
@@ -214,7 +214,7 @@ class _Ball:
     radius: float  # in the data's units
 
     def start(self, seed: int) -> Tensor:
-        """Draw a start for each row, uniform over its ball; row n's depends only on seed and n."""
+        """Draw a uniform start in each row's ball, which depends only on the seed and the row."""
         normal = torch.from_numpy(standard_normal(seed, 0, *self.centre.shape))
         return self.project(self.centre + self.radius * (2.0 * torch.special.ndtr(normal) - 1.0))
 

@@ -1,4 +1,4 @@
-"""Compare two published versions in pairs on the same test rows, as served (`dubito compare`)."""
+"""Compare two published versions on the same test rows (`dubito compare`)."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,11 +79,11 @@ def compare_versions(
         expected = f"the task and classes of {first.label}"
         raise InvalidInput("the second version", expected, f"those of {second.label}")
     source = options.source or first.recipe.data.source
-    data, are_fitted = zip(
+    data, fit_sources = zip(
         *(load_data(v, root, options.source if v is first else source) for v in versions),
         strict=True,
     )
-    is_fitted = any(are_fitted)
+    is_fitted = any(fit_sources)
     tests = [test_rows(dataset, is_fitted, options) for dataset in data]
     log_rows(tests[0], data[0], is_fitted, source)
     if not np.array_equal(tests[0].y, tests[1].y):

@@ -1,4 +1,4 @@
-"""Evaluate a published version, and store the report with it (`dubito evaluate`)."""
+"""Evaluate a published version and store its report (`dubito evaluate`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -219,8 +219,8 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
     if digest == facts.data_digest:
         return data, True
     is_source = source == version.recipe.data.source
-    fitted = _load_fitted(version, root) if is_source or data.columns else None
-    if is_source and fitted is not None:  # only left-out classes differ
+    fit_data = _load_fit_data(version, root) if is_source or data.columns else None
+    if is_source and fit_data is not None:  # only left-out classes differ
         return data, True
     if is_source:
         message = "%s has changed since %s was fitted on it: some test rows may be training rows"
@@ -228,16 +228,16 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
     if loaded.is_held_out and unknown:
         left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
         data = replace(data, left_out=left_out)
-    if fitted is not None:
+    if fit_data is not None:
         rows = data.rows if data.is_held_out else data.test
-        counts = describe_duplicates(fitted.train, {f"rows of {source}": rows})
+        counts = describe_duplicates(fit_data.train, {f"rows of {source}": rows})
         if counts:
             message = "%s are nearly the same as training rows of %s: quality may be overestimated"
             log.info(message, counts, version.label)
     return data, False
 
 
-def _load_fitted(version: Parent, root: Path) -> Dataset | None:
+def _load_fit_data(version: Parent, root: Path) -> Dataset | None:
     try:
         with silence():
             return fitted_data(version, root)

@@ -1,12 +1,11 @@
 """Compute figures of N rows, such as accuracy, and their confidence intervals.
 
-A figure maps weights of shape S, N to S numbers. The weights count each row in each of S samples of
-N rows. So the same function computes the figure and its bootstrap, and two versions can be compared
-on the same samples.
+A figure maps weights of shape (S, N) to S numbers. The weights count each row in each of S samples
+of N rows. So the same function computes the figure and its bootstrap, and two versions can be
+compared on the same samples.
 
-Intervals have level `LEVEL`. They assume independent rows, and describe how the figure varies with
-the rows for a fixed version and calibration. Shares use Clopper-Pearson intervals; all other
-figures use `RESAMPLES` bootstrap samples.
+Intervals have level `LEVEL`. They assume independent rows, and a fixed version and calibration.
+Shares use Clopper-Pearson intervals. All other figures use `RESAMPLES` bootstrap samples.
 """
 
 from abc import ABC, abstractmethod

@@ -183,10 +183,10 @@ def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
 
 
 def takes_even_rows(spec: InputSpec, x: Inputs) -> bool:
-    """Check whether the data needs even rows instead of noise.
+    """Check whether even rows replace noise.
 
-    This is the case for tables with declared columns, and if a number that is not a pixel has up to
-    `MAX_DISCRETE_VALUES` values.
+    They do for declared columns, and if a number other than a pixel has up to `MAX_DISCRETE_VALUES`
+    values.
     """
     return bool(spec.columns) or (
         not _is_image(spec) and any(len(np.unique(number)) <= MAX_DISCRETE_VALUES for number in x.T)
@@ -239,7 +239,7 @@ def mix(x: Rows, y: Labels, seed: int) -> OutlierRows:
 def cross(x: Inputs, y: Labels, spec: InputSpec, seed: int) -> OutlierRows:
     """Take each column (or id) at random from a row or from a row of another class.
 
-    The mean is not used because categories cannot be averaged. The result is empty if there is only
+    It replaces `mix` because categories cannot be averaged. The result is empty if there is only
     one class.
     """
     rng = generator(seed, EvaluationStream.MIXED)
@@ -255,7 +255,7 @@ def cross(x: Inputs, y: Labels, spec: InputSpec, seed: int) -> OutlierRows:
 
 
 def shuffle(x: Rows, spec: InputSpec, seed: int) -> Rows:
-    """Permute each column independently, which keeps marginals and breaks dependence."""
+    """Permute each column independently, which keeps the marginal distributions."""
     rng = generator(seed, EvaluationStream.SHUFFLED)
     return np.concatenate([part[rng.permutation(len(x))] for part in _split(x, spec)], axis=1)
 
@@ -288,10 +288,10 @@ def occlude(images: Images, spec: InputSpec, seed: int) -> Images:
     height, width = (max(1, round(OCCLUDED * side)) for side in images.shape[2:])
     tops = rng.integers(0, images.shape[2] - height + 1, len(images))
     lefts = rng.integers(0, images.shape[3] - width + 1, len(images))
-    covered = images.copy()
-    for image, top, left in zip(covered, tops.tolist(), lefts.tolist(), strict=True):
+    occluded = images.copy()
+    for image, top, left in zip(occluded, tops.tolist(), lefts.tolist(), strict=True):
         image[:, top : top + height, left : left + width] = spec.minimum
-    return covered
+    return occluded
 
 
 def blur(images: Images, spec: InputSpec, *_: object) -> Images:

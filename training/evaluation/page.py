@@ -1,4 +1,4 @@
-"""Render evaluation reports as HTML pages without scripts and links, with embedded plots."""
+"""Render evaluation reports as HTML pages with embedded plots."""
 
 import base64
 from collections.abc import Mapping

@@ -7,8 +7,7 @@ design", 1998), which has a positive width even if the versions agree on every r
 figures use the bootstrap, with the same samples of rows for both versions.
 
 Chance alone raises calibration errors above 0, especially for uncertain predictions
-(`figures.BinnedGap`). So the comparison first subtracts the part that chance can explain. This is
-conservative: a version compared with itself gets an interval of positive width.
+(`figures.BinnedGap`). The comparison subtracts a bound of this bias, so it is conservative.
 """
 
 import math
@@ -49,21 +48,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Worsening:
-    """The amount by which a figure is worse than another.
-
-    `p_value` is the probability of this result if the figure is worse by exactly the allowed
-    amount.
-    """
+    """The amount by which a figure is worse than a baseline."""
 
     value: float
     interval: Ends
-    p_value: float
+    p_value: float  # if the figure is worse by exactly the allowed amount
     test: str
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Counts of hits of one version that are misses of the other."""
+    """Counts of rows on which only one of two versions is right."""
 
     gained: int  # hits of the second version only
     lost: int  # hits of the first version only
@@ -168,5 +163,5 @@ def _worse_by_sample(
 
 
 def _tail(is_extreme: np.ndarray) -> float:
-    """Return a p-value; the data set counts as one of the samples."""
+    """Compute a bootstrap p-value, which counts the data set as one sample."""
     return float((1 + np.count_nonzero(is_extreme)) / (len(is_extreme) + 1))

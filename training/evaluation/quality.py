@@ -1,8 +1,8 @@
 """Measure a published version's predictions, scores and flag.
 
-Predictions are computed as in the service: by the version's graphs, in requests of `REQUEST_ROWS`
-rows with a seed each. Scores are higher for more uncertain rows and for rows more unlike the data.
-N is the number of rows.
+Predictions are computed as in the service, in requests of `REQUEST_ROWS` rows with one seed each.
+Scores are higher for more uncertain rows and for rows more unlike the data. N is the number of
+rows.
 """
 
 from collections.abc import Iterator
@@ -64,11 +64,9 @@ Bounds = Float64[np.ndarray, "N 2"]
 class ServedPrediction:
     """A version's prediction of N rows.
 
-    `scores` has every posterior score, every detector, the flag's statistic, and that statistic
-    without each detector. Density detectors appear as surprisals, like in the flag. `flagged` has
-    the share of flagged rows at each false-positive rate that the calibration can resolve. The
-    service refuses rows whose result is not finite; here they get the largest score and count as
-    flagged.
+    `scores` contains the posterior scores, the detectors (densities as surprisals), the flag's
+    statistic, and the statistic without each detector. `flagged` contains the share of flagged rows
+    by false-positive rate. Rows with non-finite results get the largest score and count as flagged.
     """
 
     prediction: Prediction
@@ -90,7 +88,7 @@ class ServedPrediction:
 
 @dataclass(frozen=True)
 class ServedPredictor:
-    """Predicts rows like the service; the seed of a request depends on the name of its set."""
+    """Predicts rows like the service, with seeds that depend on the name of the set."""
 
     model: Model
     draws: int
@@ -263,8 +261,8 @@ def measure_parts(
 ) -> list[records.PartMeasures]:
     """Measure each true class, predicted label and group that has test rows.
 
-    Marginal coverage and flag rates do not hold within a part unless the version is calibrated by
-    category. `classes` and `groups` are names.
+    Coverage and flag rates within a part can differ from the nominal rates, unless the version is
+    calibrated by category. `classes` and `groups` are names.
     """
     prediction = predicted.prediction
     loss, is_covered = losses(prediction.scores, test.y), _is_covered(prediction, test.y)

@@ -1,7 +1,7 @@
-"""Define the records of an evaluation report, `report.json`. Shares are from 0 to 1.
+"""The records of an evaluation report (`report.json`).
 
-`confidence_intervals` has intervals by the name of the figure, or by its path if it is in a table,
-such as `flagged.0.05`.
+Shares are from 0 to 1. `confidence_intervals` contains intervals by figure name, or by path for
+nested figures, such as `flagged.0.05`.
 """
 
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Fit baselines to a table, and warn if the model is worse on the test rows.
+"""Fit baselines to a table, and warn if the model is worse.
 
 | name | classification | regression |
 |---|---|---|
@@ -6,16 +6,16 @@
 | `linear` | logistic regression | ridge regression |
 | `boosting` | histogram gradient boosting | histogram gradient boosting |
 
-All use the encoded training rows; the last two are scikit-learn's with default settings. To take
-only seconds, they sample large data and boosting gets fewer iterations. Validation rows choose the
-number of iterations, since boosting can diverge with many classes. Class probabilities are at least
-`MIN_PROBABILITY`, renormalised. Regressions are Gaussian, with the RMSE of the validation rows as
-standard deviation.
+All use the encoded training rows. `linear` and `boosting` are scikit-learn's estimators with
+default settings. For large data, they use a sample of the rows, and boosting has fewer iterations.
+Validation rows select the number of iterations, because boosting can diverge with many classes.
+Class probabilities are at least `MIN_PROBABILITY`, renormalised. Regressions are Gaussian, with the
+validation RMSE as standard deviation.
 
-Log-likelihoods are compared row by row. A model is worse than the constant if the mean difference
-is below 0 by more than one standard error: this refuses 16 % of models that are just as good, and
-.1 % of models that are better by two standard errors. For the other baselines the limit is two
-standard errors.
+Log-likelihoods are compared row by row on the test rows. A model is worse than the constant if the
+mean difference is below 0 by more than one standard error. This refuses 16 % of equally good
+models, and .1 % of models that are better by two standard errors. For the other baselines the limit
+is two standard errors.
 """
 
 import math
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 MIN_PROBABILITY = 1e-3  # of a class, for `linear` and `boosting`
 MIN_STD = 1e-6  # of residuals, relative to the targets
-# These limits take about ten seconds on one core: multiplications of a linear fit and of ridge's
-# decomposition, and numbers that boosting reads.
+# Multiplications of a linear fit and of ridge's decomposition, and numbers that boosting reads, in
+# about ten seconds on one core.
 LOGISTIC, RIDGE, TREES = 4e8, 4e9, 5e8
 MAX_NUMBERS = 2e7  # in the rows of a fit
 ITERATIONS, MIN_ITERATIONS, MIN_ROWS = 100, 10, 5000
@@ -55,7 +55,7 @@ Figures = dict[str, Figure]
 
 
 def baselines(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[str, Figures]:
-    """Fit baselines and return their finite figures by their names in `quality`.
+    """Fit baselines, and return the figures of the baselines whose figures are finite.
 
     Regression has 0 classes.
     """
@@ -159,14 +159,14 @@ def spread(rows: Rows, max_rows: int) -> Rows:
     return rows.take(order[np.linspace(0, len(rows) - 1, max(max_rows, 2)).astype(np.int64)])
 
 
-def add_baselines(draft: Draft, fitted: "Fitted") -> Draft:
-    """Add the baselines of a table to a draft, and warnings if the model is worse.
+def add_baselines(draft: Draft, result: "Fitted") -> Draft:
+    """Fit the baselines of a table, and add their figures and warnings to a draft.
 
-    Models with class weights get no warnings, because they expect other class shares than the test
-    rows have. Models with an encoder have no baselines.
+    Models with class weights get no warnings, because their weighted class shares differ from the
+    test rows'. Models with an encoder have no baselines.
     """
-    data, splits, transform = fitted.data, fitted.splits, fitted.transform
-    if not data.columns or fitted.encoding is not None:
+    data, splits, transform = result.data, result.splits, result.transform
+    if not data.columns or result.encoding is not None:
         return draft
     train, validation = splits.train, splits.validation
     if transform is not None:
@@ -178,7 +178,7 @@ def add_baselines(draft: Draft, fitted: "Fitted") -> Draft:
     by_name = baselines(train, validation, splits.test, len(data.classes))
     numbers = {name: values(figures) for name, figures in by_name.items()}
     description = draft.description.model_copy(update={"baselines": numbers})
-    if fitted.recipe.data.class_weights is not None:
+    if result.recipe.data.class_weights is not None:
         return replace(draft, description=description)
     constant = describe_constant(description)
     worse = tuple(warn_if_worse(draft.figures, by_name, constant))
@@ -190,7 +190,7 @@ def add_baselines(draft: Draft, fitted: "Fitted") -> Draft:
 
 
 def check_constant(name: str, draft: Draft) -> None:
-    """Refuse a model that is worse than the constant."""
+    """Raise GateError if the model is worse than the constant."""
     if "constant" not in draft.baselines:
         return
     model, constant = draft.figures[LOG_LIKELIHOOD], draft.baselines["constant"][LOG_LIKELIHOOD]
@@ -251,7 +251,7 @@ def lines(description: Description) -> list[str]:
         "linear": "linear",
         "constant": describe_constant(description),
     }
-    shown_lines = []
+    formatted = []
     for key, figure in TITLES.items():
         numbers = {"this model": description.quality.get(key)}
         numbers |= {
@@ -259,5 +259,5 @@ def lines(description: Description) -> list[str]:
         }
         parts = [f"{name} {number:.4g}" for name, number in numbers.items() if number is not None]
         if len(parts) > 1:
-            shown_lines.append(f"{figure}: {', '.join(parts)}")
-    return shown_lines
+            formatted.append(f"{figure}: {', '.join(parts)}")
+    return formatted

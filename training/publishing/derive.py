@@ -1,4 +1,4 @@
-"""Derive versions from published versions: prune them, or calibrate them on other rows."""
+"""Prune published versions, or recalibrate them on other rows."""
 
 import math
 import statistics
@@ -58,14 +58,14 @@ def prune_version(
     name: str,
     anyway: bool = False,
 ) -> tuple[Manifest, Pruning]:
-    """Publish a version without its weights of lowest |mu| / sigma, as the next version of `name`.
+    """Remove the weights of lowest |mu| / sigma, and publish the next version of `name`.
 
-    `data` must be the data of the parent's fit, whose splits calibrate and test the new version.
+    `data` must be the data of the parent's fit. Its splits calibrate and test the new version.
     """
     refuse_derived(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
         expected = "a version without an encoder"
-        raise InvalidInput("model", expected, f"{parent.label}, which has one")
+        raise InvalidInput("model", expected, f"{parent.label} with an encoder")
     model = parent.model().eval()
     weights, mask = is_weight(model), select_strongest(model, fraction)
     smaller = prune(model, mask)
@@ -111,8 +111,10 @@ def warn_of_loss(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str
     before, current = parent.manifest.quality[LOG_LIKELIHOOD], log_likelihood.value
     error = float(log_likelihood.row_values.std()) / math.sqrt(log_likelihood.rows)
     if before - current > CLEAR_ERRORS * error:
-        was = f"{before:.4g} before weights were removed"
-        warning = f"a log-likelihood of {current:.4g} nats per test row, {was}"
+        warning = (
+            f"a log-likelihood of {current:.4g} nats per test row, compared with {before:.4g} "
+            "before pruning"
+        )
         log.warning("%s", warning)
         yield warning
 
@@ -166,7 +168,7 @@ def split_rows(
 def refit_temperature(
     parent: Artifact, rows: Rows, seed: int
 ) -> tuple[Artifact, TemperatureChoice]:
-    """Fit a version's temperature again on rows (`training.calibration.temperature`).
+    """Refit a version's temperature on other rows (`training.calibration.temperature`).
 
     The version stays unchanged if no other temperature is clearly better.
     """
@@ -208,13 +210,12 @@ def recalibrate(
 ) -> Manifest:
     """Calibrate and test a version on other rows, and publish it as the next version of `name`.
 
-    Graphs and weights stay byte for byte the same, but validation rows, if any, first fit the
-    temperature again. `origin` contains the `source` of the rows, and the `target` if it is set.
+    Graphs and weights do not change, except that validation rows, if any, refit the temperature.
+    `origin` contains the `source` of the rows, and the `target` if it is set.
     """
     manifest, categories = parent.manifest, parent.manifest.categories
-    kind, column = (
-        ("marginal", None) if categories is None else (categories.kind, categories.column)
-    )
+    kind = "marginal" if categories is None else categories.kind
+    column = None if categories is None else categories.column
     records: dict[str, Record] = {}
     if rows.validation is not None:
         parent, records["temperature"] = refit_temperature(parent, rows.validation, seed)

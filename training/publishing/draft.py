@@ -1,4 +1,4 @@
-"""Turn exported graphs into a published version: calibrate, measure, preflight, publish."""
+"""Calibrate, measure, preflight and publish exported graphs."""
 
 import math
 import shutil
@@ -44,14 +44,14 @@ from training.data import Rows
 from training.evaluation.figures import Figure, values
 from training.methods import METHODS, Laplace, Method
 from training.provenance import Provenance
-from training.publishing.quality import Measurable, Measured, MeasuredRows
+from training.publishing.quality import Measurable, MeasuredRows, Quality
 from training.scoring import rows_per_draw_set
 
 PREFLIGHT_S = 120.0  # to load a version and predict with it
 ABANDONED_S = 3600.0  # age of a preflight's files after its process was killed
-TEMPERATURE_TOLERANCE = 0.02  # around 1, of a posterior
-MAX_TEMPERATURE = 2.0  # of a sound fit
-MIN_DISAGREEMENT = 0.001  # share of the uncertainty
+TEMPERATURE_TOLERANCE = 0.02  # a posterior this close to 1 is not tempered
+MAX_TEMPERATURE = 2.0  # higher temperatures cause a warning
+MIN_DISAGREEMENT = 0.001  # share of the total uncertainty
 PREFIX = ".trial-"  # stores skip folders with this prefix
 
 
@@ -66,7 +66,7 @@ class HeldOut:
     reference: Rows  # distribution of the detectors' scores
     ranking: Rows  # distribution of the flag's statistic
     test: Rows
-    shares: Float64[np.ndarray, "C"] | None = None  # classes where the calibration rows are from
+    shares: Float64[np.ndarray, "C"] | None = None  # of classes in the calibration rows' source
     validation: Rows | None = None  # for a new temperature
 
 
@@ -82,7 +82,7 @@ class Exported:
     num_labels: int
     precision: Literal["float32", "int8"]
     parity: dict[str, float]
-    transform: Transform | None = None  # target of a regression
+    transform: Transform | None = None  # of a regression target
     encoder: EncoderSpec | None = None
 
     @classmethod
@@ -109,7 +109,7 @@ class Draft:
 
     description: Description
     files: dict[str, bytes | Path]
-    figures: dict[str, Figure] = field(default_factory=dict)  # quality, row by row
+    figures: dict[str, Figure] = field(default_factory=dict)  # on test rows
     baselines: dict[str, dict[str, Figure]] = field(default_factory=dict)  # by name, for a table
 
 
@@ -127,7 +127,7 @@ def draft_version(
 ) -> Draft:
     """Calibrate exported graphs and measure their quality as served.
 
-    `risk` is the default of requests.
+    `risk` is the requests' default risk.
     """
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     splits = rows.reference, rows.ranking
@@ -157,7 +157,7 @@ def draft_version(
     ).measure(measured)
     warnings = (
         *fit_warnings(provenance),
-        *_agreement(quality, METHODS[method], exported.noise.max_draws),
+        *_agreement_warnings(quality, METHODS[method], exported.noise.max_draws),
     )
     for warning in warnings:
         log.warning("%s", warning)
@@ -185,8 +185,7 @@ def draft_version(
 
 
 def fit_warnings(provenance: Provenance) -> Iterator[str]:
-    """Warn of a tempered posterior, of an overconfident network, and of draws that predict no
-    better than a guess."""
+    """Warn of a tempered posterior, an overconfident network or a collapsed posterior."""
     recipe, rows, tempering = provenance.recipe, provenance.rows, provenance.temperature
     if recipe is not None and rows is not None and recipe["training"].get("kl_weight") is not None:
         temperature = recipe["training"]["kl_weight"] * rows["train"]
@@ -195,24 +194,26 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
         if has_kl and abs(temperature - 1.0) > TEMPERATURE_TOLERANCE:
             reason = recipe["training"].get("kl_weight_reason") or "its recipe gives no reason"
             yield (
-                f"a tempered posterior, of temperature {temperature:.2g} (training.kl_weight): "
+                f"a tempered posterior with temperature {temperature:.2g} (training.kl_weight): "
                 f"{reason}"
             )
     if tempering is not None and tempering.value > MAX_TEMPERATURE:
-        cause = "training went wrong: " if provenance.recalibrated is None else ""
+        cause = "training failed: " if provenance.recalibrated is None else ""
         yield f"{cause}the network alone is overconfident (temperature {tempering.value:.4g})"
     facts = provenance.convergence or {}
     if facts.get("nll", -math.inf) >= facts.get("guess_nll", math.inf):
-        figures = f"{facts['nll']:.3g} against {facts['guess_nll']:.3g} nats a row"
+        figures = f"{facts['nll']:.3g} against {facts['guess_nll']:.3g} nats per row"
         yield (
-            f"draws predict training rows no better than a guess ({figures}): the posterior has "
-            "collapsed onto the prior, unless training went wrong; try a smaller network, another "
-            "prior or a smaller training.kl_weight"
+            f"draws predict training rows no better than a guess ({figures}): training failed, or "
+            "the posterior has collapsed to the prior; try a smaller network, another prior or a "
+            "smaller training.kl_weight"
         )
 
 
-def _agreement(quality: Measured, method: type[Method], max_draws: int | None) -> Iterator[str]:
-    """Warn of draws that agree about test rows and about noise."""
+def _agreement_warnings(
+    quality: Quality, method: type[Method], max_draws: int | None
+) -> Iterator[str]:
+    """Warn if draws agree on test rows and on noise."""
     shares = quality.disagreement, quality.disagreement_on_noise
     if max_draws == 1 or max(shares) > MIN_DISAGREEMENT:
         return
@@ -225,26 +226,26 @@ def _agreement(quality: Measured, method: type[Method], max_draws: int | None) -
         remedy = "a larger posterior.rate"
     on_test, on_noise = (f"{100 * share:.2g} %" for share in shares)
     yield (
-        f"its draws agree, so it never doubts: their disagreement is {on_test} of its uncertainty "
-        f"about test rows and {on_noise} about noise; try {remedy}"
+        f"the draws agree, so the model has no epistemic uncertainty: their disagreement is "
+        f"{on_test} of the total uncertainty on test rows and {on_noise} on noise; try {remedy}"
     )
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:
-    """Publish the next version of `name`, if a fresh process can load it and predict with it."""
+    """Publish a draft as the next version of `name`, after a preflight in a new process."""
     scratch = store.storage.scratch  # /tmp may be too small for a version
     scratch.mkdir(parents=True, exist_ok=True)
-    for left in scratch.glob(f"{PREFIX}*"):
-        with suppress(FileNotFoundError):  # another publication just ended
-            if time.time() - left.stat().st_mtime > ABANDONED_S:
-                shutil.rmtree(left, ignore_errors=True)
+    for trial in scratch.glob(f"{PREFIX}*"):
+        with suppress(FileNotFoundError):  # another publication has just ended
+            if time.time() - trial.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(trial, ignore_errors=True)
     with TemporaryDirectory(prefix=PREFIX, dir=scratch) as folder:
-        drafted = ModelStore(Path(folder)).publish(name, draft.description, draft.files)
+        manifest = ModelStore(Path(folder)).publish(name, draft.description, draft.files)
         with closing(PreflightProcess()) as process:
-            failure = process.run(Path(folder), name, drafted.version, PREFLIGHT_S)
+            failure = process.run(Path(folder), name, manifest.version, PREFLIGHT_S)
     if failure is not None:
         raise PreflightError(
-            f"model {name} is not published, since the service could not load it: {failure}"
+            f"model {name} is not published, because the service could not load it: {failure}"
         )
     return store.publish(name, draft.description, draft.files, alias)
 
@@ -265,6 +266,6 @@ def _abstention_spec(calibration: Calibration, risk: float | None) -> Abstention
     draws = int(calibration.draw_counts[-1])
     smallest = calibration.rank_tables(draws).smallest_risk(DEFAULT_FPR)
     if risk is not None and risk < smallest:
-        certain = f"serving.risk {risk:g} cannot be certified, only {smallest:g}"
-        log.info("%s: every row will be left undecided", certain)
+        message = "serving.risk %g is below %g, the smallest certifiable risk: abstaining always"
+        log.info(message, risk, smallest)
     return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)

@@ -1,9 +1,7 @@
-"""The gate of a recipe: a version is published only if it is no worse than another on named metrics
-of quality.
+"""Refuse versions that are significantly worse than another version.
 
-Both versions are scored as served on the same test rows and compared in pairs
-(`training.evaluation.pairs`): a version is kept out if on some metric it is worse by more than
-is allowed, beyond chance.
+The recipe names the metrics, and how much worse each may be. Both versions are scored as served on
+the same test rows and compared in pairs (`training.evaluation.pairs`).
 """
 
 from dataclasses import replace
@@ -28,15 +26,19 @@ TESTS = {"mcnemar": "McNemar", "score": "Tango", "bootstrap": "bootstrap"}
 
 
 class GateError(DubitoError):
-    """A version that is not good enough to be published; what it says is why."""
+    """The version is not good enough to be published."""
 
 
 def check_gate(
     recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path
 ) -> None:
-    """Compare a version that is about to be published, on the rows that its quality was measured
-    on, with the one that the recipe's gate names by an alias. Without such an alias the gate
-    passes, and says so."""
+    """Compare a draft with the version of the gate's alias, if that alias exists.
+
+    `rows` are the rows on which the draft's quality was measured.
+
+    Raises:
+        GateError: if the draft is significantly worse.
+    """
     gate = recipe.gate
     assert gate is not None
     aliases = store.read_aliases(name)
@@ -44,9 +46,7 @@ def check_gate(
         raise GateError(f"gate: model {name}: {aliases.problems[gate.against]}")
     version = aliases.versions.get(gate.against)
     if version is None:
-        log.info(
-            "gate: %s has no alias %s yet, so there is nothing to be worse than", name, gate.against
-        )
+        log.info("gate: passed, because %s has no alias %s yet", name, gate.against)
         return
     check_no_worse(
         recipe, gate, store.manifest(name, version), gate.against, store, draft, rows, root
@@ -57,88 +57,90 @@ def check_no_worse(
     recipe: Recipe,
     gate: GateSection,
     manifest: Manifest,
-    called: str,
+    title: str,
     store: ModelStore,
     draft: Draft,
     rows: MeasuredRows,
     root: Path,
 ) -> None:
-    """Compare a version that is about to be published with another, as `check_gate` does."""
+    """Compare a draft with a published version, which messages call `title`.
+
+    Raises:
+        GateError: if the draft is significantly worse.
+    """
     name, version = manifest.name, manifest.version
-    label = f"{called} (version {version})"
+    label = f"{title} (version {version})"
     if Provenance.of(manifest).data_digest != Provenance.of(draft.description).data_digest:
-        log.info(
-            "gate: %s was fitted on other data, which may have had some of these test rows", label
-        )
+        message = "gate: %s was fitted on other data, which may include some of these test rows"
+        log.info(message, label)
     test = encode_rows_for(manifest, recipe, draft, rows.test, root)
     if test is None:
-        log.info(
-            "gate: %s takes other rows, so the figures of either are compared as they are", label
-        )
-        failed = _worse_as_recorded(gate, manifest, draft, label)
+        message = "gate: %s takes rows of another format, so recorded figures are compared"
+        log.info(message, label)
+        worse = _list_worse_recorded(gate, manifest, draft, label)
     else:
         model = Model.load(store.open(name, version, files=NEEDED))
-        others = Measurable.from_model(model).figures(
+        baseline = Measurable.from_model(model).figures(
             MeasuredRows(test, rows.extent, rows.classes, rows.seed, rows.groups, manifest.input)
         )
-        failed = list_worse_metrics(gate, draft.figures, others, label, rows.seed)
-    if failed:
-        raise GateError("\n".join([f"gate: {name} is worse than {label} in", *failed]))
+        worse = list_worse_metrics(gate, draft.figures, baseline, label, rows.seed)
+    if worse:
+        raise GateError("\n".join([f"gate: {name} is worse than {label} in", *worse]))
     log.info("gate: no worse than %s in %s", label, ", ".join(gate.metrics))
 
 
 def list_worse_metrics(
     gate: GateSection,
     figures: dict[str, Figure],
-    others: dict[str, Figure],
+    baselines: dict[str, Figure],
     label: str,
     seed: int,
-    rows: str = "rows",
+    kind: str = "rows",
 ) -> list[str]:
-    """Return a line for each metric that is worse, and log one for each that is not; `rows` says of
-    which."""
-    failed = []
+    """Describe the metrics that are significantly worse, and log the others."""
+    lines = []
     for metric, allowed in gate.metrics.items():
-        mine, its = figures.get(metric), others.get(metric)
-        if mine is None or its is None:
-            left, right = (None if figure is None else figure.value for figure in (mine, its))
-            failed.append(_incomparable(metric, left, right, label))
+        figure, baseline = figures.get(metric), baselines.get(metric)
+        if figure is None or baseline is None:
+            pair = (None if f is None else f.value for f in (figure, baseline))
+            lines.append(_describe_incomparable(metric, *pair, label))
             continue
-        found = worsening(metric, mine, its, allowed, Resamples.draw(mine.rows, seed))
-        low, high = found.interval
+        result = worsening(metric, figure, baseline, allowed, Resamples.draw(figure.rows, seed))
+        low, high = result.interval
         line = (
-            f"  {metric}: {mine.value:.6g} against {its.value:.6g} of {label} on the same "
-            f"{mine.rows} {rows}, worse by {found.value:.6g} ({100 * LEVEL:g} % interval {low:.4g} "
-            f"to {high:.4g}), p = {found.p_value:.2g} ({TESTS[found.test]}), allowed {allowed:g}"
+            f"  {metric}: {figure.value:.6g} against {baseline.value:.6g} of {label} on the same "
+            f"{figure.rows} {kind}, worse by {result.value:.6g} ({100 * LEVEL:g} % interval "
+            f"{low:.4g} to {high:.4g}), p = {result.p_value:.2g} ({TESTS[result.test]}), allowed "
+            f"{allowed:g}"
         )
-        if found.p_value <= gate.level and found.value > allowed + ROUNDING:
-            failed.append(line)
+        if result.p_value <= gate.level and result.value > allowed + ROUNDING:
+            lines.append(line)
         else:
             log.info("gate: %s", line.strip())
-    return failed
+    return lines
 
 
-def _worse_as_recorded(
+def _list_worse_recorded(
     gate: GateSection, manifest: Manifest, draft: Draft, label: str
 ) -> list[str]:
-    """Return a line for each metric of the manifests that is worse by more than is allowed."""
-    failed = []
+    """Describe the metrics of a draft's manifest that are worse by more than the allowed amount."""
+    lines = []
     for metric, allowed in gate.metrics.items():
-        mine, its = draft.description.quality.get(metric), manifest.quality.get(metric)
-        if mine is None or its is None:
-            failed.append(_incomparable(metric, mine, its, label))
-        elif (worse := worse_by(metric, mine, its)) > allowed + ROUNDING:
-            against = f"{mine:.6g} against {its:.6g} of {label}"
-            failed.append(f"  {metric}: {against}, worse by {worse:.6g}, allowed {allowed:g}")
-    return failed
+        value, baseline = draft.description.quality.get(metric), manifest.quality.get(metric)
+        if value is None or baseline is None:
+            lines.append(_describe_incomparable(metric, value, baseline, label))
+        elif (loss := worse_by(metric, value, baseline)) > allowed + ROUNDING:
+            pair = f"{value:.6g} against {baseline:.6g} of {label}"
+            lines.append(f"  {metric}: {pair}, worse by {loss:.6g}, allowed {allowed:g}")
+    return lines
 
 
 def encode_rows_for(
     manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path
 ) -> Rows | None:
-    """Return the test rows as another version takes them, or None where it takes none such."""
+    """Encode the test rows for another version, or return None if it cannot read them."""
     description = draft.description
-    if manifest.task != description.task or not _reads_text_alike(manifest, draft):
+    if manifest.task != description.task or not _has_same_text(manifest, draft):
         return None
     if manifest.input.columns == description.input.columns:
         return test if manifest.input.shape == description.input.shape else None
@@ -151,7 +153,7 @@ def encode_rows_for(
     return replace(test, x=encoded.x) if len(encoded) == len(test) else None
 
 
-def _reads_text_alike(manifest: Manifest, draft: Draft) -> bool:
+def _has_same_text(manifest: Manifest, draft: Draft) -> bool:
     text = manifest.input.text
     if text is None or text != draft.description.input.text:
         return text == draft.description.input.text
@@ -160,6 +162,8 @@ def _reads_text_alike(manifest: Manifest, draft: Draft) -> bool:
     return manifest.files[TOKENIZER].sha256 == sha256(tokenizer).hexdigest()
 
 
-def _incomparable(metric: str, mine: float | None, its: float | None, label: str) -> str:
-    left, right = ("nothing" if value is None else f"{value:.6g}" for value in (mine, its))
-    return f"  {metric}: {left} against {right} of {label}, which cannot be compared"
+def _describe_incomparable(
+    metric: str, value: float | None, baseline: float | None, label: str
+) -> str:
+    left, right = ("no figure" if v is None else f"{v:.6g}" for v in (value, baseline))
+    return f"  {metric}: {left} against {right} of {label}"

@@ -1,4 +1,4 @@
-"""Publish a fitted model: export, check, calibrate, measure, publish."""
+"""Export a fitted model and publish it."""
 
 import platform
 from contextlib import nullcontext
@@ -48,7 +48,7 @@ MAX_NUMBERS = 1 << 21  # in published training rows: 8 MB, or 2 MB of pixels
 
 
 def publish(
-    fitted: "Fitted",
+    result: "Fitted",
     store: ModelStore,
     *,
     name: str | None = None,
@@ -57,41 +57,39 @@ def publish(
     anyway: bool = False,
     draft: Draft | None = None,
 ) -> Manifest:
-    """Publish a fitted model as the next version of `name`, by default the recipe's.
+    """Publish a fitted model as the next version of `name`, by default the recipe's name.
 
-    A run is published once, even if its process was killed after the publication. The recipe's gate
-    and a table's baselines guard only `latest`: a model that is worse than the constant needs
-    `anyway`.
+    A run is published only once, even if its process was killed after the publication.
 
     Args:
-        root: the folder of data that the gate reads, by default DUBITO_DATA.
+        root: data folder for the gate, by default DUBITO_DATA.
+        anyway: publish a model under `latest` even if it is worse than the constant baseline.
         draft: an earlier result of `assemble`.
 
     Raises:
-        ParityError: if the exported graphs do not compute what the model computes.
-        GateError: if the recipe's gate keeps it out, or it is worse than the constant.
-        PreflightError: if the service could not load it.
-        InvalidInput: if the name is not fit for a model.
-        Nothing is published by any of these.
+        ParityError: if the outputs of the exported graphs differ from the model's.
+        GateError: if the model under `latest` is worse than the gate's version or the constant.
+        PreflightError: if the service could not load the version.
+        InvalidInput: if the name is invalid.
     """
-    recipe, name = fitted.recipe, name or fitted.recipe.name
-    with nullcontext() if fitted.folder is None else hold(fitted.folder, wait=True):
-        manifest = _find_published(store, name, fitted.provenance.run)
+    recipe, name = result.recipe, name or result.recipe.name
+    with nullcontext() if result.folder is None else hold(result.folder, wait=True):
+        manifest = _find_published(store, name, result.provenance.run)
         if manifest is None:
-            draft = draft or assemble(fitted)
+            draft = draft or assemble(result)
             if alias == LATEST and not anyway:
                 check_constant(name, draft)
             if recipe.gate is not None and alias == LATEST:
-                rows = quality_rows(recipe, fitted.data, fitted.splits)
+                rows = quality_rows(recipe, result.data, result.splits)
                 check_gate(recipe, store, name, draft, rows, root or data_root())
             manifest = publish_draft(store, name, draft, alias)
-        fitted.discard_checkpoint()
+        result.discard_checkpoint()
     return manifest
 
 
 def _find_published(store: ModelStore, name: str, run: str | None) -> Manifest | None:
-    there = manifests(store, name) if run is not None else ()
-    return next((manifest for manifest in there if Provenance.of(manifest).run == run), None)
+    versions = manifests(store, name) if run is not None else ()
+    return next((manifest for manifest in versions if Provenance.of(manifest).run == run), None)
 
 
 def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
@@ -99,27 +97,27 @@ def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     return MeasuredRows(splits.test, extent, data.classes, recipe.seed, groups, data.input)
 
 
-def assemble(fitted: "Fitted") -> Draft:
-    """Export, check, calibrate and measure a fitted model, and a table's baselines."""
-    return add_baselines(assemble_without_baselines(fitted), fitted)
+def assemble(result: "Fitted") -> Draft:
+    """Export, calibrate and measure a fitted model, and fit the baselines of a table."""
+    return add_baselines(assemble_without_baselines(result), result)
 
 
-def assemble_without_baselines(fitted: "Fitted") -> Draft:
-    recipe, data, splits = fitted.recipe, fitted.data, fitted.splits
+def assemble_without_baselines(result: "Fitted") -> Draft:
+    recipe, data, splits = result.recipe, result.data, result.splits
     shares = None
     output: TargetSpec | ClassSpec = TargetSpec(
-        target=recipe.data.target or "y", transform=fitted.transform
+        target=recipe.data.target or "y", transform=result.transform
     )
     if recipe.task == "classification":
         classes = len(data.classes)
-        # Later rows or other groups may have other shares of the classes than the training rows.
-        are_alike = recipe.data.time is None and recipe.data.group is None
+        # The class shares of later rows or other groups can differ from those in training.
+        is_random_split = recipe.data.time is None and recipe.data.group is None
         held_out = np.concatenate([splits.reference.y, splits.ranking.y])
-        shares = class_shares(data.train.y if are_alike else held_out, classes)
+        shares = class_shares(data.train.y if is_random_split else held_out, classes)
         priors = tuple(class_shares(splits.train.y, classes).tolist())
         output = ClassSpec(classes=data.classes, priors=priors)
     return draft_version(
-        _export(fitted),
+        _export(result),
         HeldOut(splits.reference, splits.ranking, splits.test, shares),
         quality_rows(recipe, data, splits),
         recipe.seed,
@@ -128,19 +126,19 @@ def assemble_without_baselines(fitted: "Fitted") -> Draft:
         recipe.method,
         data.input,
         output,
-        fitted.provenance.model_copy(
+        result.provenance.model_copy(
             update={"data_digest": data.digest(), "python": platform.python_version()}
         ),
     )
 
 
-def _export(fitted: "Fitted") -> Exported:
+def _export(result: "Fitted") -> Exported:
     """Export a fitted model with its detectors and check parity.
 
-    int8 graphs are used if the recipe asks for them and their error is below that of Monte Carlo.
+    int8 graphs are used if the recipe requests them and their error is below the Monte Carlo error.
     """
-    recipe, data, splits, encoding = fitted.recipe, fitted.data, fitted.splits, fitted.encoding
-    model = fitted.model.cpu().eval()
+    recipe, data, splits, encoding = result.recipe, result.data, result.splits, result.encoding
+    model = result.model.cpu().eval()
     fold(model)
     weights = {key: t.detach().clone().contiguous() for key, t in model.state_dict().items()}
     log.info("exporting")
@@ -165,16 +163,16 @@ def _export(fitted: "Fitted") -> Exported:
         if error.is_hidden:
             precision, runtime, files = "int8", quantised, integers
         else:
-            log.info("integers move probabilities by more than Monte Carlo does: keeping float32")
+            log.info("keeping float32, because the int8 error exceeds the Monte Carlo error")
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
-    more = nearest_rows(splits.train, data, recipe, is_encoded=encoding is not None)
+    extra_files = nearest_rows(splits.train, data, recipe, is_encoded=encoding is not None)
     if encoding is not None:
         runtime.encoder = encoding.encoder
-        more[ENCODER] = encoding.path
+        extra_files[ENCODER] = encoding.path
     if data.tokenizer is not None:
-        more[TOKENIZER] = data.tokenizer
+        extra_files[TOKENIZER] = data.tokenizer
     return Exported(
-        files={**files, WEIGHTS: save(weights), **more},
+        files={**files, WEIGHTS: save(weights), **extra_files},
         encoder=None if encoding is None else encoding.spec,
         runtime=runtime,
         noise=NoiseSpec(
@@ -195,28 +193,28 @@ def _export(fitted: "Fitted") -> Exported:
         num_labels=max(len(data.classes), 1),
         precision=precision,
         parity=differences,
-        transform=fitted.transform,
+        transform=result.transform,
     )
 
 
 def nearest_rows(
     train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool = False
 ) -> dict[str, bytes | Path]:
-    """Return the file of random training rows from which explanations name the nearest.
+    """Make the file of random training rows for explanations by nearest rows.
 
     Distances use encoded columns, pixel values, or numbers and encodings in standard deviations.
-    Rows of ids have no distance, so they have no file.
+    Rows of ids have no distance, so they get no file.
     """
     count = min(recipe.serving.nearest_rows, max(1, MAX_NUMBERS // train.x.shape[1]))
     if count == 0 or (data.takes_ids and not is_encoded):
         return {}
     index = np.sort(generator(recipe.seed, Stream.NEAREST_ROWS).permutation(len(train))[:count])
-    chosen = train.take(index)
+    sample = train.take(index)
     scale = np.ones(train.x.shape[1], dtype=np.float32)
     if is_encoded or (not data.columns and data.image is None):
-        std = chosen.x.astype(np.float64).std(axis=0).astype(np.float32)
+        std = sample.x.astype(np.float64).std(axis=0).astype(np.float32)
         scale = np.where(std > 0, std, scale)
-    ids = index if chosen.ids is None else chosen.ids
-    shown = MAX_ID_BYTES // len(chosen)
-    names = tuple(str(name).encode()[:shown].decode(errors="ignore") for name in ids.tolist())
-    return {TRAINING_ROWS: save_arrays(TrainingRows(chosen.x, scale, names).tensors())}
+    ids = index if sample.ids is None else sample.ids
+    max_bytes = MAX_ID_BYTES // len(sample)
+    names = tuple(str(name).encode()[:max_bytes].decode(errors="ignore") for name in ids.tolist())
+    return {TRAINING_ROWS: save_arrays(TrainingRows(sample.x, scale, names).tensors())}

@@ -1,4 +1,4 @@
-"""The quality of a version, row by row: what its manifest says of it, and what a gate compares."""
+"""Measure the quality of a version for its manifest and the gate."""
 
 from dataclasses import dataclass
 
@@ -20,35 +20,29 @@ from training.evaluation.outliers import even_rows, random_ids, takes_even_rows
 from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
 from training.seeds import ServedRows, generator, hash_key
 
-MEASURED_ROWS = 16  # rows that share draws when quality is measured
+REQUEST_ROWS = 16  # share a draw set
 NOISE_ROWS = 1000
-LEAST_UNCERTAINTY = 1e-300  # so that none of none is none
+MIN_UNCERTAINTY = 1e-300  # avoids a division by 0
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """What quality is measured on: test rows, uniform noise in the data's range (`extent`), and
-    draws by a seed.
+    """Test rows, and the settings of the noise rows.
 
-    `classes` are those that the test rows' class numbers mean; a regression has none. `groups` are
-    those that their group numbers mean, where they have such. With `inputs`, rows for which noise
-    means nothing are even ones in its place (`training.evaluation.outliers`).
+    `classes` and `groups` are the names of the test rows' class and group numbers. Regression has
+    no classes.
     """
 
     test: Rows
-    extent: tuple[float, float]
+    extent: tuple[float, float]  # range of the data, and of the noise
     classes: tuple[str, ...]
     seed: int
     groups: tuple[str, ...] = ()
-    inputs: InputSpec | None = None
+    inputs: InputSpec | None = None  # if set, noise can be ids or even rows
 
     @property
     def noise(self) -> Rows:
-        """Rows of uniform noise, the plainest input that is unlike the data; their labels are not
-        used.
-
-        Of ids these are ids drawn evenly.
-        """
+        """Rows of uniform noise, of random ids, or even rows. Their labels are not used."""
         shape = (min(len(self.test), NOISE_ROWS), self.test.x.shape[1])
         if self.inputs is not None and self.inputs.takes_ids:
             ids = random_ids(
@@ -60,39 +54,37 @@ class MeasuredRows:
             return Rows(even, self.test.y[:NOISE_ROWS])
         draw = generator(self.seed, ServedRows.NOISE_VALUES)
         x = np.empty(shape, dtype=np.float32)
-        for row in x:  # all at once would take three times the memory
+        for row in x:  # drawing all rows at once would need three times the memory
             row[:] = draw.uniform(*self.extent, shape[1])
         return Rows(x, self.test.y[:NOISE_ROWS])
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
-    """Figures of quality, and which part of the uncertainty about test rows and about noise draws'
-    disagreement is."""
-
+class Quality:
     figures: dict[str, Figure]
-    disagreement: float
+    disagreement: float  # between draws, on test rows
     disagreement_on_noise: float
 
 
 def disagreement(scores: AnyScores) -> float:
-    """Return mean BALD over mean entropy, or mean epistemic variance over mean variance: 0 where
-    draws agree."""
+    """Return mean BALD over mean entropy, or mean epistemic variance over mean variance.
+
+    It is 0 if all draws agree.
+    """
     if isinstance(scores, Scores):
-        part, whole = scores.bald, scores.entropy
+        part, total = scores.bald, scores.entropy
     else:
-        part, whole = np.square(scores.epistemic_std), np.square(scores.std)
-    return float(part.mean() / max(whole.mean(), LEAST_UNCERTAINTY))
+        part, total = np.square(scores.epistemic_std), np.square(scores.std)
+    return float(part.mean() / max(total.mean(), MIN_UNCERTAINTY))
 
 
 @dataclass(frozen=True, eq=False)
 class Measurable:
-    """What of a version is measured: its graphs, its calibration, its densities' names, its
-    classes, and by what a regression's target was transformed."""
+    """The parts of a version that determine its quality."""
 
     runtime: Runtime
     calibration: Calibration
-    density: tuple[str, ...]
+    density: tuple[str, ...]  # names of the density detectors
     classes: tuple[str, ...]
     transform: Transform | None = None
 
@@ -103,18 +95,16 @@ class Measurable:
         return cls(model.runtime, model.calibration, density, classes, manifest.transform)
 
     def figures(self, rows: MeasuredRows) -> dict[str, Figure]:
-        """Measure quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many as
-        must share a draw set) at the default draws.
-
-        Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr
-        .05; and how often it fires on uniform noise. Probabilities of a version with other classes
-        are those of the rows' classes.
-        """
         return self.measure(rows).figures
 
-    def measure(self, rows: MeasuredRows) -> Measured:
+    def measure(self, rows: MeasuredRows) -> Quality:
+        """Measure the predictions on test rows, and the flag's rate on test rows and on noise.
+
+        Rows are scored as served, in requests of `REQUEST_ROWS` rows (or more, if more must share a
+        draw set) with the default draws. The flag's rates are at fpr .05.
+        """
         draws = int(self.calibration.draw_counts[-1])
-        share = max(MEASURED_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
+        share = max(REQUEST_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
         seed = hash_key(rows.seed, ServedRows.TEST)
         noise_seed = hash_key(rows.seed, ServedRows.NOISE)
         scores, densities, likelihoods = scores_and_likelihoods(
@@ -125,39 +115,38 @@ class Measurable:
         )
         flagged: dict[str, Figure] = {}
         groups = match_groups(self.calibration, rows.test, rows.groups)
-        for key, scored, density, of_rows in (
+        for key, scored, density, row_groups in (
             ("flag_rate_at_05", scores, densities, groups),
             ("uniform_noise_flagged_at_05", noise_scores, noise_densities, None),
         ):
             detected = detector_scores(scored, density, self.density)
-            p_values = self.calibration.p_values(detected, scored.labels, draws, of_rows)
+            p_values = self.calibration.p_values(detected, scored.labels, draws, row_groups)
             flagged[key] = Share(p_values.p_value <= 0.05)
         if isinstance(scores, Scores):
-            probs = self._probabilities_of(scores.probabilities, rows.classes)
-            measured = class_figures(probs, rows.test.y)
+            probs = self._reorder(scores.probabilities, rows.classes)
+            test_figures = class_figures(probs, rows.test.y)
         else:
             tables = self.calibration.rank_tables(draws)
             intervals = tables.intervals(scores.mean, scores.std, 0.95, categories=groups)
             if self.transform is not None:
                 intervals = to_target(self.transform, intervals)
-            measured = regression_figures(scores.in_units, likelihoods, intervals, rows.test.y)
-        figures = {**{f"test_{key}": figure for key, figure in measured.items()}, **flagged}
-        return Measured(figures, disagreement(scores), disagreement(noise_scores))
+            test_figures = regression_figures(scores.in_units, likelihoods, intervals, rows.test.y)
+        figures = {**{f"test_{key}": figure for key, figure in test_figures.items()}, **flagged}
+        return Quality(figures, disagreement(scores), disagreement(noise_scores))
 
-    def _probabilities_of(
+    def _reorder(
         self, probs: Float64[np.ndarray, "N C"], classes: tuple[str, ...]
     ) -> Float64[np.ndarray, "N D"]:
-        """Return probabilities in the order of `classes`, 0 of those that the version does not
-        know.
+        """Order probabilities by `classes`, followed by the version's other classes.
 
-        Other classes that it knows come last.
+        Classes that the version does not have get probability 0.
         """
         if classes == self.classes:
             return probs
-        own = {name: c for c, name in enumerate(self.classes)}
-        others = [name for name in self.classes if name not in classes]
+        index = {name: c for c, name in enumerate(self.classes)}
+        extra = [name for name in self.classes if name not in classes]
         columns = [
-            probs[:, own[name]] if name in own else np.zeros(len(probs))
-            for name in (*classes, *others)
+            probs[:, index[name]] if name in index else np.zeros(len(probs))
+            for name in (*classes, *extra)
         ]
         return np.stack(columns, axis=1)

@@ -151,6 +151,6 @@ def test_what_fitting_a_candidate_says_is_in_its_job(administrator):
     wait_until(is_over, 120)
     actual = administrator.get(CANDIDATE).json()
     assert actual["job"]["state"] == "done", actual
-    assert actual["lines"] == ["0 new labels, of 1 that are needed"]
+    assert actual["lines"] == ["0 of 1 required new labels"]
     result = administrator.get(actual["job"]["result"])
     assert result.text.split() == actual["lines"][0].split()

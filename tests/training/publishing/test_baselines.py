@@ -24,8 +24,8 @@ from training.publishing.baselines import (
     spread,
     warn_if_worse,
 )
-from training.publishing.draft import _agreement, fit_warnings
-from training.publishing.quality import Measured, disagreement
+from training.publishing.draft import _agreement_warnings, fit_warnings
+from training.publishing.quality import Quality, disagreement
 
 RANDOM = np.random.default_rng(3)
 
@@ -110,7 +110,11 @@ def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong)
 @pytest.mark.parametrize(
     ("method", "weight", "notes"),
     [
-        ("bbb-gaussian", 1e-4, ["a tempered posterior, of temperature 0.1 (training.kl_weight): "]),
+        (
+            "bbb-gaussian",
+            1e-4,
+            ["a tempered posterior with temperature 0.1 (training.kl_weight): "],
+        ),
         ("bbb-gaussian", 1e-3, []),
         ("bbb-gaussian", None, []),
         ("mle", 1e-4, []),
@@ -134,10 +138,10 @@ def test_a_tempered_posterior_says_its_temperature_and_why(method, weight, notes
 )
 def test_a_posterior_that_never_doubts_says_so_and_what_may_change_it(method, change):
     def get_notes(of_rows, of_noise, max_draws=None):
-        return list(_agreement(Measured({}, of_rows, of_noise), METHODS[method], max_draws))
+        return list(_agreement_warnings(Quality({}, of_rows, of_noise), METHODS[method], max_draws))
 
     (warning,) = get_notes(1e-5, 2e-4)
-    assert "their disagreement is 0.001 % of its uncertainty about test rows and 0.02 %" in warning
+    assert "their disagreement is 0.001 % of the total uncertainty on test rows" in warning
     assert change in warning
     assert get_notes(1e-5, 0.1) == get_notes(0.1, 1e-5) == get_notes(0.0, 0.0, max_draws=1) == []
 
@@ -147,7 +151,9 @@ def test_a_posterior_that_says_no_more_than_a_guess_is_told(nll, collapsed):
     guess = guess_nll(torch.tensor([0, 1] * 50))
     assert guess == pytest.approx(log(2))
     actual = list(fit_warnings(Provenance(convergence={"nll": nll, "guess_nll": guess})))
-    assert [f"{nll:.3g} against 0.693 nats a row" in item for item in actual] == [True] * collapsed
+    assert [f"{nll:.3g} against 0.693 nats per row" in item for item in actual] == [
+        True
+    ] * collapsed
     assert list(fit_warnings(Provenance(convergence={"nll": nll}))) == list(
         fit_warnings(Provenance())
     )

@@ -29,7 +29,7 @@ def refused(store, draft):
     assert store.versions("m") == []
     assert list(store.root.iterdir()) == []
     message = str(raised.value)
-    assert message.startswith("model m is not published, since the service could not load it: ")
+    assert message.startswith("model m is not published, because the service could not load it: ")
     assert "\n" not in message
     return message
 
