@@ -102,8 +102,8 @@ def list_worse_metrics(
     for metric, allowed in gate.metrics.items():
         figure, baseline = figures.get(metric), baselines.get(metric)
         if figure is None or baseline is None:
-            pair = (None if f is None else f.value for f in (figure, baseline))
-            lines.append(_describe_incomparable(metric, *pair, label))
+            left, right = (None if f is None else f.value for f in (figure, baseline))
+            lines.append(_describe_incomparable(metric, left, right, label))
             continue
         result = worsening(metric, figure, baseline, allowed, Resamples.draw(figure.rows, seed))
         low, high = result.interval
