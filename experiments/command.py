@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from experiments import certify, tables
 from model_store.errors import InvalidInput
-from training.commands import Commands, add_command, add_device, add_target
+from training.commands import Commands, add_command, add_options
 from training.folders import runs_folder
 
 if TYPE_CHECKING:
@@ -34,43 +34,26 @@ def _add_active(commands: Commands) -> None:
     add = parser.add_argument
     add("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files for the same data")
     add("--data", metavar="SRC", help="instead of the recipes' source: digits, csv:FILE, ...")
-    add_target(parser)
-    add(
-        "--acquisition",
-        metavar="NAME",
-        action="append",
-        help="acquisition of POST /acquire; can be repeated",
-    )
-    add(
-        "--start",
-        default="cold",
-        choices=["cold", "warm", "both"],
-        help="start fits from scratch (cold), or from the last fit (warm)",
-    )
+    add_options(parser, "--target")
+    acquisition_help = "acquisition of POST /acquire; can be repeated"
+    add("--acquisition", metavar="NAME", action="append", help=acquisition_help)
+    start_help = "start fits from scratch (cold), or from the last fit (warm)"
+    add("--start", default="cold", choices=["cold", "warm", "both"], help=start_help)
     add("--initial", type=int, default=20, help="labels before the first acquisition")
     add("--batch", type=int, default=10, help="labels per acquisition")
     add("--until", type=int, default=200, metavar="LABELS", help="maximum number of labels")
     add("--target-accuracy", type=float, metavar="A", help="in (0, 1), for classifications")
     add("--target-rmse", type=float, metavar="R", help="in the target's units, for regressions")
-    add(
-        "--candidates",
-        type=int,
-        default=2000,
-        help="random unlabelled rows scored per acquisition",
-    )
+    rows_help = "random unlabelled rows scored per acquisition"
+    add("--candidates", type=int, default=2000, help=rows_help)
     add("--draws", type=int, default=100, help="draws for candidates")
     add("--test-draws", type=int, default=100, help="draws for test rows")
-    add(
-        "--race",
-        type=float,
-        metavar="P",
-        help="race the acquisitions that support it, with this error probability",
-    )
+    race_help = "race the acquisitions that support it, with this error probability"
+    add("--race", type=float, metavar="P", help=race_help)
     add("--beta", type=float, metavar="B", help="for power_bald: rows have weights BALD^B (1)")
     add("--epochs", type=int, default=50, help="epochs per fit, instead of the recipe's")
     add("--seeds", type=int, default=5, help="number of seeds, starting with the recipe's")
-    add_device(parser)
-    add("--quiet", action="store_true", help="no progress bar")
+    add_options(parser, "--device", "--quiet")
     add("--report", action="store_true", help="only report rounds that were already simulated")
 
 
@@ -100,7 +83,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--again", action="store_true", help="also measure cells of earlier revisions again")
     add("--budget", type=float, metavar="MINUTES", help="start no cell after this time")
     add("--out", type=Path, default=OUT, help=f"folder of cells and pages (default: {OUT})")
-    add("--quiet", action="store_true", help="no progress bar")
+    add_options(parser, "--quiet")
 
 
 def load_targets() -> "dict[str, Target]":

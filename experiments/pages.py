@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,15 @@ def dots(axis: Axes, target: Target, results: Results, key: str) -> None:
 
 def first_seeds(results: Results) -> dict[str, dict[str, Any]]:
     return {row: cells[0].measured.values for row, cells in results.items() if cells}
+
+
+def group_rows(results: Results, names: Iterable[str]) -> dict[str, Results]:
+    """Group the rows `NAME-...` by name; names without cells are left out."""
+    groups = {
+        name: {row: cells for row, cells in results.items() if row.startswith(f"{name}-")}
+        for name in names
+    }
+    return {name: rows for name, rows in groups.items() if any(rows.values())}
 
 
 def panels(

@@ -24,13 +24,7 @@ from training.fitting.checkpoint import (
     optimizer_tensors,
 )
 from training.fitting.run import Diverged
-from training.fitting.steps import (
-    Steps,
-    adam,
-    decay_rates,
-    kl_ramp,
-    kl_weight,
-)
+from training.fitting.steps import Steps, adam, decay_rates, kl_ramp, kl_weight
 from training.model import build, initialise, with_knots
 from training.recipe import Recipe
 from training.seeds import Stream, generator, hash_key

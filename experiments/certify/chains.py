@@ -14,12 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from experiments.cells import (
-    Column,
-    Measured,
-    Results,
-    Target,
-)
+from experiments.cells import Column, Measured, Results, Target
 from experiments.certify import hamiltonian as hmc
 from experiments.measures import make_measured
 from training.bayes.likelihoods import Gaussian

@@ -78,11 +78,6 @@ def compared_recipe(
     return recipes.validate(content, name)
 
 
-def settled(result: Fitted) -> str | None:
-    convergence = result.provenance.convergence
-    return None if convergence is None else convergence["says"]
-
-
 def sample(
     log_density: LogDensity,
     start: Float[Tensor, "K D"],

@@ -82,7 +82,7 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
         return Measured(values, dataset(seed).digest()[:16])
     result = fit(make_recipe(method, seed), dataset(seed), runs=runs, quiet=True)
     probs = probability(torch.from_numpy(result.outputs(GRID)).double()).numpy()
-    values = compare(probs, exact, rows) | {"settled": hmc.settled(result)}
+    values = compare(probs, exact, rows)
     result.discard_checkpoint()
     return make_measured(result, values)
 

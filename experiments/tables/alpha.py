@@ -19,11 +19,7 @@ from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import load_recipe, make_measured, measure_fit
 from experiments.pages import draw_columns
 from experiments.tables.accuracy import COLUMNS
-from experiments.tables.detection import (
-    draw_attacked,
-    evaluated,
-    read_fgsm,
-)
+from experiments.tables.detection import draw_attacked, evaluated, read_fgsm
 from training.evaluation.attacks import ITERATIONS
 from training.fit import fit
 from training.recipe import Recipe

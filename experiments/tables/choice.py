@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import load_recipe, published
-from experiments.pages import dots
+from experiments.pages import dots, group_rows
 from experiments.tables.detection import ROWS
 from model_store.artifacts.manifest import GRAPHS
 from model_store.inference.model import Model
@@ -122,16 +122,11 @@ def read_report(report: dict[str, Any]) -> dict[str, float]:
 
 def _draw(target: Target, results: Results) -> Figure:
     """Plot the log-likelihood and the posterior's detection of each data set."""
-    measured = [
-        data
-        for data in SECONDS
-        if any(cells for row, cells in results.items() if row.startswith(f"{data}-"))
-    ]
+    measured = group_rows(results, SECONDS)
     figure, axes = plt.subplots(
         len(measured), 2, figsize=(10, 3.2 * len(measured)), squeeze=False, layout="constrained"
     )
-    for data, pair in zip(measured, axes, strict=True):
-        rows = {row: cells for row, cells in results.items() if row.startswith(f"{data}-")}
+    for (data, rows), pair in zip(measured.items(), axes, strict=True):
         for axis, key in zip(pair, ("log_likelihood", "posterior"), strict=True):
             dots(axis, target, rows, key)
             axis.set_yticklabels([row.removeprefix(f"{data}-") for row in rows])

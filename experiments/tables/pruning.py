@@ -12,13 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.cells import (
-    Column,
-    Measured,
-    Results,
-    Target,
-    mean_and_spread,
-)
+from experiments.cells import Column, Measured, Results, Target, mean_and_spread
 from experiments.measures import make_measured
 from experiments.pages import column_values
 from experiments.tables.accuracy import WIDE_SPIKE, layers, make_recipe

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import load_recipe, measure_fit, measure_rows
-from experiments.pages import count, dots, panels
+from experiments.pages import count, dots, group_rows, panels
 from training import recipe as recipes
 from training.data import load
 from training.data.findings import inspect_source
@@ -83,11 +83,7 @@ def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
 
 def _draw(target: Target, results: Results) -> Figure:
     """Plot the log-likelihoods of each measured set."""
-    by_set = {
-        name: {row: cells for row, cells in results.items() if row.startswith(f"{name}-")}
-        for name in PUBLISHED
-    }
-    measured = {name: rows for name, rows in by_set.items() if any(rows.values())}
+    measured = group_rows(results, PUBLISHED)
     figure, axes = panels(len(measured), 3, 12, 2.6, margin=0.6, share=False)
     for axis, (name, rows) in zip(axes, measured.items(), strict=True):
         dots(axis, target, rows, "log_likelihood")

@@ -14,12 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import load_recipe, make_measured
-from experiments.tables.detection import (
-    ROWS,
-    draw_attacked,
-    evaluated,
-    read_fgsm,
-)
+from experiments.tables.detection import ROWS, draw_attacked, evaluated, read_fgsm
 from model_store.scores.classification import Scores
 from training.data import Rows
 from training.data.arrays import find_idx, read_idx

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
 from training import log
@@ -23,6 +23,18 @@ DONE = 0
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
+VERSION: dict[str, Any] = {
+    "metavar": "NAME[:VERSION]",
+    "help": "VERSION is a number or an alias (default: latest)",
+}
+SHARED_OPTIONS: dict[str, dict[str, Any]] = {
+    "--anyway": {"action": "store_true", "help": "publish even if it is worse than a guess"},
+    "--as": {"dest": "name", "metavar": "NEWNAME", "help": "publish under this name instead"},
+    "--device": {"default": "auto", "choices": ["auto", "cpu", "cuda"]},
+    "--json": {"action": "store_true", "help": "print the result as JSON"},
+    "--quiet": {"action": "store_true", "help": "no progress bar"},
+    "--target": {"metavar": "COLUMN", "help": "target column of csv: and parquet: data"},
+}
 
 
 def add_commands(commands: Commands) -> None:
@@ -83,75 +95,49 @@ def print_messages() -> Iterator[None]:
         log.setLevel(level)
 
 
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add options that several commands share."""
+    for name in names:
+        parser.add_argument(name, **SHARED_OPTIONS[name])
+
+
 def _add_fit(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "fit",
-        "training.commands.fit:fit",
-        "fit a recipe on its data and publish the model",
-    )
+    about = "fit a recipe on its data and publish the model"
+    parser = add_command(commands, "fit", "training.commands.fit:fit", about)
     add = parser.add_argument
-    add(
-        "recipe",
-        type=Path,
-        nargs="?",
-        help="a TOML file, such as recipes/digits.toml; without it, one is made for --data",
-    )
+    recipe_help = "a TOML file, such as recipes/digits.toml; without it, one is made for --data"
+    add("recipe", type=Path, nargs="?", help=recipe_help)
     add("--data", metavar="SRC", help="instead of the recipe's source: digits, csv:FILE, ...")
     _add_data(parser)
-    add(
-        "--recipe-out",
-        type=Path,
-        metavar="FILE",
-        help="file of a new recipe (default: NAME.toml)",
-    )
-    add(
-        "--leave-out",
-        metavar="CLASS",
-        action="append",
-        help="fit without this class; can be repeated",
-    )
+    out_help = "file of a new recipe (default: NAME.toml)"
+    add("--recipe-out", type=Path, metavar="FILE", help=out_help)
+    class_help = "fit without this class; can be repeated"
+    add("--leave-out", metavar="CLASS", action="append", help=class_help)
     add("--name", help="publish under this name instead of the recipe's")
     add("--seed", type=int, help="instead of the recipe's seed")
     add("--warm-start", metavar="NAME[:VERSION]", help="start from a published version's weights")
     add("--again", action="store_true", help="fit even if a version has this recipe and data")
-    _add_anyway(parser)
-    add_device(parser)
-    add("--quiet", action="store_true", help="no progress bar")
-    _add_json(parser)
+    add_options(parser, "--anyway", "--device", "--quiet", "--json")
 
 
 def _add_inspect(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "inspect",
-        "training.commands.fit:inspect",
-        "show the task, columns and warnings of a data source",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="SRC",
-        required=True,
-        help="csv:FILE, parquet:FILE, npz:FILE, images:FOLDER",
-    )
+    about = "show the task, columns and warnings of a data source"
+    parser = add_command(commands, "inspect", "training.commands.fit:inspect", about)
+    source_help = "csv:FILE, parquet:FILE, npz:FILE, images:FOLDER"
+    parser.add_argument("--data", metavar="SRC", required=True, help=source_help)
     _add_data(parser)
-    _add_json(parser)
+    add_options(parser, "--json")
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
-    add_target(parser)
+    add_options(parser, "--target")
     add = parser.add_argument
-    add(
-        "--task", choices=["classification", "regression"], help="default: inferred from the target"
-    )
+    tasks = ["classification", "regression"]
+    add("--task", choices=tasks, help="default: inferred from the target")
     add("--group", metavar="COLUMN", help="keep the rows of each group in one split")
     add("--time", metavar="COLUMN", help="calibrate and test on the latest rows")
-    add(
-        "--missing-value",
-        metavar="TEXT",
-        action="append",
-        help="text of missing cells; can be repeated",
-    )
+    text_help = "text of missing cells; can be repeated"
+    add("--missing-value", metavar="TEXT", action="append", help=text_help)
     add("--date-format", metavar="FORMAT", help="format of dates, such as %%d/%%m/%%Y")
     add("--decimal", metavar="MARK", help="decimal mark in CSV, a point or a comma")
     add("--thousands", metavar="MARK", help="thousands separator in CSV")
@@ -159,71 +145,37 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_prune(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "prune",
-        "training.commands.versions:prune",
-        "prune the least certain weights of a Bayes by Backprop model, and publish it",
-    )
-    _add_version(parser)
-    parser.add_argument(
-        "--fraction",
-        type=float,
-        required=True,
-        help="share of weights to remove, such as .75",
-    )
-    _add_new_name(parser)
-    parser.add_argument(
-        "--data",
-        metavar="SRC",
-        help="new location of the fit's data, if it has moved",
-    )
-    _add_anyway(parser)
+    about = "prune the least certain weights of a Bayes by Backprop model, and publish it"
+    parser = add_command(commands, "prune", "training.commands.versions:prune", about)
+    add = parser.add_argument
+    add("model", **VERSION)
+    add("--fraction", type=float, required=True, help="share of weights to remove, such as .75")
+    add("--data", metavar="SRC", help="new location of the fit's data, if it has moved")
+    add_options(parser, "--as", "--anyway")
 
 
 def _add_calibrate(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "calibrate",
-        "training.commands.versions:calibrate",
-        "calibrate a model on other data, and publish it",
-    )
-    _add_version(parser)
+    about = "calibrate a model on other data, and publish it"
+    parser = add_command(commands, "calibrate", "training.commands.versions:calibrate", about)
     add = parser.add_argument
-    add(
-        "--data",
-        metavar="SRC",
-        required=True,
-        help="rows that the model was not fitted on, with labels or targets",
-    )
-    add_target(parser)
-    _add_new_name(parser)
+    add("model", **VERSION)
+    source_help = "rows that the model was not fitted on, with labels or targets"
+    add("--data", metavar="SRC", required=True, help=source_help)
+    add_options(parser, "--target", "--as")
+    rows_help = "default: the version's number, up to a third of the rows (or a quarter)"
     for split in ("reference", "ranking"):
-        add(
-            f"--{split}-rows",
-            type=int,
-            metavar="N",
-            help="default: the version's number, up to a third of the rows (or a quarter)",
-        )
-    add(
-        "--temperature",
-        action="store_true",
-        help="first refit the temperature, on as many extra rows as reference rows",
-    )
+        add(f"--{split}-rows", type=int, metavar="N", help=rows_help)
+    temperature_help = "first refit the temperature, on as many extra rows as reference rows"
+    add("--temperature", action="store_true", help=temperature_help)
     add("--seed", type=int, default=0, help="seed of the splits and draws")
     add("--quiet", action="store_true", help="no progress messages")
 
 
 def _add_evaluate(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "evaluate",
-        "training.commands.versions:evaluate",
-        "evaluate a published version, and store the report with it",
-    )
-    _add_version(parser)
+    about = "evaluate a published version, and store the report with it"
+    parser = add_command(commands, "evaluate", "training.commands.versions:evaluate", about)
     add = parser.add_argument
-    add("--data", metavar="SRC", help="instead of the test rows of the fit")
+    add("model", **VERSION)
     add(
         "--outliers",
         metavar="NAME=SRC",
@@ -233,79 +185,36 @@ def _add_evaluate(commands: Commands) -> None:
         "text; can be repeated",
     )
     add("--attacks", action="store_true", help="attack the test rows of a classifier")
-    add("--draws", type=int, help="draws per row (default: the version's number)")
-    add("--rows", type=int, default=1000, help="maximum number of rows per set")
-    add("--seed", type=int, default=0, help="seed of rows and draws")
-    add("--quiet", action="store_true", help="no progress bar")
-    _add_json(parser)
+    _add_test_rows(parser)
+    add_options(parser, "--quiet", "--json")
 
 
 def _add_compare(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "compare",
-        "training.commands.versions:compare",
-        "compare two published versions on the same test rows",
-    )
-    _add_version(parser, "first")
+    about = "compare two published versions on the same test rows"
+    parser = add_command(commands, "compare", "training.commands.versions:compare", about)
+    parser.add_argument("first", **VERSION)
+    parser.add_argument("second", metavar="NAME[:VERSION]", help="the version to compare with it")
+    _add_test_rows(parser)
+    add_options(parser, "--json")
+
+
+def _add_test_rows(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("second", metavar="NAME[:VERSION]", help="the version to compare with it")
-    add("--data", metavar="SRC", help="instead of the test rows of the first version's fit")
-    add("--draws", type=int, help="draws per row (default: each version's number)")
-    add("--rows", type=int, default=1000, help="maximum number of rows")
+    add("--data", metavar="SRC", help="instead of the test rows of the (first) version's fit")
+    add("--draws", type=int, help="draws per row (default: the version's number)")
+    add("--rows", type=int, default=1000, help="maximum number of rows per set")
     add("--seed", type=int, default=0, help="seed of rows and draws")
-    _add_json(parser)
-
-
-def _add_new_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--as", dest="name", metavar="NEWNAME", help="publish under this name instead"
-    )
 
 
 def _add_candidate(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "candidate",
-        "training.commands.candidate:candidate",
-        "fit a candidate on labels from the service, and promote it if it is no worse",
-    )
+    about = "fit a candidate on labels from the service, and promote it if it is no worse"
+    parser = add_command(commands, "candidate", "training.commands.candidate:candidate", about)
     add = parser.add_argument
     add("model", metavar="NAME", help="the model whose `latest` the candidate starts from")
-    add(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="the service's state folder (default: DUBITO_STATE or `state`)",
-    )
+    state_help = "the service's state folder (default: DUBITO_STATE or `state`)"
+    add("--state", type=Path, metavar="DIR", help=state_help)
     add("--data", metavar="SRC", help="new location of the version's data, if it has moved")
     add("--min-labels", type=int, default=1, metavar="N", help="minimum number of new labels")
     add("--watch", action="store_true", help="poll for new labels until interrupted")
     add("--interval-s", type=float, default=60.0, metavar="S", help="seconds between polls")
-    add_device(parser)
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-
-
-def _add_anyway(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--anyway", action="store_true", help="publish even if the model is worse than a guess"
-    )
-
-
-def add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--target", metavar="COLUMN", help="target column of csv: and parquet: data"
-    )
-
-
-def _add_version(parser: argparse.ArgumentParser, name: str = "model") -> None:
-    parser.add_argument(
-        name, metavar="NAME[:VERSION]", help="VERSION is a number or an alias (default: latest)"
-    )
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_options(parser, "--device")

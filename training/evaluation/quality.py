@@ -240,16 +240,14 @@ def measure_attack(
     means = {name: Mean(score) for name, score in attacked.prediction.detected.items()}
     resamples = Resamples.draw(len(y), seed)
     ends = intervals(shares, resamples) | intervals(means, resamples, "mean_scores.")
-    return records.AttackMeasures(
-        rows=measures.rows,
-        base_rate=measures.base_rate,
-        flagged=measures.flagged,
-        scores=measures.scores,
+    content = {
+        **dict(measures),
         **values(shares),
-        mean_scores=values(means),
-        error_detection=error_detection(attacked, is_wrong.astype(np.float64)),
-        confidence_intervals=measures.confidence_intervals | ends,
-    )
+        "mean_scores": values(means),
+        "error_detection": error_detection(attacked, is_wrong.astype(np.float64)),
+        "confidence_intervals": measures.confidence_intervals | ends,
+    }
+    return records.AttackMeasures.model_validate(content)
 
 
 def measure_parts(
