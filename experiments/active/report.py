@@ -29,7 +29,7 @@ DPI = 100
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """Labels that an arm needed, and saved compared with random choice."""
+    """Labels needed by an arm, and labels saved compared with random choice."""
 
     curves: Curves
     needed: dict[int, Needed]  # by seed

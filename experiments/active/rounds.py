@@ -86,7 +86,7 @@ class Curves:
         return [step.labels for step in shortest]
 
     def metrics(self, labels: int) -> list[float]:
-        """Return each seed's metric with this number of labels."""
+        """Return the metric of each seed after `labels` labels."""
         return [
             next(step.metric for step in rounds if step.labels == labels)
             for rounds in self.seeds.values()

@@ -102,7 +102,7 @@ def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
 
 
 def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
-    """Compare epistemic deviations with the exact ones, for test rows and for rows off the data.
+    """Compare epistemic deviations with the exact posterior, on test rows and off the data.
 
     For test rows, also return their rank correlation, the total variation between predictive
     distributions, and the mean log-likelihood.

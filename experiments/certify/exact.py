@@ -21,7 +21,6 @@ from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
 from training.data import Rows, Splits
 from training.fitting.run import Run, run_provenance
-from training.model import build
 from training.recipe import Recipe
 
 UNITS = 4
@@ -137,19 +136,6 @@ def moments(
     eps = torch.randn(draws, model.posterior.noise_dimension, generator=random)
     theta = model.posterior(eps).double()
     return theta.mean(0), theta.var(0)
-
-
-@torch.no_grad()
-def at_exact_posterior(problem: Problem, method: str, variances_times: float) -> BayesianModel:
-    """Build a model at the best posterior of its family, with scaled variances."""
-    model = build(recipe(method, -3.0), (problem.inputs,), 0).eval()
-    model.likelihood.start(torch.from_numpy(problem.splits.train.y))
-    mean, precision = exact(model, problem)
-    model.posterior.start_at(mean.float())
-    sigma = (variances_times / precision.diagonal()).sqrt().float()
-    (spread,) = model.posterior.spread_parameters()
-    spread.copy_(torch.log(torch.expm1(sigma)))
-    return model
 
 
 @torch.no_grad()

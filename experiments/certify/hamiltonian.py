@@ -62,7 +62,7 @@ def compared_recipe(
 ) -> Recipe:
     """Make the recipe of a method for the comparison.
 
-    Without a KL ramp, posteriors over weights end in a poor optimum, a straight line.
+    Posteriors over weights need a KL ramp. Without it they end in a poor optimum, a straight line.
     """
     ramp = {"kl_ramp_epochs": ramp_epochs, "learning_rate": 1e-2} if method in OVER_WEIGHTS else {}
     content = {

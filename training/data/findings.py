@@ -282,7 +282,7 @@ def similar_class_warnings(classes: Iterable[str]) -> list[str]:
 
 
 def _close_targets(y: np.ndarray) -> list[str]:
-    """Warn if targets differ by little more than the steps of float32."""
+    """Warn if the targets' standard deviation is close to float32's precision."""
     finite = y[np.abs(y) <= np.finfo(np.float32).max]
     if not len(finite):
         return []

@@ -1,1 +1,1 @@
-"""Measured quality, attacks, and the evaluation report."""
+"""Evaluate and compare published versions."""

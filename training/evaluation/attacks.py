@@ -67,8 +67,8 @@ class AttackDraws:
 
 
 @dataclass(frozen=True, eq=False)
-class Attacked:
-    """A classifier with gradients, and the range to which rows are clipped."""
+class AttackedModel:
+    """A classifier with gradients, and the range of its data."""
 
     network: ServedNetwork
     posterior: Posterior
@@ -77,7 +77,7 @@ class Attacked:
 
     @torch.no_grad()
     def theta(self, draws: AttackDraws, step: int = 0) -> Float[Tensor, "K 1 D"]:
-        """Return the draws of a step, which are always the same if their number is limited."""
+        """Sample theta for a step; posteriors with a limited number of draws repeat them."""
         max_draws = self.posterior.max_draws
         count = min(draws.count, max_draws or draws.count)
         first = count * step if draws.fresh and max_draws is None else 0
@@ -106,7 +106,7 @@ class AttackedRows:
 
 
 def attacks(
-    attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: int
+    attacked: AttackedModel, rows: Rows, statistic: Statistic | None, seed: int
 ) -> Iterator[AttackedRows]:
     x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
     index = np.arange(len(rows))
@@ -137,21 +137,26 @@ def attacks(
 
 
 def fgsm(
-    attacked: Attacked, x: X, y: Y, steps: Sequence[float], draws: AttackDraws
+    attacked: AttackedModel, x: X, y: Y, steps: Sequence[float], draws: AttackDraws
 ) -> Float[Tensor, "S N I"]:
     direction = _loss_gradient(attacked, y, draws)(x, 0).sign()
     return torch.stack([attacked.clip(x + step * attacked.span * direction) for step in steps])
 
 
 def towards(
-    attacked: Attacked, x: X, target: Y, iterations: int, draws: AttackDraws, step: float = 0.01
+    attacked: AttackedModel,
+    x: X,
+    target: Y,
+    iterations: int,
+    draws: AttackDraws,
+    step: float = 0.01,
 ) -> X:
     gradient = _loss_gradient(attacked, target, draws)
     return _climb(x, iterations, -step * attacked.span, attacked.clip, gradient)
 
 
 def pgd(
-    attacked: Attacked,
+    attacked: AttackedModel,
     x: X,
     y: Y,
     radius: float,
@@ -166,7 +171,7 @@ def pgd(
 
 
 def quiet_pgd(
-    attacked: Attacked,
+    attacked: AttackedModel,
     x: X,
     y: Y,
     radius: float,
@@ -209,7 +214,7 @@ def quiet_pgd(
 
 @dataclass(frozen=True, eq=False)
 class _Ball:
-    attacked: Attacked
+    attacked: AttackedModel
     centre: Tensor
     radius: float  # in the data's units
 
@@ -234,7 +239,7 @@ def _climb(
     return x
 
 
-def _loss_gradient(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradient:
+def _loss_gradient(attacked: AttackedModel, y: Tensor, draws: AttackDraws) -> Gradient:
     def gradient(x: Tensor, i: int) -> Tensor:
         theta, parts = attacked.theta(draws, i), []
         for chunk, labels in zip(_chunks(x, theta), _chunks(y, theta), strict=True):
@@ -248,7 +253,7 @@ def _loss_gradient(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradien
 
 
 def _margin_and_statistic(
-    attacked: Attacked, x: Tensor, y: Tensor, theta: Tensor, statistic: Statistic
+    attacked: AttackedModel, x: Tensor, y: Tensor, theta: Tensor, statistic: Statistic
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = x.detach().requires_grad_()
     outputs, _, density = attacked.network(x, theta)

@@ -257,7 +257,7 @@ def _attack(
     model, spec = version.model().eval(), version.manifest.input
     train = split(data, split_sizes(version.recipe)).train
     network = fit_detectors(model, train, version.recipe, spec.shape)
-    attacked = attacks.Attacked(network, model.posterior, spec.minimum, spec.maximum)
+    attacked = attacks.AttackedModel(network, model.posterior, spec.minimum, spec.maximum)
     calibration, density = predictor.model.calibration, version.manifest.detectors.density
     statistic = attacks.differentiable_flag(calibration, density) if is_fitted else None
     results = {}

@@ -1,1 +1,1 @@
-"""From a fitted model to a published version."""
+"""Publish fitted models as versions."""

@@ -127,7 +127,7 @@ def draft_version(
 ) -> Draft:
     """Calibrate exported graphs and measure their quality as served.
 
-    `risk` is the requests' default risk.
+    `risk` is the default risk of requests.
     """
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     splits = rows.reference, rows.ranking

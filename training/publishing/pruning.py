@@ -1,5 +1,6 @@
-"""Pruning by signal-to-noise ratio |mu| / sigma (Blundell et al. 2015, "Weight uncertainty",
-sections 3.2 and 5.1).
+"""Prune weights by their signal-to-noise ratio |mu| / sigma.
+
+Blundell et al. 2015, "Weight uncertainty in neural networks", sections 3.2 and 5.1.
 
 A removed weight is 0 in every draw. Noise and theta then contain only the remaining weights, which
 the network inserts into matrices of zeros, because ONNX has no sparse product. In a chain of Linear
@@ -70,9 +71,9 @@ def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]
 
 
 def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
-    """Return a model whose theta contains the numbers in `mask` that affect an output.
+    """Remove the numbers of theta that are not in `mask` or do not affect an output.
 
-    The buffer `network.kept` contains their indices in the old theta.
+    The buffer `network.kept` contains the indices of the others in the old theta.
     """
     pruned = copy.deepcopy(model)
     network, posterior = pruned.network, model.posterior

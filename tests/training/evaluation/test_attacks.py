@@ -9,7 +9,7 @@ from training.bayes.members import MemberPosterior
 from training.bayes.network import BayesianModel
 from training.evaluation.attacks import (
     AttackDraws,
-    Attacked,
+    AttackedModel,
     fgsm,
     log_mean_probs,
     pgd,
@@ -41,7 +41,7 @@ def attacked(rows):
     model = BayesianModel(
         MemberNetwork(members, (INPUTS,)), MemberPosterior(MEMBERS), Categorical(CLASSES)
     ).eval()
-    return Attacked(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
+    return AttackedModel(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
 
 
 def log_probs(attacked, x, draws=MEMBERS):
@@ -112,7 +112,7 @@ def test_no_attack_leaves_its_radius_or_the_range(attacked, rows):
 def drawn(rows):
     """A Bayesian hypernetwork, whose draws are noise."""
     model = scale_model(realnvp, INPUTS, 8, CLASSES, log_scale=0.0).eval()
-    return Attacked(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
+    return AttackedModel(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
 
 
 def test_an_attack_is_a_function_of_its_seeds(drawn, rows):

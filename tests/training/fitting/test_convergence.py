@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.certify.exact import METHODS, Problem, at_exact_posterior, compare, fit, recipe
+from experiments.certify.exact import METHODS, Problem, compare, exact, fit, recipe
 from training.bayes.diagnostics import bound, pulls
 from training.data import Rows, Splits
 from training.fitting import steps
@@ -12,6 +12,7 @@ from training.fitting.convergence import LEVEL, _faults, slope
 from training.fitting.run import Run, run_provenance
 from training.fitting.steps import SPREAD_RATE
 from training.fitting.stopping import is_as_good
+from training.model import build
 from training.recipe import Recipe
 
 VARIANCE_TOLERANCE = 0.2
@@ -53,6 +54,19 @@ def test_every_method_finds_the_posterior_of_a_linear_regression(
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
     assert (off.abs() < 0.1).all(), off
     assert facts.convergence["settled"], facts.convergence
+
+
+@torch.no_grad()
+def at_exact_posterior(problem, method, variances_times):
+    """Build a model at the best posterior of its family, with scaled variances."""
+    model = build(recipe(method, -3.0), (problem.inputs,), 0).eval()
+    model.likelihood.start(torch.from_numpy(problem.splits.train.y))
+    mean, precision = exact(model, problem)
+    model.posterior.start_at(mean.float())
+    sigma = (variances_times / precision.diagonal()).sqrt().float()
+    (spread,) = model.posterior.spread_parameters()
+    spread.copy_(torch.log(torch.expm1(sigma)))
+    return model
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
