@@ -1,2 +1,1 @@
-"""What training and the service agree on: artifacts, their store, draws, predictive scores,
-calibration."""
+"""Code shared by training and the service: artifacts, inference, scores and calibration."""

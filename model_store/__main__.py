@@ -1,4 +1,4 @@
-"""`python -m model_store COMMAND`: look after a model store. `dubito store` is the same."""
+"""Manage a model store: `python -m model_store COMMAND`, or `dubito store COMMAND`."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from model_store.commands import add_store_commands
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; return the exit code: 0 done, 1 a version is broken, 2 a wrong call."""
+    """Run a command and return its exit code."""
     parser = argparse.ArgumentParser("python -m model_store", description=__doc__)
     add_store_commands(parser)
     options = parser.parse_args(arguments)

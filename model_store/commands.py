@@ -1,6 +1,6 @@
-"""The commands of `python -m model_store`, which are `dubito store ...` too: their options.
+"""Options of the commands `dubito store ...`.
 
-`model_store/maintenance.py` has their functions. It is imported when a command runs, so that help
+`model_store/maintenance.py`, which has the functions, is imported when a command runs, so that help
 and completion are fast.
 """
 
@@ -19,12 +19,11 @@ ABOUT = "list, show, verify, sign and delete versions, and move their aliases"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `store` with its commands."""
     add_store_commands(commands.add_parser("store", help=ABOUT, description=ABOUT))
 
 
 def add_store_commands(parser: argparse.ArgumentParser) -> None:
-    help = "a folder or s3://bucket/prefix, in place of DUBITO_STORE"
+    help = "a folder or s3://bucket/prefix, overrides DUBITO_STORE"
     parser.add_argument("--store", metavar="PLACE", help=help)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "list", "list every model, its versions and aliases", "list_versions")
@@ -63,7 +62,7 @@ def add_store_commands(parser: argparse.ArgumentParser) -> None:
 def _add(
     commands: Commands, name: str, about: str, function: str | None = None
 ) -> argparse.ArgumentParser:
-    """Add a command that calls a function of `maintenance`, by default the one of its name."""
+    """Add a command that calls a function of `maintenance`."""
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(run, f"model_store.maintenance:{function or name}"))
     return parser
@@ -75,7 +74,7 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def run(function: str, options: argparse.Namespace) -> int:
-    """Run a command; return the exit code: 0 done, 1 a version is broken, 2 a wrong call."""
+    """Run a command and return its exit code: 0 success, 1 broken versions, 2 invalid call."""
     try:
         return int(resolve_name(function)(options) or 0)
     except DubitoError as error:

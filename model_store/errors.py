@@ -1,22 +1,22 @@
-"""Errors of the domain. Each class has the HTTP status and the code that the service answers with.
+"""Errors, with their HTTP status and problem code.
 
 DubitoError
 ├── FieldError            a field with a wrong value
-│   ├── InvalidInput      a value that cannot be used
-│   ├── Conflict          a value that contradicts an earlier one
-│   └── NotFound          no such model, version or alias (also a StoreError)
+│   ├── InvalidInput      an invalid value
+│   ├── Conflict          a label that contradicts an earlier one
+│   └── NotFound          an unknown model, version or alias (also a StoreError)
 ├── StoreError
 │   ├── BrokenAlias       an alias that names no version
-│   ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
-│   ├── UnsupportedFormat a version written in an unknown format
-│   └── StoreUnreachable  a bucket that cannot be reached, or refuses
-├── OutOfMemory           the graphs take too much memory for these rows
-├── OverQuota             one owner's job files take too much space
-└── StateUnusable         jobs and labels cannot be read or written
+│   ├── BrokenArtifact    a damaged version
+│   ├── UnsupportedFormat a version in an unknown format
+│   └── StoreUnreachable  a bucket that is unreachable or refuses access
+├── OutOfMemory           prediction exceeds its memory limit
+├── OverQuota             a client's job files exceed their limit
+└── StateUnusable         the state cannot be read or written
     └── NoSpace           the disk is full
 
-`service/errors.py` has the errors of requests. The page of problems shows each class that has a
-`code`: the first paragraph of its docstring is the meaning.
+`service/errors.py` has the errors of requests. The page of problems shows the first paragraph of
+each docstring.
 """
 
 import re
@@ -27,9 +27,9 @@ MAX_ERRORS = 10  # reported at once
 
 
 class DubitoError(Exception):
-    """An error that Dubito did not expect.
+    """An unexpected error.
 
-    Its text is fit to be shown to a user.
+    The text can be shown to users.
     """
 
     status: ClassVar[int] = 500
@@ -39,7 +39,7 @@ class DubitoError(Exception):
 
 
 class FieldError(DubitoError):
-    """A field with a wrong value. The text names the field and both values."""
+    """A field with a wrong value."""
 
     field: str
 
@@ -54,26 +54,26 @@ class InvalidInput(FieldError):
     """A field has a wrong value."""
 
     status, code, remedy = 422, "invalid_input", "correct the fields in `errors`"
-    others: Sequence["InvalidInput"] = ()  # more wrong fields of the same request
+    others: Sequence["InvalidInput"] = ()  # for other fields of the request
 
     def rename_fields(self, rename: Callable[[str], str]) -> "InvalidInput":
-        """Return the same errors with other field names."""
+        """Return the same errors with renamed fields."""
         errors = (self, *self.others)
         return merge_errors([InvalidInput(rename(e.field), e.expected, e.received) for e in errors])
 
 
 class Conflict(FieldError):
-    """A label contradicts one that was kept."""
+    """A label contradicts a stored label."""
 
     status, code, remedy = 409, "conflict", "send it with `replace`"
 
 
 class StoreError(DubitoError):
-    """Something is wrong with the model store or one of its artifacts."""
+    """The base class of errors of the model store."""
 
 
 class NotFound(FieldError, StoreError):
-    """No such model, version, job, file or path."""
+    """The model, version, job, file or path does not exist."""
 
     status, code, remedy = 404, "not_found", "`GET /models`"
 
@@ -112,7 +112,7 @@ class StoreUnreachable(StoreError):
 
 
 class OutOfMemory(DubitoError, MemoryError):
-    """The model takes more memory for these rows than allowed."""
+    """The prediction needs more memory than allowed."""
 
     status, code = 503, "out_of_memory"
     remedy = "send another number of rows"
@@ -125,7 +125,7 @@ class OutOfMemory(DubitoError, MemoryError):
 
 
 class OverQuota(DubitoError):
-    """The job files of one key take too much space."""
+    """The job files of an API key exceed the limit."""
 
     status, code, remedy = 507, "over_quota", "delete jobs"
 
@@ -149,24 +149,24 @@ class NoSpace(StateUnusable):
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's text as up to 300 printable characters without terminal colours."""
+    """Format an error as one line of up to 300 characters."""
     return plain(error)[:300]
 
 
 def plain(error: Exception) -> str:
-    """Return an error's text as one line of printable characters without terminal colours."""
+    """Format an error as one line of printable characters, without terminal colours."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def merge_errors(errors: Sequence[InvalidInput]) -> InvalidInput:
-    """Return the first error, with the next ones as its `others`."""
+    """Attach all but the first error to the first as its `others`, and return it."""
     errors[0].others = errors[1:MAX_ERRORS]
     return errors[0]
 
 
 def describe_value(value: Any) -> str:
-    """Describe a value in JSON terms; only numbers are echoed."""
+    """Describe a JSON value, without its content unless it is a number."""
     match value:
         case None:
             return "null"

@@ -1,11 +1,10 @@
-"""What the commands of `python -m model_store` do. `model_store/commands.py` has their options."""
+"""The commands `dubito store ...`."""
 
 import argparse
 
-from model_store.artifacts.place import store_from_environment
 from model_store.artifacts.signature import read_private_key, read_public_key, write_key_pair
 from model_store.artifacts.storage import is_version
-from model_store.artifacts.store import LATEST, ModelStore
+from model_store.artifacts.store import LATEST, ModelStore, store_from_environment
 from model_store.artifacts.summary import summary
 from model_store.errors import InvalidInput, StoreError
 from model_store.inference.preflight_process import check_version

@@ -1,8 +1,6 @@
-"""Child processes: start, bound, watch and end them.
+"""Child processes that exchange lines of JSON with their parent.
 
-The parent holds a `ChildProcess` and sends it requests, each a line of JSON. The child calls
-`become_child` and answers with lines. It may crash, take too long or be killed: the parent gets a
-`NoAnswer`. `start_module` starts every other process.
+The parent uses `ChildProcess`, and the child calls `become_child`.
 """
 
 import ctypes
@@ -22,33 +20,33 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 MAX_NICE = 19
-SECRET = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # prefixes: keys and access to buckets
-READY = "ready"  # the first line of a child that runs untrusted files
-START_S = 120.0  # until it is ready; on an idle machine imports take a second
-LOOK_S = 0.05  # between looks at whether everything ends
-END_S = 1.0  # until a child that closed its output has ended
-STATUS = Path("/proc/self/status")  # on Linux
+SECRET = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # prefixes of variables with secrets
+READY = "ready"  # the first line of a child
+START_S = 120.0
+LOOK_S = 0.05  # interval between checks for a stop request
+END_S = 1.0  # for a child to exit after closing its output
+STATUS = Path("/proc/self/status")  # Linux only
 
 
 def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many processors this process may use, within its container's limit.
+    """Return the number of processors available to this process.
 
-    `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and
-    the period.
+    Args:
+        cpu_max: the cgroup v2 file with the container's quota and period in microseconds.
     """
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     available = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
         quota, period = cpu_max.read_text(encoding="ascii").split()
         return available if quota == "max" else max(1, min(available, int(quota) // int(period)))
-    except (OSError, ValueError, ZeroDivisionError):  # no such limit here
+    except (OSError, ValueError, ZeroDivisionError):  # no limit
         return available
 
 
 def start_module(
     module: str, environment: Mapping[str, str], *arguments: str, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m MODULE` from these packages, with a pipe as its standard input."""
+    """Start `python -m MODULE` with a pipe as standard input."""
     packages = str(Path(__file__).parents[1])
     path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
@@ -60,7 +58,7 @@ def start_module(
 
 
 def write_line(process: subprocess.Popen[bytes], content: Any) -> None:
-    """Send a line of JSON to a process that may have ended."""
+    """Send a line of JSON to a process, which may have exited."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(content).encode() + b"\n")
@@ -68,11 +66,11 @@ def write_line(process: subprocess.Popen[bytes], content: Any) -> None:
 
 
 class StopRequested(Exception):
-    """The parent is about to end and does not wait for an answer."""
+    """The parent is stopping and no longer waits for a response."""
 
 
 class NoAnswer(Exception):
-    """A child gave no answer: it did not start, ended, or took too long."""
+    """A child process failed to start, crashed or timed out."""
 
     def __init__(self, reason: str, is_late: bool = False) -> None:
         super().__init__(reason)
@@ -80,12 +78,12 @@ class NoAnswer(Exception):
 
 
 class ChildProcess:
-    """A process that answers requests; after a `NoAnswer` it must be closed.
+    """A child process that responds to requests. It must be closed after a `NoAnswer`.
 
     Args:
-        module: calls `become_child`.
-        environment: variables in addition to those of this process.
-        is_trusted: whether the child inherits secrets from the environment.
+        module: a module that calls `become_child`.
+        environment: additional environment variables.
+        is_trusted: True if the child inherits secrets from the environment.
     """
 
     def __init__(
@@ -112,11 +110,11 @@ class ChildProcess:
         stopping: threading.Event,
         data: bytes | bytearray = b"",
     ) -> Any:
-        """Send a request, and bytes after it, to a child that is `READY`; return the answer.
+        """Send a request and optional binary data, and return the response.
 
         Raises:
-            NoAnswer: if none comes within `seconds`.
-            StopRequested: if `stopping` is set meanwhile.
+            NoAnswer: if the child crashes or does not respond within `seconds`.
+            StopRequested: if `stopping` is set.
         """
         if not self._is_ready:
             try:
@@ -135,7 +133,7 @@ class ChildProcess:
             self._process.stdin.flush()
 
     def receive(self, seconds: float, stopping: threading.Event) -> Any:
-        """Return the next answer; raises as `ask` does."""
+        """Wait for the next response. Raises the same errors as `ask`."""
         assert self._process.stdout is not None
         end = time.monotonic() + seconds
         while b"\n" not in self._received:
@@ -158,7 +156,6 @@ class ChildProcess:
         return "it closed its output"
 
     def close(self) -> None:
-        """Kill the process."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -168,9 +165,9 @@ class ChildProcess:
 
 
 def become_child() -> Callable[[Any], None]:
-    """Prepare this process as a `ChildProcess`; return the function that sends an answer.
+    """Set up this process as a child, and return a function that sends responses.
 
-    Output that libraries print does not reach the parent.
+    Standard output is redirected to standard error, so that libraries can print.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -184,22 +181,22 @@ def become_child() -> Callable[[Any], None]:
 
 
 def open_standard_files() -> None:
-    """Open the files 0 to 2 if the process was started without them.
+    """Open standard input, output and error if they are closed.
 
-    Otherwise a socket gets one of these numbers, and libraries print into it.
+    Otherwise libraries could print into a socket with the same file descriptor.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            assert os.open(os.devnull, os.O_RDWR) == number  # the lowest free number
+            assert os.open(os.devnull, os.O_RDWR) == number  # the lowest free descriptor
         if getattr(sys, name) is None:
             mode = "w" if number else "r"
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def limit_memory(extra: int) -> None:
-    """Limit this process to `extra` bytes beyond its current memory; no limit on macOS."""
+    """Limit this process to `extra` bytes of additional memory (Linux only)."""
     try:
         lines = STATUS.read_text().splitlines()
     except FileNotFoundError:
@@ -211,7 +208,7 @@ def limit_memory(extra: int) -> None:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error or one of its causes means that memory ran out."""
+    """Check whether an error or one of its causes is a failed memory allocation."""
     while error is not None:
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():
             return True
@@ -224,20 +221,20 @@ def describe_exit(code: int) -> str:
 
 
 def end_with_parent() -> None:
-    """Let the system kill this process when the thread that started it ends (Linux only)."""
+    """Have the kernel kill this process when its parent thread exits (Linux only)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prefer_oom_kill() -> None:
-    """Let the system kill this process before others when memory runs out."""
+    """Have the kernel kill this process first if memory runs out."""
     with suppress(OSError):  # /proc may be read-only
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def run_when_idle() -> None:
-    """Run only while the processors are idle, or at low priority without SCHED_IDLE."""
+    """Run with idle priority, or with the lowest priority if SCHED_IDLE is unavailable."""
     os.nice(MAX_NICE)
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,14 +1,14 @@
-"""Types that rooms of the package share."""
+"""Shared types."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Pause = Callable[[], None]  # long work calls it every few milliseconds, so that others may go on
+Pause = Callable[[], None]  # called every few milliseconds during long work, to yield to others
 
 
 def no_pause() -> None:
-    """Go on at once."""
+    """Do nothing."""
 
 
 Task = Literal["classification", "regression"]
@@ -16,11 +16,9 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class DetectorNames:
-    """Which detectors the flag combines, which are densities, which of these are judged from both
-    sides, and of which the network says what each number of a row adds to the score.
-    """
+    """Names of detectors by role."""
 
-    combined: tuple[str, ...]
+    combined: tuple[str, ...]  # in the flag's statistic
     density: tuple[str, ...] = ()
-    two_sided: tuple[str, ...] = ()
-    attributed: tuple[str, ...] = ()
+    two_sided: tuple[str, ...] = ()  # small scores are unusual too
+    attributed: tuple[str, ...] = ()  # explained by the network's output `terms`

@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from model_store.artifacts.place import VERIFY_KEY_VARIABLE, open_store
 from model_store.artifacts.signature import read_public_key
+from model_store.artifacts.store import VERIFY_KEY_VARIABLE, open_store
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.processes import open_standard_files

@@ -3,8 +3,7 @@
 import argparse
 
 from integrations.mlflow.pyfunc import export
-from model_store.artifacts.place import store_from_environment
-from model_store.artifacts.store import LATEST
+from model_store.artifacts.store import LATEST, store_from_environment
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,12 +1,4 @@
-"""A store in a bucket: conditional requests decide between writers.
-
-A writer claims a number by creating `<path>/.claim`, which only one writer can do. It then checks
-that the number was not used and deleted meanwhile, writes the files, and creates the seal, which
-completes the version. An alias is replaced only if its tag has not changed. `check_writable` tests
-that the server supports both conditions.
-
-Readers use copies on this machine (`model_store.artifacts.cache`).
-"""
+"""A store in a bucket."""
 
 import threading
 import uuid
@@ -42,19 +34,26 @@ from model_store.errors import InvalidInput, StoreUnreachable
 
 CLAIM = ".claim"
 PROBE = ".probe-"
-MAX_LISTS = 3  # in one look at a bucket that changes meanwhile
+MAX_LISTS = 3  # per refresh, if the bucket changes while it is listed
 ABANDONED = timedelta(days=1)  # age at which unfinished files are deleted
-# A slower writer gives up, so that nobody deletes its files as abandoned
-PUBLICATION = timedelta(hours=12)
-MAX_REMEMBERED_BYTES = 1 << 18  # per object kept in memory
+PUBLICATION = timedelta(hours=12)  # limit for a writer, so that its files are not abandoned
+MAX_REMEMBERED_BYTES = 1 << 18  # per object in memory
 MAX_REMEMBERED = 64  # objects
 
 
 class Bucket(Storage):
+    """A storage backend in a bucket, with local copies for readers.
+
+    Conditional requests replace locks. A writer claims a number by creating `<path>/.claim`, which
+    only one writer can do. It then checks that the number was never used, writes the files, and
+    creates the manifest, which completes the version. An alias is only replaced if its tag is
+    unchanged.
+    """
+
     def __init__(self, objects: Objects, cache: Cache) -> None:
         self.objects = objects
         self.cache = cache
-        self._listing: Listing | None = None  # from the last look
+        self._listing: Listing | None = None  # from the last refresh
         self._remembered: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # by path and tag
         self._is_writable = False
         self._lock = threading.Lock()  # guards `_remembered`
@@ -73,9 +72,9 @@ class Bucket(Storage):
         return self._listing is not None
 
     def refresh(self) -> None:
-        """List the bucket (one request per 1,000 objects) and read aliases that changed.
+        """List the bucket (one request per 1,000 objects) and read changed aliases.
 
-        If the bucket cannot be reached and never was, use the listing that the cache saved.
+        If the bucket has never been reached, fall back to the listing that the cache saved.
         """
         before = self._listing or Listing()
         try:
@@ -96,7 +95,7 @@ class Bucket(Storage):
         self.cache.save_listing(versions, listing.texts)
 
     def _read_aliases(self, listing: "Listing", before: "Listing") -> bool:
-        """Read aliases that changed since `before`; return whether they match the listing."""
+        """Read the aliases that changed since `before`. Return False if the listing is outdated."""
         is_consistent = True
         for name, tags in listing.aliases.items():
             texts = listing.texts.setdefault(name, {})
@@ -106,7 +105,7 @@ class Bucket(Storage):
                     continue
                 content = self.objects.get(f"{name}/{ALIASES}/{alias}", MAX_ALIAS_BYTES)
                 texts[alias] = "" if content is None else _text(content)
-                # Otherwise the alias moved, or its version appeared, while objects were listed
+                # Otherwise an alias moved while the objects were listed
                 is_consistent &= (
                     content is not None
                     and content.tag == tag
@@ -136,9 +135,9 @@ class Bucket(Storage):
         return {alias: content.text for alias, content in contents.items() if content is not None}
 
     def read(self, path: str, limit: int) -> bytes:
-        """Return an object's content, from memory if its tag is the listed one.
+        """Read an object, from memory if its tag is unchanged.
 
-        Without the bucket, return the content of a copy.
+        If the bucket cannot be reached, read the local copy.
         """
         listing = self._listing
         content = None if listing is None else self._recall(path, listing.tags.get(path, ""))
@@ -182,11 +181,11 @@ class Bucket(Storage):
     # Writing
 
     def check_writable(self) -> None:
-        """Create an object twice and replace it with a wrong tag; the server must refuse both."""
+        """Raise InvalidInput if the server ignores the conditions of requests."""
         if self._is_writable:
             return
         path = f"{PROBE}{uuid.uuid4().hex}"
-        # Some servers create a missing bucket for a writer; listing fails first
+        # Listing fails for a missing bucket, which some servers would create on writing
         self.objects.entries(path)
         try:
             created = self.objects.create(path, b"1")
@@ -211,14 +210,13 @@ class Bucket(Storage):
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Delete what writers that were killed a day ago left behind; other writers may work."""
         check_is_new_name(name)
         self.check_writable()
         self._clear(name)
         yield
 
     def _clear(self, name: str, now: datetime | None = None) -> None:
-        """Delete files older than a day that belong to no complete version or report."""
+        """Delete incomplete versions and reports that are older than a day."""
         entries = self.objects.entries(name)
         listing, folders = Listing(entries), defaultdict[str, list[str]](list)
         for path in entries:
@@ -238,18 +236,17 @@ class Bucket(Storage):
                 return number
 
     def _highest_used(self, parent: str, listing: "Listing") -> int:
-        """Return the highest number that was used below a path, also by deleted versions.
+        """Return the highest number ever used, including deleted versions.
 
-        Before the newest version is deleted, its number is written to `LAST_DELETED`. Otherwise a
-        newer version exists. So no number above the returned one was ever used.
+        `LAST_DELETED` is written before the newest version is deleted.
         """
         deleted = 0
-        if "/" not in parent:  # the listing must be older than this
+        if "/" not in parent:  # read after the listing
             deleted = deleted_number(self.read_alias(parent, LAST_DELETED))
         return max([deleted, *listing.numbers.get(parent, ())])
 
     def _create(self, parent: str, number: int, files: Files) -> bool:
-        """Claim a number, write the files, then the seal; return False if the number is taken."""
+        """Claim a number and write the files. Return False if the number is taken."""
         path = f"{parent}/{number}"
         seal_path, seal = f"{path}/{seal_name(path)}", files[seal_name(path)]
         assert isinstance(seal, bytes)
@@ -267,17 +264,17 @@ class Bucket(Storage):
             if datetime.now(UTC) - start > PUBLICATION:
                 reason = f"it took longer than {PUBLICATION}"
                 raise StoreUnreachable(f"cannot write in {self.objects.url}: {reason}")
-            # If the answer is lost, the version may be sealed and then needs its files
+            # If the response is lost, the version may be complete, so keep its files
             unsealed, written = written, []
-            is_ours = self.objects.create(seal_path, seal) or self._is(seal_path, seal)
+            is_ours = self.objects.create(seal_path, seal) or self._has_content(seal_path, seal)
             written = unsealed[:1] if is_ours else unsealed
             return is_ours
         finally:
             with suppress(StoreUnreachable):  # `_clear` deletes them a day later
                 self.objects.delete(written[::-1])
 
-    def _is(self, path: str, content: bytes) -> bool:
-        """Return whether an object has this content: a request whose answer was lost wrote it."""
+    def _has_content(self, path: str, content: bytes) -> bool:
+        """Check whether an earlier attempt already wrote this content."""
         current = self.objects.get(path, len(content))
         return current is not None and current.content == content
 
@@ -324,15 +321,15 @@ class Bucket(Storage):
 
 
 class Listing:
-    """The objects of a bucket by their role in the layout; others are ignored.
+    """The parsed listing of a bucket.
 
     Attributes:
-        numbers: complete versions by model, and complete reports by their parent path.
-        claimed: the same with unfinished ones.
+        numbers: complete versions and reports, by parent path.
+        claimed: complete and unfinished versions and reports, by parent path.
         aliases: the tag of each alias, by model.
-        texts: the content of each alias that was read, by model.
+        texts: the content of each alias, by model.
         tags: by path.
-        is_saved: whether an earlier process made it.
+        is_saved: True if it was loaded from the cache.
     """
 
     def __init__(self, entries: dict[str, Entry] | None = None) -> None:

@@ -1,9 +1,4 @@
-"""Verified copies of a bucket's versions on this machine, with a bound on their total size.
-
-The folder has a store's layout, so that readers open a copy like any other version. A reader locks
-the copy's folder. To make room, unlocked copies are deleted: first those without an alias, then the
-least recently used ones.
-"""
+"""A local cache of a bucket's versions, with a size limit."""
 
 import fcntl
 import hashlib
@@ -42,7 +37,7 @@ Name = Annotated[str, AfterValidator(_check_name)]
 
 
 class SavedListing(BaseModel):
-    """Versions and aliases from the last look at the bucket."""
+    """Versions and aliases from the last listing of the bucket."""
 
     versions: dict[Name, list[Annotated[int, Field(ge=1)]]]
     aliases: dict[Name, dict[str, str]]
@@ -55,17 +50,17 @@ class Copy(NamedTuple):
 
 
 class CopyLease(Lease):
-    """A copy that is not deleted while its folder is locked."""
+    """A lease that locks a copy's folder, so that the copy is not deleted."""
 
     def __init__(self, root: Path, folder: Path, delete: Callable[[], None]) -> None:
-        """Lock a copy; raises OSError if there is none, or it was deleted meanwhile."""
+        """Lock a copy. Raises OSError if it does not exist."""
         super().__init__(root, folder)
         self._delete = delete
         self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_SH)
             if os.fstat(self._handle).st_ino != folder.stat().st_ino:
-                raise FileNotFoundError(2, "deleted meanwhile")
+                raise FileNotFoundError(2, "deleted")
         except OSError:
             self.close()
             raise
@@ -86,26 +81,30 @@ class CopyLease(Lease):
 
 
 class Cache:
-    """Copies of one bucket's versions. Several threads and processes may share it."""
+    """Verified copies of a bucket's versions, in a store's layout.
+
+    Threads and processes can share the folder. To free space, the cache deletes unlocked copies:
+    first those without an alias, then the least recently used ones.
+    """
 
     def __init__(self, folder: Path, url: str, max_bytes: int) -> None:
         self.root = folder / hashlib.sha256(url.encode()).hexdigest()[:16]
         self.max_bytes = max_bytes
-        self._verified: set[str] = set()  # digests of copies that this process verified
+        self._verified: set[str] = set()  # digests
         self._saved_listing = ""
 
     def lease(self, manifest: Manifest, objects: Objects, aliases: Aliases) -> Lease:
-        """Return a verified copy of a version; download it if there is none.
+        """Return a verified copy of a version, and download it if necessary.
 
         Raises:
             BrokenArtifact: if the bucket's files do not match the manifest.
-            StoreError: if there is not enough space, or the folder is not writable.
+            StoreError: if the folder is full or not writable.
         """
         folder = self.root / manifest.name / manifest.version
         try:
             lease = self._find(folder, manifest)
             if lease is None:
-                with self._locked():  # another process may finish the copy first
+                with self._locked():  # another process may have made the copy
                     lease = self._find(folder, manifest)
                     lease = lease or self._download(folder, manifest, objects, aliases)
             os.utime(folder)
@@ -124,11 +123,11 @@ class Cache:
     def save_listing(
         self, versions: dict[str, list[int]], aliases: dict[str, dict[str, str]]
     ) -> None:
-        """Save a listing, so that a service can start without the bucket."""
+        """Save a listing, so that the service can start without the bucket."""
         text = SavedListing.model_construct(versions=versions, aliases=aliases).model_dump_json()
         if text == self._saved_listing:
             return
-        with suppress(OSError):  # the disk is full: the next start needs the bucket
+        with suppress(OSError):  # the disk may be full
             make_folder(self.root)
             draft = self.root / f"{DRAFT}{os.getpid()}"
             draft.write_text(text)
@@ -136,7 +135,7 @@ class Cache:
             self._saved_listing = text
 
     def saved_listing(self) -> tuple[dict[str, list[int]], dict[str, dict[str, str]]] | None:
-        """Return the versions in the saved listing that have a copy, and the aliases."""
+        """Return the saved versions that have a copy, and the saved aliases."""
         content = self.read(LISTING, MAX_LISTING_BYTES)
         try:
             saved = SavedListing.model_validate_json(content or b"")
@@ -150,7 +149,7 @@ class Cache:
         return versions, saved.aliases
 
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
-        """Return the copy in a folder if it is of this version and undamaged."""
+        """Lock and return a version's copy if it exists and is undamaged."""
         try:
             lease = self._lock(folder, manifest)
         except OSError:
@@ -184,7 +183,7 @@ class Cache:
     def _download(
         self, folder: Path, manifest: Manifest, objects: Objects, aliases: Aliases
     ) -> Lease:
-        self._delete(folder, even_locked=True)  # it contains another version, or a damaged one
+        self._delete(folder, even_locked=True)  # another version, or a damaged copy
         seals = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
         self._make_room(sum(spec.size for spec in manifest.files.values()) + seals, aliases)
         make_folder(folder.parent)
@@ -220,7 +219,7 @@ class Cache:
             raise manifest.broken(file, difference)
 
     def _link(self, target: Path, spec: FileSpec) -> bool:
-        """Link a file with this content from another copy, if there is one."""
+        """Hard-link a file with the same content from another copy, if possible."""
         for copy in self._copies():
             with suppress(OSError):
                 os.link(copy.folder / target.name, target, follow_symlinks=False)
@@ -230,7 +229,7 @@ class Cache:
         return False
 
     def _make_room(self, needed: int, aliases: Aliases) -> None:
-        """Delete unlocked copies until `needed` bytes fit; raises StoreError if they cannot."""
+        """Delete unlocked copies until `needed` bytes fit, or raise StoreError."""
 
         def order(copy: Copy) -> tuple[bool, int]:
             named = aliases.get(copy.folder.parent.name, {}).values()
@@ -258,7 +257,7 @@ class Cache:
         return copies
 
     def _delete(self, folder: Path, even_locked: bool = False) -> bool:
-        """Delete a copy; return False if a reader has locked it."""
+        """Delete a copy. Return False if a reader has locked it."""
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
@@ -277,7 +276,7 @@ class Cache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the cache lock, and delete unfinished copies afterwards."""
+        """Lock the cache folder, and delete unfinished copies afterwards."""
         make_folder(self.root)
         with (self.root / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Files that are read without following links and written durably."""
+"""Read files without following links, and write them durably."""
 
 import hashlib
 import os
@@ -10,13 +10,13 @@ PIECE_BYTES = 1 << 20  # per read of a large file
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Read up to `limit` bytes of a regular file, and one more if it is longer."""
+    """Read a regular file. Return `limit` + 1 bytes if it has more than `limit`."""
     with open_regular(path) as file:
         return file.read(limit + 1)
 
 
 def digest(path: Path, limit: int) -> tuple[int, str]:
-    """Return the size and SHA-256 of a file, read in pieces like `read_regular`."""
+    """Return the size and SHA-256 of a file, reading up to `limit` + 1 bytes."""
     size, digest = 0, hashlib.sha256()
     with open_regular(path) as file:
         while part := file.read(min(PIECE_BYTES, limit + 1 - size)):
@@ -26,7 +26,7 @@ def digest(path: Path, limit: int) -> tuple[int, str]:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, without following links or waiting for a pipe."""
+    """Open a file for reading, without following links or blocking on a pipe."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 

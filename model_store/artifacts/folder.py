@@ -1,8 +1,4 @@
-"""A store in a folder.
-
-A version is written to a hidden folder, synced and renamed. An alias is a small file that is
-replaced by renaming. A lock for each model lets one writer work at a time.
-"""
+"""A store in a folder."""
 
 import fcntl
 import os
@@ -42,6 +38,12 @@ from model_store.errors import NotFound, StoreUnreachable
 
 
 class Folder(Storage):
+    """A storage backend on a local or mounted file system.
+
+    A version is written to a hidden folder, synced and renamed. Aliases are small files, replaced
+    by renaming. Each model has a lock for its writers.
+    """
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self._had_entries = self._is_gone = False
@@ -58,7 +60,7 @@ class Folder(Storage):
         return not self._is_gone
 
     def refresh(self) -> None:
-        """Raise StoreUnreachable if the folder had entries and is empty: its mount is gone."""
+        """Raise StoreUnreachable if the folder has become empty, as after a lost mount."""
         has_entries = self.root.is_dir() and any(True for _ in self.root.iterdir())
         self._had_entries |= has_entries
         self._is_gone = self._had_entries and not has_entries
@@ -93,7 +95,7 @@ class Folder(Storage):
         return read_regular(self.root / path, limit)
 
     def lease(self, manifest: Manifest) -> Lease:
-        """Return the version's folder. Deleting it does not affect processes that have read it."""
+        """Return the version's own folder."""
         return Lease(self.root, self._model_folder(manifest.name) / manifest.version)
 
     @contextmanager
@@ -108,7 +110,7 @@ class Folder(Storage):
             yield
 
     def create(self, parent: str, files_for: Callable[[int], Files]) -> int:
-        """Write a draft and rename it; the lock keeps the number free."""
+        """Write a draft and rename it, while the lock reserves the number."""
         numbers = self.numbers(parent)
         if "/" not in parent:
             numbers.append(deleted_number(self.read_alias(parent, LAST_DELETED)))
@@ -129,10 +131,10 @@ class Folder(Storage):
         return number
 
     def _link_or_copy(self, original: Original, target: Path) -> None:
-        """Make `target` a hard link to a published duplicate, or a synced copy."""
+        """Hard-link a published duplicate to `target`, or write a synced copy."""
         spec = original.spec
         for path in original.duplicates:
-            with suppress(OSError):  # deleted meanwhile, or the file system has no links
+            with suppress(OSError):  # it was deleted, or the file system has no links
                 os.link(self.root / path, target, follow_symlinks=False)
                 if spec.difference(*digest(target, spec.size)) is None:
                     return
@@ -175,14 +177,14 @@ class Folder(Storage):
         draft.rmdir()
 
     def delete(self, path: str) -> None:
-        """Delete a report, or rename a version away and delete it with its reports."""
+        """Delete a report, or a version with its reports."""
         folder, target = self._model_folder(path), self.root / path
         if target.parent != folder:
             shutil.rmtree(target)
             return
         shutil.rmtree(folder / REPORTS / target.name, ignore_errors=True)
         grave = folder / f".deleted-{target.name}"
-        target.rename(grave)  # from here on readers do not see it
+        target.rename(grave)  # hides it from readers
         sync_folder(folder)
         shutil.rmtree(grave)
 

@@ -28,7 +28,7 @@ ENCODER = "encoder.onnx"
 OPTIONAL_FILES = (TRAINING_ROWS, TOKENIZER, ENCODER)
 ALL_FILES = (*FILES, *OPTIONAL_FILES)
 NO_DIGEST = "0" * 64
-LARGEST_ID = (1 << 24) - 1  # float32 holds every integer up to it
+LARGEST_ID = (1 << 24) - 1  # exact in float32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 Decimal = Literal[".", ","]
@@ -38,16 +38,16 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Record(BaseModel):
-    """A frozen record that refuses unknown fields."""
+    """Base class of frozen records that reject unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ImageSpec(Record):
-    """Images as rows: their channels, and the treatment of images of another size.
+    """Colour mode and resizing of images.
 
-    Without `resize` they are rejected. `fit` "stretch" resizes both sides to the model's shape.
-    "crop" resizes in proportion until the shorter side has `shorter` pixels, and crops the centre.
+    Without `resize`, images of another size are rejected. `fit = "stretch"` ignores the aspect
+    ratio. `fit = "crop"` resizes the shorter side to `shorter` pixels and crops the centre.
     """
 
     mode: Literal["L", "RGB"]
@@ -57,7 +57,7 @@ class ImageSpec(Record):
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     @model_validator(mode="after")
-    def _is_resized_one_way(self) -> "ImageSpec":
+    def _check_resizing(self) -> "ImageSpec":
         is_cropped = self.fit == "crop"
         if is_cropped != (self.shorter is not None) or (is_cropped and not self.resize):
             expected = "a number of pixels with resize and fit = crop, or neither"
@@ -66,10 +66,10 @@ class ImageSpec(Record):
 
 
 class TextSpec(Record):
-    """Text as rows of `max_tokens` token ids (`tokenizer.json`).
+    """Tokenization of text into rows of `max_tokens` ids.
 
-    Longer text is cut at the `truncation` side, and shorter text is padded with `pad_id` at the
-    `padding` side. `column` names the text's column in the data.
+    Longer text is truncated on the `truncation` side, and shorter text is padded with `pad_id` on
+    the `padding` side. `column` is the text's column in the data.
     """
 
     column: str
@@ -80,7 +80,7 @@ class TextSpec(Record):
 
 
 class NumberStyle(Record):
-    """The format of a column's numbers: currency or percent sign, decimal mark and separator."""
+    """Format of numbers as text: currency or percent sign, decimal mark, thousands separator."""
 
     sign: Literal["", "$", "€", "£", "¥", "%"] = ""
     decimal: Decimal = "."
@@ -88,12 +88,11 @@ class NumberStyle(Record):
 
 
 class NumericColumn(Record):
-    """A column of numbers, encoded as (value - mean) / std; a missing value becomes 0.
+    """A column of numbers, encoded as (value - mean) / std, or 0 if the value is missing.
 
-    With an `indicator`, a second number marks missing values. With `written`, formatted text is
-    read as well. `usual` is the median, and `mostly` the central interval with nine tenths of the
-    training rows. If `missing` is false, no training row misses the value, and rows without it are
-    rejected.
+    If `indicator` is set, a second number marks missing values. If `written` is set, values can be
+    formatted text. `usual` is the median, and `mostly` the central interval with 90 % of the
+    training rows. If `missing` is false, rows without the value are rejected.
     """
 
     name: str
@@ -108,9 +107,9 @@ class NumericColumn(Record):
 
 
 class CategoricalColumn(Record):
-    """A column of categories, one-hot, with a last number for unknown or missing values.
+    """A one-hot encoded column, with a last number for unknown or missing categories.
 
-    `usual` is the most frequent category; `missing` is defined as in NumericColumn.
+    `usual` is the most frequent category. `missing` is defined as in NumericColumn.
     """
 
     name: str
@@ -120,19 +119,18 @@ class CategoricalColumn(Record):
     missing: bool | None = None
 
 
-# Fields of columns that describe the data and do not change how rows are read
+# Fields of columns that do not affect the encoding
 DESCRIPTIVE_FIELDS: set[str] = {"usual", "mostly", "missing"}
-# Fields of the input that concern files only
+# Fields of the input that only apply to files
 FILE_FIELDS: set[str] = {"missing_values", "id_column"}
 Cycle = Literal["year", "week", "day"]
 
 
 class TimeColumn(Record):
-    """A column of dates or times, encoded as (time - mean) / std in seconds since 1970 in UTC.
+    """A column of dates or times, encoded like a number, in seconds since 1970 in UTC.
 
-    Each of `cycles` adds the sine and cosine of the time's phase; missing values become 0. With
-    `written`, a format for strptime, such text is read in addition to ISO 8601. The other fields
-    are defined as in NumericColumn.
+    Each cycle adds the sine and cosine of the time's phase. `written` is a `strptime` format that
+    is accepted in addition to ISO 8601. The other fields are defined as in NumericColumn.
     """
 
     name: str
@@ -152,13 +150,12 @@ Column = Annotated[AnyColumn, Field(discriminator="kind")]
 
 
 class InputSpec(Record):
-    """A row as a caller sends it, in the units of the training data.
+    """The rows that a model accepts, in the units of the training data.
 
-    Rows with `columns` are objects keyed by column, encoded to rows of `shape`; rows with `image`
-    can be image files, and rows with `text` strings. Rows of dtype int32 are ids: integers from
-    `minimum` to `maximum`, up to `LARGEST_ID`. They are computed and passed to the graph as
-    float32, and the network converts them. In files, cells with `missing_values` are missing in
-    addition to the usual ones, and `id_column` names the rows if there is no column `id`.
+    With `columns`, rows are objects keyed by column. With `image`, they can be image files, and
+    with `text`, strings. Rows of dtype int32 contain ids from `minimum` to `maximum`, which the
+    graph receives as float32. `missing_values` are additional texts of missing cells in files.
+    `id_column` contains the row ids in files without a column `id`.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -173,16 +170,16 @@ class InputSpec(Record):
 
     @cached_property
     def encoded(self) -> "InputSpec":
-        """The specification for rows that are encoded already."""
+        """The specification of encoded rows."""
         return self.model_copy(update={"columns": ()})
 
     @cached_property
     def takes_ids(self) -> bool:
-        """Whether rows are ids, numbers without an order."""
+        """True if rows contain ids."""
         return self.dtype == "int32"
 
     @model_validator(mode="after")
-    def _has_ids_that_are_whole(self) -> "InputSpec":
+    def _check_ids(self) -> "InputSpec":
         ends = low, high = self.minimum, self.maximum
         if self.takes_ids:
             if not (0 <= low <= high <= LARGEST_ID and low == int(low) and high == int(high)):
@@ -198,7 +195,7 @@ class InputSpec(Record):
         return self
 
     @model_validator(mode="after")
-    def _goes_with_its_shape(self) -> "InputSpec":
+    def _check_shape(self) -> "InputSpec":
         shape, image = self.shape, self.image
         if image is not None:
             if len(shape) != 2 and not (len(shape) == 3 and shape[0] == 3):
@@ -223,11 +220,11 @@ def column_width(column: AnyColumn) -> int:
 
 class ClassSpec(Record):
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
-    # Class shares that the probabilities assume
+    # Class shares of the training rows
     priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = None
 
     @model_validator(mode="after")
-    def _has_a_prior_for_each(self) -> "ClassSpec":
+    def _check_priors(self) -> "ClassSpec":
         if self.priors is not None and (
             len(self.priors) != len(self.classes) or abs(sum(self.priors) - 1.0) > 1e-6
         ):
@@ -236,14 +233,14 @@ class ClassSpec(Record):
 
 
 class TargetSpec(Record):
-    """A regression's target; the network returns the mean and log variance after `transform`."""
+    """The target of a regression. The network predicts the transformed target."""
 
     target: str
     transform: Annotated[Transform, Field(discriminator="kind")] | None = None
 
 
 class NoiseSpec(Record):
-    """The noise of a draw and the size of the draw."""
+    """The noise and theta of a draw."""
 
     algorithm: str
     dimension: Annotated[int, Field(ge=1)]
@@ -257,8 +254,8 @@ class NoiseSpec(Record):
 class EncoderSpec(Record):
     """The encoder (`encoder.onnx`), which precedes the network.
 
-    `rows_at_once` rows are encoded together. `difference` is the largest relative difference
-    between a row encoded alone and with others; 0 for the same bits.
+    `rows_at_once` is the batch size. `difference` is the largest relative difference between a row
+    encoded alone and in a batch, or 0 for identical bits.
     """
 
     outputs: Annotated[int, Field(ge=1)]
@@ -271,8 +268,7 @@ class DetectorSpec(Record):
 
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
-    # Detectors whose scores network.onnx divides among a row's numbers
-    attributed: tuple[str, ...] = ()
+    attributed: tuple[str, ...] = ()  # explained by the network's output `terms`
     combined: Annotated[tuple[str, ...], Field(min_length=1)]
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
@@ -284,11 +280,11 @@ class DetectorSpec(Record):
 
     @cached_property
     def names(self) -> DetectorNames:
-        """The names of all detectors by kind."""
+        """Names of detectors by role."""
         return DetectorNames(self.combined, self.density, self.two_sided, self.attributed)
 
     @model_validator(mode="after")
-    def _two_sided_and_attributed_are_densities(self) -> "DetectorSpec":
+    def _check_densities(self) -> "DetectorSpec":
         for field in ("two_sided", "attributed"):
             if not set(received := getattr(self, field)) <= set(self.density):
                 raise ValueError(
@@ -298,10 +294,11 @@ class DetectorSpec(Record):
 
 
 class CategorySpec(Record):
-    """Guarantees within each category: `model_store.conformal.mondrian`.
+    """Categories for guarantees by class or group (`model_store.conformal.mondrian`).
 
-    For each name, `judged_rows` ranking rows are judged in it (by class: predicted as it at the
-    default draws), and `true_rows` belong to it. `column` names the groups' column in the data.
+    `judged_rows` counts the ranking rows that are judged in each category: for classes, the rows
+    predicted as that class. `true_rows` counts the rows that belong to it. `column` is the groups'
+    column in the data.
     """
 
     kind: Literal["class", "group"]
@@ -311,7 +308,7 @@ class CategorySpec(Record):
     true_rows: tuple[Annotated[int, Field(ge=0)], ...]
 
     @model_validator(mode="after")
-    def _has_numbers_of_each(self) -> "CategorySpec":
+    def _check_counts(self) -> "CategorySpec":
         if not len(self.names) == len(self.judged_rows) == len(self.true_rows):
             raise ValueError(
                 f"judged_rows, true_rows: expected a number for each of {len(self.names)} names"
@@ -322,7 +319,7 @@ class CategorySpec(Record):
 
 
 class AbstentionSpec(Record):
-    """The calibration of a classification's abstentions: `model_store.conformal.abstention`."""
+    """The calibration of abstentions (`model_store.conformal.abstention`)."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
     # At the default draws and a false-positive rate of .05
@@ -341,7 +338,7 @@ class FileSpec(Record):
 
 
 class Description(Record):
-    """The part of the manifest that training writes; the store adds the rest."""
+    """The fields of the manifest that training sets."""
 
     method: str
     task: Task
@@ -356,13 +353,13 @@ class Description(Record):
     training: dict[str, Any]
     precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
-    # Figures of simple models for tables, on the rows of `quality`
+    # Figures of simple models on the test rows
     baselines: dict[str, dict[str, FiniteFloat]] = {}
     warnings: tuple[str, ...] = ()  # problems of the fit
     parity: dict[str, float]
 
     @model_validator(mode="after")
-    def _output_goes_with_its_task(self) -> "Description":
+    def _check_task(self) -> "Description":
         is_classification = self.task == "classification"
         expected = f"expected the one of task {self.task}, got another"
         if isinstance(self.output, ClassSpec) != is_classification:
@@ -382,7 +379,7 @@ class Description(Record):
 
     @cached_property
     def priors(self) -> tuple[float, ...] | None:
-        """Class shares that the probabilities assume; None for a regression, or if unknown."""
+        """Class shares of the training rows. None for regression, or if unknown."""
         return self.output.priors if isinstance(self.output, ClassSpec) else None
 
     @cached_property
@@ -411,7 +408,7 @@ class Manifest(Description):
     digest: Sha256  # of the manifest itself: `manifest_digest`
 
     @model_validator(mode="after")
-    def _holds_the_required_files(self) -> "Manifest":
+    def _check_files(self) -> "Manifest":
         if not set(FILES) <= set(self.files) <= set(ALL_FILES):
             raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
         if (TOKENIZER in self.files) != (self.input.text is not None):
@@ -428,7 +425,7 @@ class Manifest(Description):
         return BrokenArtifact(self.name, self.version, file, reason)
 
 
-def manifest_digest(text: bytes, written: str) -> str:
-    """Return the SHA-256 of a manifest's bytes after its digest `written` is set to zeros."""
-    field, without = (f'"digest": "{digest}"'.encode() for digest in (written, NO_DIGEST))
-    return hashlib.sha256(text.replace(field, without, 1)).hexdigest()
+def manifest_digest(text: bytes, digest: str) -> str:
+    """Return the SHA-256 of a manifest whose field `digest` is replaced by zeros."""
+    field, zeros = (f'"digest": "{value}"'.encode() for value in (digest, NO_DIGEST))
+    return hashlib.sha256(text.replace(field, zeros, 1)).hexdigest()

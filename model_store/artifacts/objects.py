@@ -1,8 +1,4 @@
-"""Requests to a bucket over obstore, with plain error messages.
-
-obstore, from the extra `bucket`, is imported only for URLs. Its error messages may repeat a request
-with its secrets, so only the server's status is passed on.
-"""
+"""Access to the objects of a bucket with obstore, which the extra `bucket` installs."""
 
 import os
 import re
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az")
-PIECE_BYTES = 1 << 20  # of an object that is written to a file
+PIECE_BYTES = 1 << 20  # of a download
 CONNECT_S = 5
 REQUEST_S = 10  # lists and small objects
 TRANSFER_S = 3600  # large objects
@@ -42,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Content(NamedTuple):
-    """An object's content, its tag, and its version if the bucket numbers versions."""
+    """An object's content and tag, and its version in buckets with versioning."""
 
     content: bytes
     tag: str
@@ -50,15 +46,17 @@ class Content(NamedTuple):
 
 
 class Objects:
-    """The objects below a URL. Several threads may call the methods at once.
+    """The objects below a URL. Thread-safe.
 
     Every method raises StoreUnreachable if the bucket cannot be reached or refuses the request.
+
+    Args:
+        transfers: a store with a longer timeout, for large objects.
     """
 
     def __init__(
         self, url: str, store: "ObjectStore", transfers: "ObjectStore | None" = None
     ) -> None:
-        """Use an obstore store, and one with a longer timeout for large objects."""
         self.url = url
         self._store = store
         self._transfers = transfers or store
@@ -66,9 +64,10 @@ class Objects:
 
     @classmethod
     def from_url(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
-        """Open a URL with obstore's credentials and endpoint from the environment.
+        """Open a URL with the credentials and endpoint from the environment.
 
-        `field` names the setting or option in errors.
+        Args:
+            field: the setting or option, for errors.
         """
         check_url(url, field)
         try:
@@ -110,7 +109,7 @@ class Objects:
             }
 
     def get(self, path: str, limit: int) -> Content | None:
-        """Return up to `limit` bytes of an object, and one more if it is longer."""
+        """Read an object, or return None. Return `limit` + 1 bytes if it has more than `limit`."""
         with suppress(FileNotFoundError), self._plain_errors("read"):
             result = self._store.get(path)
             content = b""
@@ -123,7 +122,11 @@ class Objects:
         return None
 
     def pieces(self, path: str) -> Iterator[bytes]:
-        """Yield an object in pieces; raises FileNotFoundError if there is none."""
+        """Yield an object in pieces.
+
+        Raises:
+            FileNotFoundError: if the object does not exist.
+        """
         with self._plain_errors("read"):
             for part in self._transfers.get(path).stream(min_chunk_size=PIECE_BYTES):
                 if self._is_closed:
@@ -131,17 +134,17 @@ class Objects:
                 yield bytes(part)
 
     def span(self, path: str, first: int, size: int) -> tuple[bytes, str]:
-        """Return `size` bytes of an object from byte `first`, and its tag.
+        """Return `size` bytes of an object from byte `first`, and the object's tag.
 
         Raises:
-            FileNotFoundError: if there is no such object.
+            FileNotFoundError: if the object does not exist.
         """
         with self._plain_errors("read"):
             result = self._transfers.get(path, options={"range": (first, first + size)})
             return bytes(result.bytes()), result.meta["e_tag"] or ""
 
     def close(self) -> None:
-        """Stop downloads, so that the process can end at once."""
+        """Cancel downloads."""
         self._is_closed = True
 
     def put(self, path: str, content: "bytes | Iterator[bytes]") -> None:
@@ -149,11 +152,11 @@ class Objects:
             self._transfers.put(path, content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write an object unless it exists; return whether it was written."""
+        """Write an object. Return False if it already exists."""
         return self._put_if(path, content, "create")
 
     def replace(self, path: str, content: bytes, tag: str, version: str | None = None) -> bool:
-        """Write an object if its tag (and version) match; return whether it was written."""
+        """Replace an object. Return False if its tag or version has changed."""
         numbered = {} if version is None else {"version": version}
         with suppress(FileNotFoundError):
             return self._put_if(path, content, {"e_tag": tag, **numbered})
@@ -168,14 +171,14 @@ class Objects:
         return False
 
     def delete(self, paths: list[str]) -> None:
-        """Delete objects in order; ignore missing ones."""
+        """Delete objects in order, ignoring missing ones."""
         for path in paths:
             with self._plain_errors("delete"), suppress(FileNotFoundError):
                 self._store.delete(path)
 
     @contextmanager
     def _plain_errors(self, action: str) -> Iterator[None]:
-        """Replace obstore's errors, except those about failed write conditions."""
+        """Convert obstore's errors, whose messages may contain secrets."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         try:
@@ -188,7 +191,7 @@ class Objects:
 
 
 def check_url(url: str, field: str = "DUBITO_STORE") -> None:
-    """Raise InvalidInput if a URL is not a bucket's or contains credentials."""
+    """Raise InvalidInput if a URL does not name a bucket, or contains credentials."""
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in SCHEMES and bool(parts.hostname)
@@ -207,7 +210,7 @@ def check_url(url: str, field: str = "DUBITO_STORE") -> None:
 
 
 def _reason(text: str) -> tuple[str, bool]:
-    """Return a plain reason without secrets, and whether the server refused the request."""
+    """Return a message without secrets, and whether the server refused the request."""
     if "169.254.169.254" in text or "metadata.google" in text or "credential" in text.lower():
         return NO_CREDENTIALS, True
     if "BadScheme" in text or "URL scheme is not allowed" in text:

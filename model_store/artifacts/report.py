@@ -1,9 +1,7 @@
-"""Evaluation reports: what was measured of a published version, next to it in the store.
+"""Evaluation reports of published versions.
 
-`<root>/<name>/reports/<version>/<number>/` holds a report, `report.json`, and the files that it
-lists. A report is written to a hidden folder and renamed, whole or not at all; a later one takes
-the next number, and then the earlier one is deleted. The report that counts is that of the highest
-number.
+A report is stored in `<name>/reports/<version>/<number>/`, as `report.json` and the files that it
+lists. A new report gets the next number and replaces the earlier ones.
 """
 
 import json
@@ -50,7 +48,7 @@ class EvaluationReport:
 def publish_report(
     store: ModelStore, name: str, version: str, report: dict[str, Any], files: dict[str, bytes]
 ) -> EvaluationReport:
-    """Publish the report of a version (a number) with its files, and delete earlier ones."""
+    """Publish the report of a version number, and delete earlier ones."""
     for file in files:
         if not is_name(file) or file == REPORT:
             raise InvalidInput("files", "names of files", repr(file)[:80])
@@ -68,7 +66,7 @@ def publish_report(
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
-    """Return the report of a version (a number), or None."""
+    """Return the latest report of a version number, or None."""
     _check_version(store, name, version)
     parent = reports_path(name, version)
     while numbers := sorted(store.storage.numbers(parent)):
@@ -79,7 +77,7 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
             content = None
         if _is_report(content):
             return EvaluationReport(name, version, content, store, numbers[-1])
-        # If the numbers have changed, a newer report has replaced this one.
+        # Otherwise a newer report has replaced this one
         if numbers == sorted(store.storage.numbers(parent)):
             raise BrokenArtifact(
                 name,

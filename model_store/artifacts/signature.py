@@ -1,7 +1,4 @@
-"""Ed25519 signatures (RFC 8032) of a version's name, number and digest, which covers all its files.
-
-The package `cryptography`, from the extra `sign`, is imported only when keys are used.
-"""
+"""Ed25519 signatures (RFC 8032) of versions, with `cryptography` from the extra `sign`."""
 
 import os
 from collections.abc import Callable
@@ -20,12 +17,12 @@ if TYPE_CHECKING:
 
 SIGNATURE = "manifest.sig"
 SIGNATURE_BYTES = 64
-CONTEXT = "dubito version 1"  # keeps signatures of other content apart
+CONTEXT = "dubito version 1"  # prevents the reuse of other signatures
 MAX_KEY_BYTES = 1 << 14
 
 
 def signed_bytes(manifest: Manifest) -> bytes:
-    """Return the four lines that are signed."""
+    """Return the signed content: four lines with the name, version and digest."""
     return "\n".join([CONTEXT, manifest.name, manifest.version, manifest.digest, ""]).encode()
 
 
@@ -44,10 +41,9 @@ def is_signature(content: bytes, manifest: Manifest, key: "Ed25519PublicKey") ->
 
 
 def write_key_pair(path: Path) -> Path:
-    """Write a private key to `path` (mode 600) and the public key to `<path>.pub`, as PEM files.
+    """Write a private key to `path` (mode 600), and return the path of the public key.
 
-    Returns:
-        the public key's path.
+    Both are PEM files. The public key's name ends in `.pub`.
     """
     _need_cryptography("keygen")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -75,7 +71,7 @@ def write_key_pair(path: Path) -> Path:
 
 
 def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
-    """Read a private key without a passphrase; `field` names the option in errors."""
+    """Read a private key without a passphrase."""
     _need_cryptography(field)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -89,7 +85,7 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
 
 
 def read_public_key(path: Path, field: str) -> "Ed25519PublicKey":
-    """Read a public key; `field` names the option in errors."""
+    """Read a public key. `field` is the option, for errors."""
     _need_cryptography(field)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -101,7 +97,7 @@ def read_public_key(path: Path, field: str) -> "Ed25519PublicKey":
 
 
 def _read_key(path: Path, field: str, load: Callable[[bytes], object]) -> object:
-    """Return a file's key, or None if it has none."""
+    """Read a key, or return None if the file does not contain one."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

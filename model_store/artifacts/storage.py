@@ -1,9 +1,4 @@
-"""The interface between a store and the folder or bucket that holds its files.
-
-Both have the same layout (model_store/README.md): paths with slashes below a root. `Storage` is the
-interface. `model_store.artifacts.folder` and `model_store.artifacts.bucket` implement it, and
-tests/model_store/artifacts/test_store.py checks the same properties for both.
-"""
+"""The storage interface of the model store, with backends for folders and buckets."""
 
 import re
 from abc import ABC, abstractmethod
@@ -17,8 +12,7 @@ from model_store.errors import InvalidInput, NotFound
 
 MANIFEST = "manifest.json"
 ALIASES = "aliases"
-# Next to the aliases: the highest number of a newest version that was deleted
-LAST_DELETED = ".last-deleted"
+LAST_DELETED = ".last-deleted"  # the highest deleted version number, next to the aliases
 MAX_ALIAS_BYTES = 1 << 10
 REPORTS = "reports"  # evaluation reports: `model_store.artifacts.report`
 REPORT = "report.json"
@@ -26,14 +20,14 @@ REPORT = "report.json"
 
 @dataclass(frozen=True)
 class Original:
-    """A file to publish by its path, and paths in the store of files with the same content."""
+    """A file to publish, and published files with the same content."""
 
     path: Path
     spec: FileSpec
     duplicates: tuple[str, ...] = ()
 
     def check(self, name: str, size: int, sha256: str) -> None:
-        """Raise InvalidInput if the file changed after its digest was computed."""
+        """Raise InvalidInput if the file has changed since its digest was computed."""
         if self.spec.difference(size, sha256):
             raise InvalidInput("files", f"an unchanged {name}", "one that changed meanwhile")
 
@@ -43,7 +37,7 @@ Files = Mapping[str, bytes | Original]
 
 @dataclass(frozen=True)
 class AliasContent:
-    """An alias file's text, and a tag (in some buckets also a version) that changes with it."""
+    """The text of an alias, with the tag and version that identify its state in a bucket."""
 
     text: str
     tag: str
@@ -51,25 +45,25 @@ class AliasContent:
 
 
 class Lease:
-    """A version's folder on this machine, which stays there until the lease is closed."""
+    """A local folder with a version's files, available until the lease is closed."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        self.root = root  # a store that contains the version
+        self.root = root  # the store that contains the folder
         self.folder = folder
 
     def close(self) -> None: ...
 
     def discard(self) -> bool:
-        """Delete a damaged copy; return False if the folder is no copy."""
+        """Delete a damaged copy. Return False if the folder is the original."""
         return False
 
 
 class Storage(ABC):
-    """Files by path below a root. A version or a report appears as a whole.
+    """A storage backend. Paths are relative to its root and use slashes.
 
-    Readers need no lock. There may be several writers. Every method may raise OSError (a folder) or
-    StoreUnreachable (a bucket). A `parent` is the path of a model or of a version's reports; the
-    numbers below it are its versions or reports.
+    Versions and reports are written completely or not at all. Readers need no lock, and several
+    writers can work at the same time. A `parent` is the path of a model or of a version's reports,
+    which are numbered. Every method can raise OSError (folder) or StoreUnreachable (bucket).
     """
 
     # Reading
@@ -77,72 +71,76 @@ class Storage(ABC):
     @property
     @abstractmethod
     def scratch(self) -> Path:
-        """A folder on this machine with enough space for versions."""
+        """A local folder with enough space for versions."""
 
     @abstractmethod
     def locate(self, path: str) -> str:
-        """Return a file's path on this machine or its URL, for messages."""
+        """Return a file's local path or URL, for messages."""
 
     @property
     @abstractmethod
     def has_listing(self) -> bool:
-        """Whether a listing is available without another request."""
+        """True if a listing is available without another request."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Refresh the listing. A bucket answers from it until the next call."""
+        """Refresh the listing, which a bucket uses until the next call."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the models that have versions."""
+        """Return the names of the models with versions."""
 
     @abstractmethod
     def numbers(self, parent: str) -> list[int]:
-        """Return the complete versions or reports; NotFound if the name is invalid."""
+        """Return the numbers of the complete versions or reports.
+
+        Raises:
+            NotFound: if the name is invalid.
+        """
 
     @abstractmethod
     def aliases(self, name: str) -> dict[str, str]: ...
 
     @abstractmethod
     def read(self, path: str, limit: int) -> bytes:
-        """Return up to `limit` bytes of a file, and one more if it is longer.
+        """Read a file. Return `limit` + 1 bytes if it has more than `limit`.
 
         Raises:
-            FileNotFoundError: if there is no such file.
-            NotFound: if its folder is a link.
+            FileNotFoundError: if the file does not exist.
+            NotFound: if its folder is a symbolic link.
         """
 
     @abstractmethod
     def lease(self, manifest: Manifest) -> Lease:
-        """Return a version's files on this machine."""
+        """Return a local folder with the files of a version."""
 
     def close(self) -> None:  # noqa: B027
-        """Cancel downloads, because the process is about to end."""
+        """Cancel downloads."""
 
     # Writing
 
     def check_writable(self) -> None:  # noqa: B027
-        """Raise InvalidInput if concurrent writers could overwrite each other."""
+        """Raise InvalidInput if the backend cannot prevent conflicting writes."""
 
     @abstractmethod
     def writing(self, name: str) -> AbstractContextManager[None]:
-        """Enter before the methods below, and delete what killed writers left behind."""
+        """Prepare for writing, and delete the leftovers of killed writers."""
 
     @abstractmethod
     def create(self, parent: str, files_for: Callable[[int], Files]) -> int:
         """Write a version or a report under the next free number, and return the number.
 
-        `files_for` returns the files of a number, among them the seal. It may be called again if
-        another writer takes the number.
+        `files_for` returns the files of a number, including the manifest or `report.json`. If
+        another writer takes the number first, it is called again with the next one.
         """
 
     @abstractmethod
     def read_alias(self, name: str, alias: str) -> AliasContent | None:
-        """Return the current content of an alias (or `LAST_DELETED`)."""
+        """Read an alias (or `LAST_DELETED`) without the listing."""
 
     @abstractmethod
     def replace_alias(self, name: str, alias: str, text: str, before: AliasContent | None) -> bool:
-        """Write an alias if its content is still `before`; return whether it was written."""
+        """Write an alias if its content is still `before`. Return False if it has changed."""
 
     @abstractmethod
     def delete_alias(self, name: str, alias: str) -> None: ...
@@ -152,7 +150,7 @@ class Storage(ABC):
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete a version with its reports, or a report: first its seal, then its files."""
+        """Delete a version with its reports, or a single report."""
 
 
 def reports_path(name: str, version: str) -> str:
@@ -160,12 +158,12 @@ def reports_path(name: str, version: str) -> str:
 
 
 def seal_name(path: str) -> str:
-    """Return the file that completes the version or report at a path."""
+    """Return the name of the file that is written last, which completes a version or report."""
     return REPORT if f"/{REPORTS}/" in path else MANIFEST
 
 
 def deleted_number(content: AliasContent | None) -> int:
-    """Return the number in `LAST_DELETED`, 0 if there is none."""
+    """Return the number in `LAST_DELETED`, or 0."""
     return int(content.text) if content is not None and is_version(content.text) else 0
 
 

@@ -1,11 +1,8 @@
-"""The model store: verified versions and their aliases.
-
-A version appears as a whole and never changes, except that it can be signed later. A `Storage`
-holds the files: `model_store.artifacts.folder` or `model_store.artifacts.bucket`.
-"""
+"""The model store: verified versions and their aliases."""
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,7 +28,13 @@ from model_store.artifacts.manifest import (
     Manifest,
     manifest_digest,
 )
-from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES, is_signature, signature
+from model_store.artifacts.signature import (
+    SIGNATURE,
+    SIGNATURE_BYTES,
+    is_signature,
+    read_public_key,
+    signature,
+)
 from model_store.artifacts.storage import (
     LAST_DELETED,
     MANIFEST,
@@ -59,19 +62,22 @@ if TYPE_CHECKING:
     )
 
 MAX_MANIFEST_BYTES = 1 << 20
-# Without the encoder, which may be large and is loaded from its file
+# The encoder may be large and is loaded from its file
 IN_MEMORY = (*FILES, TRAINING_ROWS, TOKENIZER)
 LATEST = "latest"
+CACHE = Path("cache")  # default of DUBITO_CACHE
+CACHE_BYTES = 10 << 30  # default of DUBITO_CACHE_BYTES
+VERIFY_KEY_VARIABLE = "DUBITO_VERIFY_KEY_FILE"
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A verified version: its manifest, and the bytes of the requested files."""
+    """A verified version with the content of the requested files."""
 
     manifest: Manifest
     files: dict[str, bytes]
-    folder: Path  # of the other files
-    lease: Lease | None = field(default=None, repr=False, compare=False)  # keeps the folder
+    folder: Path
+    lease: Lease | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,16 @@ class Aliases:
 
 
 class ModelStore:
+    """A store in a folder or a bucket.
+
+    A version is published completely or not at all. It never changes, except that it can be signed
+    later.
+
+    Args:
+        trusted: a public key. Versions without its signature are rejected as broken.
+    """
+
     def __init__(self, place: Path | Storage, trusted: "Ed25519PublicKey | None" = None) -> None:
-        """Open a store; with a public key, versions without its signature count as broken."""
         self.storage: Storage = Folder(place) if isinstance(place, Path) else place
         self.trusted = trusted
 
@@ -99,7 +113,7 @@ class ModelStore:
         return sorted(self.storage.names())
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions of a model, oldest first; empty if there is no such model."""
+        """Return the versions of a model, oldest first, or [] for an unknown model."""
         check_is_known_name(name)
         return [str(number) for number in sorted(self.storage.numbers(name))]
 
@@ -138,7 +152,7 @@ class ModelStore:
         return deleted is not None and not self.versions(name) and not self.storage.aliases(name)
 
     def resolve(self, name: str, version: str = LATEST) -> str:
-        """Return the version number that a number or an alias names.
+        """Resolve a version number or an alias to a version number.
 
         Raises:
             NotFound: if there is no such model, version or alias.
@@ -161,13 +175,13 @@ class ModelStore:
             raise NotFound("model", f"one of {self.names()}", repr(name))
 
     def manifest(self, name: str, version: str) -> Manifest:
-        """Return the manifest of a version (a number). The files that it lists are not verified.
+        """Read the manifest of a version number, without verifying the version's files.
 
         Raises:
             NotFound: if `version` is not a number.
-            BrokenArtifact: if the manifest is missing, invalid, changed, or not signed by the
+            BrokenArtifact: if the manifest is missing, invalid, modified, or not signed by the
                 trusted key.
-            UnsupportedFormat: if it has another format version.
+            UnsupportedFormat: if the format version is unknown.
         """
         check_is_known_name(name)
         if not is_version(version):
@@ -180,8 +194,7 @@ class ModelStore:
         try:
             text = self.storage.read(f"{name}/{version}/{MANIFEST}", MAX_MANIFEST_BYTES)
             content = json.loads(text)
-            # Answers can repeat it: 64-bit integers, no lone surrogates
-            orjson.dumps(content)
+            orjson.dumps(content)  # responses contain parts of the manifest
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise broken(_reason(error)) from None
         written_as = content.get("format_version") if isinstance(content, dict) else None
@@ -217,11 +230,11 @@ class ModelStore:
             raise manifest.broken(SIGNATURE, reason)
 
     def open(self, name: str, version: str, files: tuple[str, ...] = IN_MEMORY) -> Artifact:
-        """Read a version (a number), verify every file, and keep the bytes of `files`.
+        """Verify every file of a version number, and return the content of `files`.
 
         Raises:
-            BrokenArtifact: if a file is missing, truncated or changed.
-            UnsupportedFormat: if it has another format version.
+            BrokenArtifact: if a file is missing, truncated or modified.
+            UnsupportedFormat: if the format version is unknown.
         """
         manifest = self.manifest(name, version)
         lease = self.storage.lease(manifest)
@@ -230,7 +243,7 @@ class ModelStore:
         except BrokenArtifact:
             if not lease.discard():
                 raise
-        return _read(manifest, self.storage.lease(manifest), files)  # of a new copy
+        return _read(manifest, self.storage.lease(manifest), files)  # downloaded again
 
     # Writing
 
@@ -241,7 +254,7 @@ class ModelStore:
         files: Mapping[str, bytes | Path],
         alias: str = LATEST,
     ) -> Manifest:
-        """Publish a complete version and move an alias to it.
+        """Publish a version and move an alias to it.
 
         A file given by its path is copied, or hard-linked to a published file with the same
         content.
@@ -275,7 +288,7 @@ class ModelStore:
             number = self.storage.create(name, files_for)
 
             def choose(current: str | None) -> str | None:
-                # Another writer may have published a newer version meanwhile
+                # Another writer may have published a newer version
                 is_overtaken = _number(current) > number and current in self.versions(name)
                 return None if is_overtaken else str(number)
 
@@ -294,7 +307,7 @@ class ModelStore:
         return Original(content, spec, tuple(duplicates))
 
     def _move(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
-        """Write `choose(current text)` to an alias, unless it is None; repeat if others write."""
+        """Set an alias to `choose(current)`, unless that is None. Retry on conflicts."""
         while True:
             before = self.storage.read_alias(name, alias)
             text = choose(None if before is None else before.text)
@@ -302,24 +315,24 @@ class ModelStore:
                 return
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
-        """Sign a valid version (a number), and replace an earlier signature."""
+        """Verify and sign a version number, replacing any earlier signature."""
         self.resolve(name, version)
         with self.storage.writing(name):
             manifest = ModelStore(self.storage).open(name, version, files=()).manifest
             self.storage.overwrite(f"{name}/{version}/{SIGNATURE}", signature(manifest, key))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias at a version or at the version of another alias; `latest` rolls back."""
+        """Point an alias at a version, given as a number or another alias."""
         if not is_name(alias) or is_version(alias):
             expected = f"a name matching {NAME_PATTERN} that is not a number"
             raise InvalidInput("alias", expected, repr(alias))
         self.resolve(name, version)
         with self.storage.writing(name):
             self._move(name, alias, lambda _: self.resolve(name, version))
-            self.resolve(name, alias)  # another writer may have deleted it meanwhile
+            self.resolve(name, alias)  # raises if another writer has deleted the version
 
     def remove_alias(self, name: str, alias: str) -> None:
-        """Remove an alias; its version stays."""
+        """Remove an alias, but not its version."""
         if alias == LATEST:
             expected = f"another than {LATEST}, which always names a version"
             raise InvalidInput("alias", expected, LATEST)
@@ -331,7 +344,7 @@ class ModelStore:
             self.storage.delete_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
-        """Delete a version (a number), or a model with all its versions; return the versions.
+        """Delete a version number, or a model with all its versions, and return the versions.
 
         A version with an alias is deleted only with `force`, and the alias is removed. The version
         of `latest` is deleted only with the whole model. Numbers are not used again.
@@ -364,7 +377,7 @@ class ModelStore:
         return deleted
 
     def keep(self, name: str, newest: int) -> list[str]:
-        """Delete all versions except the newest ones and those with an alias; return them."""
+        """Delete versions except the `newest` ones and those with an alias, and return them."""
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self._check_exists(name)
@@ -380,8 +393,49 @@ class ModelStore:
         return deleted
 
 
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def resolve_location(place: str) -> str:
+    """Return a URL unchanged, or the absolute path of a folder."""
+    return place if is_url(place) else str(Path(place).resolve())
+
+
+def open_store(
+    place: str | Path,
+    cache: str | Path = CACHE,
+    cache_bytes: int = CACHE_BYTES,
+    verify_key_file: str | Path | None = None,
+) -> ModelStore:
+    """Open the store in a folder or at a bucket's URL. `cache` is the folder for downloads."""
+    trusted = None
+    if verify_key_file is not None:
+        trusted = read_public_key(Path(verify_key_file), VERIFY_KEY_VARIABLE)
+    if isinstance(place, Path) or not is_url(place):
+        return ModelStore(Path(place), trusted)
+    # obstore is an extra
+    from model_store.artifacts.bucket import Bucket
+    from model_store.artifacts.cache import Cache
+    from model_store.artifacts.objects import Objects
+
+    bucket = Bucket(Objects.from_url(place), Cache(Path(cache), place, cache_bytes))
+    return ModelStore(bucket, trusted)
+
+
+def store_from_environment(place: str | None = None) -> ModelStore:
+    """Open the store at `place`, or at the location in DUBITO_STORE."""
+    cache_bytes = os.environ.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))
+    if not cache_bytes.isdecimal() or int(cache_bytes) < 1:
+        raise InvalidInput(
+            "DUBITO_CACHE_BYTES", "a number of bytes, at least 1", repr(cache_bytes[:40])
+        )
+    store = place or os.environ.get("DUBITO_STORE", "models")
+    return open_store(store, os.environ.get("DUBITO_CACHE", CACHE), int(cache_bytes))
+
+
 def first_error(error: ValidationError) -> str:
-    """Return pydantic's first error as `field: message`, without the value."""
+    """Format pydantic's first error as `field: message`, without the value."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" if field else str(first["msg"])
@@ -415,7 +469,6 @@ def _spec(content: bytes | Path) -> FileSpec:
 
 
 def _reason(error: Exception) -> str:
-    """Describe an error of a file without its path."""
     if isinstance(error, OSError):
         return error.strerror or "cannot be read"
     return "is not valid JSON"

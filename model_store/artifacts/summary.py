@@ -18,11 +18,11 @@ from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS
 
 MAX_SHOWN = 12  # names of categories and classes
 MAX_SHOWN_FEW = 10  # names of categories with too few rows
-LEFT_OUT = ("recipe", "convergence")  # records that are shown in part
+SUMMARISED = ("recipe", "convergence")  # shown in part
 
 
 def summary(store: ModelStore, name: str, version: str) -> list[str]:
-    """Describe the manifest, signature and report of a version (a number), without verification."""
+    """Describe a version's manifest, signature and report, without verifying the files."""
     manifest = store.manifest(name, version)
     sizes = [file.size for file in manifest.files.values()]
     aliases = sorted(alias for alias, number in store.aliases(name).items() if number == version)
@@ -89,7 +89,7 @@ def _calibration(manifest: Manifest) -> str:
 
 
 def _training(facts: dict[str, Any]) -> dict[str, str]:
-    lines = {key: _short(value) for key, value in facts.items() if key not in LEFT_OUT}
+    lines = {key: _short(value) for key, value in facts.items() if key not in SUMMARISED}
     for record, key in (("recipe", "data"), ("convergence", "says")):
         part = facts.get(record)
         value = part.get(key) if isinstance(part, dict) else None
@@ -130,7 +130,7 @@ def _report(store: ModelStore, name: str, version: str) -> str:
 
 
 def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
-    """Describe for which default rates or categories there are too few ranking rows, if any."""
+    """Return a warning if categories or default rates have too few ranking rows."""
     if categories is None:
         return few_rows_warning(detectors.ranking_rows)
     few = [

@@ -1,12 +1,11 @@
-"""Cells of text: missing values, booleans, formatted numbers and times, for training and service.
+"""Parsing of text cells: missing values, booleans, formatted numbers, dates and times.
 
-A number may have a currency or percent sign before or after the digits, the same sign in the whole
-column: $1,200.50, 12 % or 1.234,5. The sign is ignored, so 12 % is 12.
+Numbers can have a currency or percent sign, which is ignored: "$1,200.50" is 1200.5 and "12 %" is
+12. All numbers of a column have the same format.
 
-A time is a date or a date and time in ISO 8601 (2024-05-01, 2024-05-01 13:30:05.25+02:00), in UTC
-unless it has an offset. If the training data had dates in another format, such as 31.05.2024, that
-format is accepted too, with an optional time of day. The number of a time is the seconds since 1970
-in UTC.
+Times are ISO 8601 dates with an optional time of day, in UTC unless they have an offset. If the
+training data uses another date format, such as 31.05.2024, that format is accepted too. A time is
+converted to seconds since 1970.
 """
 
 import re
@@ -34,9 +33,9 @@ BOOLEANS = {"true", "false"}
 SIGNS = "$€£¥%"
 SPACES = "\u00a0\u202f"  # non-breaking spaces
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
-THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}", re.ASCII)  # may also be a decimal comma
+THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}", re.ASCII)  # or a decimal comma
 POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
-MAX_CHARACTERS = 100  # of a number or time
+MAX_CHARACTERS = 100  # per number or time
 TIME_EXAMPLE = "2024-05-01 or 2024-05-01T13:30"
 ISO = re.compile(
     r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?)?",
@@ -47,18 +46,18 @@ DAY_S = 86_400.0
 CLOCKS = ("", " %H:%M", " %H:%M:%S")
 HAS_CLOCK = re.compile("%[HIMSXcfp]")
 BEFORE_CLOCK = re.compile(r"(?<=\d)T(?=\d)")
-EXAMPLE = datetime(2024, 5, 31)  # its day cannot be a month
+EXAMPLE = datetime(2024, 5, 31)  # the day is not a valid month
 CYCLES_S = {"year": 365.2425 * DAY_S, "week": 7 * DAY_S, "day": DAY_S}
 
 
 def cell_reader(
     column: AnyColumn, missing: tuple[str, ...], has_commas: bool = False
 ) -> Callable[[str], Any]:
-    """Return a function that converts a column's cells from text to JSON values.
+    """Return a function that converts a column's text cells to JSON values.
 
     Args:
-        missing: additional values for missing cells.
-        has_commas: whether plain numbers have decimal commas.
+        missing: additional texts of missing values.
+        has_commas: True if plain numbers have decimal commas.
     """
     missing_texts = {*MISSING, *missing}
     if isinstance(column, CategoricalColumn):
@@ -85,7 +84,7 @@ def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[
 
 
 def match_category(text: str, categories: AbstractSet[str]) -> str:
-    """Return the category of a text after trimming and lowering booleans; otherwise the text."""
+    """Strip a text and lowercase booleans if the result is a known category."""
     if text in categories:
         return text
     trimmed = text.strip()
@@ -95,7 +94,7 @@ def match_category(text: str, categories: AbstractSet[str]) -> str:
 
 
 def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:
-    """Return a number, or the text if it is none; the caller rejects it with its row."""
+    """Parse a number, or return invalid text unchanged for the caller to reject."""
     try:
         if column.written is not None:
             return parse_number(text, column.written)
@@ -113,7 +112,7 @@ def is_number(text: str) -> bool:
 
 
 def parse_number(text: str, writing: NumberStyle) -> float:
-    """Parse a number; the sign is optional. Raises ValueError for another format."""
+    """Parse a formatted number, with or without its sign. Raises ValueError for other text."""
     trimmed = "" if len(text) > MAX_CHARACTERS else text.translate(_TO_SPACE).strip()
     match = _pattern(writing).fullmatch(trimmed)
     if match is None:
@@ -128,7 +127,7 @@ def number_example(writing: NumberStyle) -> str:
 
 
 def find_sign(text: str) -> str | None:
-    """Return the sign in a text, "" without a sign, None for several signs."""
+    """Return the sign in a text, "" if it has none, or None if it has several."""
     signs = [character for character in text if character in SIGNS]
     return None if len(signs) > 1 else "".join(signs)
 
@@ -147,32 +146,34 @@ def _pattern(writing: NumberStyle) -> re.Pattern[str]:
 
 
 def parse_iso_time(text: str) -> float:
-    """Return the number of a time in ISO 8601; raises ValueError for other text."""
+    """Convert an ISO 8601 time to seconds since 1970. Raises ValueError for other text."""
     if not ISO.fullmatch(text):
         raise ValueError(text)
     return seconds_since(datetime.fromisoformat(text))
 
 
 def parse_time(date_format: str, text: str) -> float:
-    """Return the number of a time in a strptime format; a date may be followed by a time of day.
+    """Convert a time in a `strptime` format to seconds since 1970.
+
+    Formats without a time of day accept an optional one.
 
     Raises:
         ValueError: for other text.
     """
     stripped = "" if len(text) > MAX_CHARACTERS else text.strip()
-    is_of_dates = HAS_CLOCK.search(date_format) is None
-    if is_of_dates:
+    is_date_only = HAS_CLOCK.search(date_format) is None
+    if is_date_only:
         stripped = BEFORE_CLOCK.sub(" ", stripped)
-    for clock in CLOCKS if is_of_dates else ("",):
+    for clock in CLOCKS if is_date_only else ("",):
         try:
             return seconds_since(datetime.strptime(stripped, date_format + clock))
-        except (ValueError, re.error):  # re.error if the format repeats a directive
+        except (ValueError, re.error):  # re.error for repeated directives
             continue
     raise ValueError(text)
 
 
 def is_date_format(date_format: str) -> bool:
-    """Return whether a strptime format reproduces a date."""
+    """Check whether a `strptime` format preserves dates."""
     try:
         return parse_time(date_format, date_example(date_format)) == seconds_since(EXAMPLE)
     except ValueError:
@@ -184,11 +185,11 @@ def date_example(date_format: str) -> str:
 
 
 def seconds_since(time: datetime) -> float:
-    """Return a time's number; without an offset it is in UTC."""
+    """Convert a time to seconds since 1970, in UTC unless it has an offset."""
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH).total_seconds()
 
 
 def phases(seconds: Float64[np.ndarray, "N"], cycle: str) -> Float64[np.ndarray, "N 2"]:
-    """Return the sine and cosine of the phase in a cycle."""
+    """Return the sine and cosine of the phase of a cycle."""
     angles = 2.0 * np.pi * np.mod(seconds, CYCLES_S[cycle]) / CYCLES_S[cycle]
     return np.stack([np.sin(angles), np.cos(angles)], axis=1)

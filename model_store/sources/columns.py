@@ -1,10 +1,7 @@
-"""Rows of named columns as rows of numbers: one encoding for training and for the service.
+"""Encoding of rows with named columns, shared by training and the service.
 
-A number becomes (value - mean) / std, and a missing one 0. If training rows miss the value, an
-indicator follows, which is 1 for missing values. A category is one-hot; the last number is 1 for
-unknown and missing categories. A time is a number, followed by a sine and a cosine for each cycle.
-`training.data.tables` fits means, standard deviations and categories on the training rows.
-Arithmetic is float64, rounded once.
+The manifest's column classes define the encoding. `training.data.tables` computes means, standard
+deviations and categories from the training rows. Arithmetic is float64, rounded once to float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +35,7 @@ from model_store.sources.cells import (
 )
 
 Columns = Sequence[AnyColumn]
-Numbers = Float64[np.ndarray, "N"]  # NaN for missing values; times are numbers
+Numbers = Float64[np.ndarray, "N"]  # numbers or times, NaN for missing values
 Categories = list[str | None]  # None for missing values
 OR_NULL = ", or null"  # for columns with missing values
 MAX_SHOWN = 10
@@ -47,7 +44,7 @@ MAX_SHOWN = 10
 def encode(
     columns: Columns, values: Mapping[str, Numbers | Categories]
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode columns side by side, in order. Each row is encoded independently."""
+    """Encode columns and concatenate them in order."""
     parts = [
         _one_hot(column, values[column.name])  # type: ignore[arg-type]
         if isinstance(column, CategoricalColumn)
@@ -59,7 +56,7 @@ def encode(
 
 def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:
     missing = np.isnan(values)[:, None]
-    with np.errstate(over="ignore"):  # to infinity, which the caller rejects
+    with np.errstate(over="ignore"):  # the caller rejects infinity
         parts = [((values - column.mean) / column.std)[:, None]]
         if isinstance(column, TimeColumn):
             parts += [phases(values, cycle) for cycle in column.cycles]
@@ -81,22 +78,19 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
 
 
 def columns_expected(field: str, received: str) -> InvalidInput:
-    """Return the error for rows of numbers that may be encoded or may be values in some order."""
-    expected = (
-        "rows as objects keyed by column (or with `encoded` true numbers, as the model encodes "
-        "its columns)"
-    )
+    """Return the error for rows of numbers if rows keyed by column are required."""
+    expected = "rows as objects keyed by column (or encoded numbers, if `encoded` is true)"
     return InvalidInput(field, expected, received)
 
 
 def encode_objects(
     rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode JSON objects keyed by column; null is a missing value. `first_row` is for errors."""
+    """Encode JSON objects keyed by column. `first_row` is used in errors."""
     names = {column.name for column in columns}
     for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
-            expected = "an object keyed by column, as the row before it"
+            expected = "an object keyed by column, like the previous row"
             raise InvalidInput(f"{field}.{n}", expected, describe_value(row))
         if row.keys() != names:
             _raise_for_keys(row, columns, f"{field}.{n}")
@@ -106,17 +100,17 @@ def encode_objects(
 
 
 def encode_cells(
-    cells_of: Mapping[str, Sequence[Any] | Numbers],
+    cells: Mapping[str, Sequence[Any] | Numbers],
     columns: Columns,
     field: str,
     first_row: int = 0,
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode JSON values by column; numbers may be an array with NaN for missing values."""
+    """Encode JSON values by column, or arrays of numbers with NaN for missing values."""
     values: dict[str, Numbers | Categories] = {}
     errors: list[InvalidInput] = []  # the first of each column
     for column in columns:
         try:
-            values[column.name] = _values(column, cells_of[column.name], field, first_row)
+            values[column.name] = _values(column, cells[column.name], field, first_row)
         except InvalidInput as error:
             errors.append(error)
     if errors:
@@ -127,8 +121,8 @@ def encode_cells(
         n, i = np.argwhere(~finite)[0].tolist()
         ends = np.cumsum([column_width(column) for column in columns])
         name = columns[int(np.searchsorted(ends, i, side="right"))].name
-        expected = "a number nearer to those of the training data"
-        raise InvalidInput(f"{field}.{first_row + n}.{name}", expected, "one too far away")
+        expected = "a number closer to the training data"
+        raise InvalidInput(f"{field}.{first_row + n}.{name}", expected, "a number too far away")
     return encoded
 
 
@@ -162,7 +156,7 @@ def _read(
 
 
 def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
-    """Return the row of usual values, or None if a column has none."""
+    """Encode the usual value of each column, or return None if a column has no usual value."""
     if any(column.usual is None for column in columns):
         return None
     values: dict[str, Numbers | Categories] = {
@@ -176,14 +170,14 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
 
 @dataclass(frozen=True)
 class UnusualCells:
-    """A row's unseen categories by column, and its columns with missing values."""
+    """The unseen categories of a row by column, and the columns with missing values."""
 
     unseen: dict[str, str]
     missing: list[str]
 
 
 def unusual_cells(row: Mapping[str, Any], columns: Columns) -> UnusualCells:
-    """Return the odd cells of an object for `encode_objects`."""
+    """Find unseen categories and missing values in a JSON row."""
     unseen, missing = {}, []
     for column in columns:
         cell = row[column.name]
@@ -197,7 +191,7 @@ def unusual_cells(row: Mapping[str, Any], columns: Columns) -> UnusualCells:
 
 
 def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
-    """Count the encoded rows with an unknown or missing category, by column; omit zeros."""
+    """Count the encoded rows with an unknown or missing category, by column, without zeros."""
     if not columns:
         return {}
     last = np.cumsum([column_width(column) for column in columns]) - 1
@@ -224,13 +218,13 @@ def _check_no_missing(values: Numbers | Categories, name: str, field: str, first
     is_present = presence(values)
     if not is_present.all():
         n = first_row + int(np.argmin(is_present))
-        expected = "a value, since no row that the model was trained on misses one"
+        expected = "a value, because no training row lacks it"
         raise InvalidInput(f"{field}.{n}.{name[:80]}", expected, "none")
 
 
 def _raise_for_keys(row: dict[str, Any], columns: Columns, field: str) -> None:
     ordered = [column.name for column in columns]
-    suffix = {True: OR_NULL + " where it is missing", False: ""}
+    suffix = {True: OR_NULL + " if it is missing", False: ""}
     errors = [
         InvalidInput(
             f"{field}.{column.name}",
@@ -291,7 +285,7 @@ def _category(cell: Any, field: str) -> str | None:
 
 
 def category_text(value: str | int | float | bool) -> str:
-    """Return a category's name: true and false in lower case, integers without a point."""
+    """Convert a JSON value to a category's name: "true", "false", or an integer without a point."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""CSV files, with automatic encoding, delimiter and decimal commas."""
+"""Read CSV files, and detect their encoding, delimiter and decimal commas."""
 
 import codecs
 import csv
@@ -23,31 +23,30 @@ from model_store.sources.row_file import (
 from model_store.types import Pause, no_pause
 
 DELIMITERS = (",", ";", "\t", "|")
-MARK = re.compile(r'"?sep=(.)"?\r?\n')  # Excel's first line
-CLOSED = "a CSV file with quotes that are closed"
-SAMPLE_BYTES = 1 << 16  # read to recognise the delimiter
+MARK = re.compile(r'"?sep=(.)"?\r?\n')  # first line written by Excel
+CLOSED = "a CSV file with closed quotes"
+SAMPLE_BYTES = 1 << 16  # to detect the delimiter
 SAMPLE_LINES = 100
-ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # in the order of trial
+ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # tried in this order
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-END = ["end", "of file"]  # an extra line that shows whether a quote is still open
+END = ["end", "of file"]  # an extra line, to detect an unclosed quote
 
 MAX_CELLS = 1 << 17  # per row
 MAX_LETTERS = 1 << 24  # per line and per cell
 LETTER_BYTES = 4  # upper bound in memory
 PART_CELLS = 1 << 18
-CELL_BYTES = 100  # memory of a cell as text and as a value, without its letters
+CELL_BYTES = 100  # memory per cell, without its letters
 PART_LETTERS = 1 << 23
 
 csv.field_size_limit(MAX_LETTERS)
 
 
 class CsvTable:
-    """A CSV file as rows of text below a line of names.
+    """A CSV file with a header line. Extra empty cells at the ends of lines are ignored.
 
     Attributes:
-        names: column names without surrounding blanks; empty for an empty file. Extra empty cells
-            at the ends of lines are ignored.
-        encoding, delimiter: the options, or the recognised ones.
+        names: stripped column names, empty for an empty file.
+        encoding, delimiter: the options, or the detected ones.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class CsvTable:
         except csv.Error as error:
             raise InvalidInput(self.field, CLOSED, str(error)[:100]) from error
         if before != END:
-            raise InvalidInput(self.field, CLOSED, "one that is open at the end")
+            raise InvalidInput(self.field, CLOSED, "an open quote at the end")
 
     def _bounded(self, file: io.TextIOBase) -> Iterator[str]:
         while line := file.readline(MAX_LETTERS + 1):
@@ -126,7 +125,7 @@ class CsvTable:
 
 
 def detect_delimiter(sample: str) -> str:
-    """Return the delimiter that splits all lines into the same, largest number of cells."""
+    """Return the delimiter that splits all lines into equally many cells."""
     best, cells = ",", 1
     for delimiter in DELIMITERS:
         lines = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
@@ -140,7 +139,7 @@ def detect_delimiter(sample: str) -> str:
 
 
 def _within(row: list[str], width: int) -> list[str]:
-    """Remove empty cells beyond a width from the end of a row."""
+    """Remove empty cells beyond `width` from the end of a row."""
     end = len(row)
     while end > width and not row[end - 1].strip():
         end -= 1
@@ -156,7 +155,7 @@ def _known(encoding: str, field: str) -> str:
 
 
 def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
-    """Recognise a file's encoding by its first bytes, or by decoding all of it."""
+    """Detect a file's encoding from its first bytes, or by decoding the whole file."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]
     if b"\x00" in sample[:1000]:
@@ -177,7 +176,7 @@ def _is_in(file: io.BufferedIOBase, encoding: str) -> bool:
 
 
 class CsvFile(RowFile):
-    """A table for a model of columns, or a column of texts."""
+    """A CSV file for a model of columns or text."""
 
     ENDING = ".csv"
 
@@ -207,9 +206,9 @@ class CsvFile(RowFile):
         self.read_as += self._name_ids()
 
     def _find_commas(self) -> bool:
-        """Count the rows, and return whether plain numbers have decimal commas.
+        """Count the rows, and detect whether plain numbers have decimal commas.
 
-        1,234 may be a thousand, so it is no evidence in files with commas or decimal points.
+        In comma-separated files, 1,234 can be a thousand and is not sufficient evidence.
         """
         plain = [c for c in self.spec.columns if isinstance(c, NumericColumn) and c.written is None]
         places = [self._table.names.index(column.name) for column in plain]
@@ -237,7 +236,7 @@ class CsvFile(RowFile):
         for part in cut(names, len, PART_CELLS, PART_LETTERS):
             for n, name in enumerate(part, start=len(ids)):
                 if not name.strip():
-                    raise InvalidInput(self.id_column, "a name for each row", f"none of row {n}")
+                    raise InvalidInput(self.id_column, "an id for each row", f"none in row {n}")
                 if len(name) > ID_LETTERS:
                     expected = f"ids of at most {ID_LETTERS} letters"
                     raise InvalidInput(self.id_column, expected, f"one of {len(name)}")
@@ -251,10 +250,10 @@ class CsvFile(RowFile):
     def parts(self, first: int = 0) -> Iterator[Part]:
         places = [self._table.names.index(name) for name in self._wanted]
         rows = ([row[i] for i in places] for row in islice(self._table.rows(), first, None))
-        most = self.part_rows
-        cells = CELL_BYTES * len(places) * min(most, self.rows)
+        max_rows = self.part_rows
+        cells = CELL_BYTES * len(places) * min(max_rows, self.rows)
         self.bounds.reserve(cells + LETTER_BYTES * PART_LETTERS, self.field)
-        for part in cut(rows, lambda row: sum(map(len, row)), most, PART_LETTERS):
+        for part in cut(rows, lambda row: sum(map(len, row)), max_rows, PART_LETTERS):
             yield self._part(part)
 
     def _part(self, rows: list[list[str]]) -> Part:

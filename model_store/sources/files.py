@@ -1,7 +1,7 @@
-"""Open files of rows: npy, npz, Parquet, CSV, and zips of images or texts, read in parts.
+"""Open files of rows: npy, npz, Parquet, CSV, and zip archives of images or texts.
 
-The model determines which part of a file has the rows, and `read_as` reports it. Ids come from the
-array `ids` of an npz file, the column `id` of a table, or the file names in a zip.
+Row ids come from the array `ids` of an npz file, the column `id` of a table, or the file names of a
+zip archive.
 """
 
 import zipfile
@@ -27,12 +27,12 @@ from model_store.sources.row_file import (
     whole,
 )
 
-FILE_BYTES = 64 << 20  # per file in a zip, once inflated
-PART_BYTES = 32 << 20  # per part, roughly
+FILE_BYTES = 64 << 20  # per uncompressed file in a zip archive
+PART_BYTES = 32 << 20  # per part, approximately
 
 
 class ZipOfFiles(RowFile):
-    """A zip of images or texts; each file is a row, and its name is the id."""
+    """A zip archive of images or texts, with one row per file. File names are the ids."""
 
     ENDING = ".zip"
     WHOLE = "a whole zip file"
@@ -69,12 +69,12 @@ class ZipOfFiles(RowFile):
 
 
 def _path(info: zipfile.ZipInfo) -> str:
-    """Return a member's path; Windows may write backslashes."""
+    """Return a member's path, with backslashes from Windows replaced."""
     return info.filename if "/" in info.filename else info.filename.replace("\\", "/")
 
 
 def _is_of_system(path: str) -> bool:
-    """Return whether a path is a folder or a file that the operating system adds."""
+    """Check whether a member is a folder, or a file added by the operating system."""
     parts = path.split("/")
     return (
         parts[0] == "__MACOSX"
@@ -84,7 +84,7 @@ def _is_of_system(path: str) -> bool:
 
 
 def _parquet(source: Source, spec: InputSpec, field: str, bounds: Bounds) -> RowFile:
-    from model_store.sources.parquet import ParquetFile  # loads pyarrow: 40 MB
+    from model_store.sources.parquet import ParquetFile  # imports pyarrow, 40 MB
 
     return ParquetFile(source, spec, field, bounds=bounds)
 
@@ -105,7 +105,11 @@ def open_rows(
     ending: str | None = None,
     bounds: Bounds = UNBOUNDED,
 ) -> RowFile:
-    """Open a file of rows for a model; `ending` is required for content without a path."""
+    """Open a file of rows for a model.
+
+    Args:
+        ending: the file extension, required if `source` is not a path.
+    """
     if ending is None and isinstance(source, Path):
         ending = source.suffix
     read = READERS.get((ending or "").lower())
@@ -122,18 +126,18 @@ def open_rows(
 
 
 def file_stamp(path: Path) -> str:
-    """Return a file's size and modification time, which change with it."""
+    """Return a file's size and modification time, to detect changes."""
     stat = path.stat()
     return f"{stat.st_size}-{stat.st_mtime_ns}"
 
 
 def check_ids(ids: list[str], rows: int) -> None:
     if len(ids) != rows:
-        raise InvalidInput(IDS, f"one for each of the {rows} pool rows", f"{len(ids)}")
+        raise InvalidInput(IDS, f"an id for each of the {rows} pool rows", f"{len(ids)}")
     hashed = (blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in ids)
     digests = np.frombuffer(b"".join(digest.digest() for digest in hashed), dtype="V16")
     _, firsts, counts = np.unique(digests, return_index=True, return_counts=True)
     if len(firsts) < rows:
         repeated = ids[int(firsts[np.argmax(counts)])]
-        received = f"some that are the same, {repeated[:80]!r} among them"
-        raise InvalidInput(IDS, "different names", received)
+        received = f"duplicates such as {repeated[:80]!r}"
+        raise InvalidInput(IDS, "unique ids", received)

@@ -1,12 +1,9 @@
-"""Images as rows: one decoding for training and for the service.
+"""Decode images with Pillow, for training and the service.
 
-PNG, JPEG, WebP and BMP files of 8 bits a channel become rows of pixels from 0 to 255. Grey rows
-have shape (H, W), colour rows (3, H, W). An image is converted to the model's mode (colour to grey
-by ITU-R 601 luma); transparency is dropped, and orientation tags are ignored. An image of another
-size is stretched, or resized in proportion and cropped like torchvision's `Resize` and `CenterCrop`
-do with Pillow's images.
-
-Pillow reads the files. Bounds on pixels, scans and reads limit the memory and time of a file.
+PNG, JPEG, WebP and BMP files with 8 bits per channel become pixels from 0 to 255, of shape (H, W)
+for grey images and (3, H, W) for colour. Colour is converted to grey with ITU-R 601 luma.
+Transparency and orientation tags are ignored. Images are resized like torchvision's `Resize` and
+`CenterCrop`. Limits on pixels, scans and reads bound memory and time.
 """
 
 import base64
@@ -20,22 +17,22 @@ from PIL import Image, ImageFile, PngImagePlugin
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput, describe_value
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of requests; training reads others too
-MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # of 8 bits a channel
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # in requests; training accepts more
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8 bits per channel
 GREY_MODES = ("1", "L", "LA")
-MAX_SIDE = 65_535  # pixels: JPEG's own limit; longer ones cost far more than their pixels to resize
-MAX_PIXELS = 1 << 25  # of one image: 33 million, more than cameras' 24
-MAX_SCANS = 100  # of a JPEG file: encoders write up to a dozen
-BMP_RUN_LENGTHS = (1, 2)  # kinds of compression that are decoded a run at a time, in Python
+MAX_SIDE = 65_535  # pixels, the limit of JPEG
+MAX_PIXELS = 1 << 25  # per image
+MAX_SCANS = 100  # per JPEG file; encoders write up to a dozen
+BMP_RUN_LENGTHS = (1, 2)  # compressions that Pillow decodes slowly, in Python
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-SCANS_PER_PASS = 10  # that count as one pass over the pixels: usual in a progressive image
+SCANS_PER_PASS = 10  # scans of a usual progressive image
 JPEG_START = b"\xff\xd8"
-JPEG_SCAN = b"\xff\xda"  # coded pixels contain no such bytes
-# Upper bounds: 64 pixels of a JPEG file take a bit or more, and deflate has a ratio of 1,032
+JPEG_SCAN = b"\xff\xda"  # does not occur in coded pixels
+# Upper bounds: 64 JPEG pixels take at least a bit, and deflate has a ratio of 1,032
 PIXELS_PER_BYTE = {"JPEG": 512, "MPO": 512, "PNG": 8 * 1032}
-MAX_READS = 100_000  # of a file: Pillow makes about four for each part of it
-PngImagePlugin.MAX_TEXT_MEMORY = 1 << 22  # bytes of a file's texts, once inflated
-# Upper bounds for decoding and converting a pixel; WebP's decoder keeps two frames
+MAX_READS = 100_000  # per file; Pillow makes about four per part
+PngImagePlugin.MAX_TEXT_MEMORY = 1 << 22  # bytes of uncompressed text chunks
+# Upper bounds per pixel; the WebP decoder needs two frames
 DECODED_BYTES = {"PNG": 10, "BMP": 10, "JPEG": 14, "MPO": 14, "WEBP": 18}
 RESIZED_BYTES = 10  # per pixel of `resized_pixels`
 SIDE_BYTES = 64  # per row and column
@@ -43,10 +40,9 @@ DECODER_BYTES = 1 << 16  # per image
 
 
 class BoundedFile(io.BytesIO):
-    """A file's content that can be read `MAX_READS` times.
+    """A file with a limit on the number of reads.
 
-    Pillow goes over the parts of a file one by one, and a part takes a few bytes. Without a bound a
-    small file of many parts keeps a processor busy for minutes.
+    Otherwise a small file with many tiny parts could keep Pillow busy for minutes.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -66,11 +62,11 @@ def image_content(row: Any, field: str) -> bytes:
         return row
     if not isinstance(row, str):
         raise InvalidInput(
-            field, "base64 of an image file, as the row before it", describe_value(row)
+            field, "base64 of an image file, like the previous row", describe_value(row)
         )
     try:
         return base64.b64decode(row, validate=True)
-    except ValueError:  # binascii.Error, or text beyond ASCII
+    except ValueError:  # binascii.Error, or not ASCII
         expected = "base64 of an image file"
         raise InvalidInput(field, expected, f"{describe_value(row)} that is not base64") from None
 
@@ -78,7 +74,7 @@ def image_content(row: Any, field: str) -> bytes:
 def open_image(
     content: bytes, field: str, formats: tuple[str, ...] = FORMATS
 ) -> ImageFile.ImageFile:
-    """Read an image's header; `pixels` decodes its pixels."""
+    """Read an image's header and check its size and format."""
     expected = f"a {', '.join(formats[:-1])} or {formats[-1]} file"
     try:
         image = Image.open(BoundedFile(content), formats=formats)
@@ -86,7 +82,7 @@ def open_image(
         raise InvalidInput(
             field, f"an image of at most {MAX_PIXELS} pixels", "a larger one"
         ) from None
-    except Exception:  # Pillow raises many kinds for damaged headers
+    except Exception:  # Pillow raises many types for damaged headers
         raise InvalidInput(field, expected, "something else") from None
     if image.width * image.height > MAX_PIXELS:
         raise InvalidInput(
@@ -110,27 +106,26 @@ def open_image(
 
 
 def decoded_pixels(image: ImageFile.ImageFile) -> int:
-    """Return how many pixels decoding processes; many scans process them several times."""
+    """Return the number of pixels to decode, counting each pass over the image."""
     return image.width * image.height * -(-_count_scans(image) // SCANS_PER_PASS)
 
 
 def _count_scans(image: ImageFile.ImageFile) -> int:
-    """Return how many scans a JPEG file has at most; 1 for other files.
+    """Return an upper bound for the scans of a JPEG file, 1 for other formats.
 
-    Each scan of a progressive image (ISO/IEC 10918-1, annex B) may go over all pixels again and
-    takes a few bytes.
+    Each scan of a progressive image (ISO/IEC 10918-1, annex B) can process all pixels again.
     """
     assert isinstance(image.fp, io.BytesIO)
     content = image.fp.getvalue()
     if not content.startswith(JPEG_START):
         return 1
-    if image.format == "JPEG":  # Pillow has read the first scan's header
+    if image.format == "JPEG":  # the first scan's header was read
         return 1 + content.count(JPEG_SCAN, image.fp.tell())
     return max(1, content.count(JPEG_SCAN))
 
 
 def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, field: str) -> int:
-    """Return how many pixels resizing computes, first along rows, then along columns."""
+    """Return the number of pixels computed by resizing, which is horizontal, then vertical."""
     width, height = size = _size(image, shape, spec)
     if size == image.size:
         return 0
@@ -143,21 +138,21 @@ def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, 
 
 
 def decoding_bytes(image: ImageFile.ImageFile, resized: int) -> int:
-    """Return an upper bound for the memory of `pixels` in bytes, without the file."""
+    """Return an upper bound for the memory of decoding an image, in bytes."""
     decoded = DECODED_BYTES[str(image.format)] * image.width * image.height
-    of_sides = SIDE_BYTES * (image.width + image.height)
-    return decoded + RESIZED_BYTES * resized + of_sides + DECODER_BYTES
+    sides = SIDE_BYTES * (image.width + image.height)
+    return decoded + RESIZED_BYTES * resized + sides + DECODER_BYTES
 
 
 def _size(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> tuple[int, int]:
-    """Return the size (width, height) that an image is resized to."""
+    """Return the (width, height) of the resized image."""
     return (
         (shape[-1], shape[-2]) if spec.shorter is None else in_proportion(image.size, spec.shorter)
     )
 
 
 def in_proportion(size: tuple[int, int], shorter: int) -> tuple[int, int]:
-    """Return (width, height) in proportion for a given shorter side; torchvision's rounding."""
+    """Return the (width, height) for a given shorter side, rounded like torchvision."""
     width, height = size
     longer = int(shorter * max(size) / min(size))
     return (shorter, longer) if width <= height else (longer, shorter)
@@ -174,7 +169,7 @@ def pixels(
     resized_pixels(image, shape, spec, field)
     try:
         return as_row(image, shape, spec)
-    except Exception:  # Pillow raises many kinds for damaged pixels
+    except Exception:  # Pillow raises many types for damaged pixels
         raise _broken(image, field) from None
 
 
@@ -183,7 +178,7 @@ def _broken(image: ImageFile.ImageFile, field: str) -> InvalidInput:
 
 
 def as_row(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> UInt8[np.ndarray, "I"]:
-    """Convert an image to a flat row of a model's mode and shape; stretch or crop it to size."""
+    """Convert, resize and flatten an image."""
     width, height = shape[-1], shape[-2]
     converted = image.convert(spec.mode)
     size = _size(converted, shape, spec)

@@ -1,4 +1,4 @@
-"""npy and npz files, read by numpy without pickle."""
+"""Read npy and npz files without pickle."""
 
 import io
 import math
@@ -30,16 +30,16 @@ from model_store.sources.row_file import (
 
 MAX_DIMENSIONS = 32
 MAX_HEADER_BYTES = 128 << 10  # numpy reads less
-MAX_ARRAY_BYTES = 1 << 33  # per array of `read_npz`
+MAX_ARRAY_BYTES = 1 << 33  # per array
 MAX_INFLATION = 1032  # the ratio of deflate
-IDS_AT_ONCE = 1 << 20  # bytes of ids that become text
+IDS_AT_ONCE = 1 << 20  # bytes per chunk of ids
 LAST_LETTER = 0x10FFFF  # of Unicode
 
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, whether in Fortran order, type
 
 
 def read_header(file: Any) -> Header:
-    """Read the header of an npy file of format 1.0 or 2.0; numpy raises many kinds of errors."""
+    """Read the header of an npy file of format 1.0 or 2.0. Raises various errors of numpy."""
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -49,7 +49,7 @@ def read_header(file: Any) -> Header:
 
 
 def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
-    """Return the numbers in an npy file's content, without a copy."""
+    """View the content of an npy file as an array."""
     stream = io.BytesIO(memoryview(body)[:MAX_HEADER_BYTES])
     try:
         shape, fortran, dtype = read_header(stream)
@@ -106,7 +106,7 @@ class NpyFile(RowFile):
         return None
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield arrays; files in C order are read, because mapped pages would stay in memory."""
+        """Yield arrays. Files in C order are not mapped, to free memory between parts."""
         array, max_rows = self._array, self.part_rows
         if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
             for start in range(first, self.rows, max_rows):
@@ -119,12 +119,12 @@ class NpyFile(RowFile):
                 n = min(max_rows, self.rows - start)
                 part = np.fromfile(file, array.dtype, n * width)
                 if len(part) < n * width:
-                    raise self._refuse(self.WHOLE, "one that has become shorter")
+                    raise self._refuse(self.WHOLE, "a file that was truncated while it was read")
                 yield part.reshape(n, *array.shape[1:])
 
 
 def _load_array(source: Source) -> np.ndarray:
-    """Map the array of an npy file, or view its content."""
+    """Memory-map an npy file, or view its content as an array."""
     if isinstance(source, Path):
         return np.lib.format.open_memmap(source, mode="r")
     stream = io.BytesIO(memoryview(source)[:MAX_HEADER_BYTES])
@@ -134,7 +134,7 @@ def _load_array(source: Source) -> np.ndarray:
 
 
 class NpzFile(RowFile):
-    """An array of an npz file, with an optional array of ids."""
+    """An array in an npz file, with an optional array of ids."""
 
     ENDING = ".npz"
     WHOLE = "a whole npz file"
@@ -167,7 +167,7 @@ class NpzFile(RowFile):
             if dtype.kind not in "UiuS" or shape != (self.rows,) or dtype.itemsize == 0:
                 expected = f"{self.rows} strings or whole numbers, one for each row"
                 raise InvalidInput(self._ids, expected, f"{dtype} of shape {shape}"[:200])
-            if dtype.itemsize > 4 * ID_LETTERS:  # numpy has four bytes a letter
+            if dtype.itemsize > 4 * ID_LETTERS:  # four bytes per character
                 expected = f"ids of at most {ID_LETTERS} letters"
                 raise InvalidInput(self._ids, expected, f"{dtype}")
 
@@ -182,14 +182,14 @@ class NpzFile(RowFile):
                 if dtype.kind == "U":
                     letters = np.dtype("u4").newbyteorder(dtype.byteorder)
                     if (np.frombuffer(content, letters) > LAST_LETTER).any():
-                        expected = "texts in Unicode as the names of rows"
-                        raise InvalidInput(self._ids, expected, "others")
+                        expected = "Unicode text as row ids"
+                        raise InvalidInput(self._ids, expected, "invalid characters")
                 values = np.frombuffer(content, dtype).tolist()
                 ids += self._counted(convert_ids(values, self._ids, len(ids)))
         return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield arrays, inflated part by part."""
+        """Decompress and yield the array in parts."""
         with self._member(self._name) as (file, shape, _, dtype):
             row_bytes = dtype.itemsize * math.prod(shape[1:])
             self.bounds.reserve(2 * min(self.part_rows, self.rows) * row_bytes, self.field)
@@ -203,7 +203,7 @@ class NpzFile(RowFile):
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
-        """Open an array's member after its header; yield the file and the header."""
+        """Open an array and yield its file, after the header, with the header's fields."""
         member = self._archive.getinfo(f"{name}.npy")
         with whole(self.WHOLE, self.field), self._archive.open(member) as file:
             try:

@@ -1,4 +1,4 @@
-"""Parquet files of columns, lists of numbers, or files in a column, by pyarrow."""
+"""Read Parquet files with columns, lists of numbers, or embedded files."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,13 +27,13 @@ from model_store.sources.row_file import (
     convert_ids,
 )
 
-# Names of pandas indices without a name; they are not features
+# Names that pandas gives to an unnamed index, which is not a feature
 INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
-# Read ahead from a row group, which may be larger than memory: for all columns, and for each
+# Read-ahead for all columns, and per column, because row groups can exceed the memory
 BUFFERED_BYTES = 32 << 20
 MIN_BUFFER, MAX_BUFFER = 16 << 10, 1 << 20
-TEXT_BYTES = 16 << 20  # of texts in a part; a file may store one text for many rows
-SPARE_NUMBERS = 1 << 22  # in lists that are too long; up to here the error names the row
+TEXT_BYTES = 16 << 20  # per part; a file can store a text once for many rows
+SPARE_NUMBERS = 1 << 22  # excess numbers in lists for which the error still names the row
 
 
 def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
@@ -46,7 +46,7 @@ def read_table(source: Source, field: str, columns: list[str] | None = None) -> 
 
 
 def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
-    """Write tables with the same schema and its metadata to a path or file, reproducibly."""
+    """Write tables with the same schema to a path or file."""
     writer = None
     for table in tables:
         writer = writer or parquet.ParquetWriter(sink, table.schema)
@@ -59,9 +59,9 @@ class ParquetFile(RowFile):
     """A table, read in parts.
 
     Attributes:
-        groups: the number of rows in each row group.
-        columns: the columns of the rows.
-        constants: constant columns that are not in the file, as text or None.
+        groups: number of rows in each row group.
+        columns: selected columns.
+        constants: values of columns that are not in the file, as text or None.
     """
 
     ENDING = ".parquet"
@@ -92,7 +92,7 @@ class ParquetFile(RowFile):
         self._texts = [name for name in used if _is_text(schema.field(name).type)]
 
     def _check_lengths(self, metadata: parquet.FileMetaData, schema: pa.Schema) -> None:
-        """Raise InvalidInput for lists longer than a row; few bytes can announce billions."""
+        """Raise InvalidInput for lists that are much longer than a row."""
         lists = {name for name in self.columns if _is_list(schema.field(name).type)}
         for i, rows in enumerate(self.groups if lists else ()):
             group = metadata.row_group(i)
@@ -109,7 +109,7 @@ class ParquetFile(RowFile):
         return [name for part in self.id_parts() for name in self._counted(part)]
 
     def id_parts(self) -> Iterator[list[str]]:
-        """Yield the ids in parts, if the file has any."""
+        """Yield the row ids in parts."""
         first = 0
         for batch in self._batches(self._id_columns) if self.has_ids else ():
             yield self.ids_of(batch, first)
@@ -122,10 +122,10 @@ class ParquetFile(RowFile):
     def batches(
         self, first: int, rows: int, columns: list[str] | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield rows `first` to `first + rows` in batches, each with the index of its first row.
+        """Yield `rows` rows from `first` on, as pairs of the first row's index and a batch.
 
-        A batch has the columns for `part`, followed by the ids, if there are any. Other row groups
-        are not read.
+        A batch has the selected columns, followed by the ids, if any. Only the necessary row groups
+        are read.
         """
         ends = np.cumsum([0, *self.groups])
         groups = np.flatnonzero((ends[:-1] < first + rows) & (ends[1:] > first)).tolist()
@@ -137,7 +137,7 @@ class ParquetFile(RowFile):
             start += batch.num_rows
 
     def ids_of(self, batch: pa.RecordBatch, first: int) -> list[str]:
-        """Return the ids of a batch, its last column; its first row is row `first`."""
+        """Return the ids in the last column of a batch. `first` is used in errors."""
         assert self.id_column is not None
         column = batch.column(batch.num_columns - 1)
         if _is_text(column.type):
@@ -154,7 +154,7 @@ class ParquetFile(RowFile):
         return convert_ids(values, self.id_column, first)
 
     def part(self, batch: pa.RecordBatch, first: int) -> Part:
-        """Return a batch's rows; the first is row `first` of the file."""
+        """Convert a batch to rows. `first` is used in errors."""
         spec = self.spec
         if spec.columns:
             return {column.name: self._cells(batch, column) for column in spec.columns}
@@ -266,7 +266,7 @@ class ParquetFile(RowFile):
 
 
 def byte_range(source: Source, groups: range) -> tuple[int, int]:
-    """Return the byte range (start, end) of consecutive row groups."""
+    """Return the (start, end) of consecutive row groups, in bytes."""
     with parquet.ParquetFile(as_file(source)) as file:
         chunks = [
             file.metadata.row_group(i).column(j)
@@ -282,7 +282,7 @@ def byte_range(source: Source, groups: range) -> tuple[int, int]:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch with decoded texts, in pieces of about `TEXT_BYTES`."""
+    """Decode the texts of a batch, and yield it in pieces of about `TEXT_BYTES`."""
     encoded = [column for column in batch.columns if types.is_dictionary(column.type)]
     lengths = [compute.max(compute.binary_length(column.dictionary)).as_py() for column in encoded]
     max_rows = max(1, TEXT_BYTES // max(1, sum(length or 0 for length in lengths)))
@@ -296,12 +296,12 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _python_values(field: str) -> Iterator[None]:
-    """Raise InvalidInput for values in a column without a Python type."""
+    """Raise InvalidInput for values that Python cannot represent."""
     try:
         yield
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        expected = "texts in UTF-8, times up to the year 9999 and time zones that are known"
-        raise InvalidInput(field, expected, "others") from error
+        expected = "UTF-8 text, times up to the year 9999 and known time zones"
+        raise InvalidInput(field, expected, "other values") from error
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -325,7 +325,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether a column has lists, of variable or fixed length."""
+    """Check whether a type is a list of variable or fixed length."""
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
@@ -338,9 +338,9 @@ def _length(value: Any) -> int:
 
 
 def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
-    """Return cells as in JSON; plain numbers become an array with NaN for missing values."""
+    """Convert a column to JSON values, or to an array with NaN for missing numbers."""
     kind = column.type
-    if types.is_timestamp(kind) and kind.unit == "ns":  # Python has no such type
+    if types.is_timestamp(kind) and kind.unit == "ns":  # not representable in Python
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
     if isinstance(spec, NumericColumn) and (types.is_floating(kind) or types.is_integer(kind)):
         return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)

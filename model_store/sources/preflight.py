@@ -1,8 +1,7 @@
-"""Read untrusted Parquet files: `python -m model_store.sources.preflight`.
+"""Child process that reads untrusted Parquet files with limits on memory and time.
 
-`service.api.file_preflights` starts it and sends the content of each file. A fork of this process
-reads the whole file with the same code as the service, within the system's limits on memory and
-time.
+`service.api.file_preflights` starts it and sends the content of each file. A fork of the process
+reads the file with the same code as the service.
 """
 
 import gc
@@ -34,9 +33,9 @@ def main() -> None:
     small = io.BytesIO()
     write_tables(small, [pa.table({"x": [0.0]})])
     smallest = small.getvalue(), {"shape": [1], "minimum": 0, "maximum": 1}, 1 << 30, 60.0
-    memory_to_read(smallest[0], InputSpec.model_validate(smallest[1]))  # imports libraries
+    memory_to_read(smallest[0], InputSpec.model_validate(smallest[1]))  # import libraries
     gc.freeze()
-    overhead = in_copy(*smallest)  # pages of libraries, for any file
+    overhead = in_copy(*smallest)  # memory of libraries
     send(READY)
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -48,7 +47,7 @@ def main() -> None:
 
 
 def in_copy(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: float) -> int | str:
-    """Return the memory in bytes that reading a file takes, or how the fork ended."""
+    """Read a file in a fork. Return its memory in bytes, or describe how the fork failed."""
     received, sent = os.pipe()
     copy = os.fork()
     if copy == 0:
@@ -68,7 +67,7 @@ def in_copy(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: float
 
 
 def memory_to_read(content: bytes, spec: InputSpec) -> int:
-    """Return by how many bytes reading a file raises the peak memory."""
+    """Read a file, and return the increase of the peak memory in bytes."""
     before = _peak_memory()
     try:
         file = ParquetFile(content, spec, "")

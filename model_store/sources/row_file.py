@@ -1,4 +1,4 @@
-"""Files of rows: the base class of all readers, and helpers for ids, zips and parts."""
+"""The base class of readers for files of rows, and helpers for ids and zip archives."""
 
 import io
 import math
@@ -24,30 +24,30 @@ from model_store.types import Pause, no_pause
 
 T = TypeVar("T")
 
-ID = "id"  # a table's column of row names
-IDS = "ids"  # the same as an array of an npz file or a field of a request
-# Names of the column or array of rows, if there are several candidates
+ID = "id"  # the column of row ids in a table
+IDS = "ids"  # the array of row ids in an npz file, and the field in requests
+# Preferred names, if several columns or arrays could contain the rows
 ROWS = ("pool", "inputs", "x", "X", "rows", "features")
-ID_LETTERS = 1000  # per id
+ID_LETTERS = 1000
 PART_NUMBERS = 1 << 21  # 8 MB as float32
 PART_ROWS = 1 << 14
-PART_FILES = 64  # if rows are files, which may be large
-IGNORED, IGNORED_LETTERS = 1000, 80  # reported names of unused columns, and their length
+PART_FILES = 64  # if rows are files
+IGNORED, IGNORED_LETTERS = 1000, 80  # limits for reported names of unused columns
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-MEMBER_BYTES = 800  # memory per member of a zip
-ZIP64_END_BYTES = 76  # between the directory of a large zip and its end
+MEMBER_BYTES = 800  # memory per member of a zip archive
+ZIP64_END_BYTES = 76  # between the directory of a large zip archive and its end
 
 # Errors of zipfile for damaged files; ValueError for invalid UTF-8 and negative offsets
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError)
 
 Source = Path | bytes | bytearray  # a file, or its content
-# Rows as in a request, or cells by column
+# Rows like in a request, or cells by column
 Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Callbacks of a reader: `reserve` bytes for a field before they are used, and `pause`."""
+    """Callbacks of a reader: `reserve(size_bytes, field)` before it uses memory, and `pause`."""
 
     reserve: Callable[[int, str], None] = lambda _size, _field: None
     pause: Pause = no_pause
@@ -57,18 +57,17 @@ UNBOUNDED = Bounds()
 
 
 class RowFile(ABC):
-    """A file of rows, as a model reads them.
+    """A file of rows for a model.
 
     Attributes:
         source: the file, or its content.
         spec: the model's input.
         field: the request's field, for errors.
-        rows: the number of rows.
-        read_as: the source of the rows within the file, in words.
-        bounds: reserves memory.
+        rows: number of rows.
+        read_as: description of the part of the file that has the rows.
         ignored: the first `IGNORED` unused columns.
-        has_ids: whether the file names its rows.
-        id_column: the table's column of row names, if any.
+        has_ids: True if the file has row ids.
+        id_column: the table's column of row ids, if any.
     """
 
     ENDING: ClassVar[str]
@@ -92,7 +91,7 @@ class RowFile(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Set the attributes, without reading all rows."""
+        """Read the metadata and set the attributes."""
 
     @abstractmethod
     def ids(self) -> list[str] | None:
@@ -100,7 +99,7 @@ class RowFile(ABC):
 
     @abstractmethod
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield the rows from `first` on, in parts of up to `part_rows` rows."""
+        """Yield the rows from `first` on, in parts of up to `part_rows`."""
 
     @property
     def part_rows(self) -> int:
@@ -116,19 +115,19 @@ class RowFile(ABC):
         return False
 
     def _find_ids(self, names: list[str]) -> None:
-        """Find the column of ids: `id`, or the one that named the training rows."""
+        """Find the column of row ids: `id`, or the id column of the training data."""
         self.id_column = next((name for name in (ID, self.spec.id_column) if name in names), None)
         self.has_ids = self.id_column is not None
 
-    def _use(self, wanted: list[str], names: list[str]) -> None:
-        """Select these columns and the ids of a table; each name must be unique."""
-        used, counts = {*wanted, *self._id_columns}, Counter(names)
+    def _use(self, columns: list[str], names: list[str]) -> None:
+        """Select columns and ids of a table, whose names must be unique."""
+        used, counts = {*columns, *self._id_columns}, Counter(names)
         repeated = next((name for name in used if counts[name] > 1), None)
         if repeated is not None:
             field, count = f"{self.field}.{repeated[:80]}", f"{counts[repeated]}"
-            raise InvalidInput(field, "one column of that name", count)
-        others = (name[:IGNORED_LETTERS] for name in names if name not in used)
-        self.ignored = list(islice(others, IGNORED))
+            raise InvalidInput(field, "one column with that name", count)
+        unused = (name[:IGNORED_LETTERS] for name in names if name not in used)
+        self.ignored = list(islice(unused, IGNORED))
 
     @property
     def _id_columns(self) -> list[str]:
@@ -137,16 +136,16 @@ class RowFile(ABC):
     def _name_ids(self) -> str:
         return "" if self.id_column in (None, ID) else f", named by {self.id_column}"
 
-    def _require(self, wanted: list[str], names: list[str]) -> None:
+    def _require(self, columns: list[str], names: list[str]) -> None:
         present = set(names)
-        absent = next((name for name in wanted if name not in present), None)
+        absent = next((name for name in columns if name not in present), None)
         if absent is not None:
             known = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
-            expected = "a column of that name"
+            expected = "a column with that name"
             raise InvalidInput(f"{self.field}.{absent[:80]}", expected, f"columns {known[:300]}")
 
     def _counted(self, ids: list[str]) -> list[str]:
-        """Reserve memory for ids, and return them."""
+        """Reserve memory for ids and return them."""
         self.bounds.reserve(text_bytes(ids), IDS)
         self.bounds.pause()
         return ids
@@ -172,7 +171,7 @@ def describe_shapes(shape: tuple[int, ...]) -> str:
 
 
 def as_file(source: Source) -> Path | io.BytesIO:
-    """Return a path or a file object, as libraries accept it."""
+    """Return the path, or a file object of the content."""
     return source if isinstance(source, Path) else io.BytesIO(source)
 
 
@@ -191,7 +190,7 @@ def open_zip(source: Source, expected: str, field: str, bounds: Bounds) -> zipfi
 
 @contextmanager
 def whole(expected: str, field: str) -> Iterator[None]:
-    """Raise InvalidInput if a zip is damaged."""
+    """Raise InvalidInput if a zip archive is damaged."""
     try:
         yield
     except DAMAGE as error:
@@ -199,7 +198,7 @@ def whole(expected: str, field: str) -> Iterator[None]:
 
 
 def _count_members(source: Source) -> int:
-    """Return an upper bound of a zip's members without reading its directory."""
+    """Return an upper bound for the number of members of a zip archive."""
     with binary(source) as file:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
         if end is None:
@@ -212,7 +211,7 @@ def _count_members(source: Source) -> int:
 def cut(
     rows: Iterable[T], size_of: Callable[[T], int], max_rows: int, max_size: int
 ) -> Iterator[list[T]]:
-    """Yield rows in parts of up to `max_rows`; a part ends once its size exceeds `max_size`."""
+    """Yield rows in parts of up to `max_rows`, ending a part once it exceeds `max_size`."""
     part, size = list[T](), 0
     for row in rows:
         part.append(row)
@@ -225,7 +224,7 @@ def cut(
 
 
 def text_bytes(texts: Sequence[str]) -> int:
-    """Return the memory of a list of texts in bytes."""
+    """Return the memory of texts, in bytes."""
     return sum(map(getsizeof, texts)) + 8 * len(texts)
 
 
@@ -233,11 +232,11 @@ def convert_ids(values: list[Any], column: str, first: int) -> list[str]:
     ids = []
     for row, value in enumerate(values, start=first):
         if value is None or value != value:
-            raise InvalidInput(column, "a name for each row", f"none of row {row}")
+            raise InvalidInput(column, "an id for each row", f"none in row {row}")
         name = _id_as_text(value)
         if name is None:
-            expected = "a text or a number as the name of each row"
-            raise InvalidInput(column, expected, f"another in row {row}")
+            expected = "text or numbers as row ids"
+            raise InvalidInput(column, expected, f"another type in row {row}")
         ids.append(name)
     return ids
 

@@ -1,8 +1,6 @@
-"""Text as rows of token ids: one encoding for training and for the service.
+"""Tokenize text with Hugging Face's `tokenizers`, for training and the service.
 
-The tokenizer is a `tokenizer.json` of Hugging Face's `tokenizers`, read from the verified bytes of
-a version; there are no downloads. It adds special tokens, and truncates or pads text by the model's
-`TextSpec`. The same text always has the same ids.
+The tokenizer is the version's own `tokenizer.json`. Nothing is downloaded.
 """
 
 import os
@@ -19,11 +17,11 @@ from model_store.errors import InvalidInput
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Read at each call; tokenisation then uses the calling thread only
+# Tokenize in the calling thread
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# Per text, in UTF-8; takes about a fifth of a second. A longer text cannot be cut first, because
-# its end may change the tokens before it.
+# Per text, in UTF-8. A longer text cannot be cut before it is tokenized, because its end can change
+# earlier tokens.
 MAX_TEXT_BYTES = 1 << 18
 MAX_TOKENIZER_BYTES = 1 << 26
 TOKENISING_BYTES = 700  # memory per byte of normalised text, upper bound
@@ -36,7 +34,7 @@ T = TypeVar("T")
 
 
 class TextEncoder:
-    """Encodes texts as rows of ids; thread-safe."""
+    """Tokenizes text. Thread-safe."""
 
     def __init__(self, content: bytes, spec: TextSpec) -> None:
         self.spec = spec
@@ -45,12 +43,11 @@ class TextEncoder:
             self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1
         )
         if spec.pad_id >= self.vocabulary:
-            raise ValueError(f"expected a token of id {spec.pad_id}, by which rows are padded")
+            raise ValueError(f"expected a padding token with id {spec.pad_id}")
         special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
         if special >= spec.max_tokens:
             raise ValueError(
-                f"expected room for text besides {special} special tokens, got {spec.max_tokens} "
-                "in all"
+                f"expected more tokens than {special} special tokens, got {spec.max_tokens}"
             )
         self.tokenizer.enable_truncation(spec.max_tokens, direction=spec.truncation)
         self.tokenizer.enable_padding(
@@ -60,7 +57,7 @@ class TextEncoder:
             self.encoded(text)
 
     def bytes_for(self, text: str, field: str) -> int:
-        """Return an upper bound for the memory of tokenising a text, in bytes."""
+        """Return an upper bound for the memory of tokenizing a text, in bytes."""
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
@@ -70,7 +67,7 @@ class TextEncoder:
         return TOKENISING_BYTES * max(size, self._normalised_bytes(text, field))
 
     def _normalised_bytes(self, text: str, field: str) -> int:
-        """Return the length of the normalised text; NFKC can turn 3 bytes into 33."""
+        """Return the size of the normalised text. NFKC can turn 3 bytes into 33."""
         normaliser = self.tokenizer.normalizer
         if normaliser is None:
             return 0
@@ -84,18 +81,18 @@ class TextEncoder:
             raise InvalidInput(field, "text that the version's tokenizer takes", "other") from None
 
     def row(self, text: str) -> Float32[np.ndarray, "I"]:
-        """Encode a text that `bytes_for` accepts."""
+        """Tokenize a text that `bytes_for` accepts."""
         return self.encoded(text)[0]
 
     def encoded(self, text: str) -> tuple[Float32[np.ndarray, "I"], bool]:
-        """Encode a text; also return whether it was truncated."""
+        """Tokenize a text, and return whether it was truncated."""
         # Only batches release the interpreter lock
         (encoded,) = _run(lambda: self.tokenizer.encode_batch_fast([text]), "that takes every text")
         return np.array(encoded.ids, dtype=np.float32), bool(encoded.overflowing)
 
 
 def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | None) -> TextSpec:
-    """Return the padding and truncation of a tokenizer's file; the right side by default."""
+    """Read the padding and truncation from a tokenizer's file."""
     tokenizer = _read(content)
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
     if pad_token is not None:
@@ -107,9 +104,7 @@ def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | Non
         pad_id = next((token for token in candidates if token is not None), None)
     if pad_id is None:
         expected = (
-            "one of its tokens, by which text is padded"
-            if pad_token
-            else f"one of {', '.join(PADS)} among them"
+            "one of its tokens for padding" if pad_token else f"one of {', '.join(PADS)} among them"
         )
         raise ValueError(f"expected {expected}, got {pad_token or 'none'!r}")
     return TextSpec(
@@ -129,7 +124,7 @@ def _read(content: bytes) -> "Tokenizer":
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise ValueError("expected the package of the extra `text` for texts, got none") from None
+        raise ValueError("text models need the extra `text`") from None
     tokenizer = _run(lambda: Tokenizer.from_str(content.decode()), "")
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:
@@ -138,7 +133,7 @@ def _read(content: bytes) -> "Tokenizer":
 
 
 def _run(call: Callable[[], T], condition: str) -> T:
-    """Call the library, and raise ValueError for all of its errors, including Rust panics."""
+    """Call the library, and convert its errors and Rust panics to ValueError."""
     try:
         return call()
     except BaseException as error:

@@ -1,7 +1,7 @@
-"""Back up a state folder in use to a tar file, and restore it.
+"""Back up a state folder to a tar file while it is in use, and restore it.
 
-The file has a consistent copy of the database, the results of finished jobs, and the input of the
-others, which start again after a restore.
+The file contains the database, the results of finished jobs, and the input of unfinished jobs,
+which start again after a restore.
 """
 
 import json
@@ -40,7 +40,7 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
                 "SELECT id, state, outcome FROM jobs WHERE state IN ('queued', 'running', 'done')"
             )
             for name, state, outcome in jobs:
-                with suppress(FileNotFoundError):  # the job was deleted or ended meanwhile
+                with suppress(FileNotFoundError):  # the job was deleted or ended
                     for file in sorted((folder / FOLDER / name).iterdir()):
                         is_result = state == "done" and file.name == json.loads(outcome)
                         if file.is_file() and (is_result or state != "done"):
@@ -53,10 +53,10 @@ def _private(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def restore(folder: Path | None, archive: BinaryIO) -> None:
-    """Restore a state folder from a file of `back_up`.
+    """Restore a state folder from a backup.
 
     Raises:
-        InvalidInput: if the folder is not empty, or the file is no backup.
+        InvalidInput: if the folder is not empty, or the file is not a backup.
         StateUnusable: if the folder cannot be written to.
     """
     if folder is None or (folder.exists() and any(folder.iterdir())):

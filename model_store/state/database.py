@@ -1,7 +1,4 @@
-"""The state's database: SQLite in WAL mode, in a folder that processes of one machine share.
-
-`writing` is a transaction, which is on the disk when it returns. Each table has its own module.
-"""
+"""The SQLite database of jobs and labels, shared by processes of one machine."""
 
 import errno
 import os
@@ -18,8 +15,8 @@ FILE = "state.sqlite"
 PROBE, PROBE_BYTES = "probe", 1 << 16
 NO_SPACE = "no space is left for the service's state (DUBITO_STATE)"
 UNUSABLE = "the service's state (DUBITO_STATE) cannot be read or written"
-BUSY_S = 10.0  # to wait for another process that writes
-# Script n takes a database from format n to n + 1; a new database has format 0
+BUSY_S = 10.0  # to wait for another process's transaction
+# Script n migrates format n to n + 1; a new database has format 0
 MIGRATIONS = (
     """
 CREATE TABLE jobs (
@@ -28,21 +25,21 @@ CREATE TABLE jobs (
     state TEXT NOT NULL,              -- queued, running, done, failed or cancelled
     owner TEXT NOT NULL,              -- digest of the request's key, or empty
     request TEXT NOT NULL,            -- JSON, with defaults filled in
-    created REAL NOT NULL,            -- seconds since 1970, as all times here
+    created REAL NOT NULL,            -- times are seconds since 1970
     begun REAL,
     ended REAL,
-    slot INTEGER,                     -- whose lock the job's process holds
-    deaths INTEGER NOT NULL DEFAULT 0,   -- of its process alone, since the last progress
-    orphaned INTEGER NOT NULL DEFAULT 0, -- deaths with the service, since the last progress
-    work INTEGER NOT NULL DEFAULT 0,  -- rows x draws in all, 0 while unknown
+    slot INTEGER,                     -- locked by the job's process
+    deaths INTEGER NOT NULL DEFAULT 0,   -- of its process, since the last progress
+    orphaned INTEGER NOT NULL DEFAULT 0, -- deaths of the service, since the last progress
+    work INTEGER NOT NULL DEFAULT 0,  -- total rows x draws, 0 if unknown
     done INTEGER NOT NULL DEFAULT 0,  -- rows x draws
     worked_s REAL NOT NULL DEFAULT 0,
     cancel INTEGER NOT NULL DEFAULT 0,
     outcome TEXT,                     -- JSON: the name of the result file, or the error
-    client TEXT NOT NULL DEFAULT '',  -- whose share it uses: the owner, or else an address
-    turn REAL NOT NULL DEFAULT 0,     -- the lowest is next: rows x draws of its client before it
-    bytes INTEGER NOT NULL DEFAULT 0, -- of its files
-    cleared INTEGER NOT NULL DEFAULT 0 -- whether only its result is left
+    client TEXT NOT NULL DEFAULT '',  -- for fair shares: the owner or an address
+    turn REAL NOT NULL DEFAULT 0,     -- the lowest is next: rows x draws queued before it
+    bytes INTEGER NOT NULL DEFAULT 0, -- size of its files
+    cleared INTEGER NOT NULL DEFAULT 0 -- boolean: only the result is left
 ) STRICT;
 CREATE INDEX jobs_by_state ON jobs (state, created);
 CREATE INDEX jobs_by_owner ON jobs (owner);
@@ -54,9 +51,9 @@ CREATE TABLE acquired (
     seed INTEGER NOT NULL,
     num_samples INTEGER NOT NULL,
     rank INTEGER NOT NULL,
-    score REAL,                       -- null for a control row
+    score REAL,                       -- null for control rows
     control INTEGER NOT NULL,         -- boolean
-    prediction TEXT,                  -- JSON: of a control row
+    prediction TEXT,                  -- JSON, for control rows
     row BLOB NOT NULL,                -- float32, little-endian
     format TEXT NOT NULL,             -- `row_format`
     time REAL NOT NULL,
@@ -69,7 +66,7 @@ CREATE TABLE labels (
     target REAL,                      -- regression
     row BLOB,                         -- unless the row was acquired
     format TEXT NOT NULL,
-    key TEXT,                         -- name of the request's key; null without keys
+    key TEXT,                         -- name of the request's API key, if any
     time REAL NOT NULL,
     PRIMARY KEY (model, id)
 ) STRICT;
@@ -85,11 +82,11 @@ CREATE TABLE replaced (  -- former labels
 CREATE TABLE candidates (
     model TEXT NOT NULL,
     version TEXT NOT NULL,
-    parent TEXT NOT NULL,             -- version that it was compared with
+    parent TEXT NOT NULL,             -- version it was compared with
     labels INTEGER NOT NULL,          -- number used in the fit
     control INTEGER NOT NULL,         -- number used in the comparison
     promoted INTEGER NOT NULL,
-    outcome TEXT NOT NULL,            -- JSON: the reason, and both versions' figures
+    outcome TEXT NOT NULL,            -- JSON: the reason and both versions' figures
     time REAL NOT NULL,
     PRIMARY KEY (model, version)
 ) STRICT;
@@ -106,16 +103,18 @@ CREATE TABLE answers (  -- to requests with an Idempotency-Key
 
 
 class Database:
-    """A connection that the threads of a process share."""
+    """A database connection in WAL mode. Thread-safe.
+
+    Opening it creates the database if necessary.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Open the database in `folder`, and create it if there is none."""
         self.folder = folder
         self._lock = threading.Lock()
         with as_state_errors():
             make_folder(folder)
             path = folder / FILE
-            # Only the owner may read rows and labels
+            # Only the owner can read the file
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             self._connection = sqlite3.connect(
@@ -146,12 +145,12 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Lock the connection in a transaction; other processes cannot write meanwhile."""
+        """Lock the connection and start a transaction, which is durable when the context exits."""
         with self._lock, as_state_errors(), self._transaction():
             yield self._connection
 
     def probe(self) -> None:
-        """Write and delete a file, which fails on a full disk; small transactions may not."""
+        """Write and delete a file, to detect a full disk."""
         path = self.folder / PROBE
         with as_state_errors():
             try:
@@ -186,7 +185,7 @@ def may_be_damaged(record: str) -> Iterator[None]:
 
 @contextmanager
 def as_state_errors() -> Iterator[None]:
-    """Raise errors of SQLite and of the disk as errors of the state."""
+    """Convert SQLite errors and disk errors to StateUnusable."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError, IndexError) as error:  # IndexError: a missing column
@@ -198,7 +197,7 @@ def as_state_errors() -> Iterator[None]:
 
 
 def convert_disk_error(error: OSError) -> NoSpace | StateUnusable:
-    """Convert an error of the disk to an error of the state, without paths: clients may see it."""
+    """Convert a disk error, without paths."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(NO_SPACE)
     return StateUnusable(f"{UNUSABLE}: {error.strerror}")

@@ -1,8 +1,8 @@
-"""Jobs: work on whole pools, which survives the request and the process that runs it.
+"""Jobs: background work that survives restarts of the service.
 
-A job is queued, running, and then done, failed or cancelled. The process that runs a job holds the
-lock of a *slot*, a file that the system unlocks when the process ends. A running job whose slot is
-free has lost its process and is queued again, without clocks or heartbeats.
+A job is queued, then running, and finally done, failed or cancelled. The process of a running job
+locks a *slot*, a file that the kernel unlocks when the process exits. If the slot of a running job
+is unlocked, its process has died and the job is queued again.
 """
 
 import fcntl
@@ -27,12 +27,12 @@ State = Literal["queued", "running", "done", "failed", "cancelled"]
 STATES: Final[tuple[State, ...]] = get_args(State)
 ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
 
-FOLDER = "jobs"  # has a folder for each job, with its input and results
+FOLDER = "jobs"  # contains a folder for each job
 SLOTS = "slots"
-MAX_DEATHS = 5  # of a job's process without progress, before the job fails
-MAX_ORPHANED = 20  # the same if the service died too, which is rarely caused by the job
+MAX_DEATHS = 5  # of a job's process without progress
+MAX_ORPHANED = 20  # of the service without progress, rarely caused by the job
 MAX_ROWID = (1 << 63) - 1
-STRAY_S = 3600.0  # age at which a folder without a job is deleted
+STRAY_S = 3600.0  # age at which folders without a job are deleted
 
 
 class TooManyJobs(Exception):
@@ -41,7 +41,7 @@ class TooManyJobs(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A job's current state. Times are seconds since 1970; `work` and `done` are rows x draws."""
+    """A job. Times are seconds since 1970, and `work` and `done` are rows x draws."""
 
     id: str
     kind: Kind
@@ -57,7 +57,7 @@ class Job:
     done: int
     worked_s: float
     cancel: bool
-    outcome: Any  # the name of the result file, or the error
+    outcome: Any  # name of the result file, or the error
 
     @property
     def is_over(self) -> bool:
@@ -65,7 +65,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of a state folder. Any thread and process on the machine may call the methods."""
+    """The jobs of a state folder, shared by threads and processes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -73,7 +73,7 @@ class Jobs:
         self.slots = database.folder / SLOTS
 
     def new_folder(self) -> tuple[str, Path]:
-        """Return the id of a new job, and its folder."""
+        """Create the folder of a new job, and return the job's id and the folder."""
         name = secrets.token_hex(16)
         with as_state_errors():
             make_folder(self.folder)
@@ -92,24 +92,24 @@ class Jobs:
         max_bytes: int,
         note: Callable[[sqlite3.Connection, Job], None] | None = None,
     ) -> Job:
-        """Queue a job by fair shares of clients.
+        """Queue a job, with fair shares for clients.
 
-        A job's `turn` is the work (rows x draws) of its client that waits or runs, but no less than
-        the turn of the job that runs now. The lowest `turn + done` is next, so the finished part of
-        a job that gave way counts too.
+        A job's `turn` is its client's pending work (rows x draws), but at least the turn of the
+        running job. The job with the lowest `turn + done` is next.
 
         Args:
-            name: from `new_folder`; the folder has the job's files.
-            may_wait: whether the client may queue a job, given the number of queued jobs by client.
-            max_bytes: for the files of all jobs of the owner.
-            note: saves something in the same transaction.
+            name: the id from `new_folder`.
+            may_wait: decides from the queued jobs by client whether to accept the job.
+            max_bytes: limit for the files of all jobs of the owner.
+            note: called within the transaction.
 
         Raises:
-            TooManyJobs: if the job may not wait.
+            TooManyJobs: if `may_wait` returns False.
+            OverQuota: if the files exceed `max_bytes`.
         """
         size = self._bytes(name)
         with self._database.writing() as connection:
-            for folder in (self.folder / name, self.folder):  # files reach the disk before the job
+            for folder in (self.folder / name, self.folder):  # before the job's record
                 sync_folder(folder)
             queued = connection.execute(
                 "SELECT client, count(*) FROM jobs WHERE state = 'queued' GROUP BY client"
@@ -136,19 +136,19 @@ class Jobs:
         return job
 
     def get(self, name: str, owner: str | None = None) -> Job:
-        """Return a job; raises NotFound if there is none, or it has another `owner`."""
+        """Return a job. Raises NotFound if it does not exist or has another owner."""
         with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None or (owner is not None and row["owner"] != owner):
             raise NotFound(
-                "job", "the id of one that you asked for and that is still kept", "another"
+                "job", "the id of one of your jobs, which may have expired", "another id"
             )
         return _job(row)
 
     def page(
         self, owner: str, limit: int | None = None, after: int | None = None
     ) -> tuple[list[Job], int | None]:
-        """Return a page of an owner's jobs, the latest first, and where the next page starts."""
+        """Return a page of an owner's jobs, latest first, and the start of the next page."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT rowid AS place, * FROM jobs WHERE owner = ? AND rowid < ? "
@@ -160,7 +160,7 @@ class Jobs:
         return [_job(row) for row in listed], more
 
     def latest_candidate(self, model: str) -> Job | None:
-        """Return the latest job that fits a candidate of a model, of any owner."""
+        """Return the latest candidate job of a model."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM jobs WHERE kind = 'candidate' ORDER BY rowid DESC"
@@ -178,7 +178,7 @@ class Jobs:
         return counts.get("queued", 0), counts.get("running", 0)
 
     def claim(self, slot: int) -> Job | None:
-        """Start the next job in a slot that the caller has locked; None if the queue is empty."""
+        """Start the next job in a locked slot, or return None if the queue is empty."""
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
@@ -189,9 +189,9 @@ class Jobs:
         return None if row is None else _job(row)
 
     def should_yield(self, name: str) -> bool:
-        """Return whether a queued job of another client comes before a running one.
+        """Check whether a running job should yield to a queued job of another client.
 
-        Fits of candidates never give way: they would lose the work since their last checkpoint.
+        Candidate jobs never yield, because they would lose the work since their last checkpoint.
         """
         with self._database.reading() as connection:
             row = connection.execute(
@@ -204,7 +204,7 @@ class Jobs:
         return bool(row[0])
 
     def progress(self, name: str, work: int, done: int, worked_s: float, max_bytes: int) -> bool:
-        """Record a job's progress; return whether it should continue."""
+        """Record a job's progress. Return False if the job should stop."""
         size = self._bytes(name)
         with self._database.writing() as connection:
             row = connection.execute(
@@ -218,7 +218,7 @@ class Jobs:
         return row is not None and not row["cancel"]
 
     def finish(self, name: str, state: State, outcome: Any) -> None:
-        """End a running job with its result or error, or as cancelled if that was requested."""
+        """Finish a running job, or mark it as cancelled if that was requested."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = CASE WHEN cancel THEN 'cancelled' ELSE ? END, "
@@ -231,10 +231,9 @@ class Jobs:
         """Queue a running job again, or cancel it if that was requested.
 
         Args:
-            reason: how its process died; None if it ended in order. After several deaths without
-                progress the job fails.
-            orphan_slot: the job's slot if the service died as well. The caller has locked it; a
-                job in another slot has been claimed again meanwhile.
+            reason: why its process died, or None if it exited normally. After several deaths
+                without progress the job fails.
+            orphan_slot: the job's slot, locked by the caller, if the service died too.
         """
         counter, limit = ("deaths", MAX_DEATHS)
         if orphan_slot is not None:
@@ -260,7 +259,7 @@ class Jobs:
             )
 
     def cancel(self, name: str) -> Job:
-        """Cancel a job: at once if it is queued, soon if it is running."""
+        """Cancel a job. A running job stops at its next progress report."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ? AND state = 'queued'",
@@ -285,7 +284,7 @@ class Jobs:
                 )
 
     def _clear(self, job: Job) -> int:
-        """Delete an ended job's files except its result; return the result's size in bytes."""
+        """Delete an ended job's files except its result, and return the result's size in bytes."""
         with as_state_errors(), suppress(FileNotFoundError):
             for entry in os.scandir(self.folder / job.id):
                 if entry.is_dir():
@@ -297,19 +296,19 @@ class Jobs:
     def _bytes(self, name: str) -> int:
         size = 0
         for path in (self.folder / name).rglob("*"):
-            with suppress(FileNotFoundError):  # another process may delete files
+            with suppress(FileNotFoundError):  # deleted by another process
                 size += path.stat().st_size
         return size
 
     def forget(self, name: str) -> None:
-        """Delete an ended job: first its files, which frees space on a full disk."""
+        """Delete an ended job and its files."""
         if self.get(name).is_over:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             with self._database.writing() as connection:
                 connection.execute("DELETE FROM jobs WHERE id = ?", (name,))
 
     def delete_old(self, retention_s: float) -> None:
-        """Delete jobs that ended longer ago, their files, and folders without a job."""
+        """Delete jobs that ended more than `retention_s` ago, and stray folders."""
         now = time.time()
         with self._database.reading() as connection:
             rows = connection.execute(
@@ -317,7 +316,7 @@ class Jobs:
                 (now - retention_s,),
             ).fetchall()
         for (name,) in rows:
-            with suppress(NotFound):  # another process may delete them
+            with suppress(NotFound):  # deleted by another process
                 self.forget(name)
         with as_state_errors(), suppress(FileNotFoundError):
             entries = os.scandir(self.folder)
@@ -326,11 +325,11 @@ class Jobs:
                     self.get(name)
                 except NotFound:
                     shutil.rmtree(self.folder / name, ignore_errors=True)
-        with self._database.writing() as connection:  # the clock may have been ahead
+        with self._database.writing() as connection:  # if the clock was set back
             connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
     def requeue_orphans(self) -> None:
-        """Queue running jobs whose process is gone."""
+        """Queue running jobs again whose process has died."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT id, slot FROM jobs WHERE state = 'running'"
@@ -342,7 +341,7 @@ class Jobs:
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
-        """Lock a slot, as an open file that a child can inherit; None if another process has it."""
+        """Lock a slot and yield its file descriptor, or None if it is already locked."""
         with as_state_errors():
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)

@@ -1,8 +1,4 @@
-"""Acquired rows and their labels, written by the service and read by `dubito candidate`.
-
-A model and an id identify a row. A request's labels are accepted together or not at all, and are on
-the disk when `accept` returns. Sending a label again changes nothing.
-"""
+"""Acquired rows and their labels."""
 
 import json
 import time
@@ -37,7 +33,7 @@ class Acquisition:
 
 @dataclass(frozen=True, eq=False)
 class AcquiredRow:
-    """An acquired row. A control row has the version's `prediction` when it was set aside."""
+    """An acquired row. Control rows have a `prediction`."""
 
     id: str
     rank: int
@@ -49,7 +45,7 @@ class AcquiredRow:
 
 @dataclass(frozen=True, eq=False)
 class Label:
-    """A label or target, with its row unless the row was acquired."""
+    """A label or target. The row `x` is required unless it was acquired."""
 
     id: str
     value: str | float
@@ -58,7 +54,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Numbers of new labels, repeated ones, and replacements."""
+    """Counts of new, known and replaced labels."""
 
     accepted: int
     known: int
@@ -67,17 +63,17 @@ class Accepted:
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Labelled rows of a model in one format, in the order of their labels."""
+    """The labelled rows of a model, in the order of labelling."""
 
     ids: list[str]
     x: Float32[np.ndarray, "N I"]
     values: list[str | float]
     is_control: Bool[np.ndarray, "N"]
-    have_keys: bool  # whether every label has a key
+    have_keys: bool  # every label has an API key
     left_out: int = 0  # rows in other formats
 
     def digest(self) -> str:
-        """Return a SHA-256 of everything that a fit uses of the rows."""
+        """Return a SHA-256 of the rows and labels."""
         digest = sha256()
         for name, value, x, is_control in sorted(
             zip(self.ids, self.values, self.x, self.is_control.tolist(), strict=True),
@@ -89,7 +85,7 @@ class LabelledRows:
 
 
 def row_format(manifest: Manifest) -> str:
-    """Return a digest of a version's input. Rows with different formats cannot be mixed."""
+    """Return a digest of a version's input encoding. Rows of different formats cannot be mixed."""
     files = dict.fromkeys(FILE_FIELDS, True)
     spec = manifest.input.model_dump(
         mode="json",
@@ -105,21 +101,19 @@ def row_format(manifest: Manifest) -> str:
 
 
 def has_state(folder: Path | None) -> bool:
-    """Return whether a folder has a database, without creating one."""
+    """Check whether a folder contains a database."""
     return folder is not None and (folder / FILE).exists()
 
 
 def check_id(name: str, field: str) -> None:
     if not 1 <= len(name) <= MAX_ID_CHARACTERS or not name.isprintable():
-        raise InvalidInput(
-            field, f"a name of 1 to {MAX_ID_CHARACTERS} printable characters", "another"
-        )
+        raise InvalidInput(field, f"1 to {MAX_ID_CHARACTERS} printable characters", "another")
 
 
 def save_acquired(
     database: Database, acquisition: Acquisition, rows: Sequence[AcquiredRow]
 ) -> None:
-    """Save acquired rows. Labelled rows and control rows stay unchanged."""
+    """Save acquired rows, except if the saved row is labelled or a control row."""
     now = time.time()
     columns = [
         {
@@ -160,7 +154,7 @@ def labelled_ids(database: Database, model: str, ids: Sequence[str]) -> set[str]
 
 
 def is_known(database: Database, model: str, name: str) -> bool:
-    """Return whether an id has a saved row, so that a label needs no row."""
+    """Check whether the row of an id is saved."""
     with database.reading() as connection:
         row = connection.execute(
             """
@@ -181,11 +175,11 @@ def accept(
     key: str | None = None,
     note: Callable[[Connection, Accepted], None] | None = None,
 ) -> Accepted:
-    """Save labels of different ids, all or none.
+    """Save labels with unique ids in one transaction. Known labels are ignored.
 
     Args:
-        key: the name of the request's key.
-        note: saves something in the same transaction.
+        key: the name of the request's API key.
+        note: called within the transaction.
 
     Raises:
         Conflict: if a label contradicts an earlier row or label.
@@ -212,7 +206,7 @@ def _accept(
     key: str | None,
     now: float,
 ) -> str:
-    """Save a label; return the field of `Accepted` that counts it."""
+    """Save a label, and return the name of its count in `Accepted`."""
     place = model, label.id
     acquired = connection.execute(
         "SELECT row FROM acquired WHERE model = ? AND id = ?", place
@@ -224,10 +218,10 @@ def _accept(
     saved = acquired or current
     saved_row = saved["row"] if saved else None
     if saved_row is None and row is None:
-        expected = "that of a row that was acquired, or an `input` with it"
-        raise InvalidInput(f"{field}.id", expected, "one that was not, and no `input`")
+        expected = "the id of an acquired row, or an `input`"
+        raise InvalidInput(f"{field}.id", expected, "an unknown id without `input`")
     if saved_row is not None and row is not None and row != saved_row:
-        expected = "the row that this id was first used for"
+        expected = "the same row as before for this id"
         raise Conflict(f"{field}.input", expected, "another")
     value = (label.value, None) if isinstance(label.value, str) else (None, label.value)
     if current is None:
@@ -243,7 +237,7 @@ def _accept(
             )
         return "known"
     if not replace:
-        expected = 'the label that this id has, or "replace": true'
+        expected = 'the same label as before, or "replace": true'
         raise Conflict(field, expected, "another label")
     connection.execute(
         "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -262,7 +256,7 @@ def count_labels(connection: Connection, model: str) -> int:
 
 
 def counts(database: Database, model: str) -> dict[str, int]:
-    """Return the numbers of acquired, waiting and labelled rows, and of labelled control rows."""
+    """Count acquired, unlabelled and labelled rows, and labelled control rows."""
     with database.reading() as connection:
         row = connection.execute(
             """
@@ -281,9 +275,11 @@ def counts(database: Database, model: str) -> dict[str, int]:
 def kept_labels(
     database: Database, model: str, key: str | None, after: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Return a page of a model's labels in the order of their arrival, optionally of one key.
+    """Return a page of a model's labels in the order of arrival.
 
-    A page starts after the `place` of the last label before it.
+    Args:
+        key: only labels with this API key.
+        after: the `place` of the last label on the previous page.
     """
     with database.reading() as connection:
         rows = connection.execute(
@@ -300,7 +296,7 @@ def kept_labels(
 
 
 def delete_labels(database: Database, model: str, ids: Sequence[str]) -> int:
-    """Delete labels in one transaction, record them as replaced, and return their number."""
+    """Delete labels, record them as replaced, and return their number."""
     condition = "model = ? AND id IN (SELECT value FROM json_each(?))"
     values = model, json.dumps(list(ids))
     with database.writing() as connection:
@@ -313,7 +309,7 @@ def delete_labels(database: Database, model: str, ids: Sequence[str]) -> int:
 
 
 def labelled_rows(database: Database, model: str, row_format: str, size: int) -> LabelledRows:
-    """Return the labelled rows of a model in a format, with `size` numbers each."""
+    """Return the labelled rows of a model in one format, shape (N, `size`)."""
     with database.reading() as connection:
         labelled = connection.execute(
             """
@@ -339,7 +335,7 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
 
 
 def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
-    """Return the version, the prediction and the label of each labelled control row."""
+    """Return the version, prediction and label of each labelled control row."""
     with database.reading() as connection:
         rows = connection.execute(
             """

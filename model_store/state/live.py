@@ -1,10 +1,9 @@
 """The quality of a version on live data, from labelled control rows.
 
-A row is judged by the version's prediction when the row was set aside; nothing is computed again.
-Intervals have level 95 %. Shares have Wilson's interval ("Probable inference, the law of
-succession, and statistical inference", 1927), other figures a bootstrap interval. A calibration
-error is positive by chance, so its interval starts lower by the amount that chance can add, as in
-evaluation reports.
+The figures use the predictions that were saved with the control rows. Intervals have level 95 %:
+Wilson's intervals for shares ("Probable inference, the law of succession, and statistical
+inference", 1927), and bootstrap intervals for other figures. The interval of the calibration error
+is corrected for its bias.
 """
 
 import math
@@ -19,22 +18,23 @@ from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.state.database import may_be_damaged
 
-MIN_CONTROL_ROWS = 50  # labelled control rows for a figure
+MIN_CONTROL_ROWS = 50  # labelled control rows
 LEVEL = 0.95
 COVERAGE = 0.95  # of the saved sets and intervals
 RESAMPLES = 1000
 BINS = 15
 LEAST_PROBABILITY = 1e-12
-SEED = 0  # of the resamples, so that intervals are reproducible
-CHUNK_NUMBERS = 4_000_000  # of resamples x rows at once
+SEED = 0
+CHUNK_NUMBERS = 4_000_000  # resamples x rows
 
 
 def prediction_records(
     prediction: Prediction, classes: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    """Return the record of each row: probabilities and prediction set, or mean, std and interval.
+    """Convert a prediction to JSON records, one per row.
 
-    Sets and intervals have coverage .95. Numbers are in the target's units.
+    Records have probabilities and a prediction set, or the mean, std and interval in the target's
+    units. Sets and intervals have coverage 95 %.
     """
     if isinstance(prediction.scores, Scores):
         names, inside = classes or (), prediction.prediction_sets(COVERAGE)
@@ -55,7 +55,7 @@ def prediction_records(
 
 
 def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
-    """Return a version's figures from its predictions and the labels or targets."""
+    """Compute a version's figures from predictions and their labels or targets."""
     with may_be_damaged("the prediction of a control row"):
         return _class_figures(rows) if "probabilities" in rows[0][0] else _target_figures(rows)
 
@@ -96,7 +96,7 @@ def _target_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[
 
 
 def wilson_interval(share: float, rows: int) -> tuple[float, float]:
-    """Return the interval of a share (Wilson 1927); `share * rows` need not be an integer."""
+    """Compute Wilson's interval for a share of rows."""
     z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
     centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = (
@@ -122,7 +122,7 @@ def _mean(
 def _gaps(
     confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "N B"]:
-    """Return each row's contribution to the gap between accuracy and confidence of its bin."""
+    """Return each row's contribution to its bin's gap between accuracy and confidence."""
     index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     gaps = np.zeros((len(confidence), BINS))
     gaps[np.arange(len(index)), index] = (correct - confidence) / len(index)
@@ -139,7 +139,7 @@ def _calibration_error(
 
 
 def _resample_sums(*values: Float64[np.ndarray, "N ..."]) -> list[Float64[np.ndarray, "R ..."]]:
-    """Return the sums of values over R bootstrap samples, computed in chunks to save memory."""
+    """Sum values over R bootstrap samples, in chunks to save memory."""
     random, rows = np.random.default_rng(SEED), len(values[0])
     sums: list[list[np.ndarray]] = [[] for _ in values]
     step = max(1, CHUNK_NUMBERS // rows)

@@ -5,7 +5,7 @@ from functools import partial
 from hashlib import sha256
 
 from model_store.errors import InvalidInput, describe_value
-from model_store.state.answers import Repeatable, refuse_again
+from model_store.state.answers import Repeatable, check_request
 from service.api.requests import header
 from service.auth.scopes import get_owner
 from service.context import Context
@@ -34,5 +34,5 @@ async def identify_request(
     digest = sha256("\n".join(parts).encode())
     await context.threads.requests.run(call, len(body), partial(digest.update, body))
     identity = Repeatable(get_owner(request.scope), key, digest.hexdigest())
-    await context.threads.state(lambda: refuse_again(context.state, identity))
+    await context.threads.state(lambda: check_request(context.state, identity))
     return identity

@@ -189,7 +189,7 @@ def keep_labels(
     def note(connection: sqlite3.Connection, accepted: Accepted) -> None:
         answer.update(asdict(accepted), labels=count_labels(connection, loaded.name))
         if repeat is not None:
-            repeat.keep(connection, orjson.dumps(answer))
+            repeat.save(connection, orjson.dumps(answer))
 
     accepted = accept(context.state, loaded.name, row_format(manifest), labels, replace, key, note)
     context.metrics.count_labels(loaded.name, accepted)

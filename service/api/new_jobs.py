@@ -157,7 +157,7 @@ class NewJob:
 
         def keep_answer(connection: sqlite3.Connection, job: Job) -> None:
             if repeat is not None:
-                repeat.keep(connection, orjson.dumps(job_json(self.context, job)))
+                repeat.save(connection, orjson.dumps(job_json(self.context, job)))
 
         name, folder = jobs.new_folder()
         try:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from model_store.acquisition.choice import max_joint_candidates
-from model_store.artifacts.place import is_url, open_store, resolve_location
+from model_store.artifacts.store import is_url, open_store, resolve_location
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors

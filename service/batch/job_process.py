@@ -33,7 +33,7 @@ from model_store.acquisition.ranking import (
 )
 from model_store.acquisition.scoring import race_scores
 from model_store.artifacts.disk import sync_folder
-from model_store.artifacts.place import open_store
+from model_store.artifacts.store import open_store
 from model_store.conformal.rank_tables import benjamini_hochberg
 from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable
 from model_store.inference.model import NEEDED, Model

@@ -30,7 +30,7 @@ from model_store.acquisition.choice import (
     top,
 )
 from model_store.artifacts.manifest import Manifest
-from model_store.artifacts.place import open_store
+from model_store.artifacts.store import open_store
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import ChildProcess, NoAnswer, become_child

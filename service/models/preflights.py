@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from model_store.artifacts.manifest import Manifest
-from model_store.artifacts.place import open_store
+from model_store.artifacts.store import open_store
 from model_store.errors import StoreUnreachable
 from model_store.inference.preflight_process import Failure, PreflightProcess
 from model_store.processes import LOOK_S, StopRequested

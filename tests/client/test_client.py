@@ -261,7 +261,7 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
     assert (retained.accepted, retained.labels) == (5, before.labels + 5)
     assert client.add_labels({"mine": "5"}).known == 1
     assert client.labels("digits").waiting == before.waiting - 4
-    with pytest.raises(dubito.Conflict, match="expected the label that this id has"):
+    with pytest.raises(dubito.Conflict, match="expected the same label as before"):
         client.add_labels({"mine": "6"})
     assert client.add_labels({"mine": "6"}, replace=True).replaced == 1
     again = client.acquire(digits_rows[:20], k=20, ids=ids, seed=2)

@@ -11,8 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from model_store.artifacts.place import open_store
-from model_store.artifacts.store import ModelStore
+from model_store.artifacts.store import ModelStore, open_store
 from tests.support import tiny
 from tests.support.buckets import BUCKET, PROGRAMS, SECRET, SeaweedFS, credentials, rclone
 from tests.support.environment import ROOT, environment_with
@@ -55,7 +54,7 @@ PUBLISHER = """
 import os, sys
 from pathlib import Path
 from model_store.artifacts.manifest import FILES, Description
-from model_store.artifacts.place import open_store
+from model_store.artifacts.store import open_store
 
 store = open_store(sys.argv[1], cache=Path(sys.argv[3]))
 description = Description.model_validate_json(sys.argv[2])

@@ -62,8 +62,8 @@ def test_ids_of_a_form_are_an_array_item_by_item_as_openapi_says_or_as_json(clie
 
     assert request("a", "b").startswith("pool.0")  # the ids are right
     assert request('["a", "b"]').startswith("pool.0")
-    assert request("a").startswith("ids: expected one for each of the 2 pool rows, got 1")
-    assert request("a", "a").startswith("ids: expected different names")
+    assert request("a").startswith("ids: expected an id for each of the 2 pool rows, got 1")
+    assert request("a", "a").startswith("ids: expected unique ids")
     assert "expected one value" in request('["a", "b"]', "c")
 
 

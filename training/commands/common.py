@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from model_store.artifacts.place import store_from_environment
-from model_store.artifacts.store import ModelStore
+from model_store.artifacts.store import ModelStore, store_from_environment
 
 
 def open_store(writes: bool = True) -> ModelStore:

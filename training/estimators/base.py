@@ -25,8 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from model_store.artifacts.manifest import Description, Manifest
-from model_store.artifacts.place import store_from_environment
-from model_store.artifacts.store import LATEST, ModelStore
+from model_store.artifacts.store import LATEST, ModelStore, store_from_environment
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR
 from model_store.errors import InvalidInput
 from model_store.inference.answers import result_columns

@@ -6,8 +6,8 @@ import pytest
 
 from model_store.artifacts.bucket import CLAIM
 from model_store.artifacts.objects import Objects, check_url
-from model_store.artifacts.place import open_store
 from model_store.artifacts.report import evaluation_report, publish_report
+from model_store.artifacts.store import open_store
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, StoreUnreachable
 from tests.support.faulty_bucket import SECRET, FaultyBucket
 from tests.support.stores import tiny_description, tiny_files

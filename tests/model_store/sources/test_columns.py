@@ -83,7 +83,9 @@ def test_a_missing_value_is_refused_where_no_training_row_misses_one(name):
         for message in (False, True, None)
     )
     rows = [GOOD, GOOD | {name: None}]
-    with pytest.raises(InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, since no row"):
+    with pytest.raises(
+        InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, because no training row"
+    ):
         encode_objects(rows, never, "inputs", 5)
     np.testing.assert_array_equal(
         encode_objects(rows, some, "inputs"), encode_objects(rows, older, "inputs")
@@ -103,8 +105,8 @@ def test_a_number_that_is_none_is_missing_in_an_array_too():
         ({"age": "30"}, "inputs.1.age: expected a number, or null, got a string"),
         ({"age": True}, "inputs.1.age: expected a number, or null, got a boolean"),
         ({"age": [30]}, "inputs.1.age: expected a number, or null, got an array"),
-        ({"age": 1e300}, "inputs.1.age: expected a number nearer"),
-        ({"income": -1.7e308}, "inputs.1.income: expected a number nearer"),
+        ({"age": 1e300}, "inputs.1.age: expected a number closer"),
+        ({"income": -1.7e308}, "inputs.1.income: expected a number closer"),
         (
             {"city": ["Rome"]},
             "inputs.1.city: expected a string, number or boolean, or null, got an array",
@@ -125,7 +127,7 @@ def test_a_wrong_value_is_refused_by_its_place(changed, says):
 def test_an_absent_column_is_refused_and_is_no_missing_value():
     absent = {name: value for name, value in GOOD.items() if name != "city"}
     with pytest.raises(
-        InvalidInput, match=r"^inputs\.0\.city: expected a value, or null where it is missing"
+        InvalidInput, match=r"^inputs\.0\.city: expected a value, or null if it is missing"
     ):
         encode_objects([absent], COLUMNS, "inputs")
     with pytest.raises(InvalidInput, match=r"^inputs\.1: expected an object keyed by column"):
@@ -180,7 +182,7 @@ def test_a_missing_time_is_0_everywhere_but_in_its_indicator():
         ),
         (
             {"seen": None, "age": 1e39},
-            "inputs.3.age: expected a number nearer to those of the training data",
+            "inputs.3.age: expected a number closer to the training data",
         ),
     ],
 )

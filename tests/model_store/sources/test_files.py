@@ -277,14 +277,14 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
 def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("width,colour,width\n1,red,1\n")
-    refused(path, TABLE, r"pool_file\.width: expected one column of that name, got 2")
+    refused(path, TABLE, r"pool_file\.width: expected one column with that name, got 2")
     path.write_text("id,width,colour\na,1,red\n ,1,red\n")
-    with pytest.raises(InvalidInput, match="id: expected a name for each row, got none of row 1"):
+    with pytest.raises(InvalidInput, match="id: expected an id for each row, got none in row 1"):
         open_rows(path, TABLE, "pool_file").ids()
     path = tmp_path / "rows.parquet"
     cells = [pa.array([1.0, 2.0]), pa.array(["red", "blue"]), pa.array([1.0, 2.0])]
     pq.write_table(pa.Table.from_arrays(cells, names=["width", "colour", "width"]), path)
-    refused(path, TABLE, r"pool_file\.width: expected one column of that name, got 2")
+    refused(path, TABLE, r"pool_file\.width: expected one column with that name, got 2")
 
 
 @pytest.mark.parametrize(
@@ -297,14 +297,14 @@ def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
             pa.array([10**18, 10**18 + 1], pa.timestamp("ns")),
             ["2001-09-09 01:46:40.000000000", "2001-09-09 01:46:40.000000001"],
         ),
-        (pa.array([1.0, float("nan")]), "a name for each row, got none of row 1"),
+        (pa.array([1.0, float("nan")]), "an id for each row, got none in row 1"),
         (
             pa.array([b"a", b"\xff"]),
-            "a text or a number as the name of each row, got another in row 1",
+            "text or numbers as row ids, got another type in row 1",
         ),
         (
             pa.array([["a"], ["b"]]),
-            "a text or a number as the name of each row, got another in row 0",
+            "text or numbers as row ids, got another type in row 0",
         ),
     ],
     ids=["large", "uuid", "dictionary", "time", "nan", "bytes", "lists"],
@@ -359,7 +359,7 @@ def test_a_column_may_be_in_the_names_of_folders(tmp_path):
     }  # the file's own, where it has some
     assert list(pool.parts()) == [part]
     refused(
-        path, NAMED, "pool_file.width: expected a column of that name, got columns is sold, city"
+        path, NAMED, "pool_file.width: expected a column with that name, got columns is sold, city"
     )
 
 
@@ -382,7 +382,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 100)
     with pytest.raises(
-        InvalidInput, match="a whole npy file of numbers, got one that has become shorter"
+        InvalidInput, match="a whole npy file of numbers, got a file that was truncated"
     ):
         list(parts)
 
@@ -470,7 +470,7 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
     refused(
         tmp_path / "narrow.parquet",
         TABLE,
-        r"pool_file\.width: expected a column of that name, got columns a",
+        r"pool_file\.width: expected a column with that name, got columns a",
     )
     (tmp_path / "ragged.csv").write_text("width,colour\n1,red\n2\n")
     refused(
@@ -485,10 +485,10 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
         refused(
             tmp_path / "open.csv",
             TABLE,
-            "with quotes that are closed, got one that is open at the end",
+            "with closed quotes, got an open quote at the end",
         )
     (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2 red\n" * 3_000_000)
-    refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got field larger than")
+    refused(tmp_path / "open.csv", TABLE, "with closed quotes, got field larger than")
 
 
 def test_a_list_of_another_length_is_named(tmp_path):
@@ -511,9 +511,9 @@ def test_a_truncated_npz_is_told_where_it_ends(tmp_path):
 
 def test_ids_that_repeat_are_refused_and_named():
     check_ids(["a", "b"], 2)
-    with pytest.raises(InvalidInput, match="one for each of the 3 pool rows, got 2"):
+    with pytest.raises(InvalidInput, match="an id for each of the 3 pool rows, got 2"):
         check_ids(["a", "b"], 3)
-    with pytest.raises(InvalidInput, match="some that are the same, 'b' among them"):
+    with pytest.raises(InvalidInput, match="duplicates such as 'b'"):
         check_ids(["a", "b", "c", "b"], 4)
 
 

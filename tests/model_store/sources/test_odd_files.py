@@ -84,10 +84,10 @@ def test_every_odd_and_many_a_damaged_file_is_read_or_refused(spec, encoder):
 @pytest.mark.parametrize(
     ("column", "values", "says"),
     [
-        ("city", bad_utf8("string"), "pool.city: expected texts in UTF-8"),
-        ("when", np.array([2**60] * 4, "<M8[us]"), "pool.when: expected texts in UTF-8, times up"),
-        ("id", bad_utf8("string"), "id: expected texts in UTF-8"),
-        ("id", np.array([2**60] * 4, "<M8[us]"), "id: expected texts in UTF-8, times up"),
+        ("city", bad_utf8("string"), "pool.city: expected UTF-8 text"),
+        ("when", np.array([2**60] * 4, "<M8[us]"), "pool.when: expected UTF-8 text, times up"),
+        ("id", bad_utf8("string"), "id: expected UTF-8 text"),
+        ("id", np.array([2**60] * 4, "<M8[us]"), "id: expected UTF-8 text, times up"),
     ],
 )
 def test_values_that_python_has_no_type_for_are_refused_by_their_column(column, values, says):
@@ -101,9 +101,9 @@ def test_values_that_python_has_no_type_for_are_refused_by_their_column(column, 
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
-        (np.array(["a", "b\udc80", "c", "d"]), "got another in row 1"),
-        (np.array([b"a", b"b", b"\xff", b"d"]), "got another in row 2"),
-        (np.array([0x110000] * 4, "<u4").view("<U1"), "expected texts in Unicode"),
+        (np.array(["a", "b\udc80", "c", "d"]), "got another type in row 1"),
+        (np.array([b"a", b"b", b"\xff", b"d"]), "got another type in row 2"),
+        (np.array([0x110000] * 4, "<u4").view("<U1"), "expected Unicode text"),
     ],
 )
 def test_ids_that_are_no_unicode_are_refused(ids, says):

@@ -4,7 +4,7 @@ from contextlib import closing
 import pytest
 
 from model_store.errors import InvalidInput
-from model_store.state.answers import RETENTION_S, Repeatable, Repeated, refuse_again
+from model_store.state.answers import RETENTION_S, Repeatable, Repeated, check_request
 from model_store.state.database import Database
 
 
@@ -27,14 +27,14 @@ def request(key, digest="d"):
 
 def keep_answer(database, repeatable, answer):
     with database.writing() as connection:
-        repeatable.keep(connection, answer)
+        repeatable.save(connection, answer)
 
 
 def test_an_answer_is_kept_for_a_day(database, clock):
     keep_answer(database, request("a"), b"first")
     clock[0] += RETENTION_S - 1
     with pytest.raises(Repeated) as repeated:
-        refuse_again(database, request("a"))
+        check_request(database, request("a"))
     assert repeated.value.answer == b"first"
     with pytest.raises(InvalidInput, match="Idempotency-Key"):
         keep_answer(database, request("a", "another"), b"second")

@@ -154,7 +154,7 @@ def test_only_who_asked_for_a_job_finds_it(jobs):
     assert [actual.id for actual in jobs.page("me")[0]] == [job.id]
     assert jobs.page("you")[0] == []
     for expected in ((job.id, "you"), ("another", "me")):
-        with pytest.raises(NotFound, match="job: expected the id of one that you asked for"):
+        with pytest.raises(NotFound, match="job: expected the id of one of your jobs"):
             jobs.get(*expected)
 
 

@@ -270,9 +270,9 @@ def test_an_npy_pool_is_ranked_as_a_json_pool_is(client, digits_rows):
 @pytest.mark.parametrize(
     ("ids", "field", "complaint"),
     [
-        (["a", "b", "a"], "ids", "some that are the same"),
-        (["a", "b"], "ids", "one for each of the 3 pool rows, got 2"),
-        ([], "ids", "one for each of the 3 pool rows, got 0"),
+        (["a", "b", "a"], "ids", "duplicates such as"),
+        (["a", "b"], "ids", "an id for each of the 3 pool rows, got 2"),
+        ([], "ids", "an id for each of the 3 pool rows, got 0"),
         (["a", "b", 3], "ids.2", "a valid string, got 3"),
         (["a", None, "c"], "ids.1", "a valid string, got null"),
         ("abc", "ids", "a valid list, got a string of 3 characters"),

@@ -217,7 +217,7 @@ def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
         (
             {"pool_file": "rows.npz", "ids": ["a"]},
             422,
-            "ids: expected one for each of the 359 pool rows, got 1",
+            "ids: expected an id for each of the 359 pool rows, got 1",
         ),
         ({"pool_file": "rows.npz", "acquisition": "std"}, 422, "acquisition: expected"),
         (

@@ -104,17 +104,17 @@ def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
         (
             [make_label("d", "3", row), {"id": "a", "label": "9"}],
             409,
-            "labels.1: expected the label that this id has",
+            "labels.1: expected the same label as before",
         ),
         (
             [make_label("d", "3", row), {"id": "nobody", "label": "9"}],
             422,
-            "labels.1.id: expected that of a row",
+            "labels.1.id: expected the id of an acquired row",
         ),
         (
             [make_label("d", "3", row), make_label("a", "3", [0.0] * 64)],
             409,
-            "labels.1.input: expected the row",
+            "labels.1.input: expected the same row",
         ),
         (
             [make_label("d", "3", row), make_label("e", "eleven", row)],
@@ -144,7 +144,7 @@ def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
         (
             [make_label("d", "3", row), make_label("", "3", row)],
             422,
-            "labels.1.id: expected a name of 1 to 256",
+            "labels.1.id: expected 1 to 256",
         ),
         (
             [make_label("d", "3", row), {"id": "e", "label": 3}],
@@ -215,7 +215,7 @@ def test_what_cannot_be_kept_is_refused(client, digits_rows):
     for fields, detail in (
         ({"keep": True}, "ids: expected names of the rows"),
         ({"control": 0.1}, "control: expected 0 unless `keep` is true"),
-        ({"keep": True, "ids": ["a", "b", "c" * 257]}, "ids.2: expected a name of 1 to 256"),
+        ({"keep": True, "ids": ["a", "b", "c" * 257]}, "ids.2: expected 1 to 256"),
         (
             {"keep": True, "ids": ["a", "b", "c"], "control": 1.5},
             "control: expected less than or equal to 1",

@@ -175,11 +175,11 @@ def test_a_pool_of_objects_is_ranked(client):
     [
         ({"age": "31"}, "inputs.1.age: expected a number, got a string"),
         ({"age": False}, "inputs.1.age: expected a number, got a boolean"),
-        ({"age": 10**60}, "inputs.1.age: expected a number nearer"),
+        ({"age": 10**60}, "inputs.1.age: expected a number closer"),
         ({"city": ["Rome"]}, "inputs.1.city: expected a string, number or boolean, got an array"),
         ({"income": "31"}, "inputs.1.income: expected a number, or null, got a string"),
-        ({"age": None}, "inputs.1.age: expected a value, since no row that the model was trained"),
-        ({"city": None}, "inputs.1.city: expected a value, since no row"),
+        ({"age": None}, "inputs.1.age: expected a value, because no training row lacks it"),
+        ({"city": None}, "inputs.1.city: expected a value, because no training row"),
         (
             {"height": 1},
             "inputs.1.height: expected no columns but age, city, vip, income, got an unknown one",
@@ -194,7 +194,7 @@ def test_a_bad_cell_is_refused_by_its_place(client, changed, says):
 def test_an_absent_column_and_mixed_rows_are_refused(client):
     absent = {name: value for name, value in PEOPLE[0].items() if name != "vip"}
     assert_refused(
-        predict(client, [absent]), "inputs.0.vip: expected a value, or null where it is missing"
+        predict(client, [absent]), "inputs.0.vip: expected a value, or null if it is missing"
     )
     assert_refused(predict(client, [PEOPLE[0], [0.0] * 9]), "inputs.1: expected an object")
     assert_refused(

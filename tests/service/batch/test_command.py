@@ -323,7 +323,7 @@ def test_rows_that_cannot_be_read_are_counted_and_written_with_the_reason(
         "source: odd.parquet.3: expected 64 numbers in x, got none",
         "source: odd.parquet.50: expected 64 numbers, got 63",
         "source: odd.parquet.70.5: expected a finite number in float32's range, got another value",
-        "id: expected a name for each row, got none of row 99",
+        "id: expected an id for each row, got none in row 99",
     ]
     run("rank", tmp_path / "data", None, "-k", 10, max_rejects=0.04)
     actual = json.loads(capsys.readouterr().out)["ranking"]
@@ -472,7 +472,7 @@ def test_ids_that_are_the_same_cannot_be_ranked(run, tmp_path, digits_rows):
     write(tmp_path / "same.parquet", digits_rows[:3], ["a", "b", "a"])
     with pytest.raises(
         Stopped,
-        match=r"^ids: expected different names, got some that are the same, 'a' among them$",
+        match=r"^ids: expected unique ids, got duplicates such as 'a'$",
     ):
         run("rank", tmp_path / "same.parquet")
 

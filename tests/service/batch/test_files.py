@@ -28,7 +28,9 @@ def place(request, tmp_path, monkeypatch):
         (tmp_path / "data").mkdir()
         return LocalFiles(tmp_path / "data", "out"), put
     memory = MemoryStore()
-    monkeypatch.setattr(Objects, "of", classmethod(lambda cls, url, field: Objects(url, memory)))
+    monkeypatch.setattr(
+        Objects, "from_url", classmethod(lambda cls, url, field: Objects(url, memory))
+    )
     return BucketFiles("s3://bucket/data", "out"), memory.put
 
 
@@ -131,7 +133,7 @@ def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
             return getattr(self.memory, name)
 
     monkeypatch.setattr(
-        Objects, "of", classmethod(lambda cls, url, field: Objects(url, Careless()))
+        Objects, "from_url", classmethod(lambda cls, url, field: Objects(url, Careless()))
     )
     with pytest.raises(
         InvalidInput, match=r"^out: expected a bucket that honours conditional writes, got one that"

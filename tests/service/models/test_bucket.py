@@ -20,7 +20,7 @@ from tests.support.serving import metric
 @pytest.fixture
 def server(monkeypatch):
     faulty = FaultyBucket()
-    monkeypatch.setattr(Objects, "of", classmethod(lambda cls, url: Objects(url, faulty)))
+    monkeypatch.setattr(Objects, "from_url", classmethod(lambda cls, url: Objects(url, faulty)))
     return faulty
 
 

@@ -122,7 +122,7 @@ REFUSED = {
     "no header.csv": ("1,2\n" * 60, {}, "a first line of no header.csv that names the columns"),
     "cut.csv": (table().rpartition(",")[0], {}, "2 cells, as the first line, got 1"),
     "ragged.csv": (table().replace("\n", ",,x\n", 3).replace(",,x\n", "\n", 1), {}, "2 cells, as the first line, got 4"),
-    "open quote.csv": (table().replace("yes", '"yes', 1), {}, "quotes that are closed, got one that is open at the end"),
+    "open quote.csv": (table().replace("yes", '"yes', 1), {}, "closed quotes, got an open quote at the end"),
     "names twice.csv": (table().replace("x,y", "y,y"), {}, "columns with unique names, got 'y' more than once"),
     "one class.csv": (table(y=["no"] * ROWS), {}, "labels of 2 to 1000 classes, got 1"),
     "no target.csv": (table(y=[None] * ROWS), {}, "data.source: expected at least 20 rows, got 0"),

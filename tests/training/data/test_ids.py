@@ -111,11 +111,11 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
         ),
         (
             {"pad_token": "zebra"},
-            "data.tokenizer: expected one of its tokens, by which text is padded, got 'zebra'",
+            "data.tokenizer: expected one of its tokens for padding, got 'zebra'",
         ),
         (
             {"max_tokens": 1},
-            "data.tokenizer: expected room for text besides 1 special tokens, got 1 in all",
+            "data.tokenizer: expected more tokens than 1 special tokens, got 1",
         ),
         (
             {"source": "npz:a.npz", "target": None},
@@ -289,7 +289,7 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
     )
     refused(
         lambda: elsewhere.rows(data.input, 5, 0, encoder),
-        f"reviews.{kind}.text: expected a column of that name, got columns more",
+        f"reviews.{kind}.text: expected a column with that name, got columns more",
     )
 
 
