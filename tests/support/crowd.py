@@ -89,7 +89,7 @@ class Crowd:
         """Number of correct responses so far."""
         return sum(output.right for output in self.told)
 
-    def full(self):
+    def totals(self):
         full = Told()
         for output in self.told:
             for name, value in vars(output).items():

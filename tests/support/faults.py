@@ -58,7 +58,7 @@ def hit_worker(url, process, crowd, how):
     noticed = time.monotonic() - start
     wait_until(lambda: all(new > 0 for new in starts(url)) and starts(url) != before)
     recovered = time.monotonic() - start
-    right_at = crowd.whole().right_at
+    right_at = crowd.totals().right_at
     gaps = [later - earlier for earlier, later in pairwise(right_at) if later > start]
     return noticed, recovered, max(gaps)
 
@@ -77,7 +77,7 @@ def signalled_worker(serve, store, made, seconds, how):
                 observed.append(hit_worker(url, process, crowd, how))
                 reached = crowd.right
                 wait_until(lambda crowd=crowd, reached=reached: crowd.right > reached + 20)
-            output = crowd.whole()
+            output = crowd.totals()
             text = assert_right(output, port, may_end=6)
             ended += output.ended
     noticed, recovered, gap = (max(values) for values in zip(*observed, strict=True))
@@ -95,7 +95,7 @@ def hang_ups(serve, store, made, seconds, clients=8):
         files = settled(lambda: open_files(process.pid))
         with Crowd(port, made, clients, hang_up=0.3) as crowd:
             time.sleep(seconds)
-        output = crowd.whole()
+        output = crowd.totals()
         text = assert_right(output, port)
         assert output.hung_up > 0
         page = httpx.get(f"{url}/metrics", timeout=60).text
@@ -140,7 +140,7 @@ def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
             meanwhile = (crowd.right - so_far) / (time.monotonic() - started_at)
             for thread in threads:
                 thread.join()
-        text = assert_right(crowd.whole(), port)
+        text = assert_right(crowd.totals(), port)
         left = settled(lambda: open_files(process.pid), quiet_s=2 * receive_s + 1)
         for connection in unread:
             connection.close()
@@ -189,7 +189,7 @@ def terminated(serve, store, made, pool, workers="1"):
             process.wait(120)
             seconds = time.monotonic() - start
         assert process.returncode == 0
-        output = crowd.whole()
+        output = crowd.totals()
         assert output.wrong == []
         assert set(output.statuses) == {200}
         assert (output.ended, output.refused) == (0, 0)
@@ -213,7 +213,7 @@ def full_disk(serve, digits_store, rows, folder):
         port = urlsplit(url).port
         wait_until(lambda: all(starts(url)))
         created = references(port, rows, version="1")
-        get_fill_disk(process.pid, *children(process.pid))
+        prevent_writes(process.pid, *children(process.pid))
         with Crowd(port, created, clients=4) as crowd:
             for limit in limits:
                 failed = publish_with(limit, store.root, digits_store)
@@ -231,7 +231,7 @@ def full_disk(serve, digits_store, rows, folder):
                 )
             )
             assert httpx.get(f"{url}/metrics", timeout=60).status_code == 200
-        output = crowd.whole()
+        output = crowd.totals()
         text = assert_right(output, port)
     drafts = [*(store.root / "digits").glob(".draft*")]
     assert drafts == []
@@ -260,7 +260,7 @@ def publish_with(limit_bytes, root, source):
     )
 
 
-def get_fill_disk(*pids):
+def prevent_writes(*pids):
     """Prevent processes from writing to files."""
     for pid in pids:
         _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)

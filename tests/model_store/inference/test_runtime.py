@@ -183,10 +183,10 @@ def test_graphs_with_other_inputs_or_outputs_are_refused(file, side):
 
 
 def test_a_draw_has_a_fixed_number_of_numbers_and_may_have_one():
-    graphs = sampler().SerializeToString(), get_with_theta(1)
+    graphs = sampler().SerializeToString(), with_theta_length(1)
     assert Runtime(*graphs, NOISE, threads=1).theta_dimension == 1
     assert_refused(
-        "network.onnx", get_with_theta(None), "expected theta with 3 axes, the last of fixed length"
+        "network.onnx", with_theta_length(None), "expected theta with 3 axes, the last of fixed length"
     )
 
 
@@ -417,7 +417,7 @@ def sampler():
     return onnx.load_model_from_string(packed(graph))
 
 
-def get_with_theta(length):
+def with_theta_length(length):
     created = network()
     (theta,) = (options for options in created.graph.input if options.name == "theta")
     theta.CopyFrom(value("theta", "K", "P", "D" if length is None else length))

@@ -116,7 +116,7 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(
             for fault in kinds * WARM_UP_ROUNDS:
                 fault()
             time.sleep(pause)
-        warm_up = crowd.whole()
+        warm_up = crowd.totals()
         before = measure_process(elder)
         completed, end = 0, time.monotonic() + seconds
         with Crowd(faults.port, created, clients=4, hang_up=0.05) as crowd:
@@ -129,7 +129,7 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(
                 reached = crowd.right
                 wait_until(lambda reached=reached: crowd.right > reached + 20, 60)
                 time.sleep(max(0.0, due - time.monotonic()))
-        output, after = crowd.whole(), measure_process(elder)
+        output, after = crowd.totals(), measure_process(elder)
         assert warm_up.wrong == []
         text = assert_right(output, faults.port, may_end=4 * completed)
         assert elder in children(process.pid)
