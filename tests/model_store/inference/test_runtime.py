@@ -186,7 +186,9 @@ def test_a_draw_has_a_fixed_number_of_numbers_and_may_have_one():
     graphs = sampler().SerializeToString(), with_theta_length(1)
     assert Runtime(*graphs, NOISE, threads=1).theta_dimension == 1
     assert_refused(
-        "network.onnx", with_theta_length(None), "expected theta with 3 axes, the last of fixed length"
+        "network.onnx",
+        with_theta_length(None),
+        "expected theta with 3 axes, the last of fixed length",
     )
 
 
