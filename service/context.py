@@ -151,7 +151,7 @@ class Context:
         return loaded
 
 
-def context_of(request: Request) -> Context:
+def get_context(request: Request) -> Context:
     context: Any = request.app.state.context
     assert isinstance(context, Context)
     return context

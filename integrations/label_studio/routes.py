@@ -46,7 +46,7 @@ from service.api.responses import Answer, json_response, response
 from service.api.schemas import Envelope, LabelEntry, PredictRequest
 from service.auth.auth import authenticate
 from service.auth.scopes import key_name, needs
-from service.context import Context, context_of
+from service.context import Context, get_context
 from service.errors import PastDeadline, TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext
@@ -95,7 +95,7 @@ async def accept_basic_authentication(request: Request) -> None:
     if kind.lower() == "basic" and key_name(request.scope) is None:
         with suppress(ValueError):
             password = b64decode(content.strip(), validate=True).partition(b":")[2]
-            authenticate(request.scope, context_of(request).key_ring.keys, password)
+            authenticate(request.scope, get_context(request).key_ring.keys, password)
 
 
 router = APIRouter(
@@ -111,7 +111,7 @@ JSON_OBJECT_BODY: dict[str, Any] = {
 @router.get("/health", responses=answers(StudioHealthAnswer, 404), dependencies=[needs("read")])
 async def get_label_studio_health(request: Request, name: str) -> Response:
     """Report that the backend is up."""
-    context_of(request).models.name(name)
+    get_context(request).models.name(name)
     return json_response({"status": "UP", "model_class": "Dubito"})
 
 
@@ -123,7 +123,7 @@ async def get_label_studio_health(request: Request, name: str) -> Response:
 )
 async def post_label_studio_setup(request: Request, name: str) -> Response:
     """Check a project's labelling configuration, and return the version that predicts."""
-    context = context_of(request)
+    context = get_context(request)
     call = RequestContext.from_request(request, context.settings.deadline_s)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)
     loaded = await context.find_model(call, Envelope(model=name))
@@ -139,7 +139,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
 )
 async def post_label_studio_predict(request: Request, name: str) -> Response:
     """Predict tasks. Label Studio can show tasks with low scores, which are uncertain, first."""
-    context = context_of(request)
+    context = get_context(request)
     settings, call = context.settings, context.begin(request)
     content = await _read(context, call, limits.MAX_JSON_BYTES)
     envelope = PredictRequest(inputs=[], model=name)
@@ -187,7 +187,7 @@ def _write_predictions(
 )
 async def post_label_studio_webhook(request: Request, name: str) -> Response:
     """Store the label of a new or changed annotation: 201 when stored, 200 without a label."""
-    context = context_of(request)
+    context = get_context(request)
     call = context.begin(request)
     require_json(request)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)

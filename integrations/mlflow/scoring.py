@@ -38,7 +38,7 @@ from service.api.responses import predict_json, response
 from service.api.rows import Cells, Rows
 from service.api.schemas import PredictRequest
 from service.auth.scopes import OPEN_TO_ALL, needs
-from service.context import Context, context_of
+from service.context import Context, get_context
 from service.errors import Unsupported
 from service.request_context import RequestContext
 
@@ -77,7 +77,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/ping", dependencies=[OPEN_TO_ALL])
 async def get_ping(request: Request) -> Response:
-    check_ready(context_of(request))
+    check_ready(get_context(request))
     return Response(b"\n", media_type="text/plain")
 
 
@@ -89,7 +89,7 @@ async def get_version() -> Response:
 @router.post("/invocations", dependencies=[needs("predict")])
 async def post_invocations(request: Request) -> Response:
     """Predict rows. The answer is the same as for `POST /predict`."""
-    context = context_of(request)
+    context = get_context(request)
     call = context.begin(request, has_rows=True)
     if request.query_params:
         raise InvalidInput("query", "no parameters, as `params` belongs in the body", "some")

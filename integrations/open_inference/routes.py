@@ -38,7 +38,7 @@ from service.api.requests import (
 )
 from service.api.responses import json_response, response
 from service.auth.scopes import OPEN_TO_ALL, needs
-from service.context import Context, context_of
+from service.context import Context, get_context
 from service.errors import NotReady, TooLarge, Unsupported
 from service.models.models import Models
 from service.request_context import RequestContext
@@ -73,19 +73,19 @@ async def get_live() -> Response:
 
 @router.get("/health/ready", dependencies=[OPEN_TO_ALL])
 async def get_ready(request: Request) -> Response:
-    check_ready(context_of(request))
+    check_ready(get_context(request))
     return json_response({"ready": True})
 
 
 @router.get("/models", dependencies=READ)
 async def get_models(request: Request) -> Response:
-    return json_response({"models": context_of(request).models.names()})
+    return json_response({"models": get_context(request).models.names()})
 
 
 @router.get("/models/{name}", dependencies=READ)
 @router.get("/models/{name}/versions/{version}", dependencies=READ)
 async def get_model(request: Request, name: str, version: str = LATEST) -> Response:
-    context = context_of(request)
+    context = get_context(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     versions = await context.threads.files(partial(context.models.store.versions, name))
     return json_response(model_metadata(manifest, versions))
@@ -94,7 +94,7 @@ async def get_model(request: Request, name: str, version: str = LATEST) -> Respo
 @router.get("/models/{name}/config", dependencies=READ)
 @router.get("/models/{name}/versions/{version}/config", dependencies=READ)
 async def get_config(request: Request, name: str, version: str = LATEST) -> Response:
-    context = context_of(request)
+    context = get_context(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     return json_response(triton_config(manifest, context.settings.max_rows))
 
@@ -102,14 +102,14 @@ async def get_config(request: Request, name: str, version: str = LATEST) -> Resp
 @router.get("/models/{name}/ready", dependencies=READ)
 @router.get("/models/{name}/versions/{version}/ready", dependencies=READ)
 async def get_model_ready(request: Request, name: str, version: str = LATEST) -> Response:
-    context = context_of(request)
+    context = get_context(request)
     await context.threads.files(partial(_refuse_unready_version, context.models, name, version))
     return json_response({"name": name, "ready": True})
 
 
 @router.post("/repository/index", dependencies=READ)
 async def post_index(request: Request) -> Response:
-    context = context_of(request)
+    context = get_context(request)
     call = RequestContext.from_request(request, context.settings.deadline_s)
     body = await read_body(call, MAX_INDEX_BYTES)
     content = parse_json(body) if body.strip() else {}
@@ -123,7 +123,7 @@ async def post_index(request: Request) -> Response:
 @router.post("/models/{name}/infer", dependencies=[needs("predict")])
 @router.post("/models/{name}/versions/{version}/infer", dependencies=[needs("predict")])
 async def post_infer(request: Request, name: str, version: str = LATEST) -> Response:
-    context = context_of(request)
+    context = get_context(request)
     call = context.begin(request, has_rows=True)
     work, infer = await _read(context, call, name, version)
     encoder = TensorEncoder(infer, call.record.request_id)

@@ -24,7 +24,7 @@ from service.api.rows import Rows, add_row_id
 from service.api.schemas import AcquireAnswer, AcquireRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
-from service.context import Context, context_of
+from service.context import Context, get_context
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, work_bytes
 from service.engine.pool_ranking import (
     EnginePool,

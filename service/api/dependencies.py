@@ -6,16 +6,16 @@ from fastapi import Depends, Request
 
 from model_store.errors import InvalidInput
 from service.auth.scopes import get_owner
-from service.context import Context, context_of
+from service.context import Context, get_context
 from service.request_context import RequestContext, get_link_prefix
 
 
 async def _context(request: Request) -> Context:
-    return context_of(request)
+    return get_context(request)
 
 
 async def _begin(request: Request) -> RequestContext:
-    return context_of(request).begin(request)
+    return get_context(request).begin(request)
 
 
 async def _owner(request: Request) -> str:

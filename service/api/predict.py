@@ -51,7 +51,7 @@ from service.api.responses import (
 from service.api.rows import Rows
 from service.api.schemas import Envelope, PredictRequest
 from service.auth.scopes import needs
-from service.context import Context, context_of
+from service.context import Context, get_context
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted, work_bytes
 from service.models.models import ServedModel
 from service.request_context import RequestContext
@@ -165,7 +165,7 @@ async def predict(
         if is_plain and _answer_numbers(computed) <= FEW_NUMBERS:
             parts, flags = write()
         else:
-            parts, flags = await context.threads.answers.run(call, reservation.held, write)
+            parts, flags = await context.threads.answers.run(call, reservation.used_bytes, write)
     call.record.add_phases(computed.phases)
     call.record.set_usage(loaded.name, loaded.version, num_rows, num_samples, flags)
     del x, computed, write  # before the client reads the response slowly

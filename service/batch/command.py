@@ -112,8 +112,8 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
                 print(json.dumps(parts.answer(ranked)))
             else:
                 parts.write(ranked)
-        done = {"rows": plan.rows, "rejected": progress.rejected, "parts": len(plan.shards)}
-        out.create(DONE, json.dumps(done).encode() + b"\n")
+        summary = {"rows": plan.rows, "rejected": progress.rejected, "parts": len(plan.shards)}
+        out.create(DONE, json.dumps(summary).encode() + b"\n")
         out.clear()
     _print_summary(options, plan, progress)
 
@@ -215,15 +215,15 @@ def _work(
         Stopped: if too many rows are unreadable or a worker fails.
     """
     names = out.names()
-    done = {shard.number for shard in plan.shards if plan.part(shard.number) in names}
-    todo = [shard.number for shard in plan.shards if shard.number not in done]
+    finished = {shard.number for shard in plan.shards if plan.part(shard.number) in names}
+    todo = [shard.number for shard in plan.shards if shard.number not in finished]
     rejected, reasons = 0, list[str]()
-    for number in sorted(done):
+    for number in sorted(finished):
         if plan.rejects(number) in names:
             lines = (out.read(plan.rejects(number)) or b"").splitlines()
             rejected += len(lines)
             reasons += [json.loads(line)["reason"] for line in lines[:1]]
-    progress = Progress(plan, done, rejected, options.quiet)
+    progress = Progress(plan, finished, rejected, options.quiet)
 
     def check_rejects() -> None:
         if progress.rejected > options.max_rejects * plan.rows:
@@ -245,11 +245,11 @@ def _work(
     with closing(running):
         for result in running:
             if isinstance(result, RowsDone):
-                progress.at(result.shard, result.rows)
+                progress.update(result.shard, result.rows)
                 continue
             if result.error is not None:
                 raise Stopped(result.error)
-            progress.done(result.shard, result.rejected, result.row_draws, result.cpu_s)
+            progress.finish_shard(result.shard, result.rejected, result.row_draws, result.cpu_s)
             reasons += result.reasons
             check_rejects()
         progress.end()
@@ -260,36 +260,36 @@ def _print_summary(options: argparse.Namespace, plan: Plan, progress: "Progress"
     if options.quiet or options.out is None:
         return
     request = plan.request
-    done, where = ("scored", "") if request.kind == "score" else ("ranked", f", {RANKING}.json")
+    verb, suffix = ("scored", "") if request.kind == "score" else ("ranked", f", {RANKING}.json")
     rejected = f", {progress.rejected:,} rejected ({options.out}/{REJECTS})"
     print(
-        f"{plan.rows:,} rows {done} by {request.model} version {request.version}, seed "
+        f"{plan.rows:,} rows {verb} by {request.model} version {request.version}, seed "
         f"{request.seed}{rejected if progress.rejected else ''}"
-        f": {options.out}{where}; {progress.cost}, {progress.elapsed_s:,.0f} s"
+        f": {options.out}{suffix}; {progress.cost}, {progress.elapsed_s:,.0f} s"
     )
 
 
 class Progress:
     """Progress of the shards, printed on standard error at intervals."""
 
-    def __init__(self, plan: Plan, done: set[int], rejected: int, quiet: bool) -> None:
+    def __init__(self, plan: Plan, finished: set[int], rejected: int, quiet: bool) -> None:
         self._plan, self._quiet = plan, quiet
-        self._done = len(done)
-        self._rows_before = self._rows = sum(plan.shards[number].rows for number in done)
-        self._at: dict[int, int] = {}
+        self._finished = len(finished)
+        self._rows_before = self._rows = sum(plan.shards[number].rows for number in finished)
+        self._running_rows: dict[int, int] = {}
         self._start = time.monotonic()
         self._printed = 0.0
         self.rejected = rejected
         self.row_draws = 0
         self.cpu_s = 0.0
 
-    def at(self, shard: int, rows: int) -> None:
-        self._at[shard] = rows
+    def update(self, shard: int, rows: int) -> None:
+        self._running_rows[shard] = rows
         self._print()
 
-    def done(self, shard: int, rejected: int, row_draws: int, cpu_s: float) -> None:
-        self._at.pop(shard, None)
-        self._done += 1
+    def finish_shard(self, shard: int, rejected: int, row_draws: int, cpu_s: float) -> None:
+        self._running_rows.pop(shard, None)
+        self._finished += 1
         self._rows += self._plan.shards[shard].rows
         self.rejected += rejected
         self.row_draws += row_draws
@@ -301,11 +301,11 @@ class Progress:
         return time.monotonic() - self._start
 
     def line(self) -> str:
-        rows, all_rows = self._rows + sum(self._at.values()), self._plan.rows
+        rows, all_rows = self._rows + sum(self._running_rows.values()), self._plan.rows
         rate = (rows - self._rows_before) / max(self.elapsed_s, 1e-9)
         left = "" if rate == 0 else f", {rate:,.0f} rows/s, {_clock((all_rows - rows) / rate)} left"
         return (
-            f"{100 * rows / all_rows:3.0f} %  {rows:,} of {all_rows:,} rows, {self._done} of "
+            f"{100 * rows / all_rows:3.0f} %  {rows:,} of {all_rows:,} rows, {self._finished} of "
             f"{len(self._plan.shards)} parts{left}; {self.cost}"
             + (f"; {self.rejected:,} rejected" * bool(self.rejected))
         )
@@ -320,11 +320,11 @@ class Progress:
             sys.stderr.flush()
 
     def _print(self) -> None:
-        is_terminal, now = sys.stderr.isatty(), time.monotonic()
+        is_terminal, time_s = sys.stderr.isatty(), time.monotonic()
         pause_s = TERMINAL_INTERVAL_S if is_terminal else LOG_INTERVAL_S
-        if self._quiet or now - max(self._printed, self._start) < pause_s:
+        if self._quiet or time_s - max(self._printed, self._start) < pause_s:
             return
-        self._printed = now
+        self._printed = time_s
         sys.stderr.write(f"\r\x1b[K{self.line()}" if is_terminal else f"{self.line()}\n")
         sys.stderr.flush()
 

@@ -71,8 +71,8 @@ def request_fields(
 
 def ranking_fields(envelope: AcquireRequest, loaded: Any) -> dict[str, Any]:
     task = loaded.model.manifest.task
-    named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
-    acquisition = check_acquisition(named, task)
+    acquisition_name = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
+    acquisition = check_acquisition(acquisition_name, task)
     return {
         "acquisition": acquisition,
         "k": envelope.k,

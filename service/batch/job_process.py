@@ -111,7 +111,7 @@ class JobRows:
     ) -> None:
         self.folder, self.request, self.model = folder, request, model
         self.computation = Computation(model, request)
-        self.work, self.done = request.rows * request.num_samples, 0
+        self.work, self.finished_work = request.rows * request.num_samples, 0
         self._report = report
         spec = model.manifest.input
         self._spec = spec.encoded if request.encoded else spec
@@ -168,13 +168,13 @@ class JobRows:
         Raises:
             Cancelled: if the job must stop.
         """
-        self.done += row_draws
+        self.finished_work += row_draws
         if time.monotonic() - self._synced < SYNC_S:
             return
         if columns is not None:
             columns.sync()
         self._synced = time.monotonic()
-        if not self._report(self.work, self.done):
+        if not self._report(self.work, self.finished_work):
             raise Cancelled
 
     def fill(
@@ -191,7 +191,7 @@ class JobRows:
             compute: computes columns from the first index and the rows.
         """
         columns = ColumnFiles(self.folder / name)
-        self.done += columns.rows * num_draws
+        self.finished_work += columns.rows * num_draws
         unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
         parts = self.computation.batches(parts_from(columns.rows), num_draws)
         for x, results in _compute_parallel(compute, columns.rows, parts):
@@ -238,8 +238,8 @@ def predict(job: JobRows) -> str:
 
     def write(path: Path) -> None:
         if request.format == "npz":
-            named = {} if ids is None else {"ids": ids}
-            write_npz(path, {**about, **named, **row_arrays})
+            id_column = {} if ids is None else {"ids": ids}
+            write_npz(path, {**about, **id_column, **row_arrays})
         else:
             tables = (_table(job, ids, row_arrays, i) for i in range(0, columns.rows, TABLE_ROWS))
             write_parquet(path, tables, table_metadata(about))
@@ -259,9 +259,9 @@ def _table(
     job: JobRows, ids: list[str] | None, row_arrays: dict[str, np.ndarray], first: int
 ) -> dict[str, Any]:
     rows = slice(first, first + TABLE_ROWS)
-    named = {} if ids is None else {"id": ids[rows]}
+    id_column = {} if ids is None else {"id": ids[rows]}
     columns = ((name, np.asarray(column[rows])) for name, column in row_arrays.items())
-    return {**named, **table_columns(job.model.manifest, columns)}
+    return {**id_column, **table_columns(job.model.manifest, columns)}
 
 
 def acquire(job: JobRows, database: Database) -> str:
@@ -270,8 +270,9 @@ def acquire(job: JobRows, database: Database) -> str:
     ids = job.ids()
     ranked_rows, control = _read_selection(job.folder, request)
     k = request.k - len(control)
-    asked = request.acquisition, k, request.num_samples, request.race, request.beta
-    choice = Choice(manifest.task, *asked)
+    choice = Choice(
+        manifest.task, request.acquisition, k, request.num_samples, request.race, request.beta
+    )
     names = [ids[i] for i in ranked_rows.tolist()] if request.selected else ids
     pool = JobPool(job, ranked_rows, names, choice)
     ranked: Ranked = rank_pool_sync(pool, choice)
@@ -281,8 +282,8 @@ def acquire(job: JobRows, database: Database) -> str:
     rows += control_rows(control.tolist(), ids, len(rows))
     if request.keep:
         _store_acquired(job, rows, database)
-    found = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
-    answer = acquire_answer(manifest, request, rows, *found)
+    counts = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
+    answer = acquire_answer(manifest, request, rows, *counts)
     return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
 
 
@@ -314,9 +315,9 @@ def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Databa
         predictions += control_predictions(
             model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
         )
-    of_model = request.model, request.version, row_format(model.manifest)
-    how = Acquisition(*of_model, request.acquisition, request.seed, request.num_samples)
-    save_acquired(database, how, acquired_rows(pool, ranked, predictions))
+    model_fields = request.model, request.version, row_format(model.manifest)
+    acquisition = Acquisition(*model_fields, request.acquisition, request.seed, request.num_samples)
+    save_acquired(database, acquisition, acquired_rows(pool, ranked, predictions))
 
 
 class JobPool(Pool):

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from queue import Queue
 from typing import Any
@@ -153,19 +152,19 @@ class Worker:
         Args:
             compute: returns the arrays of rows and a mask of the finite results.
         """
-        ids, parts, done = list[str](), list[Mapping[str, np.ndarray]](), 0
+        ids, parts, finished_rows = list[str](), list[Mapping[str, np.ndarray]](), 0
         unknown: dict[str, int] = {}
         for read in self.reader.rows(shard, rejects, selects):
             for rows in read.parts(self.computation.batch_rows()):
                 arrays, computed = compute(rows)
-                done += len(rows.ids)
+                finished_rows += len(rows.ids)
                 invalid, rows = rows.take(~computed), rows.take(computed)
-                named = zip(invalid.places.tolist(), invalid.ids, strict=True)
-                rejects += [reject_line(place, name, NOT_COMPUTED) for place, name in named]
+                invalid_rows = zip(invalid.places.tolist(), invalid.ids, strict=True)
+                rejects += [reject_line(place, name, NOT_COMPUTED) for place, name in invalid_rows]
                 ids += rows.ids
                 parts.append({name: array[computed] for name, array in arrays.items()})
                 count_unknown(unknown, rows.x, self.model.manifest.input.columns)
-                report(done)
+                report(finished_rows)
         if not parts:  # an empty part still needs the columns
             row = np.zeros((1, self.model.row_size), dtype=np.float32)
             arrays, _ = compute(Rows(np.zeros(1, dtype=np.int64), [""], row))
@@ -230,34 +229,6 @@ class Worker:
         return np.where(np.isfinite(scores), powers, np.nan)
 
 
-class ShardProcess:
-    """A local process for shards, restarted if it dies."""
-
-    def __init__(self, options: WorkerOptions, stopping: threading.Event) -> None:
-        self._options, self._stopping = options, stopping
-        self._start()
-
-    def _start(self) -> None:
-        self._process = ChildProcess(MODULE, ONE_THREAD, is_trusted=True)
-        self._process.send(asdict(self._options))
-
-    def result(self, number: int, send: Callable[[RowsDone], None]) -> ShardResult:
-        self._process.send(number)
-        try:
-            while True:
-                content = self._process.receive(math.inf, self._stopping)
-                if isinstance(content, dict):
-                    return ShardResult(**content)
-                send(RowsDone(number, content))
-        except NoAnswer as error:
-            self._process.close()
-            self._start()
-            return ShardResult(number, error=f"its process died ({error})", is_retryable=True)
-
-    def close(self) -> None:
-        self._process.close()
-
-
 def run_local(
     options: WorkerOptions, todo: list[int], workers: int
 ) -> Generator[ShardResult | RowsDone, None, None]:
@@ -291,20 +262,41 @@ def _run_worker(
     stopping: threading.Event,
 ) -> None:
     """Process shards in a child process, and send the results followed by None."""
+    process: ChildProcess | None = None
     try:
-        with closing(ShardProcess(options, stopping)) as process:
-            for number in shards:
-                for _ in range(MAX_TRIES):
-                    result = process.result(number, send)
-                    if not result.is_retryable:
-                        break
-                else:
-                    tried = f"part {number} was tried {MAX_TRIES} times"
-                    raise Stopped(f"{OUT}: {tried}: {result.error}")
-                send(result)
+        for number in shards:
+            for _ in range(MAX_TRIES):
+                if process is None:
+                    process = ChildProcess(MODULE, ONE_THREAD, is_trusted=True)
+                    process.send(asdict(options))
+                try:
+                    result = _process_shard(process, number, send, stopping)
+                except NoAnswer as error:
+                    process.close()
+                    process = None
+                    text = f"its process died ({error})"
+                    result = ShardResult(number, error=text, is_retryable=True)
+                if not result.is_retryable:
+                    break
+            else:
+                tried = f"part {number} was tried {MAX_TRIES} times"
+                raise Stopped(f"{OUT}: {tried}: {result.error}")
+            send(result)
     except BaseException as error:
         send(error)
+    finally:
+        if process is not None:
+            process.close()
     send(None)
+
+
+def _process_shard(
+    process: ChildProcess, number: int, send: Callable[[RowsDone], None], stopping: threading.Event
+) -> ShardResult:
+    process.send(number)
+    while isinstance(content := process.receive(math.inf, stopping), int):
+        send(RowsDone(number, content))
+    return ShardResult(**content)
 
 
 def main() -> None:

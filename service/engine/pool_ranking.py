@@ -51,7 +51,7 @@ class EnginePool(Pool):
 
     async def lap(self, lap: Lap) -> Scored:
         reservation = self.work.context.reservation
-        size = reservation.held
+        size = reservation.used_bytes
         reservation.reserve(self.work.x[:1].nbytes * len(lap.rows), "pool")
         x = await self.run(partial(np.take, self.work.x, lap.rows, axis=0))
         race_work = replace(self.work, x=x, num_samples=lap.num_draws, is_race=True)

@@ -55,10 +55,6 @@ class DriftTarget:
     ) -> "DriftTarget":
         return cls(name, version, binned_gaps(statistics))
 
-    @property
-    def label(self) -> str:
-        return f"model {self.name} version {self.version}"
-
 
 @dataclass(frozen=True)
 class LiveRows:
@@ -226,9 +222,11 @@ class Drift:
         self._p_value_sum += float(p_values.sum())
         if martingale.is_alarmed and not self._has_alarm and self._evidence is None:
             logger.warning(
-                "drift: live rows of %s differ from its calibration rows: evidence %.1f nats "
-                "(alarm at %.1f) after %d rows; recent flag rate at .05: %.3f, expected: %.3f",
-                self.target.label,
+                "drift: live rows of model %s version %s differ from its calibration rows: "
+                "evidence %.1f nats (alarm at %.1f) after %d rows; "
+                "recent flag rate at .05: %.3f, expected: %.3f",
+                self.target.name,
+                self.target.version,
                 martingale.largest,
                 ALARM_EVIDENCE,
                 martingale.seen.sum(),

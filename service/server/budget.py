@@ -23,14 +23,14 @@ class ByteBudget:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.held = 0
+        self.used_bytes = 0
         self._client_bytes: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
 
     def try_acquire(self, size: int, client: Hashable = None, small: bool = True) -> bool:
         """Reserve bytes within the budget and, unless the request is small, the client's share."""
         with self._lock:
-            left = self.max_bytes - self.held - size
+            left = self.max_bytes - self.used_bytes - size
             if left < 0 or not (small or self._client_bytes[client] + size <= MAX_SHARE * left):
                 return False
             self._add(size, client)
@@ -46,14 +46,14 @@ class ByteBudget:
             self._add(-size, client)
 
     def _add(self, size: int, client: Hashable) -> None:
-        self.held += size
+        self.used_bytes += size
         self._client_bytes[client] += size
         if self._client_bytes[client] == 0:
             del self._client_bytes[client]
 
     @property
     def overdrawn(self) -> bool:
-        return self.held > self.max_bytes
+        return self.used_bytes > self.max_bytes
 
 
 class Reservation:
@@ -61,7 +61,7 @@ class Reservation:
 
     def __init__(self, budget: ByteBudget, client: Hashable = None) -> None:
         self.budget = budget
-        self.held = 0
+        self.used_bytes = 0
         self.client = client
 
     @property
@@ -70,7 +70,7 @@ class Reservation:
 
     def assign(self, client: Hashable) -> None:
         """Set the client. Call before the first reservation."""
-        assert self.held == 0
+        assert self.used_bytes == 0
         self.client = client
 
     def acquire(self, size: int) -> None:
@@ -79,8 +79,8 @@ class Reservation:
         Raises:
             Overloaded: if the bytes are not free, or exceed the client's share.
         """
-        self._take(size, self.held + size)
-        self.held += size
+        self._take(size, self.used_bytes + size)
+        self.used_bytes += size
 
     def reserve(self, size: int, field: str) -> None:
         """Reserve bytes for data decoded from a field of the request.
@@ -89,7 +89,7 @@ class Reservation:
             TooLarge: if the request needs more than the whole budget.
             Overloaded: as in `acquire`.
         """
-        self._check(self.held + size, field)
+        self._check(self.used_bytes + size, field)
         self.acquire(size)
 
     @contextmanager
@@ -108,12 +108,12 @@ class Reservation:
 
     def shrink(self, to: int) -> None:
         """Release all bytes beyond `to`."""
-        self.release(max(0, self.held - to))
+        self.release(max(0, self.used_bytes - to))
 
     def release(self, size: int | None = None) -> None:
         """Release bytes, by default all."""
-        size = self.held if size is None else size
-        self.held -= size
+        size = self.used_bytes if size is None else size
+        self.used_bytes -= size
         self.budget.release(size, self.client)
 
     def _check(self, total: int, field: str) -> None:

@@ -148,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
         self._waits_for_turn = self._continues = False
         self._ending = False  # further input is skipped
         self._stopping = False  # closes after the current answer
-        self._held_bytes = 0  # counted in the budget
+        self._counted_bytes = 0  # counted in the budget
         self._idle_since = 0.0
         self._unread_since, self._written = 0.0, 0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -188,8 +188,8 @@ class HttpConnection(asyncio.Protocol):
             self._drained.set()
         if self.exchange is not None:
             self.exchange.disconnect()
-        self.shared.budget.release(self._held_bytes)
-        self._held_bytes = 0
+        self.shared.budget.release(self._counted_bytes)
+        self._counted_bytes = 0
 
     def eof_received(self) -> None:
         """Close the connection. Half-closed connections are not supported."""
@@ -383,17 +383,17 @@ class HttpConnection(asyncio.Protocol):
 
         Bodies are counted even beyond the budget, because the application soon accounts for them.
         """
-        held = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
-        held = held if held > FREE_BYTES else 0
+        buffered = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
+        buffered = buffered if buffered > FREE_BYTES else 0
         unread = self.transport.get_write_buffer_size() if self._write_paused else 0
-        change = held + unread - self._held_bytes
+        change = buffered + unread - self._counted_bytes
         if change == 0:
             return True
         if change < 0 or unread or self._is_reading_body:
             self.shared.budget.force(change)
         elif not self.shared.budget.try_acquire(change):
             return False
-        self._held_bytes += change
+        self._counted_bytes += change
         return True
 
     # Ending

@@ -46,8 +46,8 @@ def is_within_share(
 ) -> bool:
     """Check whether work fits if every other client is reduced to the size of this one."""
     total = work_by_client.get(client, 0) + work
-    others = sum(min(w, total) for name, w in work_by_client.items() if name != client)
-    return total + others <= limit
+    other_work = sum(min(w, total) for name, w in work_by_client.items() if name != client)
+    return total + other_work <= limit
 
 
 @dataclass(eq=False)

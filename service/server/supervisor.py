@@ -43,10 +43,6 @@ class WorkerPlace:
         worker, listener, heartbeat, folder = arguments
         return cls(int(worker), int(listener), int(heartbeat), Path(folder))
 
-    @property
-    def arguments(self) -> list[str]:
-        return [str(self.worker), str(self.listener), str(self.heartbeat), str(self.folder)]
-
     def start_heartbeat(self) -> None:
         """Send heartbeats in a thread, and stop the process if the supervisor has exited."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -63,9 +59,9 @@ class WorkerPlace:
 class Worker:
     def __init__(self, number: int, listener: socket.socket, folder: Path) -> None:
         self.heartbeat, theirs = os.pipe()
-        place = WorkerPlace(number, listener.fileno(), theirs, folder)
-        command = [sys.executable, "-m", "service", WorkerPlace.OPTION, *place.arguments]
-        self.process = subprocess.Popen(command, pass_fds=(place.listener, theirs))
+        arguments = map(str, (number, listener.fileno(), theirs, folder))
+        command = [sys.executable, "-m", "service", WorkerPlace.OPTION, *arguments]
+        self.process = subprocess.Popen(command, pass_fds=(listener.fileno(), theirs))
         os.close(theirs)
         self.number = number
         self.started = time.monotonic()

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import get_args
 
@@ -141,8 +141,6 @@ class Metrics(Collector):
         build.labels(VERSION, platform.python_version(), onnxruntime.__version__).set(1)
         self._versions: OrderedDict[VersionKey, VersionMetrics] = OrderedDict()
         self._lock = threading.Lock()
-        # The cache is faster than the look-up of labels.
-        self._cached_route_metrics = cache(self._route_metrics)
         registry.register(self)
         ProcessCollector(registry=registry)
 
@@ -150,11 +148,8 @@ class Metrics(Collector):
         self, route: str, status: int | None, reason: str | None, seconds: float
     ) -> None:
         """Count a request. The status is None if the client disconnected."""
-        requests, request_seconds = self._cached_route_metrics(
-            route, "none" if status is None else str(status)
-        )
-        requests.inc()
-        request_seconds.observe(seconds)
+        self.requests.labels(route, "none" if status is None else str(status)).inc()
+        self.request_seconds.labels(route).observe(seconds)
         if reason is not None:
             self.failures.labels(route, reason).inc()
 
@@ -211,9 +206,6 @@ class Metrics(Collector):
     def versions(self) -> list[tuple[VersionKey, VersionMetrics]]:
         with self._lock:
             return list(self._versions.items())
-
-    def _route_metrics(self, route: str, status: str) -> tuple[Counter, PrometheusHistogram]:
-        return self.requests.labels(route, status), self.request_seconds.labels(route)
 
     def collect(self) -> Iterator[Metric]:
         counters = {

@@ -19,7 +19,7 @@ from service.telemetry.tracing import Tracing
 
 logger = logging.getLogger("dubito")
 
-ID_BYTES, IDS_AT_A_TIME = 16, 256
+ID_BYTES = 16
 METHODS = frozenset(
     {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 )
@@ -48,7 +48,6 @@ class Observe:
         self.tracing = tracing
         self.ending = ending
         self.prefix = prefix  # of the proxy
-        self._ids: list[str] = []  # not yet used
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,17 +97,12 @@ class Observe:
             path, prefix = path.removeprefix(VERSION_PREFIX), prefix + VERSION_PREFIX
         scope["path"], scope[PREFIX_KEY] = path, prefix
 
-    def _new_record(self, scope: Scope) -> RequestRecord:
+    @staticmethod
+    def _new_record(scope: Scope) -> RequestRecord:
         """Create the record of a request, with a valid X-Request-ID or a new id."""
         started = time.perf_counter()
         ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
         is_plain = len(ids) == 1 and _CLIENT_ID.fullmatch(ids[0])
-        request_id = ids[0].decode() if is_plain else self._new_id()
+        request_id = ids[0].decode() if is_plain else secrets.token_hex(ID_BYTES)
         method = scope["method"] if scope["method"] in METHODS else "other"
         return RequestRecord(request_id, method, started)
-
-    def _new_id(self) -> str:
-        if not self._ids:  # generate many ids at once, which is faster
-            digits, length = secrets.token_hex(ID_BYTES * IDS_AT_A_TIME), 2 * ID_BYTES
-            self._ids = [digits[k : k + length] for k in range(0, len(digits), length)]
-        return self._ids.pop()

@@ -51,7 +51,7 @@ places = st.lists(st.integers(0, 1 << 20), max_size=5)
 def test_what_was_compressed_is_read_whatever_pieces_it_comes_in(body, places, coding):
     read_body, reservation = read(cut(ENCODERS[coding](body), places), coding, 1 << 20)
     assert read_body == body
-    assert reservation.held == len(body)
+    assert reservation.used_bytes == len(body)
 
 
 @few

@@ -70,7 +70,7 @@ def test_memory_is_taken_for_all_marks_of_a_body_wherever_its_steps_end():
     call = RequestContext(on_pause=lambda: pauses.append(1))
     reserve_json(body, "pool", len(body), call)
     expected = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
-    assert call.reservation.held == sum(JSON_OBJECT_BYTES[m] * n for m, n in expected.items())
+    assert call.reservation.used_bytes == sum(JSON_OBJECT_BYTES[m] * n for m, n in expected.items())
     assert len(pauses) == 3
 
 

@@ -27,7 +27,7 @@ def test_no_client_takes_all_and_all_is_given_back(asked):
         except Overloaded:
             assert size > budget.max_bytes - budget.held or stored.get(
                 client, 0
-            ) + size > MAX_SHARE * (budget.max_bytes - budget.held - size)
+            ) + size > MAX_SHARE * (budget.max_bytes - budget.used_bytes - size)
             continue
         stored[client] = stored.get(client, 0) + size
         assert budget.held == sum(stored.values()) <= MOST
@@ -38,7 +38,7 @@ def test_no_client_takes_all_and_all_is_given_back(asked):
         newcomer.release()
     for reservation in reservations:
         reservation.release()
-    assert budget.held == 0
+    assert budget.used_bytes == 0
 
 
 def test_small_requests_fit_where_their_client_has_its_share_already():
@@ -69,18 +69,18 @@ def test_what_is_held_for_the_moment_is_given_back_once_also_when_the_request_is
     reservation = Reservation(budget, "a")
     reservation.acquire(1000)
     with reservation.hold(MOST // 2, "inputs"):
-        assert budget.held == 1000 + MOST // 2
+        assert budget.used_bytes == 1000 + MOST // 2
         with pytest.raises(Overloaded), Reservation(budget, "b").hold(MOST // 2, "inputs"):
             pass
         reservation.release()  # the request is over
-        assert budget.held == MOST // 2
-    assert budget.held == reservation.held == 0
+        assert budget.used_bytes == MOST // 2
+    assert budget.used_bytes == reservation.used_bytes == 0
     with (
         pytest.raises(TooLarge, match=r"inputs: expected at most"),
         reservation.hold(MOST, "inputs"),
     ):
         pass
-    assert budget.held == 0
+    assert budget.used_bytes == 0
 
 
 def test_decoding_an_image_takes_of_the_budget_before_it_begins():
