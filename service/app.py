@@ -41,7 +41,7 @@ from service.integrations import installed_integrations
 from service.server.process import end_with_notice, trim_memory
 from service.settings import Settings
 from service.shared_state import StateBackend
-from service.telemetry.logs import request_log
+from service.telemetry.logs import log_request
 from service.telemetry.observe import Observe
 from service.telemetry.tracing import Tracing, create_tracing
 
@@ -174,7 +174,7 @@ def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> 
     app.add_middleware(
         Observe,
         metrics=context.metrics,
-        log=request_log(settings),
+        log=log_request if settings.log == "json" else None,
         tracing=tracing,
         ending=context.ending,
         prefix=settings.prefix,

@@ -20,11 +20,6 @@ from service.batch.files import Copy, DataFile, Files
 
 FORMAT = 1
 PLAN = "job.json"
-# In the order of the file
-REQUEST_KEYS = (
-    *("kind", "model", "version", "manifest", "num_samples", "seed", "shard_rows", "priors"),
-    *("options", "acquisition", "k", "beta", "exclude"),
-)
 REJECTS = "rejects"
 MAX_SHARD_ROWS = 1 << 15
 MAX_SHARD_NUMBERS = 1 << 26  # in its rows
@@ -40,10 +35,6 @@ class DataSetRequest(ComputationRequest):
     manifest: str  # SHA-256 of the version's manifest
     shard_rows: int
     exclude: str = ""  # SHA-256 of the excluded ids, if any
-
-    def to_json(self) -> dict[str, Any]:
-        content = asdict(self)
-        return {name: content[name] for name in REQUEST_KEYS}
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ class Plan:
     def to_bytes(self) -> bytes:
         content = {
             "format": FORMAT,
-            "asked": self.request.to_json(),
+            "asked": asdict(self.request),
             "files": [[file.name, file.size, file.stamp] for file in self.files],
             "shards": [[shard.file, shard.first, shard.rows] for shard in self.shards],
         }
@@ -134,7 +125,7 @@ def begin(
     plan = Plan.from_bytes(content)
     expected_request = request if is_seeded else replace(request, seed=plan.request.seed)
     for difference in (
-        *_differences(plan.request.to_json(), expected_request.to_json()),
+        *_differences(asdict(plan.request), asdict(expected_request)),
         *_file_changes(plan.files, tuple(data_files)),
     ):
         raise InvalidInput(OUT, expected, f"one of another: {difference}")

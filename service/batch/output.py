@@ -58,7 +58,7 @@ class ColumnFiles:
                     f"{name}: expected {dtype} of shape {shape}, got {array.dtype} of "
                     f"{array.shape[1:]}"
                 )
-            view = memoryview(np.ascontiguousarray(array).tobytes())
+            view = memoryview(array.tobytes())
             handle = self._open(name)
             while view:
                 view = view[os.write(handle, view) :]

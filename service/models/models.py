@@ -77,13 +77,7 @@ class Models:
         preflights: Preflights,
         evidence: Evidence | None = None,
     ) -> None:
-        """Create an empty cache.
-
-        Args:
-            idle: event that is set while no request is active.
-            evidence: drift tests shared with other processes.
-        """
-        self.idle = idle
+        self.idle = idle  # set while no request is active
         self.preflights = preflights
         self.store = preflights.store
         self.settings = settings
@@ -126,11 +120,7 @@ class Models:
         return name
 
     def peek(self, name: str | None, version: str = LATEST) -> ServedModel | None:
-        """Return a request's model if it is loaded.
-
-        Raises:
-            NotReady, InvalidInput, NotFound: see `name`.
-        """
+        """Return a request's model if it is loaded. Raises like `name`."""
         name = self.name(name)
         with self._lock:
             key = (name, self._aliases.get(name, {}).get(version, version))
@@ -172,11 +162,7 @@ class Models:
             raise NotFound("version", expected, describe_value(version)) from None
 
     def find_preflight(self, name: str | None, version: str) -> "Future[Failure | None] | None":
-        """Return the preflight of a request's model, or None if it is not needed.
-
-        Raises:
-            NotReady, InvalidInput, NotFound: see `get`.
-        """
+        """Return the preflight of a request's model, or None if it is not needed."""
         name = self.name(name)
         return self.preflight(name, self.aliases(name).get(version) or self.resolve(name, version))
 
@@ -338,7 +324,6 @@ class Models:
             The version's number, and whether it was loaded.
 
         Raises:
-            NotReady, NotFound: see `get`.
             InUse: if `latest` serves the version.
         """
         name = self.name(name)
@@ -416,11 +401,7 @@ class Models:
         return self._drifts.get((manifest.name, manifest.version))
 
     def send_drift_rows(self) -> None:
-        """Send the live rows of this process to the shared drift tests.
-
-        Raises:
-            OSError: if the shared tests are unreachable.
-        """
+        """Send live rows to the shared drift tests. Raises OSError if they are unreachable."""
         with self._lock:
             drifts = list(self._drifts.values())
         for drift in drifts:
@@ -433,8 +414,7 @@ class Models:
             The version's number, and whether it had a drift test.
 
         Raises:
-            NotFound: see `get`.
-            NotReady: see `get`. Also if the shared tests are unreachable.
+            NotReady: if the shared tests are unreachable.
         """
         name = self.name(name)
         number = self._number(name, version)

@@ -34,20 +34,13 @@ class Preflights:
         folder: Path | None = None,
         spare: PreflightProcess | None = None,
     ) -> None:
-        """Prepare for preflights.
-
-        Args:
-            ending: event that cancels preflights.
-            folder: folder in which workers share outcomes.
-            spare: a running process for the first preflight.
-        """
         self.settings = settings
         self.store = open_store(
             settings.store, settings.cache, settings.cache_bytes, settings.verify_key_file
         )
         self.wakeup = threading.Event()  # set after each preflight
-        self._ending = ending
-        self._folder = folder
+        self._ending = ending  # cancels preflights
+        self._folder = folder  # shared with other workers
         self._pool = ThreadPoolExecutor(MAX_RUNNING, "preflights")
         self._lock = threading.Lock()  # protects the fields below
         # Start time and outcome by digest

@@ -74,11 +74,7 @@ class Reservation:
         self.client = client
 
     def acquire(self, size: int) -> None:
-        """Reserve bytes until the end of the request.
-
-        Raises:
-            Overloaded: if the bytes are not free, or exceed the client's share.
-        """
+        """Reserve bytes until the end of the request, or raise Overloaded."""
         self._take(size, self.used_bytes + size)
         self.used_bytes += size
 
@@ -86,7 +82,7 @@ class Reservation:
         """Reserve bytes for data decoded from a field of the request.
 
         Raises:
-            TooLarge: if the request needs more than the whole budget.
+            TooLarge: if the request needs more than one client's share of the budget.
             Overloaded: as in `acquire`.
         """
         self._check(self.used_bytes + size, field)

@@ -451,12 +451,12 @@ class HttpConnection(asyncio.Protocol):
     def _cancel_late(self) -> None:
         if self._late_timer is not None:
             self._late_timer.cancel()
-            self._late_timer = None
+        self._late_timer = None
 
     def _cancel_unread(self) -> None:
         if self._unread_timer is not None:
             self._unread_timer.cancel()
-            self._unread_timer = None
+        self._unread_timer = None
 
     def _check_idle(self) -> None:
         wait_s = float(self.config.timeout_keep_alive)

@@ -65,12 +65,7 @@ def configure(settings: Settings) -> None:
         logging.getLogger(name).disabled = True
 
 
-def request_log(settings: Settings) -> RequestLog | None:
-    """Return a function that logs requests, or None if the log format is text."""
-    return _log_request if settings.log == "json" else None
-
-
-def _log_request(record: RequestRecord, route: str, status: int | None, seconds: float) -> None:
+def log_request(record: RequestRecord, route: str, status: int | None, seconds: float) -> None:
     fields = {
         "request_id": record.request_id,
         "route": route,

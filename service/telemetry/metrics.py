@@ -32,7 +32,6 @@ NATS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 7
 TARGET_UNITS = tuple(float(f"{10.0 ** (i / 2):.2g}") for i in range(-8, 9))  # 1e-4 to 1e4
 POWERS_OF_2 = tuple(2**i for i in range(13))
 MAX_VERSIONS = 100  # with metrics; the least recently used are dropped
-SMALL_COUNT = 16  # of values for which bisect is faster than numpy
 
 COUNTERS = {
     "rows": "Rows predicted",
@@ -70,16 +69,6 @@ class Histogram:
         for value in values:
             self.counts[bisect_left(self.edges, value)] += 1
             self.sum += value
-
-    def add_array(self, values: Float64[np.ndarray, "N"]) -> None:
-        """Count the finite values of an array."""
-        values = values[np.isfinite(values)]
-        if len(values) <= SMALL_COUNT:
-            self.add(values.tolist())
-        else:
-            counts = np.bincount(np.searchsorted(self.edges, values), minlength=len(self.counts))
-            self.counts = [old + new for old, new in zip(self.counts, counts.tolist(), strict=True)]
-            self.sum += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
         ends = [*(str(float(edge)) for edge in self.edges), "+Inf"]
@@ -161,7 +150,7 @@ class Metrics(Collector):
             version.counts["rows"] += len(values)
             version.counts["draws"] += draws
             version.counts["flags"] += flags
-            version.histogram(name).add_array(values)
+            version.histogram(name).add(values[np.isfinite(values)].tolist())
 
     def count_ranking(self, key: VersionKey, rows: int, draws: int) -> None:
         self._add(key, pool_rows=rows, draws=draws)
