@@ -111,7 +111,7 @@ async def post_acquire(request: Request) -> Response:
             context.metrics.count_acquired(loaded.key, len(stored_rows), len(selection.control))
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
-    context.metrics.count_ranking(loaded.key, pool_size, draws)
+    context.metrics.count(loaded.key, pool_rows=pool_size, draws=draws)
     call.record.set_usage(loaded.name, loaded.version, pool_size, draws)
     has_labels = not has_ids or not envelope.exclude_labelled or settings.state is not None
     excluded = selection.excluded if has_labels else None

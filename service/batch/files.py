@@ -50,7 +50,7 @@ class DataFile:
 
 
 class Copy:
-    """A local file with the loaded bytes of a data set's file."""
+    """A local file with at least the loaded bytes of a data file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -59,9 +59,8 @@ class ColumnFiles:
                     f"{array.shape[1:]}"
                 )
             view = memoryview(array.tobytes())
-            handle = self._open(name)
             while view:
-                view = view[os.write(handle, view) :]
+                view = view[os.write(self._open(name), view) :]
         self.rows += len(next(iter(columns.values())))
 
     def sync(self) -> None:

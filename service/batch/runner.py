@@ -162,7 +162,8 @@ class JobRunner:
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
                 version = job.request["model"], job.request["version"]
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    self.metrics.count_acquired(version, *count_answered(jobs.folder / job.id))
+                    rows, control = count_answered(jobs.folder / job.id)
+                    self.metrics.count(version, acquired_rows=rows, control_rows=control)
             logger.info("job %s is %s", job.id, job.state)
         finally:
             running.slot.close()

@@ -221,16 +221,6 @@ class EngineWork:
             return True
         return self.future.cancelled()
 
-    def resolve(self, error: Exception | None) -> None:
-        """Resolve the future in its event loop."""
-        assert self.future is not None
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
-
 
 class Engine:
     def __init__(self, admission: Admission, metrics: Metrics) -> None:
@@ -398,7 +388,8 @@ class Engine:
         fresh_draws = len({id(work.draws) for work in new}) * draws
         self.metrics.count_batch(key, rows, queue_s, end - start)
         if new:
-            self.metrics.count_draws(key, fresh_draws, len(new) * draws - fresh_draws)
+            reused_draws = len(new) * draws - fresh_draws
+            self.metrics.count(key, draws_made=fresh_draws, draws_reused=reused_draws)
         self.admission.record_rate(row_draws, end - start)
 
 
@@ -507,16 +498,17 @@ def finish(batch: Sequence[EngineWork], error: Exception | None = None) -> None:
     Each event loop resolves a few futures per step, and handles other events between the steps.
     """
 
-    def resolve(pending: list[EngineWork]) -> None:
-        for work in pending[:RESOLVE_BATCH]:
-            work.resolve(error)
+    def resolve(pending: list[asyncio.Future[None]]) -> None:
+        for future in pending[:RESOLVE_BATCH]:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error)
         if len(pending) > RESOLVE_BATCH:
             asyncio.get_running_loop().call_soon(resolve, pending[RESOLVE_BATCH:])
 
-    by_loop: dict[asyncio.AbstractEventLoop, list[EngineWork]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for work in batch:
         assert work.future is not None
-        by_loop.setdefault(work.future.get_loop(), []).append(work)
+        by_loop.setdefault(work.future.get_loop(), []).append(work.future)
     for loop, pending in by_loop.items():
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(resolve, pending)

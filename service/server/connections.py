@@ -381,7 +381,7 @@ class HttpConnection(asyncio.Protocol):
     def _account(self) -> bool:
         """Update the memory budget. Return False if it is exhausted.
 
-        Bodies are counted even beyond the budget, because the application soon accounts for them.
+        Request bodies can exceed the budget, because the application soon reads and limits them.
         """
         buffered = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
         buffered = buffered if buffered > FREE_BYTES else 0

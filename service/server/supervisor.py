@@ -85,22 +85,12 @@ class Worker:
 
 
 def supervise(settings: Settings) -> int:
-    """Serve with several workers until SIGTERM or SIGINT.
-
-    Returns:
-        The exit code: 0, or 3 if it cannot listen.
-    """
+    """Serve with several workers until SIGTERM or SIGINT, and return the exit code."""
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except OSError as error:
-        logger.error(
-            "cannot listen on %s port %s: %s", settings.host, settings.port, error.strerror
-        )
-        return 3
+    listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     port = listener.getsockname()[1]
     logger.info("%s workers listen on %s port %s", settings.workers, settings.host, port)
     with tempfile.TemporaryDirectory(prefix="dubito-") as name, listener:

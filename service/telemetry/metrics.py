@@ -152,12 +152,6 @@ class Metrics(Collector):
             version.counts["flags"] += flags
             version.histogram(name).add(values[np.isfinite(values)].tolist())
 
-    def count_ranking(self, key: VersionKey, rows: int, draws: int) -> None:
-        self._add(key, pool_rows=rows, draws=draws)
-
-    def count_acquired(self, key: VersionKey, rows: int, control: int) -> None:
-        self._add(key, acquired_rows=rows, control_rows=control)
-
     def count_labels(self, model: str, accepted: Accepted) -> None:
         for outcome, count in asdict(accepted).items():
             self.labels.labels(model, outcome).inc(count)
@@ -172,10 +166,8 @@ class Metrics(Collector):
             version.histogram("batch_rows").add((rows,))
             version.histogram("batch_requests").add((len(queue_s),))
 
-    def count_draws(self, key: VersionKey, fresh: int, reused: int = 0) -> None:
-        self._add(key, draws_made=fresh, draws_reused=reused)
-
-    def _add(self, key: VersionKey, **counts: int) -> None:
+    def count(self, key: VersionKey, **counts: int) -> None:
+        """Increase the `COUNTERS` of a version."""
         version = self.version_metrics(key)
         with version.lock:
             for name, count in counts.items():
