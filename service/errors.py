@@ -27,7 +27,7 @@ class Unauthorized(RequestError, FieldError):
 
     def __init__(self, realm: str) -> None:
         expected = "a valid key, as Authorization: Bearer KEY or X-API-Key: KEY"
-        super().__init__("key", expected, "none, or an unknown or expired key")
+        super().__init__("key", expected, "a missing, unknown or expired key")
         self.headers = {"WWW-Authenticate": realm}
 
 

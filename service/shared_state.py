@@ -188,13 +188,13 @@ class SharedState:
                 self._update(self.backend)
             except OSError as error:
                 if self._is_reachable:
-                    logger.error("other processes cannot be reached: %s; trying again", error)
+                    logger.error("the shared state is unreachable: %s; trying again", error)
                 self._is_reachable = False
             except Exception:
-                logger.exception("the exchange with other processes failed; trying again")
+                logger.exception("updating the shared state failed; trying again")
             else:
                 if not self._is_reachable:
-                    logger.info("other processes can be reached again")
+                    logger.info("the shared state is reachable again")
                 self._is_reachable = True
 
     def _update(self, backend: StateBackend) -> None:

@@ -51,7 +51,7 @@ logger = logging.getLogger("dubito")
 FILE_VARIABLE = f"{PREFIX}KEYS_FILE"
 LISTS = ("api_keys", "admin_key")  # instead of the file
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
-KEY_FORMAT = "16 to 256 printable ASCII characters, without spaces and commas"
+KEY_FORMAT = "16 to 256 printable ASCII characters, without spaces or commas"
 HIDDEN_VALUE = "another value (hidden)"
 MAX_FILE_BYTES = 1 << 20
 NEW_KEY_PREFIX = "dubito_"  # recognised by scanners for secrets
@@ -164,7 +164,7 @@ def parse_keys(text: str) -> Keys:
         raise _describe(error) from None
     for kind, values in (("names", {k.name for k in keys}), ("keys", {k.digest for k in keys})):
         if len(values) < len(keys):
-            raise InvalidInput(FILE_VARIABLE, f"different {kind}", "duplicates")
+            raise InvalidInput(FILE_VARIABLE, f"unique {kind}", "duplicates")
     return Keys(keys, api_is_open=False, has_administration=True)
 
 
@@ -189,7 +189,7 @@ class KeyRing:
         else:
             for name in LISTS:
                 if getattr(settings, name) is not None:
-                    raise InvalidInput(FILE_VARIABLE, f"none with {PREFIX}{name.upper()}", "both")
+                    raise InvalidInput(FILE_VARIABLE, f"no {PREFIX}{name.upper()}", "both")
             self._text = read_key_file(FILE_VARIABLE, self._file)
             self.keys = parse_keys(self._text)
         self._interval_s = settings.poll_interval_s

@@ -161,7 +161,7 @@ def _request(
     }
     if isinstance(envelope, PredictRequest):
         if envelope.fdr is not None:
-            expected = "none of a data set, whose rows are not decided together"
+            expected = "none for a data set"
             raise InvalidInput("fdr", f"{expected} (p_value is in the parts)", "one")
         return DataSetRequest(kind="score", **fields)
     exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
@@ -181,8 +181,8 @@ def _read_excluded(file: Path | None) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
-        expected = "a file of ids in UTF-8, one a line"
-        raise InvalidInput("exclude", expected, f"{file}, which is none") from None
+        expected = "a UTF-8 file with one id per line"
+        raise InvalidInput("exclude", expected, f"{file}") from None
     return sorted({line.removesuffix("\r") for line in lines} - {""})
 
 
@@ -191,7 +191,7 @@ def _refuse_overlap(source: str, out: str) -> None:
         return
     inner, outer = (resolve_location(place).rstrip("/") + "/" for place in (out, source))
     if inner.startswith(outer):
-        raise InvalidInput(OUT, "a place outside the data set", out)
+        raise InvalidInput(OUT, "a location outside the data set", out)
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def _output(options: argparse.Namespace) -> Iterator[str]:
     if options.out is not None:
         yield options.out
     elif options.ray not in (None, "local"):
-        raise InvalidInput(OUT, "a place that all nodes of the cluster see", "none")
+        raise InvalidInput(OUT, "a location that all nodes of the cluster can access", "none")
     else:
         with TemporaryDirectory(prefix="dubito-", ignore_cleanup_errors=True) as folder:
             yield folder
@@ -240,7 +240,7 @@ def _work(
     else:
         ray = installed_integrations().get("ray")
         if ray is None or ray.run_shards is None:
-            raise InvalidInput("ray", "the integration of Ray", "none installed")
+            raise InvalidInput("ray", "the Ray integration to be installed", "none")
         running = resolve_name(ray.run_shards)(worker_options, todo, options.ray, options.workers)
     with closing(running):
         for result in running:

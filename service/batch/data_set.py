@@ -109,12 +109,12 @@ def begin(
     Raises:
         InvalidInput: if the output belongs to another job, or the model cannot read the data set.
     """
-    expected = "an empty place, or the output of this job"
+    expected = "an empty folder or bucket, or the output of this job"
     data_files = source.data()
     content = out.read(PLAN)
     if content is None:
         if out.names():
-            raise InvalidInput(OUT, expected, f"one that has no {PLAN}")
+            raise InvalidInput(OUT, expected, f"files without {PLAN}")
         if not data_files:
             raise InvalidInput(SOURCE, "a data set of .parquet files", "none")
         plan = create_plan(source, data_files, request, spec)
@@ -128,7 +128,7 @@ def begin(
         *_differences(asdict(plan.request), asdict(expected_request)),
         *_file_changes(plan.files, tuple(data_files)),
     ):
-        raise InvalidInput(OUT, expected, f"one of another: {difference}")
+        raise InvalidInput(OUT, expected, f"the output of another job: {difference}")
     return plan
 
 
@@ -199,7 +199,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
         elif name in ("manifest", "exclude"):
             yield f"{name} differs"
         else:
-            yield f"{name} {value!r} there, {new[name]!r} asked"[:200]
+            yield f"{name} {value!r} instead of {new[name]!r}"[:200]
 
 
 def _file_changes(old: tuple[DataFile, ...], new: tuple[DataFile, ...]) -> Iterator[str]:
@@ -207,9 +207,9 @@ def _file_changes(old: tuple[DataFile, ...], new: tuple[DataFile, ...]) -> Itera
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
             change = (
-                "is gone" if name not in after else "has changed" if name in before else "is new"
+                "is missing" if name not in after else "has changed" if name in before else "is new"
             )
-            yield f"of the source {name[:100]} {change}"
+            yield f"{name[:100]} {change}"
 
 
 @dataclass(frozen=True, eq=False)

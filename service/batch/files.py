@@ -45,7 +45,7 @@ class DataFile:
         return {name: None if value == NO_VALUE else value for name, value in values.items()}
 
     def change_error(self) -> InvalidInput:
-        expected = f"{self.name} as it was when the job began"
+        expected = f"{self.name} unchanged since the job began"
         return InvalidInput("source", expected, "another, or none")
 
 
@@ -79,8 +79,8 @@ class LocalFiles:
         if self.root.is_file():
             return [self._entry(self.root, self.root.name)]
         if not self.root.is_dir():
-            expected = f"a {ENDING} file, or a folder of such"
-            raise InvalidInput(self.field, expected, f"{self.root}, which is not there")
+            expected = f"a {ENDING} file, or a folder of such files"
+            raise InvalidInput(self.field, expected, f"{self.root}, which does not exist")
         paths = {
             str(path.relative_to(self.root)): path
             for path in self.root.rglob(f"*{ENDING}")
@@ -105,7 +105,7 @@ class LocalFiles:
             make_folder(self.root)
         except OSError as error:
             received = f"{self.root}: {error.strerror}"
-            raise InvalidInput(self.field, "a folder that can be written to", received) from None
+            raise InvalidInput(self.field, "a writable folder", received) from None
 
     def names(self) -> set[str]:
         below = (path for path in self.root.rglob("*") if path.is_file())
@@ -182,8 +182,8 @@ class BucketFiles:
         finally:
             self.objects.delete([path])
         if again or not created:
-            received = "one that ignores If-None-Match: of two workers both would write a part"
-            raise InvalidInput(self.field, "a bucket that honours conditional writes", received)
+            received = "a bucket that ignores If-None-Match"
+            raise InvalidInput(self.field, "a bucket with conditional writes", received)
 
     def names(self) -> set[str]:
         return {name for name in self.objects.entries() if not name.startswith(PROBE)}

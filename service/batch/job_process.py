@@ -123,7 +123,7 @@ class JobRows:
         path = self.folder / request.path  # an absolute path replaces the folder
         is_present = path.exists()
         if not is_present or (request.stamp is not None and file_stamp(path) != request.stamp):
-            expected = "the file as it was when the job was asked for"
+            expected = "a file that is unchanged since the job was created"
             raise InvalidInput(request.field, expected, "another, or none")
         return open_rows(path, self._spec, request.field)
 

@@ -190,8 +190,9 @@ class RankedParts:
                 pyarrow.BufferReader(content), columns=names, use_threads=False
             )
         except pyarrow.ArrowException:
+            part = self._plan.part(number)
             raise Stopped(
-                f"{OUT}: expected {self._plan.part(number)} as it was written, got another, or none"
+                f"{OUT}: expected a valid {part}, got a damaged or missing file"
             ) from None
 
 

@@ -122,11 +122,11 @@ class JobRunner:
         try:
             process = _start(self.settings, job, handle)
         except OSError as error:
-            jobs.requeue(job.id, f"no process could be started for it: {error.strerror}")
+            jobs.requeue(job.id, f"cannot start a process for the job: {error.strerror}")
             stack.close()
             return
         logger.info(
-            "job %s begins: %s %s version %s",
+            "job %s started: %s %s version %s",
             job.id,
             job.kind,
             job.request["model"],
@@ -140,7 +140,7 @@ class JobRunner:
         for running in self._running:
             is_due = not running.is_yielding and running.start < latest_start
             if is_due and jobs.should_yield(running.job.id):
-                logger.info("job %s gives way to another client's", running.job.id)
+                logger.info("job %s is interrupted for another client's job", running.job.id)
                 running.is_yielding = True
                 running.process.terminate()
 
@@ -151,7 +151,7 @@ class JobRunner:
                 jobs.requeue(running.job.id)
             elif code != 0:
                 jobs.requeue(
-                    running.job.id, f"the process that ran it ended ({describe_exit(code)})"
+                    running.job.id, f"the process of the job ended ({describe_exit(code)})"
                 )
             try:
                 job = jobs.get(running.job.id)

@@ -114,7 +114,7 @@ class Worker:
         self.out = open_files(options.out, OUT)
         content = self.out.read(PLAN)
         if content is None:
-            raise InvalidInput(OUT, "a place that every worker sees", "one without the job")
+            raise InvalidInput(OUT, "a location that all workers can access", "none")
         self.plan = Plan.from_bytes(content)
         request = self.plan.request
         version = open_store(**options.store).open(request.model, request.version, files=NEEDED)

@@ -42,7 +42,7 @@ logger = logging.getLogger("dubito")
 RETRY_BROKEN_S = 30.0
 HOW_TO_PUBLISH = (
     "no model is published in the store yet: run `dubito fit recipes/digits.toml` "
-    "with the same DUBITO_STORE, and the service picks it up"
+    "with the same DUBITO_STORE"
 )
 Key = tuple[str, str]  # name and version
 
@@ -284,8 +284,8 @@ class Models:
             raise
         except StoreError as error:
             if version not in self.store.versions(name):  # deleted meanwhile
-                expected = f"one that is published of model {name}"
-                raise NotFound("version", expected, "one that is gone") from None
+                expected = f"a published version of model {name}"
+                raise NotFound("version", expected, "a deleted version") from None
             with self._lock:
                 self._broken[name, version] = (time.monotonic(), error)
             raise
@@ -295,7 +295,7 @@ class Models:
         with self._record_errors(name, version):
             artifact = self.store.open(name, version, files=NEEDED)
             if artifact.manifest.digest != manifest.digest:
-                raise manifest.broken("manifest.json", "it is another than a moment ago")
+                raise manifest.broken("manifest.json", "it changed while the version was loaded")
             model = Model.load(artifact, self.settings.worker_threads)
         tables = model.calibration.rank_tables(model.manifest.noise.default_draws)
         target = DriftTarget.from_statistics(tables.statistic, *key)
@@ -329,7 +329,7 @@ class Models:
         name = self.name(name)
         number = self._number(name, version)
         if self.aliases(name).get(LATEST) == number:
-            expected = "one that latest does not serve"
+            expected = "a version that latest does not serve"
             raise InUse("version", expected, f"the latest, {number}")
         return number, self._unload(name, number)
 

@@ -110,7 +110,7 @@ class Preflights:
                 return self._run_in_process(manifest)
             return self._run_shared(self._folder, manifest)
         except OSError as error:
-            reason = f"no process could be started to try it: {error.strerror}"
+            reason = f"cannot start a process for the preflight: {error.strerror}"
             return Failure("network.onnx", reason)
         finally:
             with self._lock:

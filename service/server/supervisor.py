@@ -103,7 +103,7 @@ def supervise(settings: Settings) -> int:
                     worker.read_heartbeats()
                 failure = worker.failure()
                 if failure is not None and time.monotonic() > worker.started + RESTART_S:
-                    logger.error("worker %s %s: starting another", worker.number, failure)
+                    logger.error("worker %s %s; restarting it", worker.number, failure)
                     worker.close()
                     workers[place] = Worker(worker.number, listener, folder)
         for worker in workers:
@@ -119,5 +119,7 @@ def _wait(workers: list[Worker], seconds: float) -> None:
         try:
             worker.process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            logger.error("worker %s has not ended in %s s: killing it", worker.number, seconds)
+            logger.error(
+                "worker %s has not stopped within %s s; killing it", worker.number, seconds
+            )
         worker.close()

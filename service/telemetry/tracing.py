@@ -30,8 +30,8 @@ def check_tracing(settings: Settings) -> None:
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError:
-        expected = "the packages of the extra `otel` to be installed"
-        raise InvalidInput(VARIABLE, expected, "none of them") from None
+        expected = "the extra `otel` to be installed"
+        raise InvalidInput(VARIABLE, expected, "missing packages") from None
 
 
 class Tracing:

@@ -199,6 +199,6 @@ def test_what_is_wrong_with_a_bucket_is_one_line(server, data, digits_store, tmp
         refused(
             data,
             there,
-            "out: expected a bucket that honours conditional writes",
+            "out: expected a bucket with conditional writes",
             **credentials(url),
         )

@@ -248,8 +248,8 @@ GOOD = f'name = "a"\nsha256 = "{DIGEST}"\nscopes = ["read"]\n'
         (f"[[keys]]\n{GOOD}expires = 2999-01-01\n", "keys.0.expires: expected a valid datetime"),
         (f"[[keys]]\n{GOOD}expires = 2999-01-01T00:00:00\n", "keys.0.expires: expected"),
         (f"[[keys]]\n{GOOD}expires = '{FUTURE}'\n", "keys.0.expires: expected a valid datetime"),
-        (f"[[keys]]\n{GOOD}[[keys]]\n{GOOD}", "expected different names"),
-        (f"[[keys]]\n{GOOD}[[keys]]\n{GOOD}".replace('"a"', '"b"', 1), "expected different keys"),
+        (f"[[keys]]\n{GOOD}[[keys]]\n{GOOD}", "expected unique names"),
+        (f"[[keys]]\n{GOOD}[[keys]]\n{GOOD}".replace('"a"', '"b"', 1), "expected unique keys"),
         ("#" * (1 << 20) + "\n", "at most 1048576 bytes"),
         (None, "a readable file"),
     ],
@@ -268,7 +268,7 @@ def test_the_file_takes_the_place_of_lists(tmp_path):
     (tmp_path / "keys.toml").write_text(FILE)
     for name in ("api_keys", "admin_key"):
         with pytest.raises(
-            InvalidInput, match=f"^{FILE_VARIABLE}: expected none with DUBITO_{name.upper()}"
+            InvalidInput, match=f"^{FILE_VARIABLE}: expected no DUBITO_{name.upper()}"
         ):
             KeyRing(Settings(keys_file=tmp_path / "keys.toml", **{name: SECRET}))
 

@@ -393,15 +393,16 @@ def test_rows_whose_result_is_not_finite_are_rejected(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"seed": 6}, "seed 5 there, 6 asked"),
-        ({"fpr": 0.2}, "fpr 0.05 there, 0.2 asked"),
-        ({"shard_rows": 50}, "shard_rows 60 there, 50 asked"),
+        ({"seed": 6}, "seed 5 instead of 6"),
+        ({"fpr": 0.2}, "fpr 0.05 instead of 0.2"),
+        ({"shard_rows": 50}, "shard_rows 60 instead of 50"),
     ],
 )
 def test_an_output_of_another_job_is_refused(run, data, scored, given, said):
     before = get_content(scored)
     with pytest.raises(
-        InvalidInput, match=f"^out: expected an empty place.* got one of another: {said}$"
+        InvalidInput,
+        match=f"^out: expected an empty folder or bucket.* got the output of another job: {said}$",
     ):
         run("score", data, scored, **given)
     assert get_content(scored) == before
@@ -430,7 +431,7 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     write(tmp_path / "narrow.parquet", digits_rows[:3, :1].repeat(2, axis=1))
     pq.write_table(pa.table({"x": ["a", "b"]}), tmp_path / "words.parquet")
     refused(
-        r"^source: expected a \.parquet file, or a folder of such, got .*absent",
+        r"^source: expected a \.parquet file, or a folder of such files, got .*absent",
         source=tmp_path / "absent",
     )
     refused("^source: expected a data set of .parquet files, got none", source=tmp_path / "empty")
@@ -444,8 +445,8 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     refused(
         "^source: b.parquet: expected the columns that a.parquet has", source=tmp_path / "others"
     )
-    refused("^out: expected an empty place.* no job.json", out=tmp_path / "full")
-    refused("^out: expected a place outside the data set", out=data / "out")
+    refused("^out: expected an empty folder or bucket.* no job.json", out=tmp_path / "full")
+    refused("^out: expected a location outside the data set", out=data / "out")
     refused("^fdr: expected none of a data set", fdr=0.1)
     refused("^priors: expected a JSON object", priors="{")
     refused("^num_samples: expected at most 1000", kind="rank", num_samples=5000)

@@ -93,7 +93,7 @@ def test_a_file_that_has_changed_is_not_read(place):
     copy = where.open(items)
     put("rows.parquet", parquet(row_group_size=10))
     with pytest.raises(
-        InvalidInput, match=r"^source: expected rows\.parquet as it was when the job began"
+        InvalidInput, match=r"^source: expected rows\.parquet unchanged since the job began"
     ):
         where.open(items)
     if isinstance(where, BucketFiles):
@@ -136,7 +136,7 @@ def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
         Objects, "from_url", classmethod(lambda cls, url, field: Objects(url, Careless()))
     )
     with pytest.raises(
-        InvalidInput, match=r"^out: expected a bucket that honours conditional writes, got one that"
+        InvalidInput, match=r"^out: expected a bucket with conditional writes, got one that"
     ):
         BucketFiles("s3://bucket/out", "out").check_output()
 

@@ -30,6 +30,6 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_leaves_its_slot_free
 
         wait_until(has_failed)
         runner.stop()
-        assert "no process could be started for it" in jobs.get(name).outcome
+        assert "cannot start a process for the job" in jobs.get(name).outcome
         with jobs.slot(0) as handle:
             assert handle is not None
