@@ -75,6 +75,11 @@ class RequestRecord:
         self.model, self.version = model, version
         self.rows, self.draws, self.flags = rows, draws, flags
 
+    @property
+    def usage(self) -> dict[str, str | int | None]:
+        names = ("key", "model", "version", "rows", "draws", "flags")
+        return {name: getattr(self, name) for name in names}
+
 
 def get_record(scope: Scope) -> RequestRecord:
     record: RequestRecord = scope[RECORD_KEY]

@@ -71,15 +71,10 @@ def log_request(record: RequestRecord, route: str, status: int | None, seconds: 
         "route": route,
         "method": record.method,
         "status": status,
-        "key": record.key,
         "seconds": round(seconds, 6),
         "queue_seconds": round(record.queue_s, 6),
         "compute_seconds": round(record.compute_s, 6),
-        "model": record.model,
-        "version": record.version,
-        "rows": record.rows,
-        "draws": record.draws,
-        "flags": record.flags,
+        **record.usage,
         "reason": record.reason,
     }
     if record.trace_id is not None:

@@ -89,12 +89,7 @@ class Tracing:
             "http.response.status_code": status,
             "error.type": record.reason,
             "dubito.request_id": record.request_id,
-            "dubito.key": record.key,
-            "dubito.model": record.model,
-            "dubito.version": record.version,
-            "dubito.rows": record.rows,
-            "dubito.draws": record.draws,
-            "dubito.flags": record.flags,
+            **{f"dubito.{name}": value for name, value in record.usage.items()},
         }
         span.update_name(f"{record.method} {route}")
         span.set_attributes({k: v for k, v in attributes.items() if v is not None})

@@ -411,7 +411,7 @@ def test_an_output_of_another_job_is_refused(run, data, scored, given, said):
 def test_an_output_of_other_data_is_refused(run, data, scored, tmp_path):
     shutil.copytree(data, tmp_path / "data")
     os.utime(tmp_path / "data" / "a.parquet")
-    with pytest.raises(InvalidInput, match=r"^out: .*: of the source a\.parquet has changed$"):
+    with pytest.raises(InvalidInput, match=r"^out: .*: a\.parquet has changed$"):
         run("score", tmp_path / "data", scored)
 
 
@@ -445,7 +445,7 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     refused(
         "^source: b.parquet: expected the columns that a.parquet has", source=tmp_path / "others"
     )
-    refused("^out: expected an empty folder or bucket.* no job.json", out=tmp_path / "full")
+    refused("^out: expected an empty folder or bucket.* without job.json", out=tmp_path / "full")
     refused("^out: expected a location outside the data set", out=data / "out")
     refused("^fdr: expected none of a data set", fdr=0.1)
     refused("^priors: expected a JSON object", priors="{")

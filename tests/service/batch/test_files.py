@@ -143,7 +143,7 @@ def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match=r"^out: expected a folder that can be written to"):
+    with pytest.raises(InvalidInput, match=r"^out: expected a writable folder"):
         LocalFiles(tmp_path / "file" / "out", "out").check_output()
     with pytest.raises(Stopped, match=r"^out: cannot create part in .*: File exists$"):
         LocalFiles(tmp_path / "file", "out").create("part", b"")
