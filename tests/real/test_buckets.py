@@ -220,8 +220,7 @@ def test_a_server_that_ignores_conditions_is_read_and_refused_for_writing(tmp_pa
             code, message = run("model_store", *command, **settings)
             assert code == 2
             assert message.startswith(
-                "error: DUBITO_STORE: expected a bucket that honours conditional writes, got one "
-                "that"
+                "error: DUBITO_STORE: expected a bucket with conditional writes, got one that"
             )
             assert "ignores If-None-Match" in message and len(message.splitlines()) == 1
         code, message = run("training", "prune", "m", "--fraction", "0.5", **settings)

@@ -73,7 +73,7 @@ def test_what_latest_serves_is_not_unloaded(administrator, version):
     answer = administrator.post(UNLOAD.format("digits", version))
     assert answer.status_code == 409
     assert answer.headers["content-type"] == "application/problem+json"
-    assert "version: expected one that latest does not serve" in answer.json()["detail"]
+    assert "version: expected a version that latest does not serve" in answer.json()["detail"]
     assert get_version(administrator) == "1"
 
 

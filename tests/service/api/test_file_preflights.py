@@ -54,7 +54,7 @@ def test_what_reading_takes_is_reserved(preflights):
     for content in (rows_file(3), rows_file(60_000)):
         call = call_within()
         preflights.reserve(content, FLAT, "pool", call)
-        stored.append(call.reservation.held)
+        stored.append(call.reservation.used_bytes)
     assert stored[0] < 4 << 20 < stored[1] < MAX_BYTES
 
 

@@ -266,7 +266,9 @@ def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
     job = start_job(service, "/acquire/jobs", {"pool_file": "changing.npy"})
     np.save(pools / "changing.npy", digits_rows[:9])
     service.post(f"/jobs/{blocking['id']}/cancel")
-    assert "the file as it was when the job was asked for" in wait_for_job(service, job)["error"]
+    assert (
+        "a file that is unchanged since the job was created" in wait_for_job(service, job)["error"]
+    )
 
 
 def job_processes(state):

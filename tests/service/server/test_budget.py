@@ -25,13 +25,13 @@ def test_no_client_takes_all_and_all_is_given_back(asked):
         try:
             reservation.acquire(size)
         except Overloaded:
-            assert size > budget.max_bytes - budget.held or stored.get(
+            assert size > budget.max_bytes - budget.used_bytes or stored.get(
                 client, 0
             ) + size > MAX_SHARE * (budget.max_bytes - budget.used_bytes - size)
             continue
         stored[client] = stored.get(client, 0) + size
-        assert budget.held == sum(stored.values()) <= MOST
-        left = MOST - budget.held
+        assert budget.used_bytes == sum(stored.values()) <= MOST
+        left = MOST - budget.used_bytes
         assert stored[client] <= MAX_SHARE * left
         newcomer = Reservation(budget, "newcomer")
         newcomer.acquire(left * MAX_SHARE // (MAX_SHARE + 1))

@@ -200,9 +200,7 @@ def test_without_the_packages_the_service_says_so_in_one_line(missing):
     code = f"import sys; sys.modules['{missing}'] = None; from service.__main__ import main; sys.exit(main())"
     completed = run(code, DUBITO_OTLP_ENDPOINT="http://127.0.0.1:9")
     assert completed.returncode == 2
-    assert completed.stderr.startswith(
-        "error: DUBITO_OTLP_ENDPOINT: expected the packages of the extra `otel`"
-    )
+    assert completed.stderr.startswith("error: DUBITO_OTLP_ENDPOINT: expected the extra `otel`")
     assert len(completed.stderr.splitlines()) == 1
 
 
