@@ -447,7 +447,7 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     )
     refused("^out: expected an empty folder or bucket.* without job.json", out=tmp_path / "full")
     refused("^out: expected a location outside the data set", out=data / "out")
-    refused("^fdr: expected none of a data set", fdr=0.1)
+    refused("^fdr: expected none for a data set", fdr=0.1)
     refused("^priors: expected a JSON object", priors="{")
     refused("^num_samples: expected at most 1000", kind="rank", num_samples=5000)
     refused("^acquisition: expected one of", kind="rank", acquisition="variance")
