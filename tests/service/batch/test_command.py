@@ -459,7 +459,7 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
         source=many(tmp_path),
     )
     refused("^max-rejects: expected a share", max_rejects=2)
-    refused("^exclude: expected a file of ids", kind="rank", exclude=tmp_path / "absent")
+    refused("^exclude: expected a UTF-8 file", kind="rank", exclude=tmp_path / "absent")
     refused("^ray: expected the extra `scale` to be installed, got no Ray", ray="local")
 
 
