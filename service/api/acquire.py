@@ -50,7 +50,7 @@ router = APIRouter(tags=["Acquire"])
 )
 async def post_acquire(request: Request) -> Response:
     """Rank the rows of an unlabelled pool by the benefit of labelling them."""
-    context = context_of(request)
+    context = get_context(request)
     settings = context.settings
     call = context.begin(request, has_rows=True)
     negotiate_media_type(request, JSON)
@@ -108,7 +108,8 @@ async def post_acquire(request: Request) -> Response:
             acquired = Acquisition(*loaded.key, numbers, acquisition, seed, num_samples)
             stored_rows = acquired_rows(pool_x, answered, predictions)
             await context.threads.state(lambda: save_acquired(context.state, acquired, stored_rows))
-            context.metrics.count_acquired(loaded.key, len(stored_rows), len(selection.control))
+            counts = {"acquired_rows": len(stored_rows), "control_rows": len(selection.control)}
+            context.metrics.count(loaded.key, **counts)
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.count(loaded.key, pool_rows=pool_size, draws=draws)

@@ -96,7 +96,7 @@ class ExplanationInputs:
 )
 async def post_predict(request: Request) -> Response:
     """Predict labels or targets with uncertainty, and flag unusual rows."""
-    context = context_of(request)
+    context = get_context(request)
     call = context.begin(request, has_rows=True)
     media_type = negotiate_media_type(request, JSON, NPZ)
     work = await read_work(context, call, PredictRequest, INPUTS, context.settings.max_rows)
