@@ -108,8 +108,8 @@ async def post_acquire(request: Request) -> Response:
             acquired = Acquisition(*loaded.key, numbers, acquisition, seed, num_samples)
             stored_rows = acquired_rows(pool_x, answered, predictions)
             await context.threads.state(lambda: save_acquired(context.state, acquired, stored_rows))
-            counts = {"acquired_rows": len(stored_rows), "control_rows": len(selection.control)}
-            context.metrics.count(loaded.key, **counts)
+            row_counts = {"acquired_rows": len(stored_rows), "control_rows": len(selection.control)}
+            context.metrics.count(loaded.key, **row_counts)
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.count(loaded.key, pool_rows=pool_size, draws=draws)
