@@ -9,6 +9,7 @@ rows, each thread encodes different rows in a second session with one thread. Th
 other work occupies a processor. Large encoders have no second session, to save memory.
 """
 
+import hashlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
+from model_store.artifacts.disk import read_regular
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.graphs import GraphError
 from model_store.inference.operators import find_problem
@@ -28,8 +30,7 @@ from model_store.inference.sessions import is_on_gpu, providers, session_options
 from model_store.processes import processors
 
 INPUT, OUTPUT = "x", "encoded"
-SESSION_COPIES = 1.5  # memory of a session during loading, in file sizes
-CHECK_COPIES = 2.0  # memory of the graph's check, in file sizes
+LOADING_COPIES = 2  # the verified bytes and the parsed graph
 MAX_ROW_SESSION_BYTES = 64 << 20  # larger files have no second session
 MAX_TIMINGS, MAX_TIMING_S = 5, 0.1  # to measure the time per row
 
@@ -37,21 +38,21 @@ MAX_TIMINGS, MAX_TIMING_S = 5, 0.1  # to measure the time per row
 class Encoder:
     """An encoder in memory. Thread-safe."""
 
-    def __init__(self, path: Path, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
-        """Load the graph's file. `threads` 0 means one per available processor.
+    def __init__(self, content: bytes, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
+        """Load a graph. `threads` 0 means one per available processor.
 
         Raises:
             GraphError: if the graph is not an encoder for rows of this size.
         """
         self.spec = spec
-        _check_graph(path)
+        _check_graph(content)
         threads = threads or processors()
-        self._session = self._row_session = _session(path, threads)
+        self._session = self._row_session = _session(content, threads)
         if is_on_gpu(self._session):
             threads = 1
         self._pool: ThreadPoolExecutor | None = None
-        if threads > 1 and path.stat().st_size <= MAX_ROW_SESSION_BYTES:
-            self._row_session = _session(path, 1)
+        if threads > 1 and len(content) <= MAX_ROW_SESSION_BYTES:
+            self._row_session = _session(content, 1)
             self._pool = ThreadPoolExecutor(threads, "encoder")
         row = np.zeros((1, row_size), dtype=np.float32)
         try:
@@ -89,11 +90,9 @@ class Encoder:
         return min(times)
 
 
-def _check_graph(path: Path) -> None:
+def _check_graph(content: bytes) -> None:
     try:
-        model = onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise GraphError(ENCODER, error.strerror or "cannot be read") from None
+        model = onnx.load_model_from_string(content)
     except Exception:
         raise GraphError(ENCODER, "is not an ONNX model") from None
     problem = find_problem(model)
@@ -106,16 +105,28 @@ def _check_graph(path: Path) -> None:
 
 
 def encoder_bytes(file: FileSpec) -> int:
-    """Estimate the memory of an encoder."""
+    """Estimate the memory of an encoder while it is loaded."""
     sessions = 2 if file.size <= MAX_ROW_SESSION_BYTES else 1
-    return int(max(CHECK_COPIES, sessions * SESSION_COPIES) * file.size)
+    return (LOADING_COPIES + sessions) * file.size
 
 
-def _session(path: Path, threads: int) -> ort.InferenceSession:
+def _session(content: bytes, threads: int) -> ort.InferenceSession:
     try:
-        return ort.InferenceSession(str(path), session_options(threads), providers=providers())
+        return ort.InferenceSession(content, session_options(threads), providers=providers())
     except Exception:
         raise GraphError(ENCODER, "onnxruntime cannot load it") from None
+
+
+def _read_verified(path: Path, file: FileSpec) -> bytes:
+    try:
+        content = read_regular(path, file.size)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise GraphError(ENCODER, reason or "cannot be read") from None
+    difference = file.difference(len(content), hashlib.sha256(content).hexdigest())
+    if difference is not None:
+        raise GraphError(ENCODER, difference)
+    return content
 
 
 _shared: WeakValueDictionary[tuple[str, str, int, int], Encoder] = WeakValueDictionary()
@@ -125,14 +136,15 @@ _sharing = threading.Lock()
 def shared_encoder(
     path: Path, file: FileSpec, spec: EncoderSpec, row_size: int, threads: int = 0
 ) -> Encoder:
-    """Return the encoder of a verified file, from memory if it is loaded already.
+    """Return the encoder of a file, from memory if it is loaded already.
 
     Raises:
-        GraphError: if the graph is not an encoder for rows of this size.
+        GraphError: if the file changed, or is not an encoder for rows of this size.
     """
     key = file.sha256, spec.model_dump_json(), row_size, threads
     with _sharing:
         encoder = _shared.get(key)
         if encoder is None:
-            encoder = _shared[key] = Encoder(path, spec, row_size, threads)
+            content = _read_verified(path, file)
+            encoder = _shared[key] = Encoder(content, spec, row_size, threads)
         return encoder

@@ -127,7 +127,8 @@ def examine(
     """
     try:
         width = _width(path, examples[:1])
-        encoder = Encoder(path, EncoderSpec(outputs=width, rows_at_once=1), row_size, threads=1)
+        spec = EncoderSpec(outputs=width, rows_at_once=1)
+        encoder = Encoder(path.read_bytes(), spec, row_size, threads=1)
     except GraphError as error:
         expected = "a model that the service can run on these rows"
         raise InvalidInput(FIELD, expected, one_line(error)) from None

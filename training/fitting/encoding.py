@@ -121,7 +121,7 @@ def make_encoding(
     path.write_bytes(graph)
     examples = train.x[:EXAMPLES].astype(np.float32)
     spec = examine(path, row_size, examples, recipe.network.rows_at_once)
-    encoder = Encoder(path, spec, row_size)
+    encoder = Encoder(graph, spec, row_size)
     if data.takes_ids:
         _check_largest_id(encoder, data)
     sizes = f"{row_size} numbers to {spec.outputs}, {1000 * encoder.row_s:.3g} ms a row"

@@ -1,6 +1,7 @@
 import gc
 import subprocess
 import sys
+from hashlib import sha256
 from itertools import pairwise
 
 import numpy as np
@@ -55,7 +56,7 @@ def runs(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows_at_once", [1, 3, 8])
 def test_rows_are_encoded_in_their_order_so_many_together(tmp_path, runs, rows_at_once, threads):
-    encoder = Encoder(written(tmp_path, graph()), spec(rows_at_once), 4, threads)
+    encoder = Encoder(written(tmp_path, graph()).read_bytes(), spec(rows_at_once), 4, threads)
     x = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     runs.clear()
     np.testing.assert_allclose(
@@ -73,7 +74,7 @@ def test_threads_share_a_row_and_take_blocks_of_rows_apart(
 ):
     monkeypatch.setattr("model_store.inference.encoder.MAX_ROW_SESSION_BYTES", most)
     path = written(tmp_path, graph(size=1000))
-    encoder, size = Encoder(path, spec(2), 1000, threads=3), path.stat().st_size
+    encoder, size = Encoder(path.read_bytes(), spec(2), 1000, threads=3), path.stat().st_size
     x = np.random.default_rng(0).normal(size=(9, 1000)).astype(np.float32)
     runs.clear()
     alone = np.concatenate([encoder(x[n : n + 2]) for n in range(0, 9, 2)])
@@ -81,13 +82,13 @@ def test_threads_share_a_row_and_take_blocks_of_rows_apart(
     runs.clear()
     assert np.array_equal(encoder(x), alone)  # bit for bit
     assert {threads for _, threads in runs} == {apart}
-    copies = 3 if apart == 1 else 2
+    copies = 4 if apart == 1 else 3
     assert encoder_bytes(FileSpec(sha256="a" * 64, size=size)) == copies * size
 
 
 def test_a_row_takes_as_long_as_where_nothing_else_runs(tmp_path, monkeypatch):
     clock = iter([0.0, 0.004, 1.0, 1.002, 2.0, 2.03, 3.0, 3.2])
-    encoder = Encoder(written(tmp_path, graph()), spec(), 4)
+    encoder = Encoder(written(tmp_path, graph()).read_bytes(), spec(), 4)
     monkeypatch.setattr("model_store.inference.encoder.time.perf_counter", lambda: next(clock))
     smallest = encoder._time_row(np.zeros((1, 4), dtype=np.float32))
     assert smallest == pytest.approx(0.002)
@@ -99,7 +100,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
     path = tmp_path / "encoder.onnx"
     path.write_bytes(content)
     with pytest.raises(GraphError, match=r"^encoder\.onnx: "):
-        Encoder(path, spec(), 4)
+        Encoder(path.read_bytes(), spec(), 4)
 
 
 @pytest.mark.parametrize(
@@ -117,18 +118,20 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
 )
 def test_a_graph_that_cannot_be_the_encoder_is_refused(tmp_path, model, of, says):
     with pytest.raises(GraphError, match=says):
-        Encoder(written(tmp_path, model), of, 4)
+        Encoder(written(tmp_path, model).read_bytes(), of, 4)
 
 
 def test_weights_in_another_file_are_refused(tmp_path):
     path = tmp_path / "encoder.onnx"
     onnx.save_model(graph(size=1000), path, save_as_external_data=True, location="weights.bin")
     with pytest.raises(GraphError, match="got weights in another file"):
-        Encoder(path, spec(), 1000)
+        Encoder(path.read_bytes(), spec(), 1000)
 
 
 def test_encoders_of_the_same_content_are_one_in_memory(tmp_path):
-    path, file = written(tmp_path, graph()), FileSpec(sha256="a" * 64, size=1)
+    path = written(tmp_path, graph())
+    content = path.read_bytes()
+    file = FileSpec(sha256=sha256(content).hexdigest(), size=len(content))
     item = shared_encoder(path, file, spec(), 4)
     assert shared_encoder(tmp_path / "moved", file, spec(), 4) is item
     assert shared_encoder(path, file, spec(2), 4) is not item
@@ -136,6 +139,15 @@ def test_encoders_of_the_same_content_are_one_in_memory(tmp_path):
     gc.collect()
     with pytest.raises(GraphError):  # forgotten, so its file is read
         shared_encoder(tmp_path / "moved", file, spec(), 4)
+
+
+def test_a_file_swapped_after_its_verification_is_refused(tmp_path):
+    path = written(tmp_path, graph())
+    content = path.read_bytes()
+    file = FileSpec(sha256=sha256(content).hexdigest(), size=len(content))
+    written(tmp_path, graph(size=5))
+    with pytest.raises(GraphError, match=r"as in the manifest|SHA-256"):
+        shared_encoder(path, file, spec(), 4)
 
 
 MEASURE = """
@@ -148,7 +160,7 @@ def most():
     return next(1024 * int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))
 
 before = most()
-encoder = Encoder(Path(sys.argv[1]), EncoderSpec(outputs=2048, rows_at_once=1), 2048)
+encoder = Encoder(Path(sys.argv[1]).read_bytes(), EncoderSpec(outputs=2048, rows_at_once=1), 2048)
 print(most() - before)
 """
 
@@ -157,7 +169,7 @@ print(most() - before)
 @pytest.mark.skipif(
     sys.platform != "linux", reason="the most memory that was taken is read from /proc"
 )
-def test_a_large_encoder_takes_twice_its_file_while_it_is_loaded(tmp_path):
+def test_a_large_encoder_takes_three_times_its_file_while_it_is_loaded(tmp_path):
     weights = np.random.default_rng(0).normal(size=(25, 2048, 2048)).astype(np.float32) / 45
     names = ["x", *(f"h{i}" for i in range(24)), "encoded"]
     nodes = [
@@ -179,4 +191,4 @@ def test_a_large_encoder_takes_twice_its_file_while_it_is_loaded(tmp_path):
     completed = subprocess.run(
         [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
     )
-    assert int(completed.stdout) < 2.1 * size
+    assert int(completed.stdout) < 3.1 * size

@@ -36,7 +36,7 @@ def get_encoder(folder, model, rows):
     size = int(np.prod(rows.shape))
     examples = np.random.default_rng(0).integers(0, 9, (5, size)).astype(np.float32)
     spec = examine(path, size, examples, None)
-    return Encoder(path, spec, size), examples
+    return Encoder(path.read_bytes(), spec, size), examples
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,10 @@ def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_diff
     together = examine(path, 4, x, 4)
     assert together.rows_at_once == 4
     assert 1e-5 < together.difference < 1e-2
-    alone = Encoder(path, EncoderSpec(outputs=4, rows_at_once=1), 4)(x)
-    actual = np.abs(Encoder(path, together, 4)(x) - alone).max(1) / np.abs(alone).max(1)
+    alone = Encoder(path.read_bytes(), EncoderSpec(outputs=4, rows_at_once=1), 4)(x)
+    actual = np.abs(Encoder(path.read_bytes(), together, 4)(x) - alone).max(1) / np.abs(alone).max(
+        1
+    )
     assert actual.max() <= together.difference
     with pytest.raises(
         InvalidInput, match=r"network\.rows_at_once: expected 1, since other rows change"
