@@ -5,7 +5,8 @@ import pytest
 import torch
 from scipy.stats import genpareto
 
-from experiments.certify.exact import Problem, at_exact_posterior, exact, recipe
+from experiments.certify.exact import Problem, exact, recipe
+from tests.training.fitting.test_convergence import at_exact_posterior
 from training.bayes import diagnostics
 from training.bayes.diagnostics import log_ratios, pareto_k, pareto_shape
 from training.methods import MaximumLikelihood
