@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.faults import get_fill_disk
+from tests.support.faults import prevent_writes
 from tests.support.files import npz_bytes
 from tests.support.serving import metric, open_client, serving, wait_until
 
@@ -454,7 +454,7 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         wait_until(lambda: not any((tmp_path / "jobs" / long["id"]).iterdir()))
         assert len(list((tmp_path / "jobs").iterdir())) == 2
         assert "dubito_state_usable 1.0" in client.get("/metrics").text
-        get_fill_disk(process.pid)
+        prevent_writes(process.pid)
         wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
         assert client.get("/jobs").status_code == 200
         assert client.post("/predict/jobs", json=rows).status_code == 507
