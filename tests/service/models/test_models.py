@@ -310,11 +310,8 @@ class AnyStore(RuleBasedStateMachine):
         for alias, expected in self.store.aliases("tiny").items():
             is_later = not before and alias != "latest"  # loaded when a request wants it
             full = [n for n in self._published() if n in in_memory or n not in self.damaged]
-            older = [n for n in full if int(n) < int(expected)]
             if is_later or expected in full:
                 self.serves[alias] = expected
-            elif alias == "latest" and alias not in before and older:
-                self.serves[alias] = older[-1]
         self.is_known = True
         assert self._in_memory() - in_memory <= {*self.serves.values()}
 

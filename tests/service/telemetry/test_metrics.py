@@ -235,8 +235,8 @@ def test_what_cannot_be_served_or_kept_is_told(open_client, own_store, digits_st
         page = client.get("/metrics").text
     assert metric(page, "dubito_broken_version", model="digits", version="2") == 1
     assert metric(page, "dubito_degraded_alias", model="digits", alias="latest") == 1
-    assert "dubito_ready 1.0" in page
-    assert metric(page, "dubito_alias", model="digits", alias="latest", version="1") == 1
+    assert "dubito_ready 0.0" in page
+    assert "dubito_alias{" not in page
 
 
 def test_jobs_are_counted_from_0_on(metrics):
