@@ -1,11 +1,11 @@
 """A store in a bucket."""
 
-import threading
 import uuid
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,10 +13,13 @@ from model_store.artifacts.cache import Cache
 from model_store.artifacts.disk import PIECE_BYTES, open_regular
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.objects import Content, Entry, Objects
+from model_store.artifacts.signature import SIGNATURE
 from model_store.artifacts.storage import (
     ALIASES,
     LAST_DELETED,
+    MANIFEST,
     MAX_ALIAS_BYTES,
+    REPORT,
     AliasContent,
     Files,
     Lease,
@@ -37,8 +40,8 @@ PROBE = ".probe-"
 MAX_LISTS = 3  # per refresh, if the bucket changes while it is listed
 ABANDONED = timedelta(days=1)  # age at which unfinished files are deleted
 PUBLICATION = timedelta(hours=12)  # limit for a writer, so that its files are not abandoned
-MAX_REMEMBERED_BYTES = 1 << 18  # per object in memory
-MAX_REMEMBERED = 64  # objects
+CACHED = (MANIFEST, REPORT, SIGNATURE)  # in memory
+MAX_CACHED_OBJECTS = 64
 
 
 class Bucket(Storage):
@@ -54,9 +57,9 @@ class Bucket(Storage):
         self.objects = objects
         self.cache = cache
         self._listing: Listing | None = None  # from the last refresh
-        self._remembered: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # by path and tag
         self._is_writable = False
-        self._lock = threading.Lock()  # guards `_remembered`
+        # The service checks the manifests of all served versions after each refresh
+        self._get_cached = lru_cache(MAX_CACHED_OBJECTS)(self._get)
 
     @property
     def scratch(self) -> Path:
@@ -135,41 +138,28 @@ class Bucket(Storage):
         return {alias: content.text for alias, content in contents.items() if content is not None}
 
     def read(self, path: str, limit: int) -> bytes:
-        """Read an object, from memory if its tag is unchanged.
+        """Read an object. Manifests, reports and signatures with an unchanged tag stay in memory.
 
         If the bucket cannot be reached, read the local copy.
         """
-        listing = self._listing
-        content = None if listing is None else self._recall(path, listing.tags.get(path, ""))
-        if content is None and listing is not None and listing.is_saved:
-            content = self.cache.read(path, limit)
+        listing = self._listing or Listing()
+        content = self.cache.read(path, limit) if listing.is_saved else None
         if content is not None:
             return content
+        tag = listing.tags.get(path) if path.endswith(CACHED) else None
         try:
-            current = self.objects.get(path, limit)
+            return self._get_cached(path, limit, tag) if tag else self._get(path, limit)
         except StoreUnreachable:
             copy = self.cache.read(path, limit)
             if copy is None:
                 raise
             return copy
+
+    def _get(self, path: str, limit: int, tag: str | None = None) -> bytes:  # noqa: ARG002
+        current = self.objects.get(path, limit)
         if current is None:
             raise FileNotFoundError(2, "No such file or directory")
-        self._remember(path, current)
         return current.content
-
-    def _recall(self, path: str, tag: str) -> bytes | None:
-        with self._lock:
-            if not tag or (path, tag) not in self._remembered:
-                return None
-            self._remembered.move_to_end((path, tag))
-            return self._remembered[path, tag]
-
-    def _remember(self, path: str, current: Content) -> None:
-        if current.tag and len(current.content) <= MAX_REMEMBERED_BYTES:
-            with self._lock:
-                self._remembered[path, current.tag] = current.content
-                while len(self._remembered) > MAX_REMEMBERED:
-                    self._remembered.popitem(last=False)
 
     def lease(self, manifest: Manifest) -> Lease:
         aliases = {} if self._listing is None else self._listing.texts

@@ -68,15 +68,6 @@ def test_what_is_published_and_moved_in_a_bucket_is_followed(writer, start):
     assert models.store.versions("tiny") == ["1"]
 
 
-def test_a_version_is_held_in_memory_once(server, writer, start):
-    tiny.publish(writer)
-    watcher = start()
-    models = watcher.models
-    remembered = sum(len(content) for content in models.store.storage._remembered.values())
-    files = models.get("tiny").model.manifest.files
-    assert remembered < sum(file.size for file in files.values())  # a manifest and an alias
-
-
 def test_without_its_bucket_the_service_goes_on_and_says_so_once(server, writer, start, caplog):
     caplog.set_level(logging.INFO, "dubito")
     tiny.publish(writer)
