@@ -355,6 +355,8 @@ def run_folder(
         parts.append(weights_digest(Path(recipe.network.weights)))
     if encoder is not None:
         parts.append(sha256(encoder).hexdigest())
+    if recipe.network.factory is not None:
+        parts.append(source_digest(recipe.network.factory))
     if extra is not None:
         parts += [sha256(np.ascontiguousarray(a).data).hexdigest() for a in (extra.x, extra.y)]
     return runs / f"{recipe.name}-{sha256(' '.join(parts).encode()).hexdigest()[:12]}"

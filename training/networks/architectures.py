@@ -1,9 +1,12 @@
 """Build modules from standard architectures, user factories and weight files."""
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -74,11 +77,7 @@ def call_factory(field: str, path: str, *arguments: object) -> nn.Module:
     Raises:
         InvalidInput: naming `field`, if the function fails.
     """
-    module_name, _, name = path.partition(":")
-    try:
-        function: Callable[..., object] = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput(field, "an importable `package.module:function`", str(error)) from None
+    function = _import_function(field, path)
     call = f"{path}({', '.join(map(str, arguments))})"
     try:
         module = function(*arguments)
@@ -89,6 +88,46 @@ def call_factory(field: str, path: str, *arguments: object) -> nn.Module:
         expected = f"{path} to return a torch.nn.Module"
         raise InvalidInput(field, expected, f"a {type(module).__name__}")
     return module
+
+
+def source_digest(path: str) -> str:
+    """Return the SHA-256 of a factory's source files, with the local modules that it imports.
+
+    Checkpoints depend on it, so that weights are never restored into changed code.
+    """
+    _import_function("network.factory", path)
+    module_name = path.partition(":")[0]
+    package_file = getattr(sys.modules[module_name.partition(".")[0]], "__file__", None)
+    if package_file is None:  # defined in an interactive session
+        return ""
+    files: set[Path] = set()
+    _add_sources(sys.modules[module_name], Path(package_file).parent, files)
+    return sha256(
+        b"".join(sha256(file.read_bytes()).digest() for file in sorted(files))
+    ).hexdigest()
+
+
+def _add_sources(module: ModuleType, folder: Path, files: set[Path]) -> None:
+    """Add the files of a module and of the modules that it uses, if they are below `folder`."""
+    file = Path(getattr(module, "__file__", None) or "/")
+    is_local = file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
+    if not is_local or file in files:
+        return
+    files.add(file)
+    for value in vars(module).values():
+        used = value if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        used = sys.modules.get(used) if isinstance(used, str) else used
+        if isinstance(used, ModuleType):
+            _add_sources(used, folder, files)
+
+
+def _import_function(field: str, path: str) -> Callable[..., object]:
+    module_name, _, name = path.partition(":")
+    try:
+        function: Callable[..., object] = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(field, "an importable `package.module:function`", str(error)) from None
+    return function
 
 
 def load_weights(module: nn.Module, path: Path) -> None:

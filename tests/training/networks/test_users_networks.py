@@ -1,4 +1,5 @@
 import math
+import subprocess
 import sys
 import threading
 
@@ -512,3 +513,36 @@ def test_attention_norms_and_recurrent_layers_are_fitted_and_some_exported(
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.network.parameters())
     if method == "bhn-realnvp" and kind == "gru":  # the random modules see more of them
         check_exports(model)
+
+
+DIGEST = """
+import subprocess
+import sys
+sys.path.insert(0, sys.argv[1])
+from training.networks.architectures import source_digest
+print(source_digest("users_net.models:build"))
+"""
+
+
+def test_checkpoints_depend_on_the_source_of_the_factory_and_of_its_local_imports(tmp_path):
+    package = tmp_path / "users_net"
+    (package / "blocks").mkdir(parents=True)
+    for folder in (package, package / "blocks"):
+        (folder / "__init__.py").write_text("")
+    (package / "unused.py").write_text("x = 1")
+    (package / "blocks" / "conv.py").write_text("def block(): return 1")
+    source = "from torch import nn\nfrom users_net.blocks.conv import block\ndef build(*_): return nn.Linear(1, 1)"
+    (package / "models.py").write_text(source)
+
+    def get_digest():
+        command = [sys.executable, "-c", DIGEST, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    before = get_digest()
+    (package / "unused.py").write_text("x = 2")
+    assert get_digest() == before
+    (package / "blocks" / "conv.py").write_text("def block(): return 2")
+    changed = get_digest()
+    assert changed != before
+    (package / "models.py").write_text(source + "\n")
+    assert get_digest() not in (before, changed)
