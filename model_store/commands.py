@@ -29,10 +29,10 @@ def add_store_commands(parser: argparse.ArgumentParser) -> None:
     _add(commands, "list", "list every model, its versions and aliases", "list_versions")
     show = _add(commands, "show", "describe a version")
     _add_version(show)
-    help = "check its signature against this public key"
+    help = "check its signature against these public keys (a file or a folder)"
     show.add_argument("--key", type=Path, metavar="FILE", help=help)
     verify = _add(commands, "verify", "check every file of every version against its manifest")
-    help = "and every signature against this public key"
+    help = "and every signature against these public keys (a file or a folder)"
     verify.add_argument("--key", type=Path, metavar="FILE", help=help)
     about = "point an alias at a version that can be served, or remove it; `latest` rolls back"
     alias = _add(commands, "alias", about)

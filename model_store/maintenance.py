@@ -2,7 +2,7 @@
 
 import argparse
 
-from model_store.artifacts.signature import read_private_key, read_public_key, write_key_pair
+from model_store.artifacts.signature import read_private_key, read_trusted_keys, write_key_pair
 from model_store.artifacts.storage import is_version
 from model_store.artifacts.store import LATEST, ModelStore, store_from_environment
 from model_store.artifacts.summary import summary
@@ -86,7 +86,7 @@ def sign(options: argparse.Namespace) -> None:
 def _store_with_key(options: argparse.Namespace) -> ModelStore:
     store = store_from_environment(options.store)
     if options.key is not None:
-        store.trusted = read_public_key(options.key, "--key")
+        store.trusted = read_trusted_keys(options.key, "--key")
     return store
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from model_store.artifacts.signature import read_public_key
+from model_store.artifacts.signature import read_trusted_keys
 from model_store.artifacts.store import VERIFY_KEY_VARIABLE, open_store
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.preflight_process import PreflightProcess
@@ -74,7 +74,7 @@ def check(settings: Settings, is_first: bool = True) -> None:
     check_tracing(settings)
     check_store(settings, is_first)
     if settings.verify_key_file is not None:
-        read_public_key(settings.verify_key_file, VERIFY_KEY_VARIABLE)
+        read_trusted_keys(settings.verify_key_file, VERIFY_KEY_VARIABLE)
 
 
 def check_store(settings: Settings, is_first: bool) -> None:

@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     """folder of files that requests can use as `pool_file` or `inputs_file`"""
 
     verify_key_file: Path | None = None
-    """PEM file with a public Ed25519 key; versions without its signature are not served"""
+    """PEM file or folder of trusted public Ed25519 keys; unsigned versions are not served"""
 
     # Connections and keys
 

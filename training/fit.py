@@ -37,6 +37,7 @@ from training.fitting.stopping import FixedEpochs
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
 from training.model import with_knots
+from training.networks.architectures import source_digest
 from training.provenance import Provenance, TemperatureChoice, TransformChoice
 from training.publishing.publish import publish
 from training.recipe import Recipe

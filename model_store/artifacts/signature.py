@@ -1,7 +1,9 @@
 """Ed25519 signatures (RFC 8032) of versions, with `cryptography` from the extra `sign`."""
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 SIGNATURE = "manifest.sig"
 SIGNATURE_BYTES = 64
+MAX_SIGNATURES_BYTES = 8 * SIGNATURE_BYTES  # of one version
+PEM_BLOCK = re.compile(rb"-----BEGIN [^-]+-----.*?-----END [^-]+-----", re.DOTALL)
 CONTEXT = "dubito version 1"  # prevents the reuse of other signatures
 MAX_KEY_BYTES = 1 << 14
 
@@ -30,14 +34,44 @@ def signature(manifest: Manifest, key: "Ed25519PrivateKey") -> bytes:
     return key.sign(signed_bytes(manifest))
 
 
-def is_signature(content: bytes, manifest: Manifest, key: "Ed25519PublicKey") -> bool:
+@dataclass(frozen=True)
+class TrustedKeys:
+    """Public keys of the publishers that a store trusts."""
+
+    keys: tuple["Ed25519PublicKey", ...]  # for every model
+    by_model: Mapping[str, tuple["Ed25519PublicKey", ...]] = field(default_factory=dict)
+
+    def verify(self, content: bytes, manifest: Manifest) -> bool:
+        """Return whether one of the signatures is by a key that is trusted for the model."""
+        keys = (*self.keys, *self.by_model.get(manifest.name, ()))
+        return any(
+            _is_by(key, signature, manifest)
+            for signature in split_signatures(content)
+            for key in keys
+        )
+
+
+def _is_by(key: "Ed25519PublicKey", signature: bytes, manifest: Manifest) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        key.verify(content, signed_bytes(manifest))
+        key.verify(signature, signed_bytes(manifest))
     except InvalidSignature:
         return False
     return True
+
+
+def split_signatures(content: bytes) -> list[bytes]:
+    """Split a signature file; empty if its length is wrong."""
+    if len(content) % SIGNATURE_BYTES or len(content) > MAX_SIGNATURES_BYTES:
+        return []
+    return [content[n : n + SIGNATURE_BYTES] for n in range(0, len(content), SIGNATURE_BYTES)]
+
+
+def add_signature(content: bytes, signature: bytes) -> bytes:
+    """Add a signature to a signature file, and drop the oldest ones above the limit."""
+    signatures = [old for old in split_signatures(content) if old != signature]
+    return b"".join([*signatures, signature])[-MAX_SIGNATURES_BYTES:]
 
 
 def write_key_pair(path: Path) -> Path:
@@ -76,7 +110,8 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    key = _read_key(path, field, partial(load_pem_private_key, password=None))
+    load = partial(load_pem_private_key, password=None)
+    key = _load_key(_read_file(path, field), load)
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidInput(
             field, "a private Ed25519 key in PEM, without a passphrase", "another file"
@@ -84,27 +119,53 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
     return key
 
 
-def read_public_key(path: Path, field: str) -> "Ed25519PublicKey":
-    """Read a public key. `field` is the option, for errors."""
+def read_trusted_keys(path: Path, field: str) -> TrustedKeys:
+    """Read a file with one or more public keys, or a folder of such files.
+
+    In a folder, the files `*.pub` count for every model, and `NAME/*.pub` for the model NAME.
+    `field` is the option, for errors.
+    """
     _need_cryptography(field)
+    if not path.is_dir():
+        return TrustedKeys(_read_public_keys(path, field))
+
+    def read_folder(folder: Path) -> tuple["Ed25519PublicKey", ...]:
+        files = sorted(folder.glob("*.pub"))
+        return tuple(key for file in files for key in _read_public_keys(file, field))
+
+    folders = [entry for entry in path.iterdir() if entry.is_dir()]
+    trusted = TrustedKeys(read_folder(path), {entry.name: read_folder(entry) for entry in folders})
+    if not trusted.keys and not any(trusted.by_model.values()):
+        raise InvalidInput(field, "public keys in files *.pub", "a folder without them")
+    return trusted
+
+
+def _read_public_keys(path: Path, field: str) -> tuple["Ed25519PublicKey", ...]:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    key = _read_key(path, field, load_pem_public_key)
-    if not isinstance(key, Ed25519PublicKey):
-        raise InvalidInput(field, "a public Ed25519 key in PEM", "another file")
-    return key
+    blocks = PEM_BLOCK.findall(_read_file(path, field))
+    keys = [_load_key(block, load_pem_public_key) for block in blocks]
+    public = tuple(key for key in keys if isinstance(key, Ed25519PublicKey))
+    if not keys or len(public) < len(keys):
+        raise InvalidInput(field, "public Ed25519 keys in PEM", "another file")
+    return public
 
 
-def _read_key(path: Path, field: str, load: Callable[[bytes], object]) -> object:
-    """Read a key, or return None if the file does not contain one."""
+def _read_file(path: Path, field: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_KEY_BYTES)
+    except OSError as error:
+        raise InvalidInput(field, "a file that can be read", error.strerror or "an error") from None
+
+
+def _load_key(content: bytes, load: Callable[[bytes], object]) -> object:
+    """Load a key, or return None if the content is not one."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
-        with path.open("rb") as file:
-            return load(file.read(MAX_KEY_BYTES))
-    except OSError as error:
-        raise InvalidInput(field, "a file that can be read", error.strerror or "an error") from None
+        return load(content)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may repeat the key
         return None
 

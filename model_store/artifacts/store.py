@@ -29,10 +29,11 @@ from model_store.artifacts.manifest import (
     manifest_digest,
 )
 from model_store.artifacts.signature import (
+    MAX_SIGNATURES_BYTES,
     SIGNATURE,
-    SIGNATURE_BYTES,
-    is_signature,
-    read_public_key,
+    TrustedKeys,
+    add_signature,
+    read_trusted_keys,
     signature,
 )
 from model_store.artifacts.storage import (
@@ -58,7 +59,6 @@ from model_store.errors import (
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
         Ed25519PrivateKey,
-        Ed25519PublicKey,
     )
 
 MAX_MANIFEST_BYTES = 1 << 20
@@ -95,10 +95,10 @@ class ModelStore:
     later.
 
     Args:
-        trusted: a public key. Versions without its signature are rejected as broken.
+        trusted: public keys. Versions without a signature by one of them are rejected as broken.
     """
 
-    def __init__(self, place: Path | Storage, trusted: "Ed25519PublicKey | None" = None) -> None:
+    def __init__(self, place: Path | Storage, trusted: TrustedKeys | None = None) -> None:
         self.storage: Storage = Folder(place) if isinstance(place, Path) else place
         self.trusted = trusted
 
@@ -216,17 +216,17 @@ class ModelStore:
             self._check_signature(manifest, self.trusted)
         return manifest
 
-    def _check_signature(self, manifest: Manifest, trusted: "Ed25519PublicKey") -> None:
+    def _check_signature(self, manifest: Manifest, trusted: TrustedKeys) -> None:
         path = f"{manifest.name}/{manifest.version}/{SIGNATURE}"
         try:
-            content = self.storage.read(path, SIGNATURE_BYTES)
+            content = self.storage.read(path, MAX_SIGNATURES_BYTES)
         except FileNotFoundError:
             reason = "there is none: the version is not signed"
             raise manifest.broken(SIGNATURE, reason) from None
         except OSError as error:
             raise manifest.broken(SIGNATURE, _reason(error)) from None
-        if not is_signature(content, manifest, trusted):
-            reason = "it is no signature of this version by the trusted key"
+        if not trusted.verify(content, manifest):
+            reason = "no signature of this version by a trusted key"
             raise manifest.broken(SIGNATURE, reason)
 
     def open(self, name: str, version: str, files: tuple[str, ...] = IN_MEMORY) -> Artifact:
@@ -315,11 +315,14 @@ class ModelStore:
                 return
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
-        """Verify and sign a version number, replacing any earlier signature."""
+        """Verify and sign a version number. Signatures by other keys stay."""
         self.resolve(name, version)
         with self.storage.writing(name):
             manifest = ModelStore(self.storage).open(name, version, files=()).manifest
-            self.storage.overwrite(f"{name}/{version}/{SIGNATURE}", signature(manifest, key))
+            path, signatures = f"{name}/{version}/{SIGNATURE}", b""
+            with suppress(FileNotFoundError):
+                signatures = self.storage.read(path, MAX_SIGNATURES_BYTES)
+            self.storage.overwrite(path, add_signature(signatures, signature(manifest, key)))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, given as a number or another alias."""
@@ -411,7 +414,7 @@ def open_store(
     """Open the store in a folder or at a bucket's URL. `cache` is the folder for downloads."""
     trusted = None
     if verify_key_file is not None:
-        trusted = read_public_key(Path(verify_key_file), VERIFY_KEY_VARIABLE)
+        trusted = read_trusted_keys(Path(verify_key_file), VERIFY_KEY_VARIABLE)
     if isinstance(place, Path) or not is_url(place):
         return ModelStore(Path(place), trusted)
     # obstore is an extra

@@ -11,7 +11,7 @@ from model_store.artifacts.manifest import (
     Manifest,
 )
 from model_store.artifacts.report import evaluation_report
-from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
+from model_store.artifacts.signature import MAX_SIGNATURES_BYTES, SIGNATURE
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, few_rows_warning
 from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS
@@ -114,9 +114,9 @@ def _short(value: Any) -> str:
 
 def _signature(store: ModelStore, name: str, version: str) -> str:
     if store.trusted is not None:  # otherwise the manifest is rejected
-        return "by the trusted key"
+        return "by a trusted key"
     try:
-        store.storage.read(f"{name}/{version}/{SIGNATURE}", SIGNATURE_BYTES)
+        store.storage.read(f"{name}/{version}/{SIGNATURE}", MAX_SIGNATURES_BYTES)
     except OSError:
         return "none"
     return "there is one; --key checks it"

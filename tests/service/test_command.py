@@ -134,6 +134,6 @@ def test_a_public_key_that_is_none_is_refused(tmp_path):
     completed = run_service(DUBITO_VERIFY_KEY_FILE=str(tmp_path / "key"))
     assert completed.returncode == 2
     expected = (
-        "error: DUBITO_VERIFY_KEY_FILE: expected a public Ed25519 key in PEM, got another file"
+        "error: DUBITO_VERIFY_KEY_FILE: expected public Ed25519 keys in PEM, got another file"
     )
     assert completed.stderr.splitlines() == [expected]

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.artifacts.manifest import ENCODER, FILES, Description
 from model_store.artifacts.report import evaluation_report, publish_report
+from model_store.artifacts.signature import TrustedKeys
 from model_store.artifacts.storage import MANIFEST
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound
@@ -204,14 +205,14 @@ def signatures_are_checked(make):
     publish(make())
     publish(make())
     make().sign("m", "1", key)
-    trusting = ModelStore(make().storage, key.public_key())
+    trusting = ModelStore(make().storage, TrustedKeys((key.public_key(),)))
     assert trusting.open("m", "1").manifest.version == "1"
     with pytest.raises(BrokenArtifact, match="there is none: the version is not signed"):
         trusting.open("m", "2")
     with make().storage.writing("m"):
         make().storage.overwrite("m/2/manifest.sig", bytes(64))
     with pytest.raises(BrokenArtifact, match="no signature of this version"):
-        ModelStore(make().storage, key.public_key()).open("m", "2")
+        ModelStore(make().storage, TrustedKeys((key.public_key(),))).open("m", "2")
 
 
 def reports_are_stored_beside_their_version(make):

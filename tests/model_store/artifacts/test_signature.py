@@ -16,8 +16,10 @@ from cryptography.hazmat.primitives.serialization import (
 from model_store.artifacts.manifest import NO_DIGEST, manifest_digest
 from model_store.artifacts.signature import (
     SIGNATURE,
+    TrustedKeys,
     read_private_key,
-    read_public_key,
+    read_trusted_keys,
+    split_signatures,
     write_key_pair,
 )
 from model_store.artifacts.store import ModelStore
@@ -26,7 +28,7 @@ from tests.support.environment import run_store
 from tests.support.stores import tiny_description, tiny_files
 
 UNSIGNED = f"{SIGNATURE}: there is none: the version is not signed"
-NOT_OURS = f"{SIGNATURE}: it is no signature of this version by the trusted key"
+NOT_OURS = f"{SIGNATURE}: no signature of this version by a trusted key"
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def trusting(store, key):
     for name, version in (("m", "1"), ("m", "2"), ("n", "1")):
         assert store.publish(name, tiny_description(), tiny_files()).version == version
         store.sign(name, version, key)
-    return ModelStore(store.root, key.public_key())
+    return ModelStore(store.root, TrustedKeys((key.public_key(),)))
 
 
 def get_signature(store, name, version):
@@ -141,12 +143,25 @@ def test_a_version_that_is_renamed_is_refused(trusting):
     assert_refused(trusting, "m", "3", NOT_OURS)
 
 
-def test_another_key_is_refused_and_signing_again_takes_its_place(trusting, key):
+def test_a_version_may_have_signatures_by_several_keys(trusting, key):
     other = Ed25519PrivateKey.generate()
     trusting.sign("m", "1", other)
-    assert_refused(trusting, "m", "1", NOT_OURS)
-    assert_refused(ModelStore(trusting.root, other.public_key()), "m", "2", NOT_OURS)
-    assert ModelStore(trusting.root, other.public_key()).open("m", "1").files == tiny_files()
+    assert trusting.open("m", "1").files == tiny_files()
+    assert_refused(
+        ModelStore(trusting.root, TrustedKeys((other.public_key(),))), "m", "2", NOT_OURS
+    )
+    assert (
+        ModelStore(trusting.root, TrustedKeys((other.public_key(),))).open("m", "1").files
+        == tiny_files()
+    )
+    before = get_signature(trusting, "m", "1").read_bytes()
+    trusting.sign("m", "1", key)  # again
+    assert sorted(split_signatures(get_signature(trusting, "m", "1").read_bytes())) == sorted(
+        split_signatures(before)
+    )
+    for _ in range(8):
+        trusting.sign("m", "1", Ed25519PrivateKey.generate())
+    assert_refused(trusting, "m", "1", NOT_OURS)  # the oldest signatures were dropped
     trusting.sign("m", "1", key)
     assert trusting.open("m", "1").files == tiny_files()
     assert not [*(trusting.root / "m").glob(".draft-*")]
@@ -195,7 +210,8 @@ def test_a_pair_of_keys_is_written_once_and_read_back(tmp_path, store):
     store.publish("m", tiny_description(), tiny_files())
     store.sign("m", "1", read_private_key(private, "key"))
     assert (
-        ModelStore(store.root, read_public_key(public, "key")).open("m", "1").files == tiny_files()
+        ModelStore(store.root, read_trusted_keys(public, "key")).open("m", "1").files
+        == tiny_files()
     )
     with pytest.raises(InvalidInput, match="a file that can be made, got File exists"):
         write_key_pair(private)
@@ -222,12 +238,43 @@ def pem_files(folder):
 
 
 def test_files_that_hold_no_such_key_are_refused_by_field(tmp_path):
-    for read, good in ((read_private_key, "private"), (read_public_key, "public")):
+    for read, good in ((read_private_key, "private"), (read_trusted_keys, "public")):
         for name in pem_files(tmp_path) - {good}:
             with pytest.raises(
-                InvalidInput, match=f"^--key: expected a (file that can be read|{good} Ed25519 key)"
+                InvalidInput,
+                match=rf"^--key: expected (a file that can be read|a private|{good} Ed25519)",
             ):
                 read(tmp_path / name, "--key")
+
+
+def write_public(path, *keys):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+    path.write_bytes(b"\n".join(key.public_key().public_bytes(*form) for key in keys))
+    return path
+
+
+def test_keys_rotate_with_several_trusted_keys_in_a_file_or_a_folder(trusting, key, tmp_path):
+    new = Ed25519PrivateKey.generate()
+    trusting.sign("m", "2", new)
+    file = write_public(tmp_path / "both.pub", new, key)
+    folder = write_public(tmp_path / "keys" / "old.pub", key).parent
+    write_public(folder / "new.pub", new)
+    for place in (file, folder):
+        trusted = read_trusted_keys(place, "--key")
+        assert len(trusted.keys) == 2
+        store = ModelStore(trusting.root, trusted)
+        assert {v: store.manifest("m", v).version for v in "12"} == {"1": "1", "2": "2"}
+    file.write_bytes(file.read_bytes() + b"-----BEGIN PUBLIC KEY-----\n!\n-----END PUBLIC KEY-----")
+    with pytest.raises(InvalidInput, match="--key: expected public Ed25519 keys in PEM"):
+        read_trusted_keys(file, "--key")
+
+
+def test_a_key_in_the_folder_of_a_model_counts_only_for_this_model(trusting, key, tmp_path):
+    write_public(tmp_path / "keys" / "n" / "publisher.pub", key)
+    store = ModelStore(trusting.root, read_trusted_keys(tmp_path / "keys", "--key"))
+    assert store.open("n", "1").files == tiny_files()
+    assert_refused(store, "m", "1", NOT_OURS)
 
 
 # The commands

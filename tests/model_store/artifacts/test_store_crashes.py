@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from model_store.artifacts.signature import TrustedKeys
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound, StoreUnreachable
 from tests.support.disk import DISK_FULL, LOSSES, stopping
@@ -98,7 +99,7 @@ def _publish_three(store):
 
 
 def read(open_store):
-    store, trusting = open_store(), open_store(KEY.public_key())
+    store, trusting = open_store(), open_store(TrustedKeys((KEY.public_key(),)))
 
     def read_version(name, version):
         try:

@@ -8,6 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.artifacts.manifest import FILES
+from model_store.artifacts.signature import TrustedKeys
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound, UnsupportedFormat
 from tests.support.stores import tiny_description, tiny_files
@@ -134,7 +135,7 @@ def test_a_file_of_gigabytes_is_not_read_beyond_its_limit(published, file):
     try:
         assert published.aliases("m")["latest"] == "1"
         with pytest.raises(BrokenArtifact) if file.startswith("1/") else nullcontext():
-            ModelStore(published.root, key.public_key()).open("m", "1")
+            ModelStore(published.root, TrustedKeys((key.public_key(),))).open("m", "1")
         assert published.publish("m", DESCRIPTION, CONTENT).version == "2"
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:

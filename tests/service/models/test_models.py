@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from model_store.artifacts.manifest import ENCODER, FileSpec
+from model_store.artifacts.signature import TrustedKeys
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.encoder import encoder_bytes
@@ -201,7 +202,7 @@ def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_ne
     for version in ("1", "2"):
         store.sign("tiny", version, key)
     signatures = [store.root / "tiny" / version / "manifest.sig" for version in ("1", "2")]
-    before = get_watcher(store, key.public_key())
+    before = get_watcher(store, TrustedKeys((key.public_key(),)))
     before.refresh()
     signed = signatures[1].read_bytes()
     for unsigned in (None, signatures[0].read_bytes(), signed[:-1], bytes(64)):
@@ -211,7 +212,7 @@ def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_ne
         before.refresh_now()
         assert before.models.get("tiny").version == "2"
         assert "manifest.sig" in before.problems["tiny", "latest"]
-        after = get_watcher(store, key.public_key())
+        after = get_watcher(store, TrustedKeys((key.public_key(),)))
         after.refresh()
         assert after.models.aliases("tiny") == {}
         assert "manifest.sig" in after.problems["tiny", "latest"]
