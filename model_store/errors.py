@@ -54,11 +54,11 @@ class InvalidInput(FieldError):
     """A field has a wrong value."""
 
     status, code, remedy = 422, "invalid_input", "correct the fields in `errors`"
-    others: Sequence["InvalidInput"] = ()  # for other fields of the request
+    other_errors: Sequence["InvalidInput"] = ()  # of the same request
 
     def rename_fields(self, rename: Callable[[str], str]) -> "InvalidInput":
         """Return the same errors with renamed fields."""
-        errors = (self, *self.others)
+        errors = (self, *self.other_errors)
         return merge_errors([InvalidInput(rename(e.field), e.expected, e.received) for e in errors])
 
 
@@ -150,18 +150,18 @@ class NoSpace(StateUnusable):
 
 def one_line(error: Exception) -> str:
     """Format an error as one line of up to 300 characters."""
-    return plain(error)[:300]
+    return clean_message(error)[:300]
 
 
-def plain(error: Exception) -> str:
+def clean_message(error: Exception) -> str:
     """Format an error as one line of printable characters, without terminal colours."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def merge_errors(errors: Sequence[InvalidInput]) -> InvalidInput:
-    """Attach all but the first error to the first as its `others`, and return it."""
-    errors[0].others = errors[1:MAX_ERRORS]
+    """Attach all but the first error to the first as its `other_errors`, and return it."""
+    errors[0].other_errors = errors[1:MAX_ERRORS]
     return errors[0]
 
 

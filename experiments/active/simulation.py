@@ -178,7 +178,7 @@ class LearnerPool(Pool):
         parts = self._scored(rows, self._choice.num_samples, with_errors)
         return np.concatenate([self._predictive.acquisition(part, name) for part in parts])
 
-    async def lap(self, lap: Lap) -> Scored:
+    async def score_lap(self, lap: Lap) -> Scored:
         scored = self._scored(lap.rows, lap.num_draws, True)
         parts = [self._predictive.race(part, self._choice.acquisition) for part in scored]
         scores, errors = (np.concatenate(column) for column in zip(*parts, strict=True))

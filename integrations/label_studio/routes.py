@@ -34,7 +34,7 @@ from integrations.label_studio.projects import (
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
-from model_store.state.labels import is_known
+from model_store.state.labels import is_saved
 from model_store.types import Pause
 from service import limits
 from service.api.labels import OBJECT_BYTES, keep_labels
@@ -261,7 +261,7 @@ def _store(
     name = label_id(project, task)
     field = "label" if isinstance(value, str) else "target"
     entry = validate(LabelEntry, {"id": name, field: value})
-    if not is_known(context.state, loaded.name, name):
+    if not is_saved(context.state, loaded.name, name):
         data = task.get("data") if isinstance(task, dict) else None
         entry.input = read_row(manifest, config, data, "task.data", fetch)
     keep_labels(context, loaded, [entry], call, True, key)

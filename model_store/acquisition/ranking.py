@@ -73,7 +73,7 @@ class Pool(ABC):
     async def scores(self) -> Float64[np.ndarray, "N"]:
         raise NotImplementedError
 
-    async def lap(self, lap: Lap) -> Scored:
+    async def score_lap(self, lap: Lap) -> Scored:
         raise NotImplementedError
 
     @abstractmethod
@@ -142,7 +142,7 @@ async def _race(
     laps = race(len(pool.ids), choice.k, stages, choice.num_samples, probability)
     lap = next(laps)
     while True:
-        scored = await pool.lap(lap)
+        scored = await pool.score_lap(lap)
         try:
             lap = laps.send(scored)
         except StopIteration as end:
@@ -214,7 +214,7 @@ def race(
             break
         first_scores, errors = yield Lap(remaining, n)
         check_row_scores(first_scores, remaining, "pool")
-        errors = _smoothed(first_scores, errors)
+        errors = _smooth_errors(first_scores, errors)
         order = np.argsort(-first_scores, kind="stable")
         yield from complete(remaining[order[: REFERENCES * k]])
         quantile = student_quantile(n - 1, probability / (rows * len(stages)))
@@ -238,7 +238,7 @@ def race(
     return scores, int(is_scored.sum())
 
 
-def _smoothed(
+def _smooth_errors(
     scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
     """Raise standard errors to the root mean square among rows with similar scores."""

@@ -182,12 +182,12 @@ class Bucket(Storage):
             again = self.objects.create(path, b"2")
             replaced = self.objects.replace(path, b"3", '"00000000000000000000000000000000"')
             current = self.objects.get(path, 1)
-            moved = current is not None and self.objects.replace(
+            is_replaced = current is not None and self.objects.replace(
                 path, b"4", current.tag, current.version
             )
         finally:
             self.objects.delete([path])
-        if not created or again or replaced or not moved:
+        if not created or again or replaced or not is_replaced:
             received = "one that does not replace an object by its ETag"
             if again:
                 lost = "two writers could publish the same number"
@@ -240,8 +240,8 @@ class Bucket(Storage):
         path = f"{parent}/{number}"
         seal_path, seal = f"{path}/{seal_name(path)}", files[seal_name(path)]
         assert isinstance(seal, bytes)
-        written = [f"{path}/{CLAIM}"]
-        if not self.objects.create(written[0], uuid.uuid4().hex.encode()):
+        new_paths = [f"{path}/{CLAIM}"]
+        if not self.objects.create(new_paths[0], uuid.uuid4().hex.encode()):
             return False
         start = datetime.now(UTC)
         try:
@@ -249,19 +249,19 @@ class Bucket(Storage):
                 return False
             for file, content in files.items():
                 if content is not seal:
-                    written.append(f"{path}/{file}")
-                    self._put(written[-1], content)
+                    new_paths.append(f"{path}/{file}")
+                    self._put(new_paths[-1], content)
             if datetime.now(UTC) - start > PUBLICATION:
                 reason = f"it took longer than {PUBLICATION}"
                 raise StoreUnreachable(f"cannot write in {self.objects.url}: {reason}")
             # If the response is lost, the version may be complete, so keep its files
-            unsealed, written = written, []
+            unsealed, new_paths = new_paths, []
             is_ours = self.objects.create(seal_path, seal) or self._has_content(seal_path, seal)
-            written = unsealed[:1] if is_ours else unsealed
+            new_paths = unsealed[:1] if is_ours else unsealed
             return is_ours
         finally:
             with suppress(StoreUnreachable):  # `_clear` deletes them a day later
-                self.objects.delete(written[::-1])
+                self.objects.delete(new_paths[::-1])
 
     def _has_content(self, path: str, content: bytes) -> bool:
         """Check whether an earlier attempt already wrote this content."""

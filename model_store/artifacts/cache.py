@@ -232,8 +232,8 @@ class Cache:
         """Delete unlocked copies until `needed` bytes fit, or raise StoreError."""
 
         def order(copy: Copy) -> tuple[bool, int]:
-            named = aliases.get(copy.folder.parent.name, {}).values()
-            return copy.folder.name in named, copy.last_used
+            aliased_versions = aliases.get(copy.folder.parent.name, {}).values()
+            return copy.folder.name in aliased_versions, copy.last_used
 
         copies = sorted(self._copies(), key=order)
         total = sum(copy.size for copy in copies)

@@ -101,7 +101,7 @@ class Objects:
             raise InvalidInput(field, "a bucket with all that its kind needs", received) from None
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
-        with self._plain_errors("list"):
+        with self._convert_errors("list"):
             entries: Any = self._store.list(prefix or None).collect()
             return {
                 entry["path"]: Entry(entry["e_tag"] or "", entry["last_modified"], entry["size"])
@@ -110,7 +110,7 @@ class Objects:
 
     def get(self, path: str, limit: int) -> Content | None:
         """Read an object, or return None. Return `limit` + 1 bytes if it has more than `limit`."""
-        with suppress(FileNotFoundError), self._plain_errors("read"):
+        with suppress(FileNotFoundError), self._convert_errors("read"):
             result = self._store.get(path)
             content = b""
             for part in result.stream():
@@ -127,7 +127,7 @@ class Objects:
         Raises:
             FileNotFoundError: if the object does not exist.
         """
-        with self._plain_errors("read"):
+        with self._convert_errors("read"):
             for part in self._transfers.get(path).stream(min_chunk_size=PIECE_BYTES):
                 if self._is_closed:
                     raise StoreUnreachable(f"cannot read in {self.url}: it is not read any more")
@@ -139,7 +139,7 @@ class Objects:
         Raises:
             FileNotFoundError: if the object does not exist.
         """
-        with self._plain_errors("read"):
+        with self._convert_errors("read"):
             result = self._transfers.get(path, options={"range": (first, first + size)})
             return bytes(result.bytes()), result.meta["e_tag"] or ""
 
@@ -148,7 +148,7 @@ class Objects:
         self._is_closed = True
 
     def put(self, path: str, content: "bytes | Iterator[bytes]") -> None:
-        with self._plain_errors("write"):
+        with self._convert_errors("write"):
             self._transfers.put(path, content)
 
     def create(self, path: str, content: bytes) -> bool:
@@ -165,7 +165,7 @@ class Objects:
     def _put_if(self, path: str, content: bytes, mode: Any) -> bool:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with suppress(AlreadyExistsError, PreconditionError), self._plain_errors("write"):
+        with suppress(AlreadyExistsError, PreconditionError), self._convert_errors("write"):
             self._store.put(path, content, mode=mode)
             return True
         return False
@@ -173,11 +173,11 @@ class Objects:
     def delete(self, paths: list[str]) -> None:
         """Delete objects in order, ignoring missing ones."""
         for path in paths:
-            with self._plain_errors("delete"), suppress(FileNotFoundError):
+            with self._convert_errors("delete"), suppress(FileNotFoundError):
                 self._store.delete(path)
 
     @contextmanager
-    def _plain_errors(self, action: str) -> Iterator[None]:
+    def _convert_errors(self, action: str) -> Iterator[None]:
         """Convert obstore's errors, whose messages may contain secrets."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 

@@ -358,22 +358,26 @@ class ModelStore:
         with self.storage.writing(name):
             versions, aliases = self.versions(name), self.aliases(name)
             deleted = [number for number in versions if version in (None, number)]
-            named = sorted(alias for alias, number in aliases.items() if number in deleted)
+            removed_aliases = sorted(
+                alias for alias, number in aliases.items() if number in deleted
+            )
             if deleted == versions:
-                named = sorted(self.storage.aliases(name))  # also those that name no version
-            elif LATEST in named:
+                removed_aliases = sorted(self.storage.aliases(name))  # including broken aliases
+            elif LATEST in removed_aliases:
                 expected = f"one that {LATEST} does not name: move {LATEST} first"
                 raise InvalidInput("version", expected, f"version {aliases[LATEST]}")
-            if named and not force:
+            if removed_aliases and not force:
                 model = "" if version else f"all of {name}: "
-                verb = "name" if len(named) > 1 else "names"
+                verb = "name" if len(removed_aliases) > 1 else "names"
                 expected = "one that no alias names (--force deletes others too)"
-                received = f"{model}version {', '.join(deleted)}; {', '.join(named)} {verb} it"
+                received = (
+                    f"{model}version {', '.join(deleted)}; {', '.join(removed_aliases)} {verb} it"
+                )
                 raise InvalidInput("version", expected, received)
             if deleted == versions[-len(deleted) :]:
                 highest = int(deleted[-1])
                 self._move(name, LAST_DELETED, lambda last: str(max(_number(last), highest)))
-            for alias in named:
+            for alias in removed_aliases:
                 self.storage.delete_alias(name, alias)
             for number in deleted:
                 self.storage.delete(f"{name}/{number}")

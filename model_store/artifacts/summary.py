@@ -62,17 +62,17 @@ def _rows(spec: InputSpec) -> str:
 
 def _column(column: AnyColumn) -> str:
     if isinstance(column, CategoricalColumn):
-        return f"categorical: {_few(column.categories)}"
+        return f"categorical: {_shorten(column.categories)}"
     return f"{column.kind}{', may be missing' if column.indicator else ''}"
 
 
 def _output(manifest: Manifest) -> dict[str, str]:
     if manifest.classes is None:
         return {"target": str(manifest.target)}
-    return {"classes": f"{len(manifest.classes)}: {_few(manifest.classes)}"}
+    return {"classes": f"{len(manifest.classes)}: {_shorten(manifest.classes)}"}
 
 
-def _few(names: tuple[str, ...]) -> str:
+def _shorten(names: tuple[str, ...]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + (
         f", ... ({len(names)} in all)" if len(names) > MAX_SHOWN else ""
     )
@@ -133,25 +133,29 @@ def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> st
     """Return a warning if categories or default rates have too few ranking rows."""
     if categories is None:
         return few_rows_warning(detectors.ranking_rows)
-    few = [
+    small_categories = [
         (name, min(rows))
         for name, *rows in zip(
             categories.names, categories.judged_rows, categories.true_rows, strict=True
         )
         if min(rows) < MIN_CAUTIOUS_ROWS
     ]
-    if not few:
+    if not small_categories:
         return None
-    shown = ", ".join(f"{name[:40]} {rows}" for name, rows in few[:MAX_SHOWN_FEW])
-    others = "" if len(few) <= MAX_SHOWN_FEW else f" and {len(few) - MAX_SHOWN_FEW} more"
-    kept = (
+    names = ", ".join(f"{name[:40]} {rows}" for name, rows in small_categories[:MAX_SHOWN_FEW])
+    suffix = (
+        ""
+        if len(small_categories) <= MAX_SHOWN_FEW
+        else f" and {len(small_categories) - MAX_SHOWN_FEW} more"
+    )
+    effect = (
         "is in every set"
         if categories.kind == "class"
         else "has sets and intervals that hold everything"
     )
     return (
-        f"calibrated by {categories.kind}, and of {shown}{others} there are fewer than "
+        f"calibrated by {categories.kind}, and of {names}{suffix} there are fewer than "
         f"{MIN_CAUTIOUS_ROWS} ranking rows: "
         f"at fpr {DEFAULT_FPR:g} such a {categories.kind} is not flagged, at coverage "
-        f"{DEFAULT_COVERAGE:g} it {kept}"
+        f"{DEFAULT_COVERAGE:g} it {effect}"
     )

@@ -110,14 +110,14 @@ def target_scores(
     Raises:
         ValueError: if there are no draws.
     """
-    fitted, in_units = sums.component(0).drop_empty_groups(), sums.component(1)
-    scores = mixture_scores(fitted, standard_errors)
+    transformed, in_units = sums.component(0).drop_empty_groups(), sums.component(1)
+    scores = mixture_scores(transformed, standard_errors)
     with np.errstate(invalid="ignore"):
         reported = mixture_scores(in_units, standard_errors)
     if standard_errors:
-        variance = fitted.uncertainty + fitted.squared_deviations / fitted.num_draws
-        share = fitted.num_draws / fitted.num_draws.sum()
-        median = to_target(transform, mixture_median(fitted.prediction, variance, share))
+        variance = transformed.uncertainty + transformed.squared_deviations / transformed.num_draws
+        share = transformed.num_draws / transformed.num_draws.sum()
+        median = to_target(transform, mixture_median(transformed.prediction, variance, share))
         reported = replace(reported, median=median)
     return replace(scores, reported=reported)
 

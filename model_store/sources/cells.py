@@ -117,8 +117,10 @@ def parse_number(text: str, writing: NumberStyle) -> float:
     match = _pattern(writing).fullmatch(trimmed)
     if match is None:
         raise ValueError(text)
-    whole = match["whole"].replace(writing.thousands, "") if writing.thousands else match["whole"]
-    return float(f"{match['minus'] or ''}{whole}.{match['part'] or '0'}")
+    integer_digits = (
+        match["whole"].replace(writing.thousands, "") if writing.thousands else match["whole"]
+    )
+    return float(f"{match['minus'] or ''}{integer_digits}.{match['part'] or '0'}")
 
 
 def number_example(writing: NumberStyle) -> str:

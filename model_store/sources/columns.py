@@ -242,14 +242,14 @@ def _raise_for_keys(row: dict[str, Any], columns: Columns, field: str) -> None:
     raise merge_errors(errors)
 
 
-def _number(written: NumberStyle | None, cell: Any, field: str) -> float:
+def _number(style: NumberStyle | None, cell: Any, field: str) -> float:
     if cell is None:
         return float("nan")
-    if written is not None and type(cell) is str:
+    if style is not None and type(cell) is str:
         try:
-            return parse_number(cell, written)
+            return parse_number(cell, style)
         except ValueError:
-            example = number_example(written)
+            example = number_example(style)
             expected = (
                 f"a number, or text as the training data had it, such as {example!r}{OR_NULL}"
             )
@@ -259,19 +259,19 @@ def _number(written: NumberStyle | None, cell: Any, field: str) -> float:
     return float(cell)
 
 
-def _time(written: str | None, cell: Any, field: str) -> float:
+def _time(date_format: str | None, cell: Any, field: str) -> float:
     if cell is None:
         return float("nan")
     as_text = ""
-    if written is not None:
-        as_text = f", or as the training data had it, such as {date_example(written)!r}"
+    if date_format is not None:
+        as_text = f", or as the training data had it, such as {date_example(date_format)!r}"
     expected = f"a date or time in ISO 8601, such as {TIME_EXAMPLE}{as_text}{OR_NULL}"
     if type(cell) is not str:
         raise InvalidInput(field, expected, describe_value(cell))
     try:
-        if written is None or ISO.fullmatch(cell):
+        if date_format is None or ISO.fullmatch(cell):
             return parse_iso_time(cell)
-        return parse_time(written, cell)
+        return parse_time(date_format, cell)
     except (ValueError, OverflowError):
         raise InvalidInput(field, expected, describe_value(cell)) from None
 

@@ -64,15 +64,17 @@ class CsvTable:
         self._cells = 0  # of the current row
         with binary(source) as file:
             sample = file.read(SAMPLE_BYTES)
-            self.encoding = _known(encoding, field) if encoding else _detect_encoding(sample, file)
+            self.encoding = (
+                _normalise_encoding(encoding, field) if encoding else _detect_encoding(sample, file)
+            )
         mark = MARK.match(sample.decode(self.encoding, "ignore"))
         self._is_marked = mark is not None
-        self.delimiter = delimiter or (mark[1] if mark else self._delimiter_of(sample))
-        self.names = [name.strip() for name in _within(next(self._lines(), []), 1)]
+        self.delimiter = delimiter or (mark[1] if mark else self._detect_delimiter(sample))
+        self.names = [name.strip() for name in _strip_empty_cells(next(self._lines(), []), 1)]
 
     def rows(self) -> Iterator[list[str]]:
         for n, line in enumerate(islice(self._lines(), 1, None)):
-            row = _within(line, len(self.names))
+            row = _strip_empty_cells(line, len(self.names))
             if len(row) != len(self.names):
                 expected = f"{len(self.names)} cells, as the first line"
                 if len(self.names) == 1:  # often a comment or a title
@@ -114,7 +116,7 @@ class CsvTable:
                 raise InvalidInput(self.field, expected, "a longer one, or a quote that is open")
             yield line
 
-    def _delimiter_of(self, sample: bytes) -> str:
+    def _detect_delimiter(self, sample: bytes) -> str:
         text = sample.decode(self.encoding, "ignore")
         if len(sample) == SAMPLE_BYTES:
             text = text[: text.rfind("\n") + 1] or text
@@ -130,15 +132,15 @@ def detect_delimiter(sample: str) -> str:
     for delimiter in DELIMITERS:
         lines = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
         rows = [row for row in lines if row]
-        columns = len(_within(rows[0], 1)) if rows else 0
+        columns = len(_strip_empty_cells(rows[0], 1)) if rows else 0
         sample_rows = rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]
-        widths = {len(_within(row, columns)) for row in sample_rows}
+        widths = {len(_strip_empty_cells(row, columns)) for row in sample_rows}
         if len(widths) == 1 and (width := widths.pop()) > cells:
             best, cells = delimiter, width
     return best
 
 
-def _within(row: list[str], width: int) -> list[str]:
+def _strip_empty_cells(row: list[str], width: int) -> list[str]:
     """Remove empty cells beyond `width` from the end of a row."""
     end = len(row)
     while end > width and not row[end - 1].strip():
@@ -146,7 +148,7 @@ def _within(row: list[str], width: int) -> list[str]:
     return row[:end] if end < len(row) else row
 
 
-def _known(encoding: str, field: str) -> str:
+def _normalise_encoding(encoding: str, field: str) -> str:
     try:
         name = codecs.lookup(encoding).name
     except LookupError as error:
@@ -160,10 +162,10 @@ def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
         return MARKS[sample[:2]]
     if b"\x00" in sample[:1000]:
         return "utf-16-le" if sample[1:2] == b"\x00" else "utf-16-be"
-    return next(name for name in ENCODINGS if _is_in(file, name))
+    return next(name for name in ENCODINGS if _can_decode(file, name))
 
 
-def _is_in(file: io.BufferedIOBase, encoding: str) -> bool:
+def _can_decode(file: io.BufferedIOBase, encoding: str) -> bool:
     file.seek(0)
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
@@ -186,19 +188,19 @@ class CsvFile(RowFile):
             expected = "a CSV file for a model of columns or text alone"
             raise self._refuse(expected, "one for another model")
         text = [] if spec.text is None else [spec.text.column]
-        self._wanted = [column.name for column in spec.columns] or text
+        self._selected_columns = [column.name for column in spec.columns] or text
         size = source.stat().st_size if isinstance(source, Path) else len(source)
         self.bounds.reserve(LETTER_BYTES * min(size, MAX_LETTERS), field)
         self._table = table = CsvTable(source, field, pause=self.bounds.pause)
         if not table.names:
             return
         self._find_ids(table.names)
-        self._require(self._wanted, table.names)
-        self._use(self._wanted, table.names)
+        self._require(self._selected_columns, table.names)
+        self._use(self._selected_columns, table.names)
         self._has_commas = self._find_commas()
-        self.read_as = f"{len(self._wanted)} columns by name"
+        self.read_as = f"{len(self._selected_columns)} columns by name"
         if not spec.columns:
-            self.read_as = f"the column {self._wanted[0]}"
+            self.read_as = f"the column {self._selected_columns[0]}"
         if self._has_commas:
             self.read_as += ", with decimal commas"
         if table.encoding != "utf-8-sig":
@@ -240,7 +242,7 @@ class CsvFile(RowFile):
                 if len(name) > ID_LETTERS:
                     expected = f"ids of at most {ID_LETTERS} letters"
                     raise InvalidInput(self.id_column, expected, f"one of {len(name)}")
-            ids += self._counted(part)
+            ids += self._reserve_ids(part)
         return ids
 
     @property
@@ -248,7 +250,7 @@ class CsvFile(RowFile):
         return min(super().part_rows, max(1, PART_CELLS // self.row_size))
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        places = [self._table.names.index(name) for name in self._wanted]
+        places = [self._table.names.index(name) for name in self._selected_columns]
         rows = ([row[i] for i in places] for row in islice(self._table.rows(), first, None))
         max_rows = self.part_rows
         cells = CELL_BYTES * len(places) * min(max_rows, self.rows)

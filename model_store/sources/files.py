@@ -22,9 +22,9 @@ from model_store.sources.row_file import (
     Part,
     RowFile,
     Source,
+    convert_zip_errors,
     cut,
     open_zip,
-    whole,
 )
 
 FILE_BYTES = 64 << 20  # per uncompressed file in a zip archive
@@ -42,8 +42,8 @@ class ZipOfFiles(RowFile):
             expected = "a zip for a model of images or text alone"
             raise self._refuse(expected, "one for another model")
         self._archive = open_zip(self.source, self.WHOLE, self.field, self.bounds)
-        named = [(_path(info), info) for info in self._archive.infolist()]
-        members = [(path, info) for path, info in named if not _is_of_system(path)]
+        entries = [(_path(info), info) for info in self._archive.infolist()]
+        members = [(path, info) for path, info in entries if not _is_of_system(path)]
         self._members = sorted(members, key=lambda member: member[0])
         large = next((path for path, info in members if info.file_size > FILE_BYTES), None)
         if large is not None:
@@ -63,7 +63,7 @@ class ZipOfFiles(RowFile):
     def parts(self, first: int = 0) -> Iterator[Part]:
         sizes = [info.file_size for _, info in self._members[first:]]
         self.bounds.reserve(min(sum(sizes), PART_BYTES + max(sizes, default=0)), self.field)
-        with whole(self.WHOLE, self.field):
+        with convert_zip_errors(self.WHOLE, self.field):
             contents = (self._archive.read(info) for _, info in self._members[first:])
             yield from cut(contents, len, self.part_rows, PART_BYTES)
 

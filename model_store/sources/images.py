@@ -147,11 +147,13 @@ def decoding_bytes(image: ImageFile.ImageFile, resized: int) -> int:
 def _size(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> tuple[int, int]:
     """Return the (width, height) of the resized image."""
     return (
-        (shape[-1], shape[-2]) if spec.shorter is None else in_proportion(image.size, spec.shorter)
+        (shape[-1], shape[-2])
+        if spec.shorter is None
+        else proportional_size(image.size, spec.shorter)
     )
 
 
-def in_proportion(size: tuple[int, int], shorter: int) -> tuple[int, int]:
+def proportional_size(size: tuple[int, int], shorter: int) -> tuple[int, int]:
     """Return the (width, height) for a given shorter side, rounded like torchvision."""
     width, height = size
     longer = int(shorter * max(size) / min(size))
@@ -168,7 +170,7 @@ def pixels(
         raise InvalidInput(field, expected, f"{image.width} x {image.height}")
     resized_pixels(image, shape, spec, field)
     try:
-        return as_row(image, shape, spec)
+        return image_row(image, shape, spec)
     except Exception:  # Pillow raises many types for damaged pixels
         raise _broken(image, field) from None
 
@@ -177,7 +179,9 @@ def _broken(image: ImageFile.ImageFile, field: str) -> InvalidInput:
     return InvalidInput(field, f"a whole {image.format} image", "missing or broken pixels")
 
 
-def as_row(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> UInt8[np.ndarray, "I"]:
+def image_row(
+    image: Image.Image, shape: tuple[int, ...], spec: ImageSpec
+) -> UInt8[np.ndarray, "I"]:
     """Convert, resize and flatten an image."""
     width, height = shape[-1], shape[-2]
     converted = image.convert(spec.mode)

@@ -24,8 +24,8 @@ from model_store.sources.row_file import (
     Source,
     binary,
     convert_ids,
+    convert_zip_errors,
     open_zip,
-    whole,
 )
 
 MAX_DIMENSIONS = 32
@@ -146,12 +146,12 @@ class NpzFile(RowFile):
         self._ids = next((name for name in (IDS, ID) if name in names), "")
         self.has_ids = self._ids != ""
         arrays = [name for name in names if name != self._ids]
-        named = [name for name in ROWS if name in arrays]
-        if len(arrays) != 1 and len(named) != 1:
+        row_arrays = [name for name in ROWS if name in arrays]
+        if len(arrays) != 1 and len(row_arrays) != 1:
             expected = f"one array of rows, or one of several that is named {' or '.join(ROWS)}"
-            shown = [name[:IGNORED_LETTERS] for name in sorted(arrays)[:10]]
-            raise self._refuse(expected, f"arrays {shown}")
-        self._name = arrays[0] if len(arrays) == 1 else named[0]
+            names_shown = [name[:IGNORED_LETTERS] for name in sorted(arrays)[:10]]
+            raise self._refuse(expected, f"arrays {names_shown}")
+        self._name = arrays[0] if len(arrays) == 1 else row_arrays[0]
         with self._member(self._name) as (_, shape, fortran, dtype):
             if fortran:
                 expected = "an array in C order (np.ascontiguousarray)"
@@ -185,7 +185,7 @@ class NpzFile(RowFile):
                         expected = "Unicode text as row ids"
                         raise InvalidInput(self._ids, expected, "invalid characters")
                 values = np.frombuffer(content, dtype).tolist()
-                ids += self._counted(convert_ids(values, self._ids, len(ids)))
+                ids += self._reserve_ids(convert_ids(values, self._ids, len(ids)))
         return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:
@@ -205,7 +205,7 @@ class NpzFile(RowFile):
     def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
         """Open an array and yield its file, after the header, with the header's fields."""
         member = self._archive.getinfo(f"{name}.npy")
-        with whole(self.WHOLE, self.field), self._archive.open(member) as file:
+        with convert_zip_errors(self.WHOLE, self.field), self._archive.open(member) as file:
             try:
                 shape, fortran, dtype = read_header(file)
             except (zipfile.BadZipFile, zlib.error):

@@ -84,7 +84,7 @@ class ParquetFile(RowFile):
         self.rows = metadata.num_rows
         self.groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._find_ids(names)
-        self.columns, self.read_as = self._wanted(schema)
+        self.columns, self.read_as = self._select_columns(schema)
         self._use(self.columns, names)
         self.read_as += self._name_ids()
         self._check_lengths(metadata, schema)
@@ -106,13 +106,13 @@ class ParquetFile(RowFile):
     def ids(self) -> list[str] | None:
         if self.id_column is None:
             return None
-        return [name for part in self.id_parts() for name in self._counted(part)]
+        return [name for part in self.id_parts() for name in self._reserve_ids(part)]
 
     def id_parts(self) -> Iterator[list[str]]:
         """Yield the row ids in parts."""
         first = 0
         for batch in self._batches(self._id_columns) if self.has_ids else ():
-            yield self.ids_of(batch, first)
+            yield self.convert_ids_column(batch, first)
             first += batch.num_rows
 
     def parts(self, first: int = 0) -> Iterator[Part]:
@@ -136,7 +136,7 @@ class ParquetFile(RowFile):
                 yield start + begin, batch.slice(begin, end - begin)
             start += batch.num_rows
 
-    def ids_of(self, batch: pa.RecordBatch, first: int) -> list[str]:
+    def convert_ids_column(self, batch: pa.RecordBatch, first: int) -> list[str]:
         """Return the ids in the last column of a batch. `first` is used in errors."""
         assert self.id_column is not None
         column = batch.column(batch.num_columns - 1)
@@ -205,7 +205,7 @@ class ParquetFile(RowFile):
     def _holds_files(self) -> bool:
         return self.read_as.startswith("files")
 
-    def _wanted(self, schema: pa.Schema) -> tuple[list[str], str]:
+    def _select_columns(self, schema: pa.Schema) -> tuple[list[str], str]:
         spec = self.spec
         if spec.columns:
             names = [column.name for column in spec.columns]

@@ -35,18 +35,18 @@ def main() -> None:
     smallest = small.getvalue(), {"shape": [1], "minimum": 0, "maximum": 1}, 1 << 30, 60.0
     memory_to_read(smallest[0], InputSpec.model_validate(smallest[1]))  # import libraries
     gc.freeze()
-    overhead = in_copy(*smallest)  # memory of libraries
+    overhead = read_in_fork(*smallest)  # memory of libraries
     send(READY)
     for line in sys.stdin.buffer:
         request = json.loads(line)
         content = sys.stdin.buffer.read(request.pop("size"))
-        answer = in_copy(content, **request)
+        answer = read_in_fork(content, **request)
         if isinstance(answer, int) and isinstance(overhead, int):
             answer = max(0, answer - overhead)
         send(answer)
 
 
-def in_copy(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: float) -> int | str:
+def read_in_fork(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: float) -> int | str:
     """Read a file in a fork. Return its memory in bytes, or describe how the fork failed."""
     received, sent = os.pipe()
     copy = os.fork()

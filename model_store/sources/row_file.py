@@ -140,11 +140,13 @@ class RowFile(ABC):
         present = set(names)
         absent = next((name for name in columns if name not in present), None)
         if absent is not None:
-            known = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
+            present_names = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
             expected = "a column with that name"
-            raise InvalidInput(f"{self.field}.{absent[:80]}", expected, f"columns {known[:300]}")
+            raise InvalidInput(
+                f"{self.field}.{absent[:80]}", expected, f"columns {present_names[:300]}"
+            )
 
-    def _counted(self, ids: list[str]) -> list[str]:
+    def _reserve_ids(self, ids: list[str]) -> list[str]:
         """Reserve memory for ids and return them."""
         self.bounds.reserve(text_bytes(ids), IDS)
         self.bounds.pause()
@@ -180,7 +182,7 @@ def binary(source: Source) -> io.BufferedReader | io.BytesIO:
 
 
 def open_zip(source: Source, expected: str, field: str, bounds: Bounds) -> zipfile.ZipFile:
-    with whole(expected, field):
+    with convert_zip_errors(expected, field):
         bounds.reserve(MEMBER_BYTES * _count_members(source), field)
         archive = zipfile.ZipFile(as_file(source))
     if any(m.flag_bits & 1 or m.compress_type not in COMPRESSIONS for m in archive.infolist()):
@@ -189,7 +191,7 @@ def open_zip(source: Source, expected: str, field: str, bounds: Bounds) -> zipfi
 
 
 @contextmanager
-def whole(expected: str, field: str) -> Iterator[None]:
+def convert_zip_errors(expected: str, field: str) -> Iterator[None]:
     """Raise InvalidInput if a zip archive is damaged."""
     try:
         yield
@@ -209,13 +211,13 @@ def _count_members(source: Source) -> int:
 
 
 def cut(
-    rows: Iterable[T], size_of: Callable[[T], int], max_rows: int, max_size: int
+    rows: Iterable[T], get_size: Callable[[T], int], max_rows: int, max_size: int
 ) -> Iterator[list[T]]:
     """Yield rows in parts of up to `max_rows`, ending a part once it exceeds `max_size`."""
     part, size = list[T](), 0
     for row in rows:
         part.append(row)
-        size += size_of(row)
+        size += get_size(row)
         if len(part) == max_rows or size > max_size:
             yield part
             part, size = [], 0

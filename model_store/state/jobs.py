@@ -155,9 +155,9 @@ class Jobs:
                 "ORDER BY rowid DESC LIMIT ?",
                 (owner, MAX_ROWID if after is None else after, -1 if limit is None else limit + 1),
             ).fetchall()
-        listed = rows[:limit]
-        more = listed[-1]["place"] if len(rows) > len(listed) else None
-        return [_job(row) for row in listed], more
+        page_rows = rows[:limit]
+        next_start = page_rows[-1]["place"] if len(rows) > len(page_rows) else None
+        return [_job(row) for row in page_rows], next_start
 
     def latest_candidate(self, model: str) -> Job | None:
         """Return the latest candidate job of a model."""
@@ -369,7 +369,7 @@ def _job(row: sqlite3.Row) -> Job:
         values["request"] = json.loads(row["request"])
         values["outcome"] = None if row["outcome"] is None else json.loads(row["outcome"])
         values |= {"worked_s": float(row["worked_s"]), "cancel": bool(row["cancel"])}
-        for column, known in (("state", STATES), ("kind", get_args(Kind))):
-            if row[column] not in known:
+        for column, allowed in (("state", STATES), ("kind", get_args(Kind))):
+            if row[column] not in allowed:
                 raise ValueError(row[column])
     return Job(**values)

@@ -153,7 +153,7 @@ def labelled_ids(database: Database, model: str, ids: Sequence[str]) -> set[str]
         return {row["value"] for row in rows}
 
 
-def is_known(database: Database, model: str, name: str) -> bool:
+def is_saved(database: Database, model: str, name: str) -> bool:
     """Check whether the row of an id is saved."""
     with database.reading() as connection:
         row = connection.execute(

@@ -58,7 +58,7 @@ def error_content(scope: Scope, error: DubitoError) -> tuple[int, bytes, str]:
     if form is not None:
         status = 400 if error.status == 422 else error.status
         return status, orjson.dumps(form.content(status, detail)), JSON
-    invalid_fields = [error, *error.others] if isinstance(error, InvalidInput) else []
+    invalid_fields = [error, *error.other_errors] if isinstance(error, InvalidInput) else []
     content = {
         "type": f"{get_link_prefix(scope)}{PROBLEMS}#{error.code}",
         "title": HTTPStatus(error.status).phrase,

@@ -287,7 +287,7 @@ def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
 
 
 def add_row_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
-    """Add row ids to the messages of an error and its `others`."""
+    """Add row ids to the messages of an error and its `other_errors`."""
     if ids is None:
         return error
 
@@ -298,4 +298,4 @@ def add_row_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
         row_id = ids[int(row)][:200]
         return InvalidInput(error.field, error.expected, f"{error.received} (id {row_id!r})")
 
-    return merge_errors([add_id(each) for each in (error, *error.others)])
+    return merge_errors([add_id(each) for each in (error, *error.other_errors)])

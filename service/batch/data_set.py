@@ -296,7 +296,7 @@ class Reader:
         ids: list[str] | None = None
         try:
             if table.has_ids:
-                ids = table.ids_of(batch, first)
+                ids = table.convert_ids_column(batch, first)
             part = table.part(batch, first)
             x = self._computation.numbers(part, table.spec, table.field, first)
         except DubitoError as error:

@@ -337,7 +337,7 @@ class JobPool(Pool):
     async def copies(self) -> Copies:
         return group_copies(np.array(self._all_columns.column("digest")))
 
-    async def lap(self, lap: Lap) -> Scored:
+    async def score_lap(self, lap: Lap) -> Scored:
         columns = self._fill(lap, is_race=True)
         return np.array(columns.column("score")), np.array(columns.column("error"))
 

@@ -49,7 +49,7 @@ class EnginePool(Pool):
     async def scores(self) -> Float64[np.ndarray, "N"]:
         return (await self._score(self.work)).pool_scores.scores
 
-    async def lap(self, lap: Lap) -> Scored:
+    async def score_lap(self, lap: Lap) -> Scored:
         reservation = self.work.context.reservation
         size = reservation.used_bytes
         reservation.reserve(self.work.x[:1].nbytes * len(lap.rows), "pool")

@@ -46,7 +46,7 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput
 from model_store.sources.columns import encode, encode_cells
 from model_store.sources.files import open_rows
-from model_store.sources.images import as_row
+from model_store.sources.images import image_row
 from model_store.sources.npy import read_npz
 from training.data.arrays import check_ids, find_idx, numbers, read_idx, resolve_path
 from training.data.cells import csv_source
@@ -348,7 +348,7 @@ def _idx_images(
     stems = [s for s in IDX_STEMS if any((folder / f"{s}{end}").is_file() for end in ("", ".gz"))]
     images = read_idx(find_idx(folder, [*stems, *IDX_STEMS][0]), 3)
     images = sample_rows(images, max_rows, seed)
-    return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
+    return np.stack([image_row(Image.fromarray(image), shape, decoding) for image in images])
 
 
 def _clip(images: Images, spec: InputSpec) -> Images:

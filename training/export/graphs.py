@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from model_store.errors import DubitoError, InvalidInput, one_line, plain
+from model_store.errors import DubitoError, InvalidInput, clean_message, one_line
 from model_store.inference.graphs import GraphError
 from model_store.inference.noise import noise
 from model_store.inference.runtime import LARGEST_RESULT, OUTPUTS, TERMS, WEIGHTS_PER_DRAW, Runtime
@@ -153,7 +153,7 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         assert isinstance(cause, Exception)
         causes.append(cause)
-    texts = [plain(cause) for cause in causes]
+    texts = [clean_message(cause) for cause in causes]
     theta = torch.zeros(2, 1, network.theta_dimension)
     for text in texts:
         unknown = NO_SUCH_OPERATOR.search(text) or UNTRANSLATED.search(text)

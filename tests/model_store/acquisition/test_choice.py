@@ -230,7 +230,7 @@ class DrawnPool(Pool):
     async def scores(self):
         return self.predictive.acquisition(self.scored(self.outputs), "variance")
 
-    async def lap(self, lap):
+    async def score_lap(self, lap):
         return self.predictive.race(
             self.scored(self.outputs[: lap.num_draws, lap.rows]), "variance"
         )

@@ -139,7 +139,7 @@ def test_a_column_that_no_training_row_misses_is_never_said_to_take_null():
     for row in (GOOD | {column.name: [1] for column in COLUMNS}, {}):
         with pytest.raises(InvalidInput) as refused:
             encode_objects([row], columns, "inputs")
-        errors = [refused.value, *refused.value.others]
+        errors = [refused.value, *refused.value.other_errors]
         assert [error.field for error in errors] == [f"inputs.0.{c.name}" for c in columns]
         assert not any("null" in error.expected for error in errors)
 

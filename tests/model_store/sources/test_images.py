@@ -7,7 +7,13 @@ from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
-from model_store.sources.images import MAX_SCANS, decoded_pixels, in_proportion, open_image, pixels
+from model_store.sources.images import (
+    MAX_SCANS,
+    decoded_pixels,
+    open_image,
+    pixels,
+    proportional_size,
+)
 from tests.support.images import (
     bmp_of_runs,
     jpeg_of_scans,
@@ -202,7 +208,7 @@ def test_a_file_that_is_no_such_image_is_refused(content, says):
     ],
 )
 def test_the_longer_side_is_in_proportion_rounded_down(size, shorter, expected):
-    assert in_proportion(size, shorter) == expected
+    assert proportional_size(size, shorter) == expected
 
 
 def cut(shorter, interpolation="bilinear"):
