@@ -1,13 +1,13 @@
-# What a person does daily, each a line or two. `make serve` is the way in.
+# Common tasks. To get started, run `make serve`.
 PYTHON ?= python3
 RUNTIME ?= cpu
 BIN := .venv/bin
-# tests of a file share what they need, long files come first, and one that hangs is ended
+# run tests of a file in one process, long files first, with a timeout
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
-# the many processes that tests start would compile all modules again
+# cache bytecode, because tests start many processes
 test test-quick check: export PYTHONDONTWRITEBYTECODE =
 STORE := $(or $(DUBITO_STORE),models)
-# the digits model, where nothing is published
+# fit the digits model if the store is empty
 PUBLISHED = @if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
 
 .PHONY: install serve test test-quick test-slow test-real check bench reproduce docs lock cluster compose-check
@@ -34,7 +34,7 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install # with other people's programs
+test-real: install # third-party programs
 	bash tests/real/environments.sh all
 	$(BIN)/python -m pytest -m real tests/real
 
@@ -42,19 +42,19 @@ check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 	$(BIN)/python -m pytest $(IN_TWO) --jaxtyping-packages=model_store,training,experiments,beartype.beartype --cov --cov-report=term
 
-reproduce: install # the papers' tables and figures that are missing; DUBITO_DATA names the data
+reproduce: install # missing tables and figures of the papers; DUBITO_DATA is the data folder
 	$(BIN)/python -m training reproduce
 
-bench: install # the short ones; `python -m benchmarks` lists all
+bench: install # short benchmarks; `python -m benchmarks` lists all
 	$(BIN)/python -m benchmarks.kernel --rounds 3
 	$(BIN)/python -m benchmarks.predict --short
 	$(BIN)/python -m benchmarks.request_cost --rounds 3
 
-docs: # a site in build/site, with a search that needs no server
+docs: # a site in build/site, with offline search
 	bash tests/real/environments.sh docs
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
-lock: install # after a change of the dependencies in pyproject.toml
+lock: install # after you change dependencies in pyproject.toml
 	$(BIN)/uv lock
 
 cluster: install

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build the images, fit the digits model, serve it, and check an answer: as a project of its own, which leaves the
-# containers and volumes of a deployment alone and is removed at the end.
+# Build the images, fit the digits model, serve it and check a response. Uses a temporary Compose project, so existing
+# containers and volumes are not affected.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export COMPOSE_PROJECT_NAME=dubito-check IMAGE_TAG=check DUBITO_HOST=127.0.0.1 DUBITO_PORT="${CHECK_PORT:-18000}"

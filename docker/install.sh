@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install what uv.lock has for a purpose into a virtual environment, each file by its SHA-256:
+# Install packages from uv.lock into a virtual environment, checked by SHA-256:
 # install.sh VENV service|cluster|training|dev cpu|gpu
 set -eu
 venv=$1 purpose=$2 runtime=$3 docker=$(dirname "$0")
@@ -22,7 +22,7 @@ uv export --project "$docker/.." --frozen --quiet --no-header --no-annotate --no
     --extra "$runtime" $(printf -- '--extra %s ' $extras) --output-file "$requirements" > /dev/null
 case $purpose-$runtime in
 training-cpu | dev-cpu)
-    if install "$docker/torch-cpu.txt"; then # where an index or folder that pip is told of has it
+    if install "$docker/torch-cpu.txt"; then # if a configured index or folder has it
         awk '/^[^ ]/ { of_torch = /^(torch|triton|nvidia-[a-z0-9-]*|cuda-[a-z0-9-]*)==/ } !of_torch' \
             "$requirements" > "$requirements.less" && mv "$requirements.less" "$requirements"
     else

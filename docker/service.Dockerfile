@@ -1,9 +1,8 @@
-# The service alone: what fits models stays out. RUNTIME is cpu or gpu, an extra of pyproject.toml; KIND is service, or
-# cluster, which also has Ray.
-# docs/deployment.md: how to name it by digest.
+# The service without training. RUNTIME is the extra cpu or gpu of pyproject.toml. KIND is service, or cluster, which adds Ray.
+# To pin the base image by digest, see docs/deployment.md.
 ARG PYTHON=python:3.11-slim
 
-# A stage of its own: built again when the lists change, not when the code does.
+# Rebuilt only if the package lists change
 FROM ${PYTHON} AS dependencies
 ARG RUNTIME=cpu
 ARG KIND=service
@@ -13,7 +12,7 @@ COPY pyproject.toml uv.lock ./
 RUN python -m venv --without-pip /opt/venv
 RUN --mount=type=cache,target=/var/cache/pip \
     PIP_CACHE_DIR=/var/cache/pip sh docker/install.sh /opt/venv "$KIND" "$RUNTIME"
-# The project's metadata alone: entry points, by which the service finds its integrations.
+# Project metadata: the service finds its integrations by entry points
 RUN touch README.md && pip install --quiet --no-deps --no-build-isolation --prefix /opt/venv .
 
 FROM ${PYTHON}
@@ -39,7 +38,7 @@ COPY service service
 RUN chmod -R a+rX . && python -m compileall -q .
 USER 10001:10001
 EXPOSE 8000
-# Live, not ready: an empty store is no reason to start the container again, and /health/ready says what is missing.
+# Check /health/live, because an empty store (/health/ready) should not restart the container
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import os, sys; from http.client import HTTPConnection; c = HTTPConnection('127.0.0.1', int(os.environ['DUBITO_PORT']), timeout=2); c.request('GET', '/health/live'); sys.exit(c.getresponse().status != 200)"]
 CMD ["python", "-m", "service"]

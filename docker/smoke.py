@@ -1,8 +1,6 @@
-"""Check a running service: it is ready, answers its own examples, twice the same, runs a job, and
-has its page.
+"""Check a running service: readiness, predictions, a job and the web page.
 
-`python docker/smoke.py [URL]`, with nothing but Python's standard library; the exit code is 0 where
-all is well.
+Run `python docker/smoke.py [URL]`. It needs only the standard library, and exits with 0 on success.
 """
 
 import json
@@ -12,13 +10,13 @@ import time
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
-JOB_S = 60.0  # that a job of one row may take, on a machine that is busy
+JOB_S = 60.0  # maximum for a job with one row, on a busy machine
 
 direct = build_opener(ProxyHandler({}))
 
 
 def call(url: str, body: object = None) -> Any:
-    """Return the JSON answer of a GET, or of a POST where there is a body."""
+    """Send a POST request if there is a body, otherwise GET, and return the JSON response."""
     data = None if body is None else json.dumps(body).encode()
     with direct.open(
         Request(url, data, {"Content-Type": "application/json"}), timeout=30
@@ -27,7 +25,6 @@ def call(url: str, body: object = None) -> Any:
 
 
 def main() -> None:
-    """Run the checks."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
     print("ready:", call(f"{url}/health/ready")["models"])
     operation = call(f"{url}/openapi.json")["paths"]["/predict"]["post"]
@@ -41,7 +38,7 @@ def main() -> None:
             call(f"{url}/predict", {**example["value"], "seed": answer["seed"]})["predictions"]
             != rows
         ):
-            sys.exit("expected the same answer from the same seed, got another")
+            sys.exit("expected equal predictions for equal seeds, got different ones")
     row = next(iter(operation["requestBody"]["content"]["application/json"]["examples"].values()))[
         "value"
     ]["inputs"]
@@ -53,20 +50,20 @@ def main() -> None:
     print("job:", job["state"], job["error"] or "")
     if job["state"] != "done":
         sys.exit(
-            f"expected a job that is done within {JOB_S:.0f} s, got one that is {job['state']}: "
+            f"expected the job to be done within {JOB_S:.0f} s, got the state {job['state']}: "
             f"{job['error']}"
         )
     with direct.open(f"{url}{job['result']}", timeout=30) as response:
         if response.read(4) != b"PAR1":
-            sys.exit("expected a Parquet file as the job's result, got another")
+            sys.exit("expected a Parquet file as the job's result")
     with direct.open(f"{url}/", timeout=30) as response:
-        named = re.findall(r'(?:src|href)="(page/[^"]+)"', response.read().decode())
-    for file in named:
+        files = re.findall(r'(?:src|href)="(page/[^"]+)"', response.read().decode())
+    for file in files:
         with direct.open(f"{url}/{file}", timeout=30) as response:
             response.read()
-    print("page:", len(named), "files")
-    if not named:
-        sys.exit("expected a page with files of its own, got one without")
+    print("page:", len(files), "files")
+    if not files:
+        sys.exit("expected links to page files in the web page")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-# Fits models and publishes them to /models. RUNTIME is cpu or gpu, an extra of pyproject.toml.
-# docs/deployment.md: how to name it by digest.
+# Fits models and publishes them to /models. RUNTIME is the extra cpu or gpu of pyproject.toml.
+# To pin the base image by digest, see docs/deployment.md.
 ARG PYTHON=python:3.11-slim
 
-# A stage of its own: built again when the lists change, not when the code does.
+# Rebuilt only if the package lists change
 FROM ${PYTHON} AS dependencies
 ARG RUNTIME=cpu
-# A further index to take torch from, such as PyTorch's own of CPU builds, whose build is without CUDA's gigabytes.
-# Nothing else can come from it: only files whose SHA-256 is listed are installed.
+# An additional index for torch, such as PyTorch's index of smaller CPU builds.
+# All packages are checked by SHA-256, so the index cannot replace them.
 ARG PIP_EXTRA_INDEX_URL=""
 WORKDIR /build
 COPY docker/install.sh docker/uv.txt docker/torch-cpu.txt docker/
