@@ -19,6 +19,7 @@ from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames, Task
 
 FORMAT_VERSION: Final = 1
+FORMAT_MINOR: Final = 0  # raised by fields that older readers can ignore
 SCORES_VERSION: Final = 3
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
@@ -401,6 +402,7 @@ class Description(Record):
 
 class Manifest(Description):
     format_version: Literal[1]
+    format_minor: Annotated[int, Field(ge=0)] = FORMAT_MINOR
     name: Name
     version: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}$")]
     created: AwareDatetime

@@ -18,6 +18,7 @@ from model_store.artifacts.folder import Folder
 from model_store.artifacts.manifest import (
     ALL_FILES,
     FILES,
+    FORMAT_MINOR,
     FORMAT_VERSION,
     NAME_PATTERN,
     NO_DIGEST,
@@ -197,16 +198,24 @@ class ModelStore:
             orjson.dumps(content)  # responses contain parts of the manifest
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise broken(_reason(error)) from None
-        written_as = content.get("format_version") if isinstance(content, dict) else None
-        if isinstance(written_as, int) and written_as != FORMAT_VERSION:
-            raise UnsupportedFormat(
-                f"model {name} version {version}: manifest.json: format_version: expected "
-                f"{FORMAT_VERSION}, got {written_as}: read it with a Dubito that knows it, or fit "
-                "the model again"
+        fields = content if isinstance(content, dict) else {}
+        written_as, minor = fields.get("format_version"), fields.get("format_minor")
+        is_newer = isinstance(minor, int) and minor > FORMAT_MINOR
+
+        def unsupported(reason: str) -> UnsupportedFormat:
+            return UnsupportedFormat(
+                f"model {name} version {version}: manifest.json: {reason}: read it with a Dubito "
+                "that knows it, or fit the model again"
             )
+
+        if isinstance(written_as, int) and written_as != FORMAT_VERSION:
+            raise unsupported(f"format_version: expected {FORMAT_VERSION}, got {written_as}")
         try:
-            manifest = Manifest.model_validate_json(text)
+            manifest = _parse_manifest(text, ignores_unknown=is_newer)
         except ValidationError as error:
+            if is_newer:
+                reason = f"format_minor: expected up to {FORMAT_MINOR}, got {minor}"
+                raise unsupported(f"{reason} ({first_error(error)})") from None
             raise broken(first_error(error)) from None
         if (manifest.name, manifest.version) != (name, version):
             raise broken(f"it describes {manifest.label}")
@@ -439,6 +448,23 @@ def store_from_environment(place: str | None = None) -> ModelStore:
         )
     store = place or os.environ.get("DUBITO_STORE", "models")
     return open_store(store, os.environ.get("DUBITO_CACHE", CACHE), int(cache_bytes))
+
+
+def _parse_manifest(text: bytes, ignores_unknown: bool) -> Manifest:
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        if not ignores_unknown or any(e["type"] != "extra_forbidden" for e in errors):
+            raise
+    content = json.loads(text)
+    for unknown in errors:
+        *path, field = unknown["loc"]
+        record = content
+        for key in path:
+            record = record[key] if not isinstance(record, dict) or key in record else record
+        del record[field]
+    return Manifest.model_validate_json(json.dumps(content))
 
 
 def first_error(error: ValidationError) -> str:

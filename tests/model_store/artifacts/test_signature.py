@@ -242,7 +242,7 @@ def test_files_that_hold_no_such_key_are_refused_by_field(tmp_path):
         for name in pem_files(tmp_path) - {good}:
             with pytest.raises(
                 InvalidInput,
-                match=rf"^--key: expected (a file that can be read|a private|{good} Ed25519)",
+                match=r"^--key: expected (a file that can be read|a private|public )",
             ):
                 read(tmp_path / name, "--key")
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.artifacts.manifest import FILES
+from model_store.artifacts.manifest import FILES, NO_DIGEST, manifest_digest
 from model_store.artifacts.signature import TrustedKeys
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound, UnsupportedFormat
@@ -100,6 +100,29 @@ def test_a_manifest_that_is_no_manifest_is_refused(published, text):
 def test_a_manifest_with_a_wrong_field_is_refused(published, changes, reason):
     edit_manifest(published, **changes)
     assert_broken(published, MANIFEST, reason)
+
+
+def edit_and_seal(store, **changes):
+    """Edit the manifest of version 1 as another Dubito would have written it."""
+    edit_manifest(store, **changes, digest=NO_DIGEST)
+    text = (store.root / "m" / "1" / MANIFEST).read_bytes()
+    edit_manifest(store, digest=manifest_digest(text, NO_DIGEST))
+
+
+def test_unknown_fields_of_a_newer_minor_format_are_ignored(published):
+    manifest = published.manifest("m", "1")
+    noise = {**manifest.noise.model_dump(), "colour": "white"}
+    column = {"name": "a", "kind": "categorical", "categories": ["b"], "origin": "c"}
+    spec = {**manifest.input.model_dump(), "shape": [2], "columns": [column]}
+    edit_and_seal(published, format_minor=1, hints={"a": [1]}, noise=noise, input=spec)
+    read = published.manifest("m", "1")
+    assert (read.noise, read.input.columns[0].name) == (manifest.noise, "a")
+    edit_and_seal(published, format_minor=1, method=7)
+    with pytest.raises(UnsupportedFormat, match="format_minor: expected up to 0, got 1"):
+        published.manifest("m", "1")
+    edit_and_seal(published, format_minor=0, method="mle", hints={})
+    with pytest.raises(BrokenArtifact, match="Extra inputs are not permitted"):
+        published.manifest("m", "1")
 
 
 def test_an_unknown_format_version_is_refused_by_name(published):
