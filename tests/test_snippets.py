@@ -36,9 +36,9 @@ RECIPE = {
     "data": {
         "source": "csv:guide.csv",
         "target": "y",
-        "validation_rows": 10,
-        "reference_rows": 10,
-        "ranking_rows": 20,
+        "validation": 10,
+        "reference": 10,
+        "ranking": 20,
     },
     "network": {"hidden": [8]},
 }

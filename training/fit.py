@@ -174,7 +174,7 @@ def fit(
         temperature = temper(model, recipe, splits.validation)
         provenance = run_provenance(run, splits, slope)
         log.info("stopped %s", provenance.stopped)
-        if recipe.training.refit:
+        if recipe.training.early_stopping == "refit":
             model, facts = fits.refit(run, splits, folder, quiet, callback)
             provenance = provenance.model_copy(update=facts)
     for diagnostics in (provenance.convergence, provenance.laplace):
@@ -222,7 +222,7 @@ class _Fits:
         Returns the model and the changes of its provenance.
         """
         settings, epochs = self.recipe.training, run.progress.best_epoch
-        changes = {"early_stopping": False, "refit": False, "epochs": epochs, "choose": "last"}
+        changes = {"early_stopping": False, "epochs": epochs, "choose": "last"}
         changes["final_learning_rate"] = settings.learning_rate
         recipe = self.recipe.model_copy(update={"training": settings.model_copy(update=changes)})
         rows = join(splits.train, splits.validation)
@@ -292,7 +292,9 @@ class _Fits:
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
         epochs = max(1, math.ceil(SHORT_FIT * getattr(settings, key)))
-        shorter = settings.model_copy(update={key: epochs, "refit": False})
+        shorter = settings.model_copy(
+            update={key: epochs, "early_stopping": bool(settings.early_stopping)}
+        )
         short = self.recipe.model_copy(update={"training": shorter})
         run = self.begin(transform_splits(self.splits, transform), folder, short)
         model = run.fit(quiet=True).eval()
@@ -393,7 +395,12 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
     if network.pixel_mean is not None:
         if not are_pixels:
             raise InvalidInput("network.pixel_mean", "no value, since rows are not pixels", "some")
-    elif are_pixels and network.is_trained and network.standardise is None:
+    elif (
+        are_pixels
+        and not recipe.data.takes_ids
+        and network.is_trained
+        and network.standardise is None
+    ):
         expected = (
             "the network's pixel statistics: [0] with pixel_std = [1] if it was trained on pixels "
             "from 0 to 1, or network.standardise = false for 0 to 255"

@@ -99,7 +99,7 @@ def _examples(
     takes_ids: bool,
 ) -> Num[Tensor, "R ..."]:
     """Return rows for tests of the network: real rows, or noise if rows are standardised."""
-    if recipe.network.is_standardised:
+    if recipe.is_standardised:
         examples = noise_rows(shape)
     elif rows is None:
         examples = torch.zeros(ROWS, *shape)
@@ -125,7 +125,7 @@ def with_knots(
 
 def get_likelihood(recipe: Recipe, classes: int) -> Likelihood:
     if recipe.task == "regression":
-        return Gaussian(recipe.noise, recipe.network.is_trained)
+        return Gaussian(recipe.likelihood.noise, recipe.network.is_trained)
     return Categorical(classes, is_weighted=recipe.data.class_weights is not None)
 
 

@@ -4,13 +4,15 @@ import tomllib
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     SerializeAsAny,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -51,23 +53,41 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
     "uniform_noise_flagged_at_05": "more",
 }
 
-Share = Annotated[float, Field(gt=0, lt=0.5)]
-Side = Annotated[int, Field(ge=1, le=4096)]  # pixels
 
-S = TypeVar("S", bound=Section)
+def _check_size(size: Any) -> Any:
+    if (type(size) is int and size >= 1) or (type(size) is float and 0 < size < 0.5):
+        return size
+    raise ValueError("a number of rows, or a share above 0 and below 0.5")
+
+
+SplitSize = Annotated[int | float, BeforeValidator(_check_size)]
+Side = Annotated[int, Field(ge=1, le=4096)]  # pixels
 
 
 class DataSection(Section):
     """`[data]`: the source, its columns and the split sizes."""
 
+    requires = (
+        ("text", "tokenizer"),
+        ("tokenizer", "text"),
+        ("max_tokens", "text"),
+        ("image_resize", "image_size"),
+        ("image_interpolation", "image_size"),
+    )
+    excludes = (
+        ("time", "group"),
+        ("vocabulary", "group"),
+        ("vocabulary", "calibration_group"),
+        ("vocabulary", "time"),
+        ("vocabulary", "id"),
+        ("vocabulary", "text"),
+    )
+
     source: str
     trained_on: str | None = None
-    validation_rows: Count | None = None
-    reference_rows: Count | None = None
-    ranking_rows: Count | None = None
-    validation: Share | None = None
-    reference: Share | None = None
-    ranking: Share | None = None
+    validation: SplitSize | None = None
+    reference: SplitSize | None = None
+    ranking: SplitSize | None = None
     group: str | None = None
     calibration_group: str | None = None
     time: str | None = None
@@ -85,16 +105,13 @@ class DataSection(Section):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     split: Annotated[int, Field(ge=0, le=999)] = 0
     image_size: Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
-    image_fit: Literal["stretch", "crop"] = "stretch"
     image_resize: Side | None = None
     image_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     leave_out: list[str] = Field(default=[])
-    integers: bool = False
-    vocabulary: Annotated[int, Field(ge=2, le=LARGEST_ID + 1)] | None = None
+    vocabulary: Annotated[int, Field(ge=2, le=LARGEST_ID + 1)] | Literal["auto"] | None = None
     text: str | None = None
     tokenizer: str | None = None
     max_tokens: Annotated[int, Field(ge=1, le=65_536)] = 128
-    pad_token: str | None = None
 
     @field_validator("date_format")
     @classmethod
@@ -105,40 +122,17 @@ class DataSection(Section):
         return date_format
 
     @model_validator(mode="after")
-    def _check_combinations(self) -> "DataSection":
-        for split in ("validation", "reference", "ranking"):
-            if getattr(self, f"{split}_rows") is not None and getattr(self, split) is not None:
-                raise ValueError(f"one of {split} and {split}_rows")
-        if self.group is not None and self.time is not None:
-            raise ValueError("one of group and time")
-        if self.vocabulary is not None and not self.integers:
-            raise ValueError("integers = true with vocabulary")
-        keys = (self.group, self.calibration_group, self.time, self.id)
-        if self.integers and any(key is not None for key in keys):
-            raise ValueError("none of group, calibration_group, time and id with integers")
-        if (self.text is None) != (self.tokenizer is None):
-            raise ValueError("both of text and tokenizer, or neither")
-        if self.text is not None and (self.integers or set(self.columns.values()) - {"ignored"}):
-            raise ValueError("neither integers nor columns with text, except ignored columns")
-        if self.text is None and (self.pad_token is not None or self.max_tokens != 128):
-            raise ValueError("text with max_tokens and pad_token")
-        is_default = self.image_fit == "stretch" and self.image_interpolation == "bilinear"
-        if self.image_size is None and not is_default:
-            raise ValueError("image_size with image_fit and image_interpolation")
-        resize, is_cropped = self.image_resize, self.image_fit == "crop"
-        if resize is not None and (not is_cropped or resize < self.longer_side):
-            condition = "at least the longer side of image_size"
-            raise ValueError(f"image_resize with image_fit = 'crop', and {condition}")
+    def _check_values(self) -> "DataSection":
+        if self.text is not None and set(self.columns.values()) - {"ignored"}:
+            self.refuse("columns", "only ignored columns with text")
+        if self.image_resize is not None and self.image_resize < max(self.image_size or ()):
+            self.refuse("image_resize", "at least the longer side of image_size")
         return self
-
-    @property
-    def longer_side(self) -> int:
-        return max(self.image_size or [0])
 
     @property
     def takes_ids(self) -> bool:
         """Whether rows consist of ids, such as tokens."""
-        return self.integers or self.text is not None
+        return self.vocabulary is not None or self.text is not None
 
     @property
     def group_column(self) -> str | None:
@@ -147,13 +141,8 @@ class DataSection(Section):
     @property
     def is_stratified(self) -> bool:
         """Whether splits are stratified by class, which requires sizes as fractions."""
-        counts = (self.validation_rows, self.reference_rows, self.ranking_rows)
-        return all(count is None for count in counts)
-
-    def held_out(self, split: str) -> int | float | None:
-        """Return the size of a split as a number of rows or a fraction, or None if unset."""
-        rows: int | None = getattr(self, f"{split}_rows")
-        return getattr(self, split) if rows is None else rows
+        sizes = (self.validation, self.reference, self.ranking)
+        return not any(isinstance(size, int) for size in sizes)
 
 
 Pixel = Annotated[float, Field(ge=-1e3, le=1e3)]
@@ -165,6 +154,15 @@ EncoderName = Annotated[str, StringConstraints(pattern=r"^(onnx:.+|[A-Za-z_][\w.
 class NetworkSection(Section):
     """`[network]`: the network, its initial weights and its encoder."""
 
+    requires = (
+        ("dropout", "hidden"),
+        ("bins", "hidden"),
+        ("knots", "hidden"),
+        ("pixel_mean", "pixel_std"),
+        ("pixel_std", "pixel_mean"),
+    )
+    excludes = (("kind", "hidden"), ("factory", "hidden"), ("kind", "factory"), ("kind", "encoder"))
+
     hidden: list[Count] | None = None
     dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
     bins: Annotated[int, Field(ge=2, le=256)] | None = None
@@ -172,7 +170,7 @@ class NetworkSection(Section):
     kind: Literal[*ARCHITECTURES] | None = None
     factory: Factory | None = None
     weights: Pattern | None = None
-    start: Literal["random", "trained"] | None = None
+    start: Literal["trained"] | None = None
     bayesian: Annotated[list[Pattern], Field(min_length=1)] | None = None
     trained: list[Pattern] | None = None
     standardise: bool | None = None
@@ -183,26 +181,17 @@ class NetworkSection(Section):
     rows_at_once: Annotated[int, Field(ge=1, le=256)] | None = None
 
     @model_validator(mode="after")
-    def _check_combinations(self) -> "NetworkSection":
-        if sum(value is not None for value in (self.hidden, self.kind, self.factory)) != 1:
-            raise ValueError("exactly one of hidden, kind and factory")
-        if self.hidden is None and (self.dropout or self.bins or self.knots):
-            raise ValueError("hidden with dropout, bins and knots")
-        if self.start == "random" and self.weights is not None:
-            raise ValueError("one of weights and start = 'random'")
-        if self.start == "trained" and self.weights is None and self.factory is None:
-            network = "weights, or a factory that returns a trained network"
-            raise ValueError(f"{network}, with start = 'trained'")
-        if (self.pixel_mean and len(self.pixel_mean)) != (self.pixel_std and len(self.pixel_std)):
-            keys = "both of pixel_mean and pixel_std"
-            raise ValueError(f"{keys}, with a number for each channel, or neither")
+    def _check_values(self) -> "NetworkSection":
+        if self.hidden is None and self.kind is None and self.factory is None:
+            raise ValueError("hidden, kind or factory")
+        if self.has("start") and self.weights is None and self.factory is None:
+            self.refuse("start", "no value without weights or factory")
+        if len(self.pixel_mean or ()) != len(self.pixel_std or ()):
+            self.refuse("pixel_std", "as many numbers as in pixel_mean")
         if self.standardise and (self.is_trained or self.pixel_mean):
-            network = "a network that starts at random and has no pixel_mean"
-            raise ValueError(f"standardise = true only for {network}")
+            self.refuse("standardise", "false for a trained network or with pixel_mean")
         if self.output is not None and self.encoder_file is None:
-            raise ValueError("output only with encoder = 'onnx:FILE'")
-        if self.encoder is not None and self.kind is not None:
-            raise ValueError("hidden or factory with encoder, since encoded rows are not images")
+            self.refuse("output", "no value without encoder = 'onnx:FILE'")
         return self
 
     @property
@@ -219,23 +208,16 @@ class NetworkSection(Section):
     def is_trained(self) -> bool:
         return self.start == "trained" or self.weights is not None
 
-    @property
-    def is_standardised(self) -> bool:
-        """Whether the network standardises rows by a batch of training rows."""
-        are_raw = self.pixel_mean is None or self.encoder is not None
-        if self.bins is not None or self.knots is not None:  # the data standardise columns
-            return False
-        return not self.is_trained and are_raw and self.standardise is not False
-
 
 class TrainingSection(Section):
     """`[training]`: the optimiser and its schedule."""
 
+    excludes = (("early_stopping", "epochs"), ("early_stopping", "choose"))
+
     epochs: Annotated[int, Field(ge=0)] | None = None
     max_epochs: Count = 1000
     patience: Count | None = None
-    early_stopping: bool = False
-    refit: bool = False
+    early_stopping: Literal[False, True, "refit"] = False
     batch_rows: Count = 128
     learning_rate: Positive = 1e-3
     final_learning_rate: Positive = 1e-4
@@ -245,15 +227,6 @@ class TrainingSection(Section):
     kl_weight_reason: str | None = None
     alpha: Annotated[float, Field(allow_inf_nan=False)] | None = None
     samples: Annotated[int, Field(ge=1, le=1000)] | None = None
-    checkpoint_interval_s: Positive = 20.0
-
-    @model_validator(mode="after")
-    def _check_combinations(self) -> "TrainingSection":
-        if self.early_stopping and (self.epochs is not None or self.choose is not None):
-            raise ValueError("neither epochs nor choose with early_stopping")
-        if self.refit and not self.early_stopping:
-            raise ValueError("refit only with early_stopping, which determines the epochs")
-        return self
 
 
 class AugmentationSection(Section):
@@ -302,46 +275,19 @@ class Recipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     data: DataSection
     network: NetworkSection
-    posterior: SerializeAsAny[Method]
+    posterior: SerializeAsAny[Method] = Field(default={}, validate_default=True)
     training: TrainingSection = TrainingSection()
-    likelihood: LikelihoodSection | None = None
+    likelihood: LikelihoodSection = LikelihoodSection()
     augmentation: AugmentationSection | None = None
     serving: ServingSection = ServingSection()
     gate: GateSection | None = None
 
-    @model_validator(mode="before")
+    @field_validator("posterior", mode="before")
     @classmethod
-    def _parse_posterior(cls, content: Any) -> Any:
-        if isinstance(content, dict) and isinstance(content.get("posterior", {}), dict):
-            kind = METHODS.get(str(content.get("method")))
-            section = Method()  # the field `method` reports an unknown method
-            if kind is not None:
-                section = kind.model_validate(content.get("posterior", {}))
-            return {**content, "posterior": section}
-        return content
-
-    @model_validator(mode="before")
-    @classmethod
-    def _disable_standardisation_of_ids(cls, content: Any) -> Any:
-        """Disable standardisation of ids, unless they are encoded."""
-        data, network = (
-            content.get(key) if isinstance(content, dict) else None for key in ("data", "network")
-        )
-        if not isinstance(data, dict) or not isinstance(network, dict):
-            return content
-        takes_ids = data.get("integers") is True or data.get("text") is not None
-        if not takes_ids or network.get("encoder") is not None:
-            return content
-        return {**content, "network": {"standardise": False, **network}}
-
-    @model_validator(mode="after")
-    def _check_early_stopping(self) -> "Recipe":
-        if self.training.early_stopping and (
-            self.is_variational or isinstance(self.posterior, Laplace)
-        ):
-            expected = "training.early_stopping = false, since this posterior converges to a bound"
-            raise ValueError(f"with method {self.method} {expected}")
-        return self
+    def _parse_posterior(cls, posterior: Any, info: ValidationInfo) -> Method:
+        if "method" not in info.data:  # an unknown method is reported by its own field
+            return Method()
+        return METHODS[info.data["method"]].model_validate(posterior)
 
     @property
     def combined(self) -> list[str]:
@@ -356,8 +302,14 @@ class Recipe(Section):
         return [score, *COMBINED_DENSITIES, *(IMAGE_DENSITIES if has_images else ())]
 
     @property
-    def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
-        return (self.likelihood or LikelihoodSection()).noise
+    def is_standardised(self) -> bool:
+        """Whether the network standardises rows by a batch of training rows."""
+        network, is_encoded = self.network, self.network.encoder is not None
+        if network.bins is not None or network.knots is not None:  # the data standardise columns
+            return False
+        if network.is_trained or network.standardise is False:
+            return False
+        return is_encoded or not (self.data.takes_ids or network.pixel_mean is not None)
 
     @property
     def is_variational(self) -> bool:
@@ -386,27 +338,6 @@ class Recipe(Section):
         if self.network.bins is not None:
             exclude["network"] = {"knots"}
         return sha256(self.model_dump_json(exclude=exclude).encode()).hexdigest()
-
-
-def from_manifest(content: Any) -> Recipe:
-    """Read the recipe of a published version, ignoring keys that no longer exist.
-
-    Raises:
-        ValidationError: if the recipe is otherwise invalid.
-    """
-    kinds: dict[str, type[Section]] = {
-        "data": DataSection,
-        "network": NetworkSection,
-        "posterior": METHODS.get(content["method"], Method),
-        "training": TrainingSection,
-        "serving": ServingSection,
-    }
-    current = {
-        name: {key: content[name][key] for key in kind.model_fields if key in content[name]}
-        for name, kind in kinds.items()
-        if name in content
-    }
-    return Recipe.model_validate({**content, **current})
 
 
 def load(path: Path, root: Path | None = None) -> Recipe:
@@ -485,37 +416,40 @@ def override(
 
 
 def validate(content: dict[str, Any], origin: str) -> Recipe:
-    method = METHODS.get(str(content.get("method")))
-    if method is not None:
-        _validate(method, content.get("posterior", {}), f"{origin}: posterior.")
-    recipe = _validate(Recipe, content, f"{origin}: ")
+    try:
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        raise _invalid_key(content, error, origin) from None
     for field, expected, actual in _contradictions(recipe):
         raise InvalidInput(f"{origin}: {field}", expected, actual)
     return recipe
 
 
+# Keys without a meaning for the task.
+OTHER_KEYS: dict[Task, tuple[tuple[str, str], ...]] = {
+    "classification": (("likelihood", "noise"), ("data", "target_transform")),
+    "regression": (("data", "class_weights"), ("serving", "risk")),
+}
+
+
 def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    data, serving = recipe.data, recipe.serving
+    data, serving, training = recipe.data, recipe.serving, recipe.training
+    for name, key in OTHER_KEYS[recipe.task]:
+        if (section := getattr(recipe, name)).has(key):
+            expected = f"no value for task {recipe.task}"
+            yield f"{name}.{key}", expected, repr(getattr(section, key))[:200]
     if serving.precision == "int8":
         if not recipe.posterior.supports_int8:
             yield "serving.precision", f"float32 for method {recipe.method}", "'int8'"
         if recipe.task == "regression":
             yield "serving.precision", "float32 for task regression", "'int8'"
-    if recipe.training.epochs == 0 and not isinstance(recipe.posterior, Laplace):
+    if training.epochs == 0 and not isinstance(recipe.posterior, Laplace):
         yield "training.epochs", f"1 or more for method {recipe.method}", "0"
-    if recipe.task == "regression":
-        if data.class_weights is not None:
-            yield "data.class_weights", "none for task regression", "some"
-        if serving.risk is not None:
-            yield "serving.risk", "none for task regression", f"{serving.risk}"
-        if serving.calibration == "class":
-            yield "serving.calibration", "marginal or group for task regression", "'class'"
-    else:
-        none = f"none for task {recipe.task}"
-        if recipe.likelihood is not None:
-            yield "likelihood", none, "one"
-        if data.target_transform != "none":
-            yield "data.target_transform", none, repr(data.target_transform)
+    if training.early_stopping and (recipe.is_variational or isinstance(recipe.posterior, Laplace)):
+        expected = f"false for method {recipe.method}, which converges to a bound"
+        yield "training.early_stopping", expected, repr(training.early_stopping)
+    if serving.calibration == "class" and recipe.task == "regression":
+        yield "serving.calibration", "marginal or group for task regression", "'class'"
     if serving.calibration == "group" and not data.group_column:
         expected = "a column of groups in data.calibration_group or data.group"
         yield "serving.calibration", expected, "neither"
@@ -544,18 +478,32 @@ def _id_contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             yield f"serving.combined.{i}", f"no density of the input, {reason}", repr(name)
 
 
-def _validate(kind: type[S], content: Any, prefix: str) -> S:
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = (prefix + ".".join(str(part) for part in first["loc"])).removesuffix(".")
-        if first["type"] == "missing":
-            raise InvalidInput(field, "a value", "nothing") from None
-        if first["type"] == "extra_forbidden":
-            expected = "no such key"
-            if kind in METHODS.values():
-                expected += f" (valid keys: {', '.join(kind.model_fields) or 'none'})"
-            raise InvalidInput(field, expected, repr(first["input"])[:200]) from None
-        expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-        raise InvalidInput(field, expected, repr(first["input"])[:200]) from None
+def _invalid_key(content: dict[str, Any], error: ValidationError, origin: str) -> InvalidInput:
+    first, *others = error.errors(include_url=False)
+    field = f"{origin}: {'.'.join(_key_path(content, first))}".removesuffix(": ")
+    if first["type"] == "missing":
+        return InvalidInput(field, "a value", "nothing")
+    received = repr(first["input"])[:200]
+    if first["type"] == "extra_forbidden":
+        expected = "no such key"
+        if first["loc"][0] == "posterior":
+            keys = METHODS[content["method"]].model_fields
+            expected += f" (valid keys: {', '.join(keys) or 'none'})"
+        return InvalidInput(field, expected, received)
+    same_key = [other for other in others if _key_path(content, other) == _key_path(content, first)]
+    messages = (
+        str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+        for error in (first, *same_key)
+    )
+    return InvalidInput(field, " or ".join(messages), received)
+
+
+def _key_path(content: Any, error: Any) -> list[str]:
+    """Return the path of an error without the names of union members."""
+    path = []
+    for part in error["loc"]:
+        is_key = isinstance(content, dict) and part in content
+        if is_key or (isinstance(content, list) and isinstance(part, int)):
+            content = content[part]
+            path.append(str(part))
+    return [*path, str(error["loc"][-1])] if error["type"] == "missing" else path

@@ -1,8 +1,10 @@
 """Base class of recipe sections, and types of their keys."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 Count = Annotated[int, Field(ge=1)]
 LogStd = Annotated[float, Field(ge=-20, le=2)]
@@ -11,4 +13,33 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
+    """Base class of recipe sections.
+
+    In each pair of `requires`, the first key requires the second. Keys in a pair of `excludes`
+    cannot be combined.
+    """
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    requires: ClassVar[Sequence[tuple[str, str]]] = ()
+    excludes: ClassVar[Sequence[tuple[str, str]]] = ()
+
+    def has(self, key: str) -> bool:
+        """Return whether the value of a key differs from its default."""
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+    def refuse(self, key: str, expected: str) -> NoReturn:
+        error = PydanticCustomError("combination", "{expected}", {"expected": expected})
+        raise ValidationError.from_exception_data(
+            type(self).__name__, [{"type": error, "loc": (key,), "input": getattr(self, key)}]
+        )
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        for key, other in self.excludes:
+            if self.has(key) and self.has(other):
+                self.refuse(key, f"no value with {other}")
+        for key, other in self.requires:
+            if self.has(key) and not self.has(other):
+                self.refuse(key, f"no value without {other}")
+        return self

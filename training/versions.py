@@ -14,7 +14,7 @@ from model_store.errors import InvalidInput, StoreError, one_line
 from model_store.sources.columns import Columns
 from training.data import Dataset, load, match_classes, renumber
 from training.provenance import ParentVersion, Provenance
-from training.recipe import Recipe, from_manifest, override
+from training.recipe import Recipe, override
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,9 +84,10 @@ def open_version(store: ModelStore, text: str, files: tuple[str, ...]) -> Artifa
 
 def read_recipe(manifest: Manifest, field: str) -> Recipe:
     try:
-        return from_manifest(Provenance.of(manifest).recipe)
-    except (ValidationError, LookupError, TypeError):
-        expected = "a version whose recipe has only current keys"
+        return Recipe.model_validate(Provenance.of(manifest).recipe)
+    except ValidationError as error:
+        key = ".".join(str(part) for part in error.errors()[0]["loc"])
+        expected = f"a version whose recipe has only current keys (not {key})"
         raise InvalidInput(field, expected, manifest.label) from None
 
 

@@ -63,7 +63,7 @@ class Learner:
         model = build(recipe, self.data.shape, len(self.data.classes), rows, largest_id=largest_id)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # halves the time of convolutions
         self._model = model.to(self.device)
-        initialise(self.model, rows.float().to(self.device), recipe.network.is_standardised)
+        initialise(self.model, rows.float().to(self.device), recipe.is_standardised)
         self.optimizer = adam(self.model, recipe.training)
         self.is_fresh = True
 

@@ -27,8 +27,8 @@ UNITS = 10
 EPOCHS, RAMP_EPOCHS = 1500, 100
 # The chains mix only with half of the rows: R-hat is 1.4 with all rows of Boston, 3 of yacht.
 HELD_OUT = {
-    "boston": {"validation_rows": 225, "reference_rows": 1, "ranking_rows": 1},
-    "wine": {"validation_rows": 717, "reference_rows": 1, "ranking_rows": 1},
+    "boston": {"validation": 225, "reference": 1, "ranking": 1},
+    "wine": {"validation": 717, "reference": 1, "ranking": 1},
 }
 SHIFT = 2.0  # standard deviations per column, for rows off the data
 GRID_POINTS = 1001

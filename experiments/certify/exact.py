@@ -90,7 +90,7 @@ def recipe(
         "method": method,
         "task": "regression",
         "seed": seed,
-        "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
+        "data": {"source": "digits", "validation": 1, "reference": 1, "ranking": 1},
         "network": {"factory": f"{__name__}:{factory}"},
         "posterior": {"initial_log_std": initial_log_std, **posterior},
         "training": SCHEDULE if training is None else training,

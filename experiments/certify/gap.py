@@ -33,7 +33,7 @@ PLACES = {
     "beyond": np.abs(GRID) > 1.5,
 }
 TARGETS_GRID = np.linspace(-6.0, 6.0, 1201)
-HELD_OUT = {"validation_rows": 20, "reference_rows": 1, "ranking_rows": 1}
+HELD_OUT = {"validation": 20, "reference": 1, "ranking": 1}
 
 
 def dataset(seed: int) -> Dataset:

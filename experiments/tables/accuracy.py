@@ -15,8 +15,8 @@ from training.folders import data_root
 from training.recipe import Recipe
 
 COLUMNS = {"accuracy": Column("accuracy, %"), "log_likelihood": Column("log-likelihood", 4)}
-HELD_OUT = {"validation_rows": 8000, "reference_rows": 1000, "ranking_rows": 1000}
-FEW, FEW_HELD_OUT = 5000, {"validation_rows": 1000, "reference_rows": 500, "ranking_rows": 500}
+HELD_OUT = {"validation": 8000, "reference": 1000, "ranking": 1000}
+FEW, FEW_HELD_OUT = 5000, {"validation": 1000, "reference": 500, "ranking": 500}
 FEW_EPOCHS = 100
 FEW_REMARKS = (
     "Unlike the paper's, our fits without couplings are as good as the fits with 12. Their "

@@ -54,7 +54,7 @@ def make_recipe(data: str, method: str, seed: int, epochs: int) -> Recipe:
         method=method,
         posterior=METHODS[method],
         data={"source": f"uci:uci/{data}", "split": seed}
-        | {"validation_rows": 30, "reference_rows": 20, "ranking_rows": 39},
+        | {"validation": 30, "reference": 20, "ranking": 39},
         training=training,
     )
 

@@ -33,7 +33,7 @@ BOUNDED = (  # methods with a bound
     "bhn-weights",
     "variational-hypernet",
 )
-HELD_OUT = {"validation_rows": 30, "reference_rows": 20, "ranking_rows": 39}
+HELD_OUT = {"validation": 30, "reference": 20, "ranking": 39}
 BATCH_ROWS = 32
 
 

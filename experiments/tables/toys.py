@@ -18,7 +18,7 @@ from training.fit import fit
 from training.recipe import Recipe
 
 QUARTILES = (25, 50, 75)
-HELD_OUT = {"validation_rows": 18, "reference_rows": 1, "ranking_rows": 1}  # no calibration here
+HELD_OUT = {"validation": 18, "reference": 1, "ranking": 1}  # no calibration here
 GRID = 121
 SINES_ROWS, SINES_UNITS = 200, 100
 MAX_EPOCHS = 6000

@@ -62,7 +62,7 @@ PUBLISHED = {
 def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
     """Fit a split, with a tenth of its training rows for validation and a few for calibration."""
     rows = len((data_root() / "uci" / name / f"index_train_{split}.txt").read_text().split())
-    calibration = {"reference_rows": 10, "ranking_rows": 19}
+    calibration = {"reference": 10, "ranking": 19}
     train_rows = rows - rows // 10 - sum(calibration.values())
     epochs = max(1, round(STEPS / (train_rows // 32)))
     changes = METHODS[method]
@@ -73,8 +73,7 @@ def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
         "uci-concrete",
         0,
         name=f"{name}-{method}",
-        data={"source": f"uci:uci/{name}", "split": split, "validation_rows": rows // 10}
-        | calibration,
+        data={"source": f"uci:uci/{name}", "split": split, "validation": rows // 10} | calibration,
         network={"hidden": [WIDE_UNITS if name == WIDE else UNITS]},
         **{**changes, "training": training},
     )
@@ -129,7 +128,7 @@ UCI = Target(
 def _fit_default(name: str, split: int, runs: Path) -> Measured:
     """Fit a split's training rows, stored in a file, as `dubito fit --data` does."""
     source = {"source": f"uci:uci/{name}", "split": split}
-    few = {"validation_rows": 10, "reference_rows": 10, "ranking_rows": 19}
+    few = {"validation": 10, "reference": 10, "ranking": 19}
     train = load(load_recipe("uci-concrete", 0, data=source | few), data_root()).train
     path = runs / f"{name}-{split}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)

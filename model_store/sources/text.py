@@ -91,22 +91,18 @@ class TextEncoder:
         return np.array(encoded.ids, dtype=np.float32), bool(encoded.overflowing)
 
 
-def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | None) -> TextSpec:
+def text_spec(content: bytes, column: str, max_tokens: int) -> TextSpec:
     """Read the padding and truncation from a tokenizer's file."""
     tokenizer = _read(content)
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
-    if pad_token is not None:
-        pad_id = tokenizer.token_to_id(pad_token)
-    elif "pad_id" in padding:
+    if "pad_id" in padding:
         pad_id = padding["pad_id"]
     else:
         candidates = (tokenizer.token_to_id(token) for token in PADS)
         pad_id = next((token for token in candidates if token is not None), None)
     if pad_id is None:
-        expected = (
-            "one of its tokens for padding" if pad_token else f"one of {', '.join(PADS)} among them"
-        )
-        raise ValueError(f"expected {expected}, got {pad_token or 'none'!r}")
+        expected = f"a tokenizer with padding or one of the tokens {', '.join(PADS)}"
+        raise ValueError(f"expected {expected}, got neither")
     return TextSpec(
         column=column,
         max_tokens=max_tokens,

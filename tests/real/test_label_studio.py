@@ -91,9 +91,9 @@ def folder(tmp_path_factory, digits):
         name="digits",
         data={
             "source": "images:pictures",
-            "validation_rows": 40,
-            "reference_rows": 30,
-            "ranking_rows": 30,
+            "validation": 40,
+            "reference": 30,
+            "ranking": 30,
         },
         network={"hidden": [64]},
         training={"epochs": 40, "batch_rows": 32, "learning_rate": 1e-2},

@@ -36,7 +36,7 @@ def publish_tables(root: Path, digits: Path) -> None:
         for i, (a, c) in enumerate(zip(age, city, strict=True))
     ]
     (root / "rents.csv").write_text("\n".join(["age,city,rent", *lines]) + "\n")
-    sizes = {"validation_rows": 20, "reference_rows": 40, "ranking_rows": 60}
+    sizes = {"validation": 20, "reference": 40, "ranking": 60}
     data = {"source": "csv:rents.csv", "target": "rent", **sizes}
     store = ModelStore(root / "models")
     shutil.copytree(digits / "digits", root / "models" / "digits")

@@ -74,9 +74,9 @@ def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> 
             "method": "bhn-realnvp",
             "data": {
                 "source": "digits",
-                "validation_rows": 100,
-                "reference_rows": 100,
-                "ranking_rows": 100,
+                "validation": 100,
+                "reference": 100,
+                "ranking": 100,
             },
             "network": {"hidden": [8]},
             "posterior": {"couplings": 1, "hidden": 8},

@@ -13,7 +13,7 @@ ALL_DETECTORS = {"combined": None}
 SMALL = {
     "name": "small",
     "method": "bhn-realnvp",
-    "data": {"source": "digits", "validation_rows": 60, "reference_rows": 40, "ranking_rows": 40},
+    "data": {"source": "digits", "validation": 60, "reference": 40, "ranking": 40},
     "network": {"hidden": [12]},
     "posterior": {},
     "training": {"epochs": 1},
@@ -22,18 +22,18 @@ SMALL = {
 QUICK = {
     "name": "digits",
     "seed": 0,
-    "data": {"validation_rows": 120, "reference_rows": 140, "ranking_rows": 220},
+    "data": {"validation": 120, "reference": 140, "ranking": 220},
     "network": {"hidden": [64, 64]},
     "posterior": {"couplings": 2, "hidden": 50, "initial_log_std": -4.0},
     "training": {"epochs": 30, "batch_rows": 64},
     "serving": {"draws": 100, **ALL_DETECTORS},
 }
 SECONDS_LONG = {
-    "data": {"reference_rows": 60, "ranking_rows": 60},
+    "data": {"reference": 60, "ranking": 60},
     "training": {"epochs": 40, "batch_rows": 64, "learning_rate": 5e-3},
     "serving": {"draws": 20},
 }
-ONE_ROW_EACH = {"validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
+ONE_ROW_EACH = {"validation": 1, "reference": 1, "ranking": 1}
 
 
 def content_with(**changes: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def content_with(**changes: Any) -> dict[str, Any]:
         if isinstance(retained, dict) and section != "network"
     }
     score = "epistemic_std" if content.get("task") == "regression" else "entropy"
-    takes_ids = merged["data"].get("integers") or merged["data"].get("text")
+    takes_ids = merged["data"].get("vocabulary") or merged["data"].get("text")
     small = {} if takes_ids else {"combined": [score, "residual"]}
     serving = {**small, **merged["serving"]}
     return {

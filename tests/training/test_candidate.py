@@ -43,9 +43,9 @@ def fitted(tmp_path_factory):
         name="digits",
         data={
             "source": "npz:few.npz",
-            "validation_rows": 30,
-            "reference_rows": 30,
-            "ranking_rows": 30,
+            "validation": 30,
+            "reference": 30,
+            "ranking": 30,
         },
         network={"hidden": [32]},
         training={"epochs": 30, "batch_rows": 32, "learning_rate": 1e-2},

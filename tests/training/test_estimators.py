@@ -126,7 +126,7 @@ def test_frames_of_polars_are_taken(classifier):
 def test_arrays_are_columns_of_numbers_and_each_epoch_is_told(tmp_path):
     numbers, output = X[["height", "weight"]].to_numpy(), []
     model = Regressor(**QUICK, **OF_ONE_DRAW, callback=output.append, runs=tmp_path)
-    model.set_params(data={"validation_rows": 30})
+    model.set_params(data={"validation": 30})
     assert model.fit(numbers, 3 * numbers[:, 0]).score(numbers, 3 * numbers[:, 0]) > 0.5
     assert [metrics["epoch"] for metrics in output] == [*range(1, 21)]
     assert output == model.history_
@@ -135,7 +135,7 @@ def test_arrays_are_columns_of_numbers_and_each_epoch_is_told(tmp_path):
     assert len(fitted_data(version, tmp_path).rows) == len(numbers)
     data = model.recipe_.data
     assert data.columns == {"x0": "numeric", "x1": "numeric"}
-    assert (data.validation_rows, data.validation) == (30, None)
+    assert data.validation == 30
 
 
 def test_the_plan_of_the_rows_fills_what_is_not_said(classifier):

@@ -4,15 +4,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from model_store.artifacts.store import ModelStore
+from model_store.errors import InvalidInput
 from tests.support.environment import working_in
-from tests.support.recipes import recipe_with, write_recipe
+from tests.support.recipes import content_with, recipe_with, write_recipe
 from training.data import Dataset, Rows, Splits, digits
 from training.fit import best_transform, fit, join, publish
 from training.fitting.run import CHECKPOINT, Run
 from training.fitting.stopping import FixedEpochs
+from training.recipe import validate
 from training.versions import find_fitted, load_for, open_parent
 
 pytestmark = pytest.mark.usefixtures("fits")
@@ -109,7 +110,7 @@ def test_a_later_transform_must_be_better_beyond_chance():
 def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_path):
     stopped = {"epochs": None, "early_stopping": True, "patience": 2, "max_epochs": 8}
     requested = {"method": "batch-ensemble", "posterior": {"members": 2}}
-    recipe = recipe_with(**requested, training={**stopped, "refit": True})
+    recipe = recipe_with(**requested, training={**stopped, "early_stopping": "refit"})
     data = digits()
     observed = []
     trained_model = fit(
@@ -127,7 +128,7 @@ def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_
     assert trained_model.provenance.temperature == first.provenance.temperature
     output = {"epochs": best, "choose": "last", "final_learning_rate": 1e-3}
     again = recipe_with(
-        **requested, training=output, data={"validation_rows": 1}, serving={"temperature": False}
+        **requested, training=output, data={"validation": 1}, serving={"temperature": False}
     )
     rows = first.splits
     updated = replace(data, train=join(rows.train, rows.validation))
@@ -147,15 +148,14 @@ def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_
 @pytest.mark.parametrize(
     ("method", "training", "said"),
     [
-        ("mle", {"early_stopping": True, "epochs": 3}, "neither epochs nor choose"),
-        ("mle", {"early_stopping": True, "epochs": None, "choose": "last"}, "neither epochs nor"),
-        ("mle", {"refit": True}, "refit only with early_stopping"),
-        ("bbb-gaussian", {"early_stopping": True, "epochs": None}, "with method bbb-gaussian"),
+        ("mle", {"early_stopping": True, "epochs": 3}, "no value with epochs"),
+        ("mle", {"early_stopping": "refit", "epochs": None, "choose": "last"}, "with choose"),
+        ("bbb-gaussian", {"early_stopping": True, "epochs": None}, "false for method bbb-gaussian"),
     ],
 )
 def test_early_stopping_is_refused_where_it_says_nothing(method, training, said):
-    with pytest.raises(ValidationError, match=said):
-        recipe_with(method=method, training=training)
+    with pytest.raises(InvalidInput, match=rf"^test: training\.early_stopping: expected .*{said}"):
+        validate(content_with(method=method, training=training), "test")
 
 
 def test_a_fit_that_is_killed_while_it_is_fitted_again_ends_as_one_that_was_not(
@@ -165,8 +165,9 @@ def test_a_fit_that_is_killed_while_it_is_fitted_again_ends_as_one_that_was_not(
     recipe = recipe_with(
         method="batch-ensemble",
         posterior={"members": 2},
-        training={**stopped, "refit": True, "checkpoint_interval_s": 1e-9},
+        training={**stopped, "early_stopping": "refit"},
     )
+    monkeypatch.setattr("training.fitting.run.CHECKPOINT_INTERVAL_S", 0.0)
 
     def run(folder):
         return fit(recipe, digits(), device="cpu", runs=folder, quiet=True)

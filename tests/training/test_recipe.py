@@ -12,9 +12,9 @@ method = "bhn-realnvp"
 seed = 3
 [data]
 source = "digits"
-validation_rows = 10
-reference_rows = 20
-ranking_rows = 30
+validation = 10
+reference = 20
+ranking = 30
 [network]
 hidden = [8, 8]
 [posterior]
@@ -105,7 +105,7 @@ def test_every_recipe_of_the_project_is_valid(request):
         ('"a"', '"../a"', "name"),
         ('"a"', '"a\\n"', "name"),
         ('"a"', '""', "name"),
-        ("validation_rows = 10", "validation_rows = 0", "data.validation_rows"),
+        ("validation = 10", "validation = 0", "data.validation"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path, old, new, field):
@@ -178,7 +178,10 @@ REGRESSION = [("bhn-realnvp", 'bhn-realnvp"\ntask = "regression')]
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ([("draws = 50", 'draws = 50\n[likelihood]\nnoise = "heteroscedastic"')], "likelihood"),
+        (
+            [("draws = 50", 'draws = 50\n[likelihood]\nnoise = "heteroscedastic"')],
+            "likelihood.noise",
+        ),
         (
             [*REGRESSION, ("draws = 50", 'draws = 50\n[likelihood]\nnoise = "none"')],
             "likelihood.noise",
@@ -204,7 +207,7 @@ def test_a_regression_has_detectors_and_noise_of_its_own_by_default(tmp_path):
     ((old, new),) = REGRESSION
     recipe = load(write(tmp_path, RECIPE.replace(old, new)))
     assert recipe.combined == ["epistemic_std", *COMBINED_DENSITIES]
-    assert recipe.noise == "homoscedastic"
+    assert recipe.likelihood.noise == "homoscedastic"
 
 
 def test_a_path_is_of_the_recipes_folder_then_of_the_data_then_of_the_current_one(

@@ -46,10 +46,8 @@ def _data_section(options: argparse.Namespace) -> DataSection:
     except ValidationError as error:
         first = error.errors()[0]
         expected = str(first["msg"]).removeprefix("Value error, ")
-        if first["loc"]:
-            option = f"--{first['loc'][0]}".replace("_", "-")
-            raise InvalidInput(option, expected, repr(first["input"])) from None
-        raise InvalidInput("options", expected, "both") from None
+        option = f"--{first['loc'][0]}".replace("_", "-")
+        raise InvalidInput(option, expected, repr(first["input"])) from None
 
 
 def fit(options: argparse.Namespace) -> None:

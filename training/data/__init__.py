@@ -137,7 +137,7 @@ def _read(
         table = csv_table(path, task, section, columns)
     else:
         table = parquet_table(path, task, section)
-        if section.integers:
+        if section.vocabulary is not None:
             return make_array_dataset(id_lists(table, task, section), task, section)
     return make_table_dataset(table, task, section, sizes, columns, texts)
 
@@ -152,8 +152,8 @@ def _check_source_kind(recipe: Recipe, kind: str) -> None:
     for key in ("target", "group", "calibration_group", "time", "id"):
         if getattr(section, key) is not None and kind not in ("csv", "parquet"):
             raise InvalidInput(f"data.{key}", no_columns, repr(getattr(section, key))[:100])
-    if section.integers and kind not in ("npz", "parquet"):
-        raise InvalidInput("data.integers", "an `npz:` or `parquet:` source", f"`{kind}`")
+    if section.vocabulary is not None and kind not in ("npz", "parquet"):
+        raise InvalidInput("data.vocabulary", "an `npz:` or `parquet:` source", f"`{kind}`")
     if section.text is not None and kind not in ("csv", "parquet"):
         raise InvalidInput("data.text", no_columns, repr(section.text)[:100])
     if section.image_size is not None and kind != "images":
@@ -162,5 +162,5 @@ def _check_source_kind(recipe: Recipe, kind: str) -> None:
 
 def split_sizes(recipe: Recipe) -> SplitSizes:
     section = recipe.data
-    sizes = {name: section.held_out(name) for name in ("validation", "reference", "ranking")}
-    return SplitSizes(**sizes, seed=recipe.seed, is_stratified=section.is_stratified)
+    sizes = section.validation, section.reference, section.ranking
+    return SplitSizes(*sizes, recipe.seed, section.is_stratified)

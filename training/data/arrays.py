@@ -89,8 +89,9 @@ def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataS
         labels, test_labels = (_labels(arrays[name], name) for name in ("y_train", "y_test"))
         y, y_test, classes = class_numbers(labels, test_labels, "y")
     minimum, maximum = float(x.min()), float(x.max())
-    if section.integers:
-        largest = None if section.vocabulary is None else section.vocabulary - 1
+    takes_ids = section.vocabulary is not None
+    if takes_ids:
+        largest = section.vocabulary - 1 if isinstance(section.vocabulary, int) else None
         for name in ("x_train", "x_test"):
             check_ids(arrays[name], names[name], largest)
         minimum, maximum = (
@@ -98,7 +99,6 @@ def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataS
             max(maximum, float(x_test.max())) if largest is None else float(largest),
         )
     rows = Rows(x, y, ids), Rows(x_test, y_test)
-    takes_ids = section.integers
     return Dataset(
         *rows, shape, classes, minimum, maximum, takes_ids=takes_ids, is_held_out=is_unsplit
     )

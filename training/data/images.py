@@ -192,12 +192,11 @@ def _shape(
     if size_bytes > MAX_DATA_BYTES:
         expected = f"up to {MAX_DATA_BYTES} bytes of pixels"
         raise InvalidInput("data.source", expected, f"{size_bytes}")
-    is_cropped = section.image_fit == "crop"
     return shape, ImageSpec(
         mode="L" if is_grey else "RGB",
         resize=section.image_size is not None,
-        fit=section.image_fit,
-        shorter=(section.image_resize or section.longer_side) if is_cropped else None,
+        fit="stretch" if section.image_resize is None else "crop",
+        shorter=section.image_resize,
         interpolation=section.image_interpolation,
     )
 

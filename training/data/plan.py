@@ -174,8 +174,8 @@ def _plan_layers(
         "training": {"learning_rate": 2e-3, "early_stopping": True},
     }
     if train < MAX_REFIT_ROWS:
-        content["training"]["refit"] = True
-        reasons["training.refit"] = "a second fit also uses the validation rows"
+        content["training"]["early_stopping"] = "refit"
+        reasons["training.early_stopping"] = "a second fit also uses the validation rows"
     reasons["method"] = (
         "tested on a panel of public data sets (docs/results/panel.md); "
         "anchored-ensemble is more uncertain between clusters of rows"

@@ -57,7 +57,7 @@ class SplitSizes:
                 raise InvalidInput(f"data.{name}", expected, "none")
         held_out = sum(sizes.values())
         if held_out > rows // 2:
-            field = "data.validation_rows + reference_rows + ranking_rows"
+            field = "data.validation + reference + ranking"
             raise InvalidInput(field, f"up to half of the {rows} training rows", f"{held_out}")
         return sizes["validation"], sizes["reference"], sizes["ranking"]
 

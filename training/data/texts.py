@@ -32,7 +32,7 @@ class TextRows:
         assert section.text is not None
         content = _content(section, root) if tokenizer is None else tokenizer
         try:
-            spec = text_spec(content, section.text, section.max_tokens, section.pad_token)
+            spec = text_spec(content, section.text, section.max_tokens)
             encoder = TextEncoder(content, spec)
         except ValueError as error:
             expected, _, received = one_line(error).removeprefix("expected ").partition(", got ")

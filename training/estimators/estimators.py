@@ -24,7 +24,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     Args:
         method: a method of docs/methods.md. The default, like other missing settings, depends on
             the data.
-        data: keys of a recipe's `[data]` (docs/recipes.md), such as `columns` or `validation_rows`.
+        data: keys of a recipe's `[data]` (docs/recipes.md), such as `columns` or `validation`.
         network: keys of `[network]`. If they name a network, they replace the default section;
             otherwise they are merged into it.
         posterior: keys of `[posterior]`.

@@ -21,11 +21,11 @@ from training.recipe import DataSection, Recipe, validate
 
 NAMES: dict[Task, str] = {"classification": "classifier", "regression": "regressor"}
 SECTIONS = ("posterior", "training", "likelihood", "serving")
-HELD_OUT = ("test_fraction", *SPLITS, *(f"{split}_rows" for split in SPLITS))
-TEXT_KEYS = ("text", "tokenizer", "max_tokens", "pad_token")
+HELD_OUT = ("test_fraction", *SPLITS)
+TEXT_KEYS = ("text", "tokenizer", "max_tokens")
 ARCHITECTURE_KEYS = {"hidden", "kind", "factory"}
 COMMON_TRAINING_KEYS = ("batch_rows", "max_epochs")  # for all methods
-STOPPING_KEYS = ("early_stopping", "refit", "max_epochs", "patience")  # conflict with `epochs`
+STOPPING_KEYS = ("early_stopping", "max_epochs", "patience")  # conflict with `epochs`
 TRAINED_METHOD = "laplace"  # default for trained networks
 
 
@@ -51,11 +51,7 @@ def make_recipe(
     if network is not None:
         is_complete = ARCHITECTURE_KEYS & network.keys()
         content["network"] = {**({} if is_complete else content["network"]), **network}
-    split_sizes = section.model_dump(exclude_unset=True, include={*HELD_OUT})
-    for split in SPLITS:
-        if {split, f"{split}_rows"} & split_sizes.keys():
-            del content["data"][split]
-    content["data"] |= split_sizes
+    content["data"] |= section.model_dump(exclude_unset=True, include={*HELD_OUT})
     if section.text is not None:
         content["data"] |= section.model_dump(include={*TEXT_KEYS, "columns"})
     if {"epochs", "choose"} & (parameters["training"] or {}).keys():

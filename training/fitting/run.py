@@ -67,6 +67,7 @@ INITIALISATION_ROWS = 1000
 MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
 WRITE_INTERVAL_S = 1  # minimum between two writes of metrics.jsonl
 PLOT_INTERVAL_S = 20  # minimum between two plots
+CHECKPOINT_INTERVAL_S = 20.0
 
 Callback = Callable[[Metrics], object]  # called with the metrics of each epoch
 
@@ -150,7 +151,7 @@ class Run:
     ) -> None:
         recipe, parent, likelihood = self.recipe, self.parent, self.model.likelihood
         if parent is None:
-            initialise(self.model, rows, recipe.network.is_standardised)
+            initialise(self.model, rows, recipe.is_standardised)
             likelihood.start(self.train[1])
         elif parent.recipe.method != recipe.method:
             start_from_network(self.model, parent.model().to(self.device), rows)
@@ -164,7 +165,7 @@ class Run:
         if recipe.is_variational:
             self.progress.start_log_std = log_std_by_layer(self.model, self.spread_seed)
         if recipe.network.factory is not None:
-            examples = None if recipe.network.is_standardised else rows[:CHECKED_ROWS].cpu()
+            examples = None if recipe.is_standardised else rows[:CHECKED_ROWS].cpu()
             check_exports(self.model, examples)
 
     @torch.no_grad()
@@ -226,7 +227,7 @@ class Run:
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )
-                is_due = time.monotonic() - saved_s > self.recipe.training.checkpoint_interval_s
+                is_due = time.monotonic() - saved_s > CHECKPOINT_INTERVAL_S
                 if is_due or self.progress.step == self.steps:
                     self._save()
                     saved_s = time.monotonic()

@@ -47,7 +47,7 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
     for field, had, has in (
         ("data.target_transform", kind, kind if configured == "auto" else configured),
         ("method", recipe.method if changes_method else old.method, recipe.method),
-        ("likelihood.noise", old.noise, recipe.noise),
+        ("likelihood.noise", old.likelihood.noise, recipe.likelihood.noise),
         ("network", had_network, has_network),
         ("data.source: rows of shape", parent.manifest.input.shape, data.shape),
         ("data.source: columns", parent.manifest.input.columns, tuple(data.columns)),

@@ -52,10 +52,9 @@ def test_what_the_file_says_of_padding_and_truncation_is_the_default_and_no_more
     created.enable_padding(direction="left", pad_id=UNK, pad_token="[UNK]", pad_to_multiple_of=8)
     created.enable_truncation(2, direction="left", stride=1)
     content = created.to_str().encode()
-    actual = text_spec(content, "text", 6, None)
+    actual = text_spec(content, "text", 6)
     assert (actual.pad_id, actual.padding, actual.truncation) == (UNK, "left", "left")
-    assert text_spec(content, "text", 6, "[CLS]").pad_id == CLS
-    assert text_spec(FILE, "text", 6, None) == spec()
+    assert text_spec(FILE, "text", 6) == spec()
     row = TextEncoder(content, actual).row("the film was")
     assert row.tolist() == [UNK, UNK, CLS, word("the"), word("film"), word("was")]
     assert row.dtype == np.float32
@@ -144,12 +143,9 @@ def test_a_file_that_is_no_such_tokenizer_is_refused(content, says):
 def test_a_row_has_room_for_text_and_a_padding_token_is_known():
     with pytest.raises(ValueError, match="expected more tokens than 1 special tokens, got 1"):
         TextEncoder(FILE, spec(1))
-    for content, token in (
-        (FILE, "[NONE]"),
-        (Tokenizer(models.BPE({"a": 0}, [])).to_str().encode(), None),
-    ):
-        with pytest.raises(ValueError, match=r"tokens for padding|among them"):
-            text_spec(content, "text", 6, token)
+    content = Tokenizer(models.BPE({"a": 0}, [])).to_str().encode()
+    with pytest.raises(ValueError, match="expected a tokenizer with padding"):
+        text_spec(content, "text", 6)
 
 
 def test_text_that_is_too_long_or_none_is_refused():

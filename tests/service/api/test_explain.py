@@ -32,7 +32,7 @@ def tables(tmp_path_factory, digits_store, fits):
                 f"P{i:04},{z[i]:.4f},{b:.4f},{c:.4f},{d},{cities[i]},{'yes' if z[i] + u[i] > 0 else 'no'}"
             )
         (root / "people.csv").write_text("\n".join(lines) + "\n")
-        rows = {"validation_rows": 60, "reference_rows": 120, "ranking_rows": 120}
+        rows = {"validation": 60, "reference": 120, "ranking": 120}
         data = {"source": "csv:people.csv", "target": "y", "id": "id", **rows}
         store = ModelStore(root / "models")
         recipe = recipe_with(name="people", data=data, serving={"draws": 10, "temperature": False})

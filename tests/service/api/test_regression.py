@@ -75,9 +75,9 @@ def folder(tmp_path_factory, fits):
         for name, changes in FITTED.items():
             data = {
                 "source": f"npz:{name}.npz",
-                "validation_rows": 50,
-                "reference_rows": 50,
-                "ranking_rows": 99,
+                "validation": 50,
+                "reference": 50,
+                "ranking": 99,
             }
             settings = {"name": name, "task": "regression", "data": data, "serving": {"draws": 100}}
             path = write_recipe(folder, **settings, **changes)
@@ -134,7 +134,7 @@ def test_a_bayesian_linear_problem_has_its_known_posterior_predictive(client, fo
     from tests.support.recipes import get_recipe
     from training.data import load, split, split_sizes
 
-    sizes = {"validation_rows": 50, "reference_rows": 50, "ranking_rows": 99}
+    sizes = {"validation": 50, "reference": 50, "ranking": 99}
     recipe = get_recipe("npz:linear.npz", "regression", **sizes)
     train = split(load(recipe, folder), split_sizes(recipe)).train
     scale = train.x.std(ddof=1)

@@ -46,7 +46,7 @@ def client(tmp_path_factory, fits):
     people = {"source": "csv:people.csv", "target": "label"}
     with working_in(folder):
         for name, source in (("people", people), ("pictures", {"source": "images:pictures"})):
-            data = {**source, "validation_rows": 20, "reference_rows": 20, "ranking_rows": 40}
+            data = {**source, "validation": 20, "reference": 20, "ranking": 40}
             recipe = write_recipe(folder, name=name, data=data, **settings)
             assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     limits = {"MAX_IMAGE_PIXELS": 1000}

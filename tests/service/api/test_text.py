@@ -22,7 +22,7 @@ DATA = {
     "text": "text",
     "tokenizer": "tokenizer.json",
 }
-SIZES = {"validation_rows": 30, "reference_rows": 30, "ranking_rows": 40}
+SIZES = {"validation": 30, "reference": 30, "ranking": 40}
 
 
 @pytest.fixture(scope="module")

@@ -49,9 +49,9 @@ def folder(tmp_path_factory, fits):
                 y_test=y[:TEST],
             )
             data = {
-                "validation_rows": 60,
-                "reference_rows": 50,
-                "ranking_rows": 99,
+                "validation": 60,
+                "reference": 50,
+                "ranking": 99,
                 "target_transform": transform,
             }
             path = write_recipe(
@@ -221,9 +221,9 @@ def test_a_warm_start_keeps_the_transform(folder, capsys):
             task="regression",
             data={
                 "source": "npz:tiny.npz",
-                "validation_rows": 60,
-                "reference_rows": 50,
-                "ranking_rows": 99,
+                "validation": 60,
+                "reference": 50,
+                "ranking": 99,
                 "target_transform": "rank",
             },
             **FIT,

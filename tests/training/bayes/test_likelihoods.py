@@ -131,9 +131,9 @@ def case(request):
             "posterior": posterior,
             "data": {
                 "source": "npz:a",
-                "validation_rows": 1,
-                "reference_rows": 1,
-                "ranking_rows": 1,
+                "validation": 1,
+                "reference": 1,
+                "ranking": 1,
             },
             "network": {"hidden": [20]},
             "likelihood": {"noise": kind},

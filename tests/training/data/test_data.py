@@ -236,7 +236,7 @@ def test_splits_are_a_function_of_the_seed():
 
 def test_holding_out_more_than_half_of_the_rows_is_refused():
     assert len(split(numbered(101), SplitSizes(10, 20, 20, seed=0)).train) == 51
-    field = "data.validation_rows + reference_rows + ranking_rows"
+    field = "data.validation + reference + ranking"
     refused(
         lambda: split(numbered(101), SplitSizes(10, 20, 21, seed=0)),
         field,

@@ -110,10 +110,6 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
             "data.tokenizer: expected a tokenizer.json of Hugging Face's tokenizers",
         ),
         (
-            {"pad_token": "zebra"},
-            "data.tokenizer: expected one of its tokens for padding, got 'zebra'",
-        ),
-        (
             {"max_tokens": 1},
             "data.tokenizer: expected more tokens than 1 special tokens, got 1",
         ),
@@ -146,15 +142,13 @@ def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
         {"text": "text"},
         {"tokenizer": "t.json"},
         {"max_tokens": 5},
-        {"pad_token": "x"},
-        {"vocabulary": 5},
-        {"integers": True, "group": "a"},
-        {"text": "text", "tokenizer": "t.json", "integers": True},
+        {"vocabulary": 5, "group": "a"},
+        {"text": "text", "tokenizer": "t.json", "vocabulary": "auto"},
         {"text": "text", "tokenizer": "t.json", "columns": {"a": "numeric"}},
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(keys):
-    with pytest.raises(ValueError, match=r"with|both of text and tokenizer"):
+    with pytest.raises(ValueError, match=r"no value with|only ignored columns"):
         get_recipe("csv:a.csv", **keys)
 
 
@@ -171,8 +165,8 @@ def write_ids(folder, dtype=np.int64, largest=19, rows=40, **changes):
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float32])
 def test_arrays_of_integers_are_rows_of_ids(tmp_path, dtype):
     x = write_ids(tmp_path, dtype)
-    for vocabulary, maximum in ((None, 19), (30, 29)):
-        data = load(get_recipe("npz:ids.npz", integers=True, vocabulary=vocabulary), tmp_path)
+    for vocabulary, maximum in (("auto", 19), (30, 29)):
+        data = load(get_recipe("npz:ids.npz", vocabulary=vocabulary), tmp_path)
         assert (data.input.dtype, data.minimum, data.maximum) == ("int32", 0, maximum)
         assert data.train.x.dtype == (np.uint8 if dtype == np.uint8 else np.float32)
         together = np.concatenate([data.train.x, data.test.x]).tolist()
@@ -183,9 +177,9 @@ def test_arrays_of_integers_are_rows_of_ids(tmp_path, dtype):
     ("value", "vocabulary", "says"),
     [
         (20, 20, "x: expected ids: whole numbers from 0 to 19, got 20"),
-        (-1, None, "x: expected ids: whole numbers from 0 to 16777215, got -1"),
-        (1.5, None, "got 1.5 in row 3"),
-        (1 << 24, None, "got 16777216"),
+        (-1, "auto", "x: expected ids: whole numbers from 0 to 16777215, got -1"),
+        (1.5, "auto", "got 1.5 in row 3"),
+        (1 << 24, "auto", "got 16777216"),
     ],
 )
 def test_numbers_that_are_no_ids_are_refused_by_their_row(tmp_path, value, vocabulary, says):
@@ -197,15 +191,15 @@ def test_numbers_that_are_no_ids_are_refused_by_their_row(tmp_path, value, vocab
         y = np.arange(20) % 2
         np.savez(tmp_path / "ids.npz", x_train=x[:20], y_train=y, x_test=x[20:], y_test=y)
     refused(
-        lambda: load(get_recipe("npz:ids.npz", integers=True, vocabulary=vocabulary), tmp_path),
+        lambda: load(get_recipe("npz:ids.npz", vocabulary=vocabulary), tmp_path),
         says,
     )
 
 
 def test_other_sources_have_no_ids(tmp_path):
     refused(
-        lambda: load(get_recipe("digits", integers=True), tmp_path),
-        "data.integers: expected an `npz:` or `parquet:` source",
+        lambda: load(get_recipe("digits", vocabulary="auto"), tmp_path),
+        "data.vocabulary: expected an `npz:` or `parquet:` source",
     )
 
 
@@ -213,8 +207,8 @@ def test_ids_are_near_to_none_but_themselves(tmp_path):
     x = np.repeat(np.arange(40)[:, None] * 2, 5, axis=1).astype(np.float32)
     x[1::2] = x[0::2] + 1e-3
     write_ids(tmp_path, x=x.round().astype(np.int64) * 1000)
-    data = load(get_recipe("npz:ids.npz", integers=True), tmp_path)
-    splits = split(data, split_sizes(get_recipe("npz:ids.npz", integers=True)))
+    data = load(get_recipe("npz:ids.npz", vocabulary="auto"), tmp_path)
+    splits = split(data, split_sizes(get_recipe("npz:ids.npz", vocabulary="auto")))
     observed = {tuple(row) for row in splits.train.x.tolist()}
     expected = sum(tuple(row) in observed for row in splits.test.x.tolist())
     assert (
@@ -298,7 +292,7 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
 
 def test_the_flag_looks_at_no_density_of_ids():
     for task in ("classification", "regression"):
-        combined = get_recipe("npz:ids.npz", task=task, integers=True).combined
+        combined = get_recipe("npz:ids.npz", task=task, vocabulary="auto").combined
         assert combined == [COMBINED_SCORES[task], "feature_neighbours"]
     from training.detectors import KINDS
 
@@ -336,8 +330,8 @@ def test_the_flag_looks_at_no_density_of_ids():
 )
 def test_what_does_not_go_with_ids_ends_a_fit_before_it_begins(tmp_path, capsys, changes, says):
     write_ids(tmp_path)
-    sizes = {"validation_rows": 4, "reference_rows": 4, "ranking_rows": 4}
-    data = {"source": "npz:ids.npz", "integers": True, **sizes, **changes.pop("data", {})}
+    sizes = {"validation": 4, "reference": 4, "ranking": 4}
+    data = {"source": "npz:ids.npz", "vocabulary": "auto", **sizes, **changes.pop("data", {})}
     path = write_recipe(tmp_path, data=data, **changes)
     with working_in(tmp_path):
         assert main(["fit", str(path), "--quiet"]) == 2
@@ -372,7 +366,7 @@ def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
             {"factory": f"{__name__}:watched"},
             {"input_rate": 0.1} if method == "dropout" else {},
         )
-        data = {"source": "npz:x", "integers": True}
+        data = {"source": "npz:x", "vocabulary": "auto"}
         settings = recipe_with(method=method, data=data, network=network, posterior=posterior)
         model = build(settings, (5,), 2, torch.tensor([[0.0, 1, 2, 3, 19]]), largest_id=19)
         model.predict(
@@ -414,6 +408,9 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
     from training.fitting.encoding import encoder_graph, make_encoding
 
     write_reviews(tmp_path, 60)
+    padded = tokenizer()
+    padded.enable_padding(pad_id=padded.token_to_id("[UNK]"), pad_token="[UNK]")
+    padded.save(str(tmp_path / "padded.json"))
     axes, names = ["rows", 12], ("input_ids", "attention_mask")
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, axes) for name in names]
     nodes = [
@@ -425,9 +422,9 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.save(model, tmp_path / "masked.onnx")
     network = {"hidden": [4], "encoder": f"onnx:{tmp_path / 'masked.onnx'}"}
-    section = {"source": "csv:reviews.csv", **TEXT, "pad_token": "[UNK]"}
+    section = {"source": "csv:reviews.csv", **TEXT, "tokenizer": "padded.json"}
     settings = recipe_with(data=section, network=network)
-    assert settings.network.is_standardised
+    assert settings.is_standardised
     assert set(settings.combined) > {"residual", "mahalanobis", "cosine_neighbours"}
     data = load(settings, tmp_path)
     graph = encoder_graph(settings, data)
@@ -440,7 +437,7 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
 
 def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, published):
     write_ids(tmp_path)
-    data = load(get_recipe("npz:ids.npz", integers=True), tmp_path)
+    data = load(get_recipe("npz:ids.npz", vocabulary="auto"), tmp_path)
     manifest = published.manifest("m", "1")
     for largest in (19.0, 18.0):
         spec = data.input.model_copy(update={"maximum": largest})
@@ -463,7 +460,7 @@ def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
     lists = pa.array(x.tolist(), kind)
     table = pa.table({"input_ids": lists, "attention_mask": lists, "y": y, "note": ["a"] * 40})
     parquet.write_table(table, tmp_path / "ids.parquet")
-    settings = get_recipe("parquet:ids.parquet", task=task, integers=True, target="y")
+    settings = get_recipe("parquet:ids.parquet", task=task, vocabulary="auto", target="y")
     refused(
         lambda: load(settings, tmp_path),
         "expected one column of lists of integers",
@@ -472,7 +469,7 @@ def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
     settings = get_recipe(
         "parquet:ids.parquet",
         task=task,
-        integers=True,
+        vocabulary="auto",
         target="y",
         columns={"attention_mask": "ignored"},
     )
@@ -493,13 +490,13 @@ def test_a_row_whose_list_is_another_is_refused(tmp_path, odd):
         {"ids": pa.array([[1, 2, 3, 4, 5]] * 9 + [odd], pa.list_(pa.int64())), "y": ["a", "b"] * 5}
     )
     parquet.write_table(table, tmp_path / "ids.parquet")
-    settings = get_recipe("parquet:ids.parquet", integers=True, target="y")
+    settings = get_recipe("parquet:ids.parquet", vocabulary="auto", target="y")
     refused(
         lambda: load(settings, tmp_path),
         "column ids: expected 5 ids in every row, as in the",
         "in row 9",
     )
     refused(
-        lambda: load(get_recipe("parquet:ids.parquet", integers=True, target="z"), tmp_path),
+        lambda: load(get_recipe("parquet:ids.parquet", vocabulary="auto", target="z"), tmp_path),
         "data.target",
     )

@@ -214,11 +214,7 @@ def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path, monkeypatch
     plan = planned(tmp_path)
     assert plan.recipe.data.columns == {"id": "ignored", "name": "ignored", "unit": "ignored"}
     assert plan.recipe.data.id == "id"
-    assert (plan.recipe.task, plan.recipe.likelihood, plan.recipe.training.epochs) == (
-        "classification",
-        None,
-        None,
-    )
+    assert (plan.recipe.task, plan.recipe.training.epochs) == ("classification", None)
     assert (
         write_recipe(plan, tmp_path / "things.toml")
         == plan.recipe
@@ -239,12 +235,12 @@ def test_a_table_is_encoded_stopped_early_and_of_few_rows_fitted_again(tmp_path)
     write(tmp_path)
     recipe, reasons = planned(tmp_path).recipe, planned(tmp_path).reasons
     assert (recipe.method, recipe.network.bins) == ("batch-ensemble", BINS)
-    assert recipe.training.early_stopping and recipe.training.refit
-    assert "training.refit" in reasons
+    assert recipe.training.early_stopping == "refit"
+    assert "training.early_stopping" in reasons
     section = DataSection(source="csv:things.csv", target="kind")
     rows = found(tmp_path)
     large = make_plan(replace(rows, rows=20_000), section, None, None).recipe
-    assert large.training.early_stopping and not large.training.refit
+    assert large.training.early_stopping is True
     assert len(rows.used) == 6
     for times, bins in ((10, BINS), (20, 8), (100, None)):
         wide = replace(rows, columns=rows.columns * times)
@@ -393,7 +389,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
         (["--data", "csv:things.csv"], "--target: expected the name of a column, got none"),
         (
             ["--data", "csv:things.csv", "--group", "a", "--time", "b"],
-            "options: expected one of group and time",
+            "--time: expected no value with group, got 'b'",
         ),
         (
             ["--data", "csv:things.csv", "--date-format", "%d"],

@@ -121,11 +121,7 @@ def write_visits(folder, rows=120):
 
 
 def visits(folder, **data):
-    sizes = dict.fromkeys(f"{name}_rows" for name in NAMES) | {
-        "validation": 0.1,
-        "reference": 0.1,
-        "ranking": 0.2,
-    }
+    sizes = {"validation": 0.1, "reference": 0.1, "ranking": 0.2}
     recipe = recipe_with(data={"source": "csv:visits.csv", "target": "ill", **sizes, **data})
     read = load(recipe, folder)
     return read, split(read, split_sizes(recipe))
@@ -167,9 +163,10 @@ def test_a_group_in_no_row_and_a_column_that_is_not_there_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"validation": 0.1}, "one of validation and validation_rows"),
-        ({"group": "a", "time": "b"}, "one of group and time"),
-        ({"ranking_rows": None, "ranking": 0.5}, "less than 0.5"),
+        ({"validation": 1.5}, "a number of rows, or a share above 0"),
+        ({"reference": 0}, "a number of rows, or a share above 0"),
+        ({"group": "a", "time": "b"}, "no value with group"),
+        ({"ranking": 0.5}, "above 0 and below 0.5"),
     ],
 )
 def test_a_recipe_says_one_way_to_split(data, says):

@@ -78,7 +78,7 @@ def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
         "vip": [True, False, None, "maybe", " TRUE "]
     }
     write_csv(tmp_path, rest)
-    small = load(get_recipe("csv:a.csv", target="label", ranking_rows=100), tmp_path, reference)
+    small = load(get_recipe("csv:a.csv", target="label", ranking=100), tmp_path, reference)
     older = [column.model_copy(update={"missing": None}) for column in reference]
     result = encode_objects(
         objects(rest | {"vip": [True, False, None, "maybe", True]}), older, "inputs"
@@ -406,7 +406,7 @@ def test_rows_know_their_groups_through_splits_whether_or_not_the_model_looks_at
 
 def test_rows_that_are_split_by_group_know_it_too(tmp_path):
     write_csv(tmp_path, {**COLUMNS, "site": [f"s{i // 2:02}" for i in range(ROWS)]})
-    data = read(tmp_path, group="site", reference_rows=4, ranking_rows=4, validation_rows=4)
+    data = read(tmp_path, group="site", reference=4, ranking=4, validation=4)
     assert len(data.group_names) == ROWS // 2
     assert data.train.groups.tolist() == data.groups.tolist()
     assert not set(data.train.groups.tolist()) & set(data.test.groups.tolist())
@@ -424,7 +424,7 @@ def test_rows_that_miss_what_no_training_row_misses_are_told(tmp_path, capsys):
 
 
 def test_other_data_may_be_of_one_group_alone(tmp_path):
-    sizes = {"reference_rows": 4, "ranking_rows": 4, "validation_rows": 4}
+    sizes = {"reference": 4, "ranking": 4, "validation": 4}
     write_csv(tmp_path, {**COLUMNS, "site": [f"s{i // 2:02}" for i in range(ROWS)]})
     model = read(tmp_path, group="site", **sizes)
     write_csv(tmp_path, {**COLUMNS, "site": ["new"] * ROWS})

@@ -30,7 +30,6 @@ def folder(tmp_path_factory):
 def recipe(kind, trained_on="seen", **more):
     target = {} if kind == "npz" else {"target": "y"}
     shares = {"validation": 0.15, "reference": 0.15, "ranking": 0.15}
-    shares |= dict.fromkeys(("validation_rows", "reference_rows", "ranking_rows"))
     observed = None if trained_on is None else f"{kind}:{trained_on}.{kind}"
     return get_recipe(f"{kind}:all.{kind}", **target, **shares, trained_on=observed, **more)
 

@@ -213,7 +213,7 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 3))
     np.savez(tmp_path / "line.npz", x=x, y=x.sum(axis=1) + 0.1 * generator.normal(size=400))
-    data = {"source": "npz:line.npz", "validation_rows": 30}
+    data = {"source": "npz:line.npz", "validation": 30}
     schedule = {"epochs": 20, "batch_rows": 40, "learning_rate": 1e-2}
     content = {
         "data": data,
@@ -265,7 +265,7 @@ def people(rows, seed=0):
 def people_folder(tmp_path_factory, fits):
     folder = tmp_path_factory.mktemp("people")
     (folder / "people.csv").write_text(people(400))
-    rows = {"validation_rows": 30, "reference_rows": 30, "ranking_rows": 30}
+    rows = {"validation": 30, "reference": 30, "ranking": 30}
     data = {"source": "csv:people.csv", "target": "y", "test_fraction": 0.4, **rows}
     publish_unfitted(ModelStore(folder / "models"), recipe_with(name="people", data=data), folder)
     return folder
@@ -342,7 +342,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
         ("DUBITO_DATA", tmp_path),
     ):
         monkeypatch.setenv(variable, str(folder))
-    data = {"validation_rows": 100, "reference_rows": 120, "ranking_rows": 120}
+    data = {"validation": 100, "reference": 120, "ranking": 120}
     schedule = {"epochs": 10, "batch_rows": 64, "learning_rate": 1e-2}
     recipe = write_recipe(
         tmp_path, method="mle", data=data, network={"hidden": [16]}, training=schedule

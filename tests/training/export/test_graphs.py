@@ -188,9 +188,9 @@ def test_the_network_says_how_large_its_largest_result_is():
             "method": "bbb-gaussian",
             "data": {
                 "source": "digits",
-                "validation_rows": 9,
-                "reference_rows": 9,
-                "ranking_rows": 9,
+                "validation": 9,
+                "reference": 9,
+                "ranking": 9,
             },
             "network": {"factory": f"{__name__}:pictures"},
         },

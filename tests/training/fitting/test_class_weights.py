@@ -70,7 +70,7 @@ def test_a_row_of_weight_w_counts_as_w_rows():
 
 
 def test_a_weighted_version_is_published_with_the_data_s_shares(tmp_path, fits, capsys):
-    data = {"class_weights": {"3": 5.0}, "reference_rows": 60, "ranking_rows": 60}
+    data = {"class_weights": {"3": 5.0}, "reference": 60, "ranking": 60}
     path = write_recipe(tmp_path, data=data, serving={"combined": ["entropy"]})
     with working_in(tmp_path):
         assert main(["fit", str(path), "--quiet", "--device", "cpu"]) == 0

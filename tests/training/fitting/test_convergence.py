@@ -153,9 +153,9 @@ def small_run(folder, start=-3.0, **training):
             "method": "bbb-gaussian",
             "data": {
                 "source": "digits",
-                "validation_rows": 1,
-                "reference_rows": 1,
-                "ranking_rows": 1,
+                "validation": 1,
+                "reference": 1,
+                "ranking": 1,
             },
             "network": {"hidden": [4]},
             "posterior": {"initial_log_std": start},

@@ -57,6 +57,11 @@ def test_patience_is_of_steps_if_epochs_are_short_and_rates_decay_over_half_as_m
     assert [cooling_epochs(epochs, 10) for epochs in (6, 30, 90)] == [10, 15, 45]
 
 
+@pytest.fixture(autouse=True)
+def frequent_checkpoints(monkeypatch):
+    monkeypatch.setattr("training.fitting.run.CHECKPOINT_INTERVAL_S", 0.0)
+
+
 @pytest.fixture(scope="module")
 def splits(fits):
     """Two classes of the plane that overlap."""
@@ -69,7 +74,7 @@ def splits(fits):
 
 def begin(folder, splits, **training):
     folder.mkdir(exist_ok=True)
-    content = {"epochs": None, "batch_rows": 40, "checkpoint_interval_s": 1e-9, **training}
+    content = {"epochs": None, "batch_rows": 40, **training}
     recipe = recipe_with(method="mle", network={"hidden": [4]}, training=content)
     return Run(recipe, splits, (2,), 2, folder, torch.device("cpu"))
 

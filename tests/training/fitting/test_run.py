@@ -29,6 +29,16 @@ from training.fitting.steps import clip_gradient
 from training.methods import Laplace
 from training.recipe import load
 
+FIT = """
+import sys
+
+import training.fitting.run
+from training.__main__ import main
+
+training.fitting.run.CHECKPOINT_INTERVAL_S = 0.02
+sys.exit(main())
+"""
+
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, fits):
@@ -111,11 +121,16 @@ def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_1
         first.send_signal(signal.SIGINT)
         _, errors = first.communicate(timeout=120)
     assert first.returncode == 130
-    assert "run the same command again to go on" in errors
+    assert "to resume from the last checkpoint, run the same command again" in errors
     assert "Traceback" not in errors
 
 
 # The same within one process
+
+
+@pytest.fixture(autouse=True)
+def frequent_checkpoints(monkeypatch):
+    monkeypatch.setattr("training.fitting.run.CHECKPOINT_INTERVAL_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +143,9 @@ def splits(fits):
     return Splits(Rows(x[160:], y[160:]), *parts)
 
 
-def begin(folder, splits, seed=0, interval=1e-9, epochs=3):
+def begin(folder, splits, seed=0, epochs=3):
     folder.mkdir(exist_ok=True)
-    recipe = load(recipe_in(folder, epochs, seed, interval))
+    recipe = load(recipe_in(folder, epochs, seed))
     return Run(recipe, splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
 
 
@@ -168,7 +183,7 @@ def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
 
 def test_weights_are_a_function_of_the_seed(splits, tmp_path):
     states = [
-        begin(tmp_path / f"{i}", splits, seed, interval=60, epochs=1).fit(quiet=True).state_dict()
+        begin(tmp_path / f"{i}", splits, seed, epochs=1).fit(quiet=True).state_dict()
         for i, seed in enumerate([5, 5, 6])
     ]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
@@ -279,13 +294,9 @@ def refusal(folder, monkeypatch, capsys, recipe, *options):
 # Helpers
 
 
-def recipe_in(folder, epochs=4, seed=1, interval=0.02):
+def recipe_in(folder, epochs=4, seed=1):
     posterior = {"couplings": 2, "hidden": 8, "initial_log_std": -4.0}
-    schedule = {
-        "epochs": epochs,
-        "batch_rows": 16,
-        "checkpoint_interval_s": interval,
-    }
+    schedule = {"epochs": epochs, "batch_rows": 16}
     serving = {"draws": 2, "combined": ["residual"]}
     return write_recipe(folder, seed=seed, posterior=posterior, training=schedule, serving=serving)
 
@@ -308,8 +319,8 @@ def fitting(folder, epochs=4):
     )
     command = [
         sys.executable,
-        "-m",
-        "training",
+        "-c",
+        FIT,
         "fit",
         str(recipe_in(folder, epochs)),
         "--quiet",

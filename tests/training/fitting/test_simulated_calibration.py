@@ -45,9 +45,9 @@ def recipe(method, task, seed):
             "seed": seed,
             "data": {
                 "source": "digits",
-                "validation_rows": 1,
-                "reference_rows": 1,
-                "ranking_rows": 1,
+                "validation": 1,
+                "reference": 1,
+                "ranking": 1,
             },
             "network": {"factory": network},
             "posterior": {"initial_log_std": -3.0, **METHODS[method]},

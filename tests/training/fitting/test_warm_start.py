@@ -183,11 +183,10 @@ def get_quality(run):
 
 
 @pytest.mark.usefixtures("fits")
-def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_path):
+def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.fitting.run.CHECKPOINT_INTERVAL_S", 0.0)
     _, splits = get_data(300, seed=2, classes=("a", "b", "c", "d"))
     settings = recipe("bbb-gaussian")
-    at_every_step = settings.training.model_copy(update={"checkpoint_interval_s": 1e-9})
-    settings = settings.model_copy(update={"training": at_every_step})
     full = run_in(tmp_path / "whole", settings, splits, 4, parent)
     snapshots = []
     thread = threading.Thread(target=full.fit, kwargs={"quiet": True})

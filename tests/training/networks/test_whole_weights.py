@@ -30,9 +30,9 @@ def made_runtime(method, posterior):
             "method": method,
             "data": {
                 "source": "digits",
-                "validation_rows": 1,
-                "reference_rows": 1,
-                "ranking_rows": 1,
+                "validation": 1,
+                "reference": 1,
+                "ranking": 1,
             },
             "network": {"hidden": [HIDDEN]},
             "posterior": posterior,
