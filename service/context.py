@@ -77,7 +77,8 @@ class Context:
     def metrics_page(self) -> bytes:
         self.metrics.queued_row_draws.set(self.admission.row_draws)
         self.metrics.queued_requests.set(self.admission.active_requests)
-        self.metrics.ready.set(float(bool(self.served_versions())))
+        serving = self.served_versions()
+        self.metrics.ready.set(float(bool(serving) and not self.missing_models(serving)))
         return generate_latest(self.metrics.registry)
 
     def served_versions(self) -> dict[str, str]:
@@ -86,6 +87,10 @@ class Context:
             return {}
         latest = {name: self.models.latest(name) for name in self.models.names()}
         return {name: manifest.version for name, manifest in latest.items() if manifest}
+
+    def missing_models(self, serving: dict[str, str]) -> list[str]:
+        """Return the models of `DUBITO_MODELS` that are not served."""
+        return [name for name in self.settings.parse_models() if name not in serving]
 
     @property
     def state(self) -> Database:

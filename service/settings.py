@@ -85,6 +85,9 @@ class Settings(BaseSettings):
 
     # Models
 
+    models: str = ""
+    """models that must be served before the service is ready, separated by commas"""
+
     default_model: str | None = None
     """model for requests without a `model`, if there are several"""
 
@@ -178,6 +181,9 @@ class Settings(BaseSettings):
         if value is not None and (value.username is not None or value.password is not None):
             raise ValueError("a URL without a user; set OTEL_EXPORTER_OTLP_HEADERS instead")
         return value
+
+    def parse_models(self) -> list[str]:
+        return [name.strip() for name in self.models.split(",") if name.strip()]
 
     def parse_allowed_hosts(self) -> frozenset[str] | None:
         """Return the allowed host names, or None if all are allowed."""

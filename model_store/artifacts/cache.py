@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from model_store.artifacts.disk import digest, make_folder, read_regular, write_synced
 from model_store.artifacts.manifest import ENCODER, FileSpec, Manifest
 from model_store.artifacts.objects import Objects
-from model_store.artifacts.signature import MAX_SIGNATURES_BYTES, SIGNATURE
+from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
 from model_store.artifacts.storage import MANIFEST, Lease, is_name
 from model_store.errors import StoreError
 
@@ -184,7 +184,7 @@ class Cache:
         self, folder: Path, manifest: Manifest, objects: Objects, aliases: Aliases
     ) -> Lease:
         self._delete(folder, even_locked=True)  # another version, or a damaged copy
-        seals = len(manifest.model_dump_json(indent=2).encode()) + MAX_SIGNATURES_BYTES
+        seals = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
         self._make_room(sum(spec.size for spec in manifest.files.values()) + seals, aliases)
         make_folder(folder.parent)
         draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))

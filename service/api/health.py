@@ -49,7 +49,7 @@ def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]
     """Return the served version of each model.
 
     Raises:
-        NotReady: if no model is served or the service is shutting down.
+        NotReady: if no model or not every expected one is served, or the service is shutting down.
     """
     if context.ending.is_set():
         raise NotReady("the service is shutting down")
@@ -58,6 +58,10 @@ def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]
         problems = context.watcher.problems.values() if shows_reasons else ()
         reason = PREFLIGHTS_RUNNING if context.watcher.has_pending_preflights else HOW_TO_PUBLISH
         raise NotReady("; ".join(problems) or reason)
+    missing = context.missing_models(serving)
+    if missing:
+        names = f": {', '.join(missing)}" if shows_reasons else ""
+        raise NotReady(f"models of DUBITO_MODELS are not served yet{names}")
     return serving
 
 

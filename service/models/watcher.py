@@ -43,6 +43,13 @@ class Watcher:
         self.models.preflights.close_idle()
         if not self.models.names():
             logger.warning(HOW_TO_PUBLISH)
+        settings = self.settings
+        expected = {"DUBITO_DEFAULT_MODEL": [settings.default_model or ""]}
+        for variable, names in (expected | {"DUBITO_MODELS": settings.parse_models()}).items():
+            for name in {*names} - {"", *self.models.names()}:
+                logger.warning("%s: model %s is not in the store", variable, name)
+        if settings.pools is not None and not settings.pools.is_dir():
+            logger.warning("DUBITO_POOLS: there is no folder %s", settings.pools)
         self._thread.start()
 
     def stop(self) -> None:

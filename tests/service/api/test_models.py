@@ -1,5 +1,6 @@
 import shutil
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -196,6 +197,26 @@ def test_a_service_starts_without_a_model_whose_latest_is_unreadable(
         wait_until(lambda: predict_blank(client).status_code == 200)
 
 
+def test_a_service_is_ready_when_all_expected_models_are_served(serve, digits_store, own_store):
+    settings = {"DUBITO_MODELS": "digits, other", "DUBITO_DEFAULT_MODEL": "another"}
+    pools = {"DUBITO_POOLS": str(own_store.root / "pools")}
+    with (
+        serve(own_store.root, **SOON, **settings, **pools) as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        wait_until(lambda: predict_blank(client, model="digits").status_code == 200)
+        ready = client.get("/health/ready")
+        assert ready.status_code == 503
+        assert ready.json()["detail"] == "models of DUBITO_MODELS are not served yet: other"
+        publish_again(own_store, digits_store, "other")
+        wait_until(lambda: client.get("/health/ready").status_code == 200)
+        process.terminate()
+        log = process.communicate(timeout=60)[1]
+    assert "DUBITO_MODELS: model other is not in the store" in log
+    assert "DUBITO_DEFAULT_MODEL: model another is not in the store" in log
+    assert "DUBITO_POOLS: there is no folder" in log
+
+
 def test_a_model_that_vanishes_is_served_until_it_is_deleted(open_client, digits_store, own_store):
     publish_again(own_store, digits_store, "other")
     folder = own_store.root / "digits"
@@ -256,8 +277,7 @@ def test_a_service_that_is_told_a_public_key_serves_nothing_else(
         wrong = predict_blank(client, version="2")
         assert wrong.status_code == 503
         assert (
-            "manifest.sig: it is no signature of this version by the trusted key"
-            in wrong.json()["detail"]
+            "manifest.sig: no signature of this version by a trusted key" in wrong.json()["detail"]
         )
         own_store.sign("digits", "2", key)
         client.post("/admin/refresh", headers=admin)
