@@ -459,8 +459,8 @@ def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
         )
     expected = "a module of operators that the service supports (docs/networks.md)"
     assert str(refused.value) == (
-        f"network: expected {expected}, got network.onnx: expected operators of those that are "
-        "served, got Bernoulli"
+        f"network: expected {expected}, got network.onnx: expected supported operators, "
+        "got Bernoulli"
     )
 
 
