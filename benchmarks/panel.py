@@ -43,7 +43,7 @@ from training.data.plan import make_plan
 from training.data.splitting import hold_out
 from training.fit import fit, publish
 from training.recipe import DataSection, Recipe
-from training.scoring import scores_and_likelihoods
+from training.scoring import served_scores
 
 COVERAGE, FPR = 0.95, 0.05
 MAX_ROWS = 15_000  # per set; larger sets are subsampled
@@ -227,7 +227,7 @@ def measure(name: str, seed: int, root: Path, changes: dict[str, Any]) -> dict[s
     if data.classes:
         model = Model.load(store.open(name, manifest.version, NEEDED))
         draws = manifest.noise.default_draws
-        scores, _, _ = scores_and_likelihoods(model.runtime, test, draws, 0, 16)
+        (scores,), _ = served_scores(model.runtime, test, [draws], 0, 16)
         assert isinstance(scores, Scores)
         tables = model.calibration.rank_tables(draws)
         inside = tables.prediction_sets(mass_above(scores.probabilities), COVERAGE)

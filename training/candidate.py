@@ -49,7 +49,7 @@ from training.publishing.gate import (
     list_worse_metrics,
 )
 from training.publishing.publish import quality_rows
-from training.publishing.quality import Measurable, MeasuredRows
+from training.publishing.quality import MeasuredRows, measure
 from training.recipe import GateSection
 from training.versions import Parent, fitted_data, manifests, open_parent
 
@@ -231,9 +231,9 @@ def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: P
         gate = recipe.gate.model_copy(update={"against": LATEST})
     gated = recipe.model_copy(update={"gate": gate})
     artifact = store.open(name, manifest.version, (*NEEDED, TOKENIZER))
-    candidate = Measurable.from_model(Model.load(artifact))
+    candidate = Model.load(artifact)
     rows = quality_rows(recipe, sources.data, sources.splits)
-    draft = Draft(artifact.manifest, dict(artifact.files), candidate.figures(rows))
+    draft = Draft(artifact.manifest, dict(artifact.files), measure(candidate, rows).figures)
     reasons, losses = [], {}
     try:
         check_gate(gated, store, name, draft, rows, root)
@@ -268,7 +268,7 @@ def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: P
 def _compare_on_control(
     store: ModelStore,
     sources: CandidateData,
-    candidate: Measurable,
+    candidate: Model,
     gate: GateSection,
     rows: MeasuredRows,
 ) -> tuple[dict[str, Any], list[str]]:
@@ -277,9 +277,11 @@ def _compare_on_control(
     Returns the figures, and the metrics in which the candidate is worse.
     """
     manifest, seed = sources.parent.manifest, sources.parent.recipe.seed
-    latest = Measurable.from_model(Model.load(store.open(manifest.name, manifest.version, NEEDED)))
+    latest = Model.load(store.open(manifest.name, manifest.version, NEEDED))
     control_rows = replace(rows, test=sources.control)
-    figures, latest_figures = candidate.figures(control_rows), latest.figures(control_rows)
+    figures, latest_figures = (
+        measure(model, control_rows).figures for model in (candidate, latest)
+    )
     content = {
         "rows": len(sources.control),
         "figures": compare_figures(latest_figures, figures, seed),

@@ -7,7 +7,9 @@ from itertools import accumulate, pairwise
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from model_store.inference.model import Model
 from model_store.inference.noise import DRAW_INDEX, MAX_SEED
+from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.records import concatenate
@@ -96,28 +98,22 @@ def served_scores(
     )
 
 
-def scores_and_likelihoods(
-    runtime: Runtime,
-    rows: Rows,
-    num_draws: int,
-    seed: int,
-    share: int,
-    transform: Transform | None = None,
-) -> tuple[AnyScores, Float32[np.ndarray, "N M"], Float64[np.ndarray, "N"]]:
-    """Score rows with the outputs of `served_outputs`.
+def served_prediction(
+    model: Model, rows: Rows, num_draws: int, seed: int, share: int
+) -> tuple[Prediction, Float64[np.ndarray, "N"] | None]:
+    """Predict rows with the outputs of `served_outputs`.
 
-    Returns scores, density scores and log-likelihoods under the mixture of draws.
+    Returns the prediction and, for regression, the log-likelihood of each row under the mixture of
+    draws, in nats.
     """
-    scores, densities, likelihoods = [], [], []
-    first = 0
-    for outputs, density in served_outputs(runtime, rows, num_draws, seed, share):
-        y = rows.y[first : first + len(density)]
+    predictions, likelihoods, first = [], [], 0
+    for outputs, density in served_outputs(model.runtime, rows, num_draws, seed, share):
+        y = rows.y[first : first + len(density)].astype(np.float64)
         first += len(density)
-        part, likelihood = score(outputs, y, runtime.task, transform)
-        scores.append(part)
-        likelihoods.append(likelihood)
-        densities.append(density)
-    return concatenate(scores), np.concatenate(densities), np.concatenate(likelihoods)
+        predictions.append(model.prediction(outputs, density))
+        if model.manifest.task == "regression":
+            likelihoods.append(log_density(outputs, y, model.manifest.transform))
+    return Prediction.concatenate(predictions), concatenate(likelihoods) if likelihoods else None
 
 
 def score(

@@ -44,7 +44,7 @@ from training.data import Rows
 from training.evaluation.figures import Figure, values
 from training.methods import METHODS, Laplace, Method
 from training.provenance import Provenance
-from training.publishing.quality import Measurable, MeasuredRows, Quality
+from training.publishing.quality import MeasuredRows, Quality, measure
 from training.scoring import rows_per_draw_set
 
 PREFLIGHT_S = 120.0  # to load a version and predict with it
@@ -151,16 +151,6 @@ def draft_version(
     if too_few is not None:
         log.warning("%s", too_few)
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
-    log.info("measuring on %d test rows", len(measured.test))
-    quality = Measurable(
-        runtime, calibration, names.density, measured.classes, exported.transform
-    ).measure(measured)
-    warnings = (
-        *fit_warnings(provenance),
-        *_agreement_warnings(quality, METHODS[method], exported.noise.max_draws),
-    )
-    for warning in warnings:
-        log.warning("%s", warning)
     description = Description(
         method=method,
         task=runtime.task,
@@ -174,10 +164,21 @@ def draft_version(
         too_few_rows=too_few,
         training=provenance.content(),
         precision=exported.precision,
-        quality=values(quality.figures),
-        warnings=warnings,
+        quality={},
         parity=exported.parity,
     )
+    log.info("measuring on %d test rows", len(measured.test))
+    # Publishing adds the name, version and files
+    manifest = Manifest.model_construct(**dict(description))
+    quality = measure(Model(manifest, runtime, calibration), measured)
+    warnings = (
+        *fit_warnings(provenance),
+        *_agreement_warnings(quality, METHODS[method], exported.noise.max_draws),
+    )
+    for warning in warnings:
+        log.warning("%s", warning)
+    changes = {"quality": values(quality.figures), "warnings": warnings}
+    description = description.model_copy(update=changes)
     tensors = calibration.tensors()
     if rows.shares is not None:
         tensors |= LabelShift(rows.ranking.y, rows.shares).tensors()

@@ -18,7 +18,7 @@ from training.evaluation.figures import LEVEL, Figure, Resamples
 from training.evaluation.pairs import worse_by, worsening
 from training.provenance import Provenance
 from training.publishing.draft import Draft
-from training.publishing.quality import Measurable, MeasuredRows
+from training.publishing.quality import MeasuredRows, measure
 from training.recipe import GateSection, Recipe
 
 ROUNDING = 1e-12
@@ -80,9 +80,7 @@ def check_no_worse(
         worse = _list_worse_recorded(gate, manifest, draft, label)
     else:
         model = Model.load(store.open(name, version, files=NEEDED))
-        baseline = Measurable.from_model(model).figures(
-            MeasuredRows(test, rows.extent, rows.classes, rows.seed, rows.groups, manifest.input)
-        )
+        baseline = measure(model, replace(rows, test=test, inputs=manifest.input)).figures
         worse = list_worse_metrics(gate, draft.figures, baseline, label, rows.seed)
     if worse:
         raise GateError("\n".join([f"gate: {name} is worse than {label} in", *worse]))

@@ -6,21 +6,18 @@ import numpy as np
 from jaxtyping import Float64
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.conformal.calibration import Calibration
-from model_store.inference.model import Model, detector_scores
-from model_store.inference.runtime import Runtime
+from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
-from model_store.scores.transforms import Transform, to_target
 from training.calibration.calibrate import match_groups
 from training.data import Rows
 from training.evaluation.figures import Figure, Share
 from training.evaluation.metrics import class_figures, regression_figures
 from training.evaluation.outliers import even_rows, random_ids, takes_even_rows
-from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
+from training.evaluation.quality import REQUEST_ROWS
+from training.scoring import rows_per_draw_set, served_prediction
 from training.seeds import ServedRows, generator, hash_key
 
-REQUEST_ROWS = 16  # share a draw set
 NOISE_ROWS = 1000
 MIN_UNCERTAINTY = 1e-300  # avoids a division by 0
 
@@ -78,75 +75,47 @@ def disagreement(scores: AnyScores) -> float:
     return float(part.mean() / max(total.mean(), MIN_UNCERTAINTY))
 
 
-@dataclass(frozen=True, eq=False)
-class Measurable:
-    """The parts of a version that determine its quality."""
+def measure(model: Model, rows: MeasuredRows) -> Quality:
+    """Measure the predictions on test rows, and the flag's rate on test rows and on noise.
 
-    runtime: Runtime
-    calibration: Calibration
-    density: tuple[str, ...]  # names of the density detectors
-    classes: tuple[str, ...]
-    transform: Transform | None = None
+    Rows are scored as served, in requests of `REQUEST_ROWS` rows (or more, if more must share a
+    draw set) with the default draws. The flag's rates are at fpr .05.
+    """
+    draws = int(model.calibration.draw_counts[-1])
+    share = max(REQUEST_ROWS, rows_per_draw_set(model.runtime, len(rows.test), draws))
+    seed, noise_seed = (hash_key(rows.seed, key) for key in (ServedRows.TEST, ServedRows.NOISE))
+    test, likelihoods = served_prediction(model, rows.test, draws, seed, share)
+    noise, _ = served_prediction(model, rows.noise, draws, noise_seed, share)
+    groups = match_groups(model.calibration, rows.test, rows.groups)
+    if groups is not None:
+        test = test.with_groups(groups)
+    if isinstance(test.scores, Scores):
+        probs = _reorder(test.scores.probabilities, model.manifest.classes or (), rows.classes)
+        figures = class_figures(probs, rows.test.y)
+    else:
+        intervals = test.intervals(0.95)
+        assert intervals is not None
+        assert likelihoods is not None
+        figures = regression_figures(test.scores.in_units, likelihoods, intervals, rows.test.y)
+    figures = {f"test_{key}": figure for key, figure in figures.items()}
+    figures["flag_rate_at_05"] = Share(test.judged_p_values.p_value <= 0.05)
+    figures["uniform_noise_flagged_at_05"] = Share(noise.judged_p_values.p_value <= 0.05)
+    return Quality(figures, disagreement(test.scores), disagreement(noise.scores))
 
-    @classmethod
-    def from_model(cls, model: Model) -> "Measurable":
-        manifest = model.manifest
-        density, classes = manifest.detectors.density, manifest.classes or ()
-        return cls(model.runtime, model.calibration, density, classes, manifest.transform)
 
-    def figures(self, rows: MeasuredRows) -> dict[str, Figure]:
-        return self.measure(rows).figures
+def _reorder(
+    probs: Float64[np.ndarray, "N C"], names: tuple[str, ...], classes: tuple[str, ...]
+) -> Float64[np.ndarray, "N D"]:
+    """Order the probabilities of `names` by `classes`, followed by the other names.
 
-    def measure(self, rows: MeasuredRows) -> Quality:
-        """Measure the predictions on test rows, and the flag's rate on test rows and on noise.
-
-        Rows are scored as served, in requests of `REQUEST_ROWS` rows (or more, if more must share a
-        draw set) with the default draws. The flag's rates are at fpr .05.
-        """
-        draws = int(self.calibration.draw_counts[-1])
-        share = max(REQUEST_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
-        seed = hash_key(rows.seed, ServedRows.TEST)
-        noise_seed = hash_key(rows.seed, ServedRows.NOISE)
-        scores, densities, likelihoods = scores_and_likelihoods(
-            self.runtime, rows.test, draws, seed, share, self.transform
-        )
-        (noise_scores,), noise_densities = served_scores(
-            self.runtime, rows.noise, [draws], noise_seed, share, self.transform
-        )
-        flagged: dict[str, Figure] = {}
-        groups = match_groups(self.calibration, rows.test, rows.groups)
-        for key, scored, density, row_groups in (
-            ("flag_rate_at_05", scores, densities, groups),
-            ("uniform_noise_flagged_at_05", noise_scores, noise_densities, None),
-        ):
-            detected = detector_scores(scored, density, self.density)
-            p_values = self.calibration.p_values(detected, scored.labels, draws, row_groups)
-            flagged[key] = Share(p_values.p_value <= 0.05)
-        if isinstance(scores, Scores):
-            probs = self._reorder(scores.probabilities, rows.classes)
-            test_figures = class_figures(probs, rows.test.y)
-        else:
-            tables = self.calibration.rank_tables(draws)
-            intervals = tables.intervals(scores.mean, scores.std, 0.95, categories=groups)
-            if self.transform is not None:
-                intervals = to_target(self.transform, intervals)
-            test_figures = regression_figures(scores.in_units, likelihoods, intervals, rows.test.y)
-        figures = {**{f"test_{key}": figure for key, figure in test_figures.items()}, **flagged}
-        return Quality(figures, disagreement(scores), disagreement(noise_scores))
-
-    def _reorder(
-        self, probs: Float64[np.ndarray, "N C"], classes: tuple[str, ...]
-    ) -> Float64[np.ndarray, "N D"]:
-        """Order probabilities by `classes`, followed by the version's other classes.
-
-        Classes that the version does not have get probability 0.
-        """
-        if classes == self.classes:
-            return probs
-        index = {name: c for c, name in enumerate(self.classes)}
-        extra = [name for name in self.classes if name not in classes]
-        columns = [
-            probs[:, index[name]] if name in index else np.zeros(len(probs))
-            for name in (*classes, *extra)
-        ]
-        return np.stack(columns, axis=1)
+    Classes that are not among the names get probability 0.
+    """
+    if classes == names:
+        return probs
+    index = {name: c for c, name in enumerate(names)}
+    extra = [name for name in names if name not in classes]
+    columns = [
+        probs[:, index[name]] if name in index else np.zeros(len(probs))
+        for name in (*classes, *extra)
+    ]
+    return np.stack(columns, axis=1)

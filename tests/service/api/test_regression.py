@@ -16,7 +16,7 @@ from tests.support.recipes import write_recipe
 from tests.support.serving import serving
 from training.__main__ import main
 from training.data import Rows
-from training.scoring import draw_seed, scores_and_likelihoods
+from training.scoring import draw_seed, served_prediction
 
 USERS_MODULE = """
 from torch import nn
@@ -266,12 +266,12 @@ def test_answers_have_the_fields_that_the_document_gives(client, wavy):
 
 
 def test_the_measured_likelihood_is_that_of_each_row_s_mixture_as_served(folder, wavy):
-    runtime = Model.load(ModelStore(folder / "models").open("wavy", "1")).runtime
+    model = Model.load(ModelStore(folder / "models").open("wavy", "1"))
     rows = Rows(*(wavy[part][:20].astype(np.float32) for part in ("x_test", "y_test")))
-    _, _, likelihoods = scores_and_likelihoods(runtime, rows, 30, 3, 16)
+    _, likelihoods = served_prediction(model, rows, 30, 3, 16)
     for i in range(20):
-        outputs, _ = runtime.run(
-            rows.x[i : i + 1], runtime.draw(draw_seed(3, i // 16), 0, 30)[:, None]
+        outputs, _ = model.runtime.run(
+            rows.x[i : i + 1], model.runtime.draw(draw_seed(3, i // 16), 0, 30)[:, None]
         )
         mean, std = outputs[:, 0, 0], np.exp(0.5 * outputs[:, 0, 1])
         assert likelihoods[i] == pytest.approx(

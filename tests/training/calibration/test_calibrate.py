@@ -10,7 +10,7 @@ from model_store.types import DetectorNames
 from training.calibration.calibrate import by_detector, calibrate
 from training.data import digits
 from training.recipe import COMBINED_DENSITIES
-from training.scoring import draw_counts, draw_seed, scores_and_likelihoods, served_scores
+from training.scoring import draw_counts, draw_seed, served_scores
 from training.seeds import hash_key
 
 COUNTS = [1, 2, 3, 5, 10]
@@ -52,20 +52,6 @@ def test_rows_are_scored_exactly_as_requests_with_their_seeds_are_served(runtime
                     name
                 )
             assert np.array_equal(densities[i], density[0])
-
-
-def test_a_row_s_likelihood_is_the_mean_probability_of_its_label_as_served(runtime, rows):
-    scores, densities, likelihoods = scores_and_likelihoods(runtime, rows, 10, 3, 16)
-    (expected,), same_densities = served_scores(runtime, rows, [10], 3, 16)
-    assert np.array_equal(densities, same_densities)
-    assert np.array_equal(scores.entropy, expected.entropy)
-    for i in range(ROWS):
-        log_probs, _ = runtime.run(
-            rows.x[i : i + 1], runtime.draw(draw_seed(3, i // 16), 0, 10)[:, None]
-        )
-        assert np.isclose(
-            np.exp(likelihoods[i]), np.exp(log_probs[:, 0, rows.y[i]]).mean(), rtol=1e-5
-        )
 
 
 def test_each_request_has_draws_of_its_own(runtime, rows):

@@ -16,7 +16,7 @@ from training.data import load as data_of
 from training.evaluation.pairs import worse_by
 from training.publishing.draft import Draft
 from training.publishing.gate import GateError, check_gate, encode_rows_for
-from training.publishing.quality import Measurable, MeasuredRows
+from training.publishing.quality import MeasuredRows, measure
 from training.recipe import load
 
 POSTERIOR = {"couplings": 2, "hidden": 8}
@@ -86,9 +86,8 @@ def test_metrics_know_their_direction():
 def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_store, digits_rows):
     model = Model.load(own_store.open("digits", "1", files=NEEDED))
     rows = digits().test.take(np.arange(40))
-    custom = Measurable.from_model(model)
     classes = model.manifest.classes
-    expected = custom.figures(MeasuredRows(rows, (0.0, 16.0), classes, 3))
+    expected = measure(model, MeasuredRows(rows, (0.0, 16.0), classes, 3)).figures
     order = np.random.default_rng(0).permutation(10)
     renamed = MeasuredRows(
         Rows(rows.x, np.argsort(order)[rows.y]),
@@ -96,7 +95,7 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
         (*(classes[c] for c in order), "ten"),
         3,
     )
-    actual = custom.figures(renamed)
+    actual = measure(model, renamed).figures
     for name, figure in expected.items():
         if "calibration_error" not in name:
             assert actual[name].value == pytest.approx(figure.value), name
