@@ -12,8 +12,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from model_store.artifacts.disk import digest, make_folder, read_regular, write_synced
-from model_store.artifacts.manifest import ENCODER, FileSpec, Manifest
+from model_store.artifacts.disk import digest, link_file, make_folder, read_regular, write_synced
+from model_store.artifacts.manifest import ENCODER, Manifest
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
 from model_store.artifacts.storage import MANIFEST, Lease, is_name
@@ -190,7 +190,8 @@ class Cache:
         draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
         path = f"{manifest.name}/{manifest.version}"
         for file, spec in manifest.files.items():
-            if file != ENCODER or not self._link(draft / file, spec):
+            links = (link_file(copy.folder / file, draft / file, spec) for copy in self._copies())
+            if file != ENCODER or not any(links):
                 self._download_file(draft / file, f"{path}/{file}", manifest, objects)
         for file in (SIGNATURE, MANIFEST):
             seal = objects.get(f"{path}/{file}", MAX_SEAL_BYTES)
@@ -217,16 +218,6 @@ class Cache:
             raise manifest.broken(file, error.strerror or "No such file or directory") from None
         if difference := spec.difference(size, sha256.hexdigest()):
             raise manifest.broken(file, difference)
-
-    def _link(self, target: Path, spec: FileSpec) -> bool:
-        """Hard-link a file with the same content from another copy, if possible."""
-        for copy in self._copies():
-            with suppress(OSError):
-                os.link(copy.folder / target.name, target, follow_symlinks=False)
-                if spec.difference(*digest(target, spec.size)) is None:
-                    return True
-                target.unlink()
-        return False
 
     def _make_room(self, needed: int, aliases: Aliases) -> None:
         """Delete unlocked copies until `needed` bytes fit, or raise StoreError."""

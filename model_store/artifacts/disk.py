@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from model_store.artifacts.manifest import FileSpec
+
 PIECE_BYTES = 1 << 20  # per read of a large file
 
 
@@ -28,6 +30,16 @@ def digest(path: Path, limit: int) -> tuple[int, str]:
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading, without following links or blocking on a pipe."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+
+
+def link_file(path: Path, target: Path, spec: FileSpec) -> bool:
+    """Hard-link a file, if that is possible and its content matches the specification."""
+    with suppress(OSError):  # it was deleted, or the file system has no links
+        os.link(path, target, follow_symlinks=False)
+        if spec.difference(*digest(target, spec.size)) is None:
+            return True
+        target.unlink()
+    return False
 
 
 def write_synced(path: Path, content: bytes) -> None:

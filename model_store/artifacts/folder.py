@@ -4,13 +4,14 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
 
 from model_store.artifacts.disk import (
     PIECE_BYTES,
     digest,
+    link_file,
     make_folder,
     open_regular,
     read_regular,
@@ -133,12 +134,8 @@ class Folder(Storage):
     def _link_or_copy(self, original: Original, target: Path) -> None:
         """Hard-link a published duplicate to `target`, or write a synced copy."""
         spec = original.spec
-        for path in original.duplicates:
-            with suppress(OSError):  # it was deleted, or the file system has no links
-                os.link(self.root / path, target, follow_symlinks=False)
-                if spec.difference(*digest(target, spec.size)) is None:
-                    return
-                target.unlink()
+        if any(link_file(self.root / path, target, spec) for path in original.duplicates):
+            return
         with open_regular(original.path) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy, PIECE_BYTES)
             copy.flush()
