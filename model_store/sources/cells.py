@@ -147,21 +147,18 @@ def _pattern(writing: NumberStyle) -> re.Pattern[str]:
     return re.compile(rf"(?P<minus>[+-])?{before}{number}{after}", re.ASCII)
 
 
-def parse_iso_time(text: str) -> float:
-    """Convert an ISO 8601 time to seconds since 1970. Raises ValueError for other text."""
-    if not ISO.fullmatch(text):
-        raise ValueError(text)
-    return seconds_since(datetime.fromisoformat(text))
-
-
-def parse_time(date_format: str, text: str) -> float:
-    """Convert a time in a `strptime` format to seconds since 1970.
+def parse_time(date_format: str | None, text: str) -> float:
+    """Convert a time in a `strptime` format, or in ISO 8601 without one, to seconds since 1970.
 
     Formats without a time of day accept an optional one.
 
     Raises:
         ValueError: for other text.
     """
+    if date_format is None:
+        if not ISO.fullmatch(text):
+            raise ValueError(text)
+        return seconds_since(datetime.fromisoformat(text))
     stripped = "" if len(text) > MAX_CHARACTERS else text.strip()
     is_date_only = HAS_CLOCK.search(date_format) is None
     if is_date_only:

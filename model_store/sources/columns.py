@@ -28,7 +28,6 @@ from model_store.sources.cells import (
     date_example,
     match_category,
     number_example,
-    parse_iso_time,
     parse_number,
     parse_time,
     phases,
@@ -269,9 +268,7 @@ def _time(date_format: str | None, cell: Any, field: str) -> float:
     if type(cell) is not str:
         raise InvalidInput(field, expected, describe_value(cell))
     try:
-        if date_format is None or ISO.fullmatch(cell):
-            return parse_iso_time(cell)
-        return parse_time(date_format, cell)
+        return parse_time(None if ISO.fullmatch(cell) else date_format, cell)
     except (ValueError, OverflowError):
         raise InvalidInput(field, expected, describe_value(cell)) from None
 

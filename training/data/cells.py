@@ -11,7 +11,6 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -32,7 +31,6 @@ from model_store.sources.cells import (
     TIME_EXAMPLE,
     find_sign,
     is_number,
-    parse_iso_time,
     parse_number,
     parse_time,
 )
@@ -462,9 +460,8 @@ def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]
 
 
 def _parse_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
-    parse = parse_iso_time if form is None else partial(parse_time, form)
     try:
-        return {text: parse(text) for text in texts}
+        return {text: parse_time(form, text) for text in texts}
     except (ValueError, OverflowError):
         return None
 

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import numpy as np
 import pytest
 
-from model_store.sources.cells import parse_iso_time, phases, seconds_since
+from model_store.sources.cells import parse_time, phases, seconds_since
 
 DAY = 24 * 60 * 60
 
@@ -23,7 +23,7 @@ DAY = 24 * 60 * 60
     ],
 )
 def test_a_time_is_the_seconds_since_1970_in_utc(text, seconds):
-    assert parse_iso_time(text) == seconds
+    assert parse_time(None, text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_time_is_the_seconds_since_1970_in_utc(text, seconds):
 )
 def test_what_is_no_time_in_iso_8601_is_refused(text):
     with pytest.raises(ValueError):
-        parse_iso_time(text)
+        parse_time(None, text)
 
 
 def test_a_time_with_an_offset_is_that_of_its_offset_and_one_without_is_of_utc():
