@@ -1,5 +1,7 @@
 """Scores of a pool's rows, computed with shared draws."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float, Float32, Float64
 
@@ -7,54 +9,37 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 
-# Class shares among the rows, if they differ from the training data
-Priors = tuple[float, ...]
+Scores = Float64[np.ndarray, "N"]
 
 
-def pool_scores(
-    model: Model,
-    x: Float32[np.ndarray, "N I"],
-    draws: DrawSet,
-    acquisition: str,
-    priors: Priors | None = None,
-) -> Float64[np.ndarray, "N"]:
-    """Compute each row's acquisition score; for a joint score, the gain without other rows."""
-    predictive = model.predictive
-    if acquisition in predictive.joint_scores:
-        return pool_candidates(model, x, draws, acquisition, priors).gain
-    errors = [score for name, score in predictive.jackknife_scores.items() if name == acquisition]
-    sums = predictive.sums(_outputs(model, x, draws, priors))
-    return predictive.acquisition(predictive.scores(sums, errors), acquisition)
+@dataclass(frozen=True, eq=False)
+class PoolScorer:
+    """An acquisition of a model. `priors` are class shares that replace the training shares."""
 
+    model: Model
+    acquisition: str
+    priors: tuple[float, ...] | None = None
 
-def race_scores(
-    model: Model,
-    x: Float32[np.ndarray, "N I"],
-    draws: DrawSet,
-    acquisition: str,
-    priors: Priors | None = None,
-) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
-    predictive = model.predictive
-    sums = predictive.sums(_outputs(model, x, draws, priors))
-    errors = [predictive.acquisition_scores[acquisition]]
-    return predictive.race(predictive.scores(sums, errors), acquisition)
+    def scores(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Scores:
+        """Compute each row's score; for a joint score, the gain without other rows."""
+        predictive, name = self.model.predictive, self.acquisition
+        if name in predictive.joint_scores:
+            return self.candidates(x, draws).gain
+        errors = [score for key, score in predictive.jackknife_scores.items() if key == name]
+        sums = predictive.sums(self._outputs(x, draws))
+        return predictive.acquisition(predictive.scores(sums, errors), name)
 
+    def race(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> tuple[Scores, Scores]:
+        predictive = self.model.predictive
+        sums = predictive.sums(self._outputs(x, draws))
+        errors = [predictive.acquisition_scores[self.acquisition]]
+        return predictive.race(predictive.scores(sums, errors), self.acquisition)
 
-def pool_candidates(
-    model: Model,
-    x: Float32[np.ndarray, "N I"],
-    draws: DrawSet,
-    acquisition: str,
-    priors: Priors | None = None,
-) -> Candidates:
-    predictive = model.predictive
-    return predictive.joint_scores[acquisition].from_samples(
-        predictive.samples(_outputs(model, x, draws, priors))
-    )
+    def candidates(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Candidates:
+        predictive = self.model.predictive
+        samples = predictive.samples(self._outputs(x, draws))
+        return predictive.joint_scores[self.acquisition].from_samples(samples)
 
-
-def _outputs(
-    model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, priors: Priors | None
-) -> Float[np.ndarray, "K N C"]:
-    outputs = model.runtime.run_outputs(x, draws)
-    return outputs if priors is None else model.shifted(outputs, priors)
+    def _outputs(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Float[np.ndarray, "K N C"]:
+        outputs = self.model.runtime.run_outputs(x, draws)
+        return outputs if self.priors is None else self.model.shifted(outputs, self.priors)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Int64
 from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import check_acquisition, check_beta
-from model_store.acquisition.scoring import pool_candidates, pool_scores
+from model_store.acquisition.scoring import PoolScorer
 from model_store.artifacts.manifest import InputSpec, Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.model import Model
@@ -115,6 +115,7 @@ class Computation:
     def __init__(self, model: Model, request: ComputationRequest) -> None:
         self.model, self.request = model, request
         self.manifest = model.manifest
+        self.scorer = PoolScorer(model, request.acquisition, request.priors)
 
     def draws(self, num_samples: int | None = None) -> DrawSet:
         number = num_samples or self.request.num_samples
@@ -179,9 +180,6 @@ class Computation:
             about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
         return about
 
-    def scores(self, x: Float32[np.ndarray, "n I"], draws: DrawSet) -> Float64[np.ndarray, "n"]:
-        return pool_scores(self.model, x, draws, self.request.acquisition, self.request.priors)
-
     def candidates(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], rows: Int64[np.ndarray, "M"]
     ) -> Candidates:
@@ -191,11 +189,8 @@ class Computation:
             parts: the rows in order of their indices.
             rows: indices of the rows, in the order of the result.
         """
-        request, draws = self.request, self.draws()
-        candidates = [
-            pool_candidates(self.model, x, draws, request.acquisition, request.priors)
-            for x in parts
-        ]
+        draws = self.draws()
+        candidates = [self.scorer.candidates(x, draws) for x in parts]
         place = np.argsort(np.argsort(rows))
         columns = ([part.gain, part.noise, part.outputs] for part in candidates)
         return Candidates(*(np.concatenate(parts)[place] for parts in zip(*columns, strict=True)))

@@ -31,7 +31,6 @@ from model_store.acquisition.ranking import (
     check_row_scores,
     rank_pool_sync,
 )
-from model_store.acquisition.scoring import race_scores
 from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.store import open_store
 from model_store.conformal.rank_tables import benjamini_hochberg
@@ -362,10 +361,9 @@ class JobPool(Pool):
             if job.computation.is_batch:
                 columns["digest"] = row_digests(x)
             if is_race:
-                raced = job.model, x, draws, request.acquisition, request.priors
-                columns["score"], columns["error"] = race_scores(*raced)
+                columns["score"], columns["error"] = job.computation.scorer.race(x, draws)
             else:
-                columns["score"] = job.computation.scores(x, draws)
+                columns["score"] = job.computation.scorer.scores(x, draws)
             check_row_scores(columns["score"], rows[first : first + len(x)], request.field)
             return columns
 

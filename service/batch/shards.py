@@ -222,7 +222,7 @@ class Worker:
         name, seed = request.acquisition, request.seed
         if name == RANDOM:
             return random_scores(id_hashes(rows.ids, seed))
-        scores = self.computation.scores(rows.x, self.draws)
+        scores = self.computation.scorer.scores(rows.x, self.draws)
         if name not in self.model.predictive.sampling_acquisitions:
             return scores
         powers = power_scores(scores, rows.ids, seed, request.beta)

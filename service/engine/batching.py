@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from model_store.acquisition.choice import MAX_JOINT_ROWS
-from model_store.acquisition.scoring import pool_candidates, pool_scores, race_scores
+from model_store.acquisition.scoring import PoolScorer
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import MAX_DRAW_SET_BYTES, DrawSet
@@ -476,13 +476,13 @@ def _predict(
 
 def _score_pool(work: EngineWork, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> PoolScores:
     assert work.acquisition is not None
-    arguments = work.model, x, draws, work.acquisition, work.priors
+    scorer = PoolScorer(work.model, work.acquisition, work.priors)
     if work.max_candidates is not None:
-        candidates = pool_candidates(*arguments)
+        candidates = scorer.candidates(x, draws)
         return PoolScores(candidates.gain, candidates=candidates)
     if work.is_race:
-        return PoolScores(*race_scores(*arguments))
-    return PoolScores(pool_scores(*arguments))
+        return PoolScores(*scorer.race(x, draws))
+    return PoolScores(scorer.scores(x, draws))
 
 
 def _row_thetas(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K N D"]:

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from model_store.acquisition.scoring import PoolScorer
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.runtime import Runtime
-from service.batch import command, computation, shards
+from service.batch import command, shards
 from service.batch.files import Stopped
 from service.commands import add_commands
 from service.settings import Settings
@@ -375,9 +376,9 @@ def test_rows_whose_result_is_not_finite_are_rejected(
     monkeypatch.setattr(Runtime, "run_set", run_and_note)
     monkeypatch.setattr(Model, "prediction", prediction)
     monkeypatch.setattr(
-        computation,
-        "pool_scores",
-        lambda model, x, *_: np.where(x[:, 0] == 16, np.nan, x.sum(axis=1)),
+        PoolScorer,
+        "scores",
+        lambda _, x, __: np.where(x[:, 0] == 16, np.nan, x.sum(axis=1)),
     )
     write(tmp_path / "huge.parquet", rows)
     run("score", tmp_path / "huge.parquet", tmp_path / "out", max_rejects=0.05)
