@@ -31,7 +31,7 @@ from jaxtyping import Float64, Int64
 from model_store.conformal.abstention import Answers, require_tensors
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
 from model_store.conformal.mondrian import Categories, CategoryKind
-from model_store.conformal.rank_tables import ConformalPValues, RankTables
+from model_store.conformal.rank_tables import RankTables
 from model_store.scores.tasks import DETECTED
 from model_store.types import DetectorNames
 
@@ -209,19 +209,6 @@ class Calibration:
             for c in range(len(self.categories.names))
         )
         return replace(all_rows, kind=self.categories.kind, by_category=parts)
-
-    def p_values(
-        self, scores: ByDetector, labels: Labels, num_draws: int, groups: Labels | None = None
-    ) -> ConformalPValues:
-        """Compute p-values from scores and labels of `num_draws` draws, a calibrated count.
-
-        If there are categories, each row is ranked within its category. `groups` is for a
-        calibration by group.
-        """
-        surprisals = self.compute_surprisals(scores, labels, num_draws)
-        categories = None if self.categories is None else self.categories.assign(labels, groups)
-        statistic = flag_statistic(surprisals, self.names.combined)
-        return self.rank_tables(num_draws).p_values(statistic, surprisals, categories)
 
     def _index(self, num_draws: int) -> int:
         j = int(self.draw_counts.searchsorted(num_draws))

@@ -18,6 +18,7 @@ from model_store.conformal.calibration import (
 )
 from model_store.conformal.rank_tables import conformal_p_value, mass_above, quantile
 from model_store.types import DetectorNames
+from tests.support.p_values import find_p_values
 
 DETECTORS = ("a", "b", "c")
 NAMES = DetectorNames(combined=DETECTORS, density=("b", "c"), two_sided=("c",))
@@ -36,7 +37,9 @@ def test_p_values_by_hand():
 
 def test_the_smallest_p_value_is_the_smallest_fpr():
     calibration = fitted(np.random.default_rng(0), reference=30, ranking=19)
-    p_values = calibration.p_values(dict.fromkeys(DETECTORS, np.array([1e9])), np.array([0]), 1)
+    p_values = find_p_values(
+        calibration, dict.fromkeys(DETECTORS, np.array([1e9])), np.array([0]), 1
+    )
     assert p_values.p_value == calibration.smallest_fpr == 1.0 / 20.0
     assert all(p == 1.0 / 20.0 for p in p_values.detector_p_values.values())
 
@@ -75,8 +78,8 @@ def test_each_detectors_own_p_value_is_uniform():
     generator = np.random.default_rng(4)
     levels = []
     for _ in range(SPLITS):
-        p_values = fitted(generator, reference=20, ranking=49).p_values(
-            *get_scores(generator, 1), 1
+        p_values = find_p_values(
+            fitted(generator, reference=20, ranking=49), *get_scores(generator, 1), 1
         )
         levels.append([p_values.detector_p_values[name][0] for name in DETECTORS])
     counts = np.round(np.array(levels) * 50).astype(int)  # uniform over 1..50
@@ -122,7 +125,9 @@ def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
         parts = as_scores(drawn(reference)), as_scores(drawn(ranking))
         calibration = Calibration.fit([1], *parts, np.full((1, ranking), 0.5), names, 1)
         for kind, shift in (("noise", 6.0), ("ordinary", 0.0)):
-            p_value = calibration.p_values(drawn(100, shift), np.zeros(100, dtype=int), 1).p_value
+            p_value = find_p_values(
+                calibration, drawn(100, shift), np.zeros(100, dtype=int), 1
+            ).p_value
             actual[kind].append(float(np.mean(p_value <= 0.05)))
     assert np.mean(actual["noise"]) > 0.97
     k = math.floor(0.05 * (ranking + 1))
@@ -148,8 +153,8 @@ def test_each_number_of_draws_has_its_own_calibration():
         [1, 10], scores, scores, np.full((2, 3), 0.5), DetectorNames(("a",)), 1
     )
     new, label = {"a": np.array([5.0])}, np.array([0])
-    assert calibration.p_values(new, label, 1).p_value == 0.25
-    assert calibration.p_values(new, label, 10).p_value == 1.0
+    assert find_p_values(calibration, new, label, 1).p_value == 0.25
+    assert find_p_values(calibration, new, label, 10).p_value == 1.0
 
 
 def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_the_detector_is():
@@ -165,7 +170,7 @@ def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_th
     def p_values(log_score, label):
         score = np.array([math.exp(log_score)])
         scores = {"low": score, "high": score}
-        calibrated = calibration.p_values(scores, np.array([label]), 1).detector_p_values
+        calibrated = find_p_values(calibration, scores, np.array([label]), 1).detector_p_values
         return calibrated["low"][0], calibrated["high"][0]
 
     for label, centre in ((0, 0.0), (1, 10.0)):
@@ -180,7 +185,7 @@ def test_a_number_of_draws_that_was_not_calibrated_is_refused():
     with pytest.raises(
         ValueError, match=r"expected a calibrated number of draws, \[1, 10\], got 3"
     ):
-        calibration.p_values(dict.fromkeys(DETECTORS, np.zeros(1)), np.array([0]), 3)
+        find_p_values(calibration, dict.fromkeys(DETECTORS, np.zeros(1)), np.array([0]), 3)
     with pytest.raises(
         ValueError, match=r"expected a calibrated number of draws, \[1, 10\], got 3"
     ):
@@ -239,7 +244,7 @@ def test_the_doubt_is_kept_in_the_order_of_the_statistic():
     calibration = Calibration.fit([1, 5], reference, ranking, uncertainty, NAMES, LABELS, answers)
     for j, count in enumerate((1, 5)):
         of_count = {name: scores[j] for name, scores in ranking.by_name.items()}
-        p_value = calibration.p_values(of_count, ranking.labels[j], count).p_value
+        p_value = find_p_values(calibration, of_count, ranking.labels[j], count).p_value
         order = np.argsort(-p_value)
         abstention = calibration.rank_tables(count).abstention
         assert abstention.uncertainty.tolist() == uncertainty[j][order].tolist()
@@ -262,7 +267,10 @@ def test_tensors_round_trip_through_safetensors():
     read = Calibration.from_tensors(load(save(calibration.tensors())), NAMES, LABELS)
     scores = get_scores(np.random.default_rng(4), 50)
     for count in (1, 5, 20):
-        ours, theirs = calibration.p_values(*scores, count), read.p_values(*scores, count)
+        ours, theirs = (
+            find_p_values(calibration, *scores, count),
+            find_p_values(read, *scores, count),
+        )
         assert all(
             ours.detector_p_values[n].tolist() == theirs.detector_p_values[n].tolist()
             for n in DETECTORS
@@ -352,7 +360,7 @@ def flags(generator, ranking, new, fpr, decimals=None):
     """How many of `new` rows like the calibration data are flagged."""
     calibration = fitted(generator, ranking=ranking, decimals=decimals)
     return int(
-        np.sum(calibration.p_values(*get_scores(generator, new, decimals), 1).p_value <= fpr)
+        np.sum(find_p_values(calibration, *get_scores(generator, new, decimals), 1).p_value <= fpr)
     )
 
 

@@ -14,6 +14,7 @@ from model_store.conformal.rank_tables import (
     target_nonconformity,
 )
 from model_store.types import DetectorNames
+from tests.support.p_values import find_p_values
 
 NAMES = DetectorNames(("a",))
 SPLITS = 150
@@ -63,8 +64,8 @@ def test_the_flag_keeps_its_rate_in_each_category_where_that_of_all_rows_does_no
     for split in range(SPLITS):
         for by, counts in flags.items():
             scores = {"a": generator.exponential(SCALES[new])}
-            p_values = calibration(generator, by).p_values(
-                scores, new, 1, new if by == "group" else None
+            p_values = find_p_values(
+                calibration(generator, by), scores, new, 1, new if by == "group" else None
             )
             counts[split] = np.bincount(new, p_values.p_value <= fpr)
     for c, rows in enumerate(ROWS):
@@ -158,7 +159,7 @@ def test_a_category_of_few_rows_loses_everything_but_its_guarantee():
     assert by_class.smallest_fpr == 1 / 51
     tables = by_class.rank_tables(1)
     far = {"a": np.full(3, 1e6)}
-    p_value = by_class.p_values(far, np.arange(3), 1).p_value
+    p_value = find_p_values(by_class, far, np.arange(3), 1).p_value
     assert p_value.tolist() == [1 / 51, 1 / 51, 1 / 9]
     inside = tables.prediction_sets(np.full((1, 3), 0.999999), 0.95)
     assert inside.tolist() == [[False, False, True]]
@@ -173,16 +174,18 @@ def test_an_unknown_group_is_judged_by_the_most_cautious_of_those_with_enough_ro
     model = calibration(generator, "group", rows)
     tables, new = model.rank_tables(1), generator.exponential(2.0, 40)
     unknown = np.full(40, UNKNOWN)
-    actual = model.p_values({"a": new}, np.zeros(40, dtype=int), 1, unknown)
-    each = [model.p_values({"a": new}, np.zeros(40, dtype=int), 1, np.full(40, g)) for g in (0, 1)]
+    actual = find_p_values(model, {"a": new}, np.zeros(40, dtype=int), 1, unknown)
+    each = [
+        find_p_values(model, {"a": new}, np.zeros(40, dtype=int), 1, np.full(40, g)) for g in (0, 1)
+    ]
     assert actual.p_value.tolist() == np.maximum(each[0].p_value, each[1].p_value).tolist()
-    without = model.p_values({"a": new}, np.zeros(40, dtype=int), 1)
+    without = find_p_values(model, {"a": new}, np.zeros(40, dtype=int), 1)
     assert without.p_value.tolist() == actual.p_value.tolist()
     widest = max(quantile(table.nonconformity, 0.9) for table in tables.by_category[:2])
     ends = tables.intervals(np.zeros(1), np.ones(1), 0.9)
     assert ends.tolist() == [[-widest, widest]]
     small = calibration(generator, "group", np.array([3, 2, 4]))
-    assert small.p_values({"a": np.array([1e6])}, np.array([0]), 1).p_value == 1 / 3
+    assert find_p_values(small, {"a": np.array([1e6])}, np.array([0]), 1).p_value == 1 / 3
 
 
 def test_rows_of_an_unknown_group_are_not_answered():

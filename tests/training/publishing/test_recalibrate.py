@@ -7,14 +7,14 @@ from scipy import special, stats
 
 from model_store.artifacts.manifest import FILES
 from model_store.artifacts.store import ModelStore
-from model_store.inference.model import NEEDED, Model, detector_scores
+from model_store.inference.model import NEEDED, Model
 from tests.support.environment import working_in
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Dataset, Rows, digits, load, renumber
 from training.publishing.derive import prune_version, refit_temperature, split_rows
-from training.scoring import served_scores
+from training.scoring import served_prediction
 from training.versions import open_parent
 
 BRIGHTNESS = 2.0
@@ -39,10 +39,9 @@ def flags(folder, version):
     model = Model.load(store.open("digits", version, NEEDED))
     data = npz(folder / "bright.npz")
     rows = split_rows(data, REFERENCE, RANKING, 0).test
-    counts = list(model.manifest.detectors.draw_counts[-1:])
-    (scores,), density = served_scores(model.runtime, rows, counts, seed=12)
-    detected = detector_scores(scores, density, model.manifest.detectors.density)
-    return model.calibration.p_values(detected, scores.labels, counts[0]).p_value <= 0.05
+    draws = model.manifest.noise.default_draws
+    prediction, _ = served_prediction(model, rows, draws, seed=12, share=1)
+    return prediction.judged_p_values.p_value <= 0.05
 
 
 def npz(path):
