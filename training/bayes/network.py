@@ -67,11 +67,14 @@ class Network(nn.Module):
         """Return the input of the last layer with weights, under one draw."""
         raise NotImplementedError
 
+    @torch.no_grad()
     def initialise(
         self, x: Float[Tensor, "N I"], standardise: bool = True
     ) -> Float[Tensor, "D"] | None:
         """Set the standardisation from a batch, and return the initial theta, if defined."""
-        raise NotImplementedError
+        if standardise:
+            self.fit_scale(x)
+        return None
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Return -log N(W; 0, prior_std^2) of fixed weights, up to a constant."""

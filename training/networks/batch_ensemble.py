@@ -67,11 +67,6 @@ class BatchEnsemble(Network):
         last_input = self._run(self.scale(x).flatten(1), theta)[1]
         return last_input if last_input.ndim == 2 else last_input[0]
 
-    @torch.no_grad()
-    def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
-        if standardise:
-            self.fit_scale(x)
-
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Return sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members."""
         layers = [layer for layer in self.module if isinstance(layer, MemberLinear)]

@@ -386,11 +386,6 @@ class MemberNetwork(Network):
         return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
 
     @torch.no_grad()
-    def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
-        if standardise:
-            self.fit_scale(x)
-
-    @torch.no_grad()
     def _draw_anchors(self, prior_std: float) -> None:
         for layer in self.members.modules():
             parameters = dict(layer.named_parameters(recurse=False))
