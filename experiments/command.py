@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments import certify, tables
+from model_store.commands import Commands
 from model_store.errors import InvalidInput
-from training.commands import Commands, add_command, add_options
+from training.commands import add_command, add_options
 from training.folders import runs_folder
 
 if TYPE_CHECKING:

@@ -3,16 +3,14 @@
 import argparse
 import sys
 
-from model_store.commands import add_store_commands
+from model_store.commands import add_store_commands, run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     parser = argparse.ArgumentParser("python -m model_store", description=__doc__)
     add_store_commands(parser)
-    options = parser.parse_args(arguments)
-    code: int = options.run(options)
-    return code
+    return run_command(parser, arguments)
 
 
 if __name__ == "__main__":

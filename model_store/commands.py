@@ -6,12 +6,14 @@ and completion are fast.
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TypeAlias
 
 from model_store.errors import DubitoError
+from model_store.processes import open_standard_files
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -63,9 +65,7 @@ def _add(
     commands: Commands, name: str, about: str, function: str | None = None
 ) -> argparse.ArgumentParser:
     """Add a command that calls a function of `maintenance`."""
-    parser = commands.add_parser(name, help=about, description=about)
-    parser.set_defaults(run=partial(run, f"model_store.maintenance:{function or name}"))
-    return parser
+    return add_command(commands, name, f"model_store.maintenance:{function or name}", about)
 
 
 def _add_version(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +74,30 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def run(function: str, options: argparse.Namespace) -> int:
-    """Run a command and return its exit code: 0 success, 1 broken versions, 2 invalid call."""
+    """Run a command and return its exit code: 2 if an option or setting is invalid."""
+    open_standard_files()
     try:
         return int(resolve_name(function)(options) or 0)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    function: str,
+    about: str,
+    run: Callable[[str, argparse.Namespace], int] = run,
+) -> argparse.ArgumentParser:
+    """Add a command that calls a function (`module:function`) with the options."""
+    parser = commands.add_parser(name, help=about, description=about)
+    parser.set_defaults(run=partial(run, function))
+    return parser
+
+
+def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
+    """Parse arguments, run the command and return its exit code."""
+    options = parser.parse_args(arguments)
+    code: int = options.run(options)
+    return code

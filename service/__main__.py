@@ -4,6 +4,7 @@
 import argparse
 import sys
 
+from model_store.commands import run_command
 from service.commands import add_commands
 from service.serve import serve_as_worker
 from service.server.supervisor import WorkerPlace
@@ -22,9 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = ["serve", *arguments]
     parser = argparse.ArgumentParser("python -m service", description=__doc__)
     add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
-    options = parser.parse_args(arguments)
-    code: int = options.run(options)
-    return code
+    return run_command(parser, arguments)
 
 
 if __name__ == "__main__":

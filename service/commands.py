@@ -5,13 +5,10 @@ A command's module is imported when the command runs, so that help and completio
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 
-from model_store.errors import DubitoError
-from model_store.processes import open_standard_files
-from service.integrations import Commands, installed_integrations
+from model_store.commands import Commands, add_command
+from service.integrations import installed_integrations
 
 SCOPES = "read, predict, acquire, label, metrics and admin"
 MAX_REJECTS = 0.01
@@ -39,25 +36,6 @@ def add_commands(commands: Commands) -> None:
     add_command(commands, "restore", "service.commands:restore", about)
     for integration in installed_integrations().values():
         integration.add_commands(commands)
-
-
-def add_command(
-    commands: Commands, name: str, function: str, about: str
-) -> argparse.ArgumentParser:
-    """Add a command that calls a function given as `module:function`."""
-    parser = commands.add_parser(name, help=about, description=about)
-    parser.set_defaults(run=partial(run, function))
-    return parser
-
-
-def run(function: str, options: argparse.Namespace) -> int:
-    """Run a command and return its exit code: 2 if an option or setting is invalid."""
-    open_standard_files()
-    try:
-        return int(resolve_name(function)(options) or 0)
-    except DubitoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
 
 
 def backup(_: argparse.Namespace) -> None:

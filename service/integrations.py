@@ -4,16 +4,14 @@ Each entry point of the group `dubito.integrations` refers to an `Integration`. 
 on demand, so that `dubito --help` is fast.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TypeAlias
+
+from model_store.commands import Commands
 
 GROUP = "dubito.integrations"
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 @dataclass(frozen=True)

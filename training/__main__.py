@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from model_store.commands import run_command
 from training.commands import add_commands
 
 
@@ -13,9 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("python -m training", description=__doc__)
     add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
-    options = parser.parse_args(arguments)
-    code: int = options.run(options)
-    return code
+    return run_command(parser, arguments)
 
 
 if __name__ == "__main__":

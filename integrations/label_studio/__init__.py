@@ -4,8 +4,8 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from service.commands import add_command
-from service.integrations import Commands, Integration
+from model_store.commands import Commands, add_command
+from service.integrations import Integration
 
 
 def _add_commands(commands: Commands) -> None:

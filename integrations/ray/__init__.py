@@ -3,8 +3,8 @@
 No other folder imports Ray.
 """
 
-from service.commands import add_command
-from service.integrations import Commands, Integration
+from model_store.commands import Commands, add_command
+from service.integrations import Integration
 
 
 def _add_commands(commands: Commands) -> None:

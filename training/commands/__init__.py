@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeAlias
+from typing import Any
 
+from model_store.commands import Commands
+from model_store.commands import add_command as _add_command
 from model_store.errors import DubitoError, InvalidInput, NotFound
 from training import log
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 CHECKOUT = Path(__file__).parents[2]  # unless the package is installed
 DONE = 0
@@ -52,15 +52,6 @@ def add_commands(commands: Commands) -> None:
         resolve_name("experiments.command:add_commands")(commands)
 
 
-def add_command(
-    commands: Commands, name: str, function: str, about: str
-) -> argparse.ArgumentParser:
-    """Add a command that calls a function (`module:function`) with the options."""
-    parser = commands.add_parser(name, help=about, description=about)
-    parser.set_defaults(run=partial(run, function))
-    return parser
-
-
 def run(function: str, options: argparse.Namespace) -> int:
     """Run a command and return its exit code."""
     if str(Path.cwd()) not in sys.path:
@@ -79,6 +70,9 @@ def run(function: str, options: argparse.Namespace) -> int:
         message = "stopped; to resume from the last checkpoint, run the same command again"
         print(f"\n{message}", file=sys.stderr)
         return INTERRUPTED
+
+
+add_command = partial(_add_command, run=run)
 
 
 @contextmanager
