@@ -106,10 +106,6 @@ class StoreUnreachable(StoreError):
 
     status, code, remedy = 503, "store_unreachable", "try again"
 
-    def __init__(self, text: str, is_refused: bool = False) -> None:
-        super().__init__(text)
-        self.is_refused = is_refused
-
 
 class OutOfMemory(DubitoError, MemoryError):
     """The prediction needs more memory than allowed."""

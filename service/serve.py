@@ -12,7 +12,7 @@ from pathlib import Path
 
 from model_store.artifacts.signature import read_trusted_keys
 from model_store.artifacts.store import VERIFY_KEY_VARIABLE, open_store
-from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
+from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.processes import open_standard_files
 from service.auth.keys import HEALTH_PATHS, KeyRing
@@ -60,7 +60,7 @@ def serve_as_worker(arguments: list[str]) -> int:
     place = WorkerPlace.from_arguments(arguments)
     try:
         settings = read_settings()
-        check(settings, is_first=False)
+        check(settings)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -68,33 +68,22 @@ def serve_as_worker(arguments: list[str]) -> int:
     return _serve(settings, place)
 
 
-def check(settings: Settings, is_first: bool = True) -> None:
+def check(settings: Settings) -> None:
     """Raise InvalidInput if the service cannot start with these settings."""
     KeyRing(settings)
     check_tracing(settings)
-    check_store(settings, is_first)
+    check_store(settings)
     if settings.verify_key_file is not None:
         read_trusted_keys(settings.verify_key_file, VERIFY_KEY_VARIABLE)
 
 
-def check_store(settings: Settings, is_first: bool) -> None:
-    """Raise InvalidInput if the store is a file, or a bucket that denies access.
-
-    An unreachable bucket is accepted. Only the first process reads the bucket.
-    """
+def check_store(settings: Settings) -> None:
+    """Raise InvalidInput if the store is a file or no URL of a bucket."""
     store = settings.store
-    if isinstance(store, Path):
-        if store.exists() and not store.is_dir():
-            raise InvalidInput("DUBITO_STORE", "a folder", str(store.absolute()))
-        return
-    bucket = open_store(store, cache=settings.cache, cache_bytes=settings.cache_bytes)
-    if is_first:
-        try:
-            bucket.names()
-        except StoreUnreachable as error:
-            if error.is_refused:
-                expected = "a readable bucket"
-                raise InvalidInput("DUBITO_STORE", expected, str(error)) from None
+    if isinstance(store, str):
+        open_store(store, cache=settings.cache, cache_bytes=settings.cache_bytes)
+    elif store.exists() and not store.is_dir():
+        raise InvalidInput("DUBITO_STORE", "a folder", str(store.absolute()))
 
 
 def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:

@@ -186,8 +186,8 @@ class Objects:
         except (AlreadyExistsError, PreconditionError):
             raise
         except BaseError as error:
-            reason, is_refused = _reason(str(error))
-            raise StoreUnreachable(f"cannot {action} in {self.url}: {reason}", is_refused) from None
+            reason = _reason(str(error))
+            raise StoreUnreachable(f"cannot {action} in {self.url}: {reason}") from None
 
 
 def check_url(url: str, field: str = "DUBITO_STORE") -> None:
@@ -209,14 +209,14 @@ def check_url(url: str, field: str = "DUBITO_STORE") -> None:
         raise InvalidInput(field, expected, repr(url[:80]))
 
 
-def _reason(text: str) -> tuple[str, bool]:
-    """Return a message without secrets, and whether the server refused the request."""
+def _reason(text: str) -> str:
+    """Describe obstore's message without its secrets."""
     if "169.254.169.254" in text or "metadata.google" in text or "credential" in text.lower():
-        return NO_CREDENTIALS, True
+        return NO_CREDENTIALS
     if "BadScheme" in text or "URL scheme is not allowed" in text:
-        return "the endpoint is http://, which AWS_ALLOW_HTTP=true must allow", True
+        return "the endpoint is http://, which AWS_ALLOW_HTTP=true must allow"
     match = re.search(r"status code: (\d{3})", text)
     if match is None:
-        return "it cannot be reached", False
+        return "it cannot be reached"
     status = match.group(1)
-    return STATUSES.get(status, f"the server answers {status}"), status in STATUSES
+    return STATUSES.get(status, f"the server answers {status}")

@@ -38,7 +38,7 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
     """
     shows_names = can_see_names(request.scope)
     serving = check_ready(context, shows_names)
-    problems = [*context.watcher.problems.values()]
+    problems = context.watcher.all_problems()
     answer: dict[str, Any] = {"status": "degraded" if problems else "ready"}
     if shows_names:
         answer |= {"models": serving} | ({"degraded": problems} if problems else {})
@@ -55,7 +55,7 @@ def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]
         raise NotReady("the service is shutting down")
     serving = context.served_versions()
     if not serving:
-        problems = context.watcher.problems.values() if shows_reasons else ()
+        problems = context.watcher.all_problems() if shows_reasons else ()
         reason = PREFLIGHTS_RUNNING if context.watcher.has_pending_preflights else HOW_TO_PUBLISH
         raise NotReady("; ".join(problems) or reason)
     missing = context.missing_models(serving)

@@ -18,6 +18,7 @@ from service.models.models import HOW_TO_PUBLISH, Models
 
 logger = logging.getLogger("dubito")
 
+MAX_BUCKET_WAIT_S = 5.0  # at startup, before the port opens
 MAX_PREFLIGHT_WAIT_S = 5.0  # at startup or an explicit refresh; most preflights take a second
 
 
@@ -30,16 +31,39 @@ class Watcher:
         self.settings = models.settings
         self.has_pending_preflights = False  # at the last refresh
         self.last_read = 0.0  # time of the last complete refresh, in seconds since 1970
-        self.is_reachable = True  # at the last refresh
+        self.store_problem: str | None = None  # why the last refresh could not read the store
         self.problems: dict[tuple[str, str], str] = {}  # by model and alias
+        self._has_started = threading.Event()
         self._refresh_lock = threading.Lock()
         self._ending = ending
         self._wakeup = models.preflights.wakeup
         self._thread = threading.Thread(target=self._watch, name="store-watcher", daemon=True)
 
+    @property
+    def is_reachable(self) -> bool:
+        return self.store_problem is None
+
+    def all_problems(self) -> list[str]:
+        """Return why the store, aliases and versions cannot be read or served."""
+        return [text for text in (self.store_problem, *self.problems.values()) if text is not None]
+
     def start(self) -> None:
-        """Load the latest version of each model, and start the thread."""
-        self.refresh(MAX_PREFLIGHT_WAIT_S)
+        """Start the thread, and wait until the latest versions are loaded.
+
+        A bucket may be slow, so the wait for it is limited.
+        """
+        self._thread.start()
+        is_bucket = isinstance(self.settings.store, str)
+        self._has_started.wait(MAX_BUCKET_WAIT_S if is_bucket else None)
+
+    def _load_first(self) -> None:
+        try:
+            with self._refresh_lock:
+                self.refresh(MAX_PREFLIGHT_WAIT_S)
+        except Exception:
+            logger.exception("reading the model store failed; trying again")
+        finally:
+            self._has_started.set()
         self.models.preflights.close_idle()
         if not self.models.names():
             logger.warning(HOW_TO_PUBLISH)
@@ -50,7 +74,6 @@ class Watcher:
                 logger.warning("%s: model %s is not in the store", variable, name)
         if settings.pools is not None and not settings.pools.is_dir():
             logger.warning("DUBITO_POOLS: there is no folder %s", settings.pools)
-        self._thread.start()
 
     def stop(self) -> None:
         self.store.storage.close()
@@ -64,6 +87,7 @@ class Watcher:
             self.refresh(MAX_PREFLIGHT_WAIT_S)
 
     def _watch(self) -> None:
+        self._load_first()
         # Randomise the first pause to spread the load of replicas that start together.
         pause_s = random.uniform(0.0, self.settings.poll_interval_s)
         while not self._ending.is_set():
@@ -105,11 +129,11 @@ class Watcher:
                 is_bucket = isinstance(self.settings.store, str)
                 cache = f" with copies in {self.settings.cache}" if is_bucket else ""
                 logger.error("%s; serving the versions of the last read%s", one_line(error), cache)
-            self.is_reachable = False
+            self.store_problem = one_line(error)
         else:
             if not self.is_reachable:
                 logger.info("the store is reachable again")
-            self.is_reachable = True
+            self.store_problem = None
 
     def _follow_all(self) -> bool:
         """Follow the aliases of all models. Return False if some are unreadable."""

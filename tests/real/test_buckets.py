@@ -236,9 +236,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize(
-    "command", [("service",), ("model_store", "list"), ("training", "evaluate", "m")]
-)
+@pytest.mark.parametrize("command", [("model_store", "list"), ("training", "evaluate", "m")])
 def test_bad_input_ends_with_one_clear_line(url, tmp_path, wrong, command):
     settings = {"DUBITO_STORE": url, "DUBITO_CACHE": str(tmp_path), **WRONG[wrong]}
     code, message = run(*command, **settings)

@@ -420,9 +420,8 @@ def test_plain_http_is_refused_unless_it_is_allowed(monkeypatch, tmp_path):
     ):
         open_store("s3://bucket/x", cache=tmp_path).names()
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    with pytest.raises(StoreUnreachable, match="it cannot be reached") as raised:
+    with pytest.raises(StoreUnreachable, match="it cannot be reached"):
         open_store("s3://bucket/x", cache=tmp_path).names()
-    assert not raised.value.is_refused
 
 
 def test_reports_without_the_bucket_are_not_there(server, store):

@@ -143,6 +143,34 @@ def test_a_start_with_neither_bucket_nor_copies_waits(server, writer, start):
     assert models.get("tiny").version == "1"
 
 
+def test_a_hung_bucket_delays_the_start_only_for_a_moment(server, writer, start, monkeypatch):
+    tiny.publish(writer)
+    watcher, answers = start(), threading.Event()
+    stuck = Watcher(watcher.models, threading.Event())
+    monkeypatch.setattr("service.models.watcher.MAX_BUCKET_WAIT_S", 0.1)
+    monkeypatch.setattr(stuck.store.storage, "refresh", lambda: answers.wait(60))
+    stuck.start()
+    assert not stuck._has_started.is_set()
+    answers.set()
+    assert stuck._has_started.wait(60)
+    stuck._ending.set()
+    stuck.stop()
+
+
+def test_a_bucket_that_refuses_is_reported_and_copies_are_served(server, writer, start):
+    tiny.publish(writer)
+    start()
+
+    def refuse(*_):
+        raise GenericError("Client error with status code: 403 Forbidden")
+
+    server.before_get = server.list = refuse
+    watcher = start()
+    assert watcher.models.get("tiny").version == "1"
+    (problem,) = watcher.all_problems()
+    assert problem.startswith("cannot list in s3://") and "403" in problem
+
+
 def test_a_version_is_tried_as_the_copy_that_it_is(server, writer, start):
     tiny.publish(writer)
     watcher = start(preflight_timeout_s=60)
