@@ -1,5 +1,6 @@
 """The FastAPI application."""
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -101,7 +102,7 @@ def _lifespan(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # Preflights can take long, so SIGTERM must already work.
         end_with_notice(context.ending, settings.shutdown_grace_s)
-        await context.threads.loads(context.watcher.start)
+        await asyncio.to_thread(context.watcher.start)
         context.key_ring.start()
         context.shared_state.start()
         if runs_jobs:

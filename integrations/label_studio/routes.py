@@ -4,7 +4,6 @@ The backend of a model has the URL http://HOST:PORT/label-studio/NAME. Label Stu
 key as the password of basic authentication, and webhooks send it in a header.
 """
 
-import asyncio
 import math
 import os
 import time
@@ -151,7 +150,9 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise InvalidInput("tasks", "an array of tasks", "another value or none")
     if len(tasks) > settings.max_rows:
         raise TooLarge("tasks", f"at most {settings.max_rows}", str(len(tasks)))
-    rows = await asyncio.to_thread(_read_rows, _fetch, manifest, config, tasks, call)
+    rows = await context.threads.integrations(
+        partial(_read_rows, _fetch, manifest, config, tasks, call)
+    )
     work = PredictWork(call, envelope, loaded, rows, "tasks", is_live=False)
     write = partial(_write_predictions, model_version(loaded), config)
     return response(await predict(context, work, write), JSON)
@@ -196,7 +197,9 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
         return json_response({"kept": False})
     loaded = await context.find_model(call, Envelope(model=name))
     key = key_name(request.scope)
-    is_stored = await asyncio.to_thread(_store, _fetch, context, loaded, content, call, key)
+    is_stored = await context.threads.integrations(
+        partial(_store, _fetch, context, loaded, content, call, key)
+    )
     return json_response({"kept": is_stored}, 201 if is_stored else 200)
 
 

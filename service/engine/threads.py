@@ -123,34 +123,40 @@ class Threads:
         self._files = ThreadPoolExecutor(1, "files")
         self._loads = ThreadPoolExecutor(1, "loads")
         self._state = ThreadPoolExecutor(2, "state")
+        self._integrations = ThreadPoolExecutor(4, "integrations")
         self.requests = FairThreads("requests", MAX_READERS)  # parse bodies, decode images
         self.answers = FairThreads("answers", 1)  # encode large answers
         self.preflights = FairThreads("preflights", 1)  # check uploaded files
-        self._pools = (self._jobs, self._files, self._loads, self._state)
+        self._pools = (self._jobs, self._files, self._loads, self._state, self._integrations)
         for pool in self._pools:
             pool.submit(int).result()  # start a thread now, so that the first request does not wait
 
-    async def jobs(self, query: Callable[[], T]) -> T:
-        """Run a short query about jobs.
-
-        Raises:
-            PastDeadline: if it takes longer than the default deadline.
-        """
-        future = asyncio.get_running_loop().run_in_executor(self._jobs, query)
-        await asyncio.wait([future], timeout=self._deadline_s)
-        if not future.done():
-            future.cancel()
-            raise PastDeadline
-        return future.result()
+    async def jobs(self, work: Callable[[], T]) -> T:
+        """Run a short query about jobs."""
+        return await self._run(self._jobs, work)
 
     async def files(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._files, work)
+        return await self._run(self._files, work)
 
     async def loads(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._loads, work)
+        return await self._run(self._loads, work)
 
     async def state(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._state, work)
+        return await self._run(self._state, work)
+
+    async def integrations(self, work: Callable[[], T]) -> T:
+        """Run blocking work of an integration, such as requests to another server."""
+        return await self._run(self._integrations, work)
+
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Run work in a pool. Raise PastDeadline if it takes longer than the default deadline."""
+        try:
+            async with asyncio.timeout(self._deadline_s) as limit:
+                return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except TimeoutError:
+            if limit.expired():
+                raise PastDeadline from None
+            raise
 
     def close(self) -> None:
         """Cancel queued work, and wait for running work."""

@@ -189,11 +189,11 @@ def test_quick_questions_wait_for_nothing_long_and_end_with_their_deadline():
     async def ask():
         long = [asyncio.create_task(threads.state(stored.wait)) for _ in range(5)]
         assert await threads.jobs(lambda: 1) == 1
-        questions = [threads.jobs(stored.wait) for _ in range(3)]
-        actual = await asyncio.gather(*questions, return_exceptions=True)
-        assert [type(error) for error in actual] == [PastDeadline] * 3
+        pools = (threads.jobs, threads.files, threads.loads, threads.integrations)
+        questions = [pool(stored.wait) for pool in pools]
+        actual = await asyncio.gather(*questions, *long, return_exceptions=True)
+        assert [type(error) for error in actual] == [PastDeadline] * 9
         stored.set()
-        await asyncio.gather(*long)
 
     asyncio.run(ask())
     threads.close()
