@@ -21,6 +21,7 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 MAX_NICE = 19
 SECRET = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # prefixes of variables with secrets
+TOKENIZING = {"TOKENIZERS_PARALLELISM": "false"}  # in the calling thread
 READY = "ready"  # the first line of a child
 START_S = 120.0
 LOOK_S = 0.05  # interval between checks for a stop request
@@ -51,7 +52,7 @@ def start_module(
     path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
-        env={**environment, "PYTHONPATH": path},
+        env={**TOKENIZING, **environment, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         **options,
     )

@@ -14,7 +14,7 @@ from model_store.artifacts.signature import read_trusted_keys
 from model_store.artifacts.store import VERIFY_KEY_VARIABLE, open_store
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.preflight_process import PreflightProcess
-from model_store.processes import open_standard_files
+from model_store.processes import TOKENIZING, open_standard_files
 from service.auth.keys import HEALTH_PATHS, KeyRing
 from service.integrations import installed_integrations
 from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
@@ -88,6 +88,7 @@ def check_store(settings: Settings) -> None:
 
 def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     keep_heaps_whole()
+    os.environ |= TOKENIZING
     sys.setswitchinterval(SWITCH_S)
     # uvicorn raises the signal again after its shutdown.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

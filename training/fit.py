@@ -30,7 +30,6 @@ from training.fitting.run import CHECKPOINT, Callback, Run, run_provenance
 from training.fitting.steps import (
     VALIDATION_DRAWS,
     check_augmentation,
-    keep_freed_memory,
     restoring_torch,
 )
 from training.fitting.stopping import FixedEpochs
@@ -157,7 +156,6 @@ def fit(
         check_compatible(recipe, data, start)
     check_trained(recipe, start)
     device = find_device(device)
-    keep_freed_memory()
     folder = run_folder(runs, recipe, data, device, start, extra, graph)
     with hold(folder), restoring_torch(device):
         encoding = None

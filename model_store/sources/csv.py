@@ -11,6 +11,7 @@ from typing import Any
 
 from model_store.artifacts.manifest import NumericColumn
 from model_store.errors import InvalidInput
+from model_store.overrides import Override
 from model_store.sources.cells import COMMA_NUMBER, POINT_NUMBER, THOUSANDS, cell_reader
 from model_store.sources.row_file import (
     ID_LETTERS,
@@ -38,7 +39,7 @@ PART_CELLS = 1 << 18
 CELL_BYTES = 100  # memory per cell, without its letters
 PART_LETTERS = 1 << 23
 
-csv.field_size_limit(MAX_LETTERS)
+_long_cells = Override(csv.field_size_limit, csv.field_size_limit, MAX_LETTERS)
 
 
 class CsvTable:
@@ -86,6 +87,7 @@ class CsvTable:
         before: list[str] = []
         try:
             with (
+                _long_cells,
                 binary(self.source) as content,
                 io.TextIOWrapper(content, encoding=self.encoding, newline="") as file,
             ):

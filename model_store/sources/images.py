@@ -8,6 +8,7 @@ Transparency and orientation tags are ignored. Images are resized like torchvisi
 
 import base64
 import io
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image, ImageFile, PngImagePlugin
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput, describe_value
+from model_store.overrides import Override
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # in requests; training accepts more
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8 bits per channel
@@ -31,12 +33,18 @@ JPEG_SCAN = b"\xff\xda"  # does not occur in coded pixels
 # Upper bounds: 64 JPEG pixels take at least a bit, and deflate has a ratio of 1,032
 PIXELS_PER_BYTE = {"JPEG": 512, "MPO": 512, "PNG": 8 * 1032}
 MAX_READS = 100_000  # per file; Pillow makes about four per part
-PngImagePlugin.MAX_TEXT_MEMORY = 1 << 22  # bytes of uncompressed text chunks
+MAX_TEXT_BYTES = 1 << 22  # of uncompressed text chunks in PNG files
 # Upper bounds per pixel; the WebP decoder needs two frames
 DECODED_BYTES = {"PNG": 10, "BMP": 10, "JPEG": 14, "MPO": 14, "WEBP": 18}
 RESIZED_BYTES = 10  # per pixel of `resized_pixels`
 SIDE_BYTES = 64  # per row and column
 DECODER_BYTES = 1 << 16  # per image
+
+_short_texts = Override(
+    lambda: PngImagePlugin.MAX_TEXT_MEMORY,
+    partial(setattr, PngImagePlugin, "MAX_TEXT_MEMORY"),
+    MAX_TEXT_BYTES,
+)
 
 
 class BoundedFile(io.BytesIO):
@@ -77,7 +85,8 @@ def open_image(
     """Read an image's header and check its size and format."""
     expected = f"a {', '.join(formats[:-1])} or {formats[-1]} file"
     try:
-        image = Image.open(BoundedFile(content), formats=formats)
+        with _short_texts:
+            image = Image.open(BoundedFile(content), formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InvalidInput(
             field, f"an image of at most {MAX_PIXELS} pixels", "a larger one"
@@ -184,7 +193,8 @@ def image_row(
 ) -> UInt8[np.ndarray, "I"]:
     """Convert, resize and flatten an image."""
     width, height = shape[-1], shape[-2]
-    converted = image.convert(spec.mode)
+    with _short_texts:
+        converted = image.convert(spec.mode)
     size = _size(converted, shape, spec)
     if converted.size != size:
         converted = converted.resize(size, RESAMPLING[spec.interpolation])

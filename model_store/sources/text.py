@@ -3,7 +3,6 @@
 The tokenizer is the version's own `tokenizer.json`. Nothing is downloaded.
 """
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -16,9 +15,6 @@ from model_store.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-# Tokenize in the calling thread
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # Per text, in UTF-8. A longer text cannot be cut before it is tokenized, because its end can change
 # earlier tokens.

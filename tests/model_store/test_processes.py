@@ -45,7 +45,7 @@ def test_training_s_threads_spin_for_a_moment_alone_unless_more_is_asked_for(giv
         "OMP_NUM_THREADS": str(processors()),
         "GOMP_SPINCOUNT": "4000",
     }
-    message = f"import os, training; print(*map(os.environ.get, {[*ours]}))"
+    message = f"import os; from training.commands import configure_process; configure_process(); print(*map(os.environ.get, {[*ours]}))"
     rest = {name: value for name, value in os.environ.items() if name not in ours}
     completed = subprocess.run(
         [sys.executable, "-c", message],

@@ -6,7 +6,8 @@ import logging
 import math
 import re
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from training.data import Rows
 from training.export.graph_cache import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network
 from training.networks.networks import MemberNetwork
-from training.networks.probes import find_operator, reads_values
+from training.networks.probes import find_operator, reads_values, without_fast_path
 
 ROWS, DRAWS = "rows", "draws"  # axes whose length varies
 PARITY_TOLERANCE = 1e-3  # far above rounding errors
@@ -243,6 +244,22 @@ def _attention(
     return torch.softmax(scores, dim=-1) @ value
 
 
+@contextmanager
+def _quiet_loggers() -> Iterator[None]:
+    loggers = [
+        logging.getLogger(name) for name in ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@without_fast_path
 def export_graph(
     module: nn.Module,
     inputs: tuple[Tensor, ...],
@@ -251,10 +268,9 @@ def export_graph(
 ) -> onnx.ModelProto:
     """Export a module to a graph with named inputs, variable axes and outputs."""
     discarded = io.StringIO()
-    for name in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     with (
         warnings.catch_warnings(),
+        _quiet_loggers(),
         redirect_stdout(discarded),
         redirect_stderr(discarded),
         ExportSubstitutes(),

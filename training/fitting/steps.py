@@ -1,6 +1,5 @@
 """Training steps: augmentation, loss, optimiser and learning rates."""
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model_store.errors import InvalidInput
+from model_store.processes import processors
 from training.bayes.layers import seed_layers
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import step_noise
@@ -28,8 +28,6 @@ SMALL_STEP = 50_000_000  # multiplications per step below which one thread is fa
 NEGLIGIBLE_MEAN = 1e-30  # moments of Adam below this do not change parameters
 FLUSH_STEPS = 100  # interval of `flush_moments`
 RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps and as a share
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
-CACHED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +177,9 @@ def flush_moments(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def restoring_torch(device: torch.device) -> Iterator[None]:
-    """Restore the caller's thread count and random state of torch on exit."""
+    """Limit torch's threads, and restore their number and the random state on exit."""
     threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, processors()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
@@ -194,18 +193,6 @@ def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not convolves and numbers * rows * samples < SMALL_STEP:
         torch.set_num_threads(1)
-
-
-def keep_freed_memory() -> None:
-    """Configure glibc to reuse large freed blocks.
-
-    By default it returns blocks of more than 32 MB, such as activations of convolutions, to the
-    system, and mapping them again is slow. This has no effect with other C libraries.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, CACHED_BYTES)
-        mallopt(M_TRIM_THRESHOLD, CACHED_BYTES)
 
 
 def full_kl_weight(settings: TrainingSection, rows: int) -> float:

@@ -42,6 +42,7 @@ from training.networks.probes import (
     mask_dropouts,
     run_on_rows,
     watch,
+    without_fast_path,
 )
 from training.networks.selection import (
     EXCLUDE,
@@ -77,8 +78,6 @@ WEIGHTED = (
 )
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 Layer = TypeVar("Layer", ScaledLayer, WeightLayer)
-
-torch.backends.mha.set_fastpath_enabled(False)  # ONNX does not support the fast path
 
 
 class DrawnNetwork(Network):
@@ -143,6 +142,7 @@ class DrawnNetwork(Network):
         self.forward_context.num_draws = theta.shape[0]
         return self._run(x, theta)
 
+    @without_fast_path
     def _run(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         forward_context = self.forward_context
         forward_context.theta = self._by_layer(theta)
@@ -373,6 +373,7 @@ class MemberNetwork(Network):
         check_repeatable(members[0], examples)
         copy_module(members[0])  # fails early, since the export check needs a copy
 
+    @without_fast_path
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
@@ -380,6 +381,7 @@ class MemberNetwork(Network):
         outputs = torch.stack([member(standard) for member in self.members])
         return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1).float(), None
 
+    @without_fast_path
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         """Return the input of the first member's last layer."""
         standard = self.scale(x)

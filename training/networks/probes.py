@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
+from model_store.overrides import Override
 from training.bayes.layers import DRAWABLE
 from training.bayes.likelihoods import Likelihood
 from training.networks.selection import (
@@ -32,6 +33,13 @@ SEPARATE_ROWS = "one output row for each input row, independent of other rows"
 Layers = Mapping[str, nn.Module]
 
 
+# torch's fast path for attention has no equivalent in ONNX.
+without_fast_path = Override(
+    torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
+)
+
+
+@without_fast_path
 def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
     training = run.training if isinstance(run, nn.Module) else False
     try:
