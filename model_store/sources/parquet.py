@@ -1,5 +1,6 @@
 """Read Parquet files with columns, lists of numbers, or embedded files."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 BUFFERED_BYTES = 32 << 20
 MIN_BUFFER, MAX_BUFFER = 16 << 10, 1 << 20
 TEXT_BYTES = 16 << 20  # per part; a file can store a text once for many rows
+DELTA = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
+DELTA_ROWS = 256  # per part, because a short file can contain long texts
+UNSUPPORTED = re.compile("not (yet )?implemented|not supported|unsupported", re.IGNORECASE)
 SPARE_NUMBERS = 1 << 22  # excess numbers in lists for which the error still names the row
 
 
@@ -40,9 +44,12 @@ def read_table(source: Source, field: str, columns: list[str] | None = None) -> 
     try:
         with parquet.ParquetFile(as_file(source)) as file:
             return file.read(columns)
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         name = f", {str(source)!r}" if isinstance(source, Path) else ""
-        raise InvalidInput(field, f"a readable Parquet file{name}", _reason(error)) from None
+        expected, reason = _describe(error)
+        raise InvalidInput(field, f"{expected}{name}", reason) from None
 
 
 def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
@@ -89,7 +96,9 @@ class ParquetFile(RowFile):
         self.read_as += self._name_ids()
         self._check_lengths(metadata, schema)
         used = [*self.columns, *self._id_columns]
-        self._texts = [name for name in used if _is_text(schema.field(name).type)]
+        texts = {name for name in used if _is_text(schema.field(name).type)}
+        self._delta_texts = texts & _delta_columns(metadata)
+        self._texts = [name for name in used if name in texts - self._delta_texts]
 
     def _check_lengths(self, metadata: parquet.FileMetaData, schema: pa.Schema) -> None:
         """Raise InvalidInput for lists that are much longer than a row."""
@@ -251,8 +260,11 @@ class ParquetFile(RowFile):
         buffer = min(MAX_BUFFER, max(MIN_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
         texts = [name for name in self._texts if name in columns]
         with self._file(buffer_size=buffer, pre_buffer=False, read_dictionary=texts) as file:
+            rows = self.part_rows
+            if self._delta_texts.intersection(columns):
+                rows = min(rows, DELTA_ROWS)
             for batch in file.iter_batches(
-                self.part_rows, row_groups=groups, columns=columns, use_threads=False
+                rows, row_groups=groups, columns=columns, use_threads=False
             ):
                 yield from _pieces(batch.select(columns))
 
@@ -261,8 +273,10 @@ class ParquetFile(RowFile):
         try:
             with parquet.ParquetFile(as_file(self.source), **options) as file:
                 yield file
+        except MemoryError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._refuse("a whole parquet file", "something else") from error
+            raise self._refuse(*_describe(error)) from error
 
 
 def byte_range(source: Source, groups: range) -> tuple[int, int]:
@@ -321,7 +335,7 @@ def _is_file(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    return types.is_integer(kind) or types.is_floating(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -354,12 +368,20 @@ def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] 
     if any(type(cell) is str for cell in cells):
         read = cell_reader(spec, missing)
         return [read(cell) if type(cell) is str else cell for cell in cells]
-    if isinstance(spec, NumericColumn) and types.is_boolean(kind):
-        return [None if cell is None else int(cell) for cell in cells]
     return cells
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
+def _delta_columns(metadata: parquet.FileMetaData) -> set[str]:
+    """Return the columns in delta encodings, which pyarrow cannot read as dictionaries."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    chunks = (group.column(j) for group in groups for j in range(group.num_columns))
+    return {chunk.path_in_schema for chunk in chunks if DELTA & {*chunk.encodings}}
+
+
+def _describe(error: Exception) -> tuple[str, str]:
+    """Return the expected file, and pyarrow's reason."""
+    if isinstance(error, OSError) and error.errno:
+        return "a readable parquet file", os.strerror(error.errno)  # pyarrow's text has the path
+    reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+    is_unsupported = isinstance(error, pa.ArrowNotImplementedError) or UNSUPPORTED.search(reason)
+    return f"a {'supported' if is_unsupported else 'whole'} parquet file", reason

@@ -1,6 +1,7 @@
 import csv
 import io
 import zipfile
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -489,6 +490,49 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
         )
     (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2 red\n" * 3_000_000)
     refused(tmp_path / "open.csv", TABLE, "with closed quotes, got field larger than")
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_parquet_texts_in_delta_encodings_are_read(tmp_path, encoding):
+    path, texts = tmp_path / "rows.parquet", [f"text {n % 7}" for n in range(600)]
+    table = pa.table({"width": [1.0] * 600, "is sold": texts, "city": texts, "key": texts})
+    names = {"is sold": encoding, "city": encoding, "key": encoding}
+    pq.write_table(table, path, use_dictionary=False, column_encoding=names)
+    pool = open_rows(path, NAMED, "pool_file")
+    assert [text for part in pool.parts() for text in part["city"]] == texts
+    assert [text for part in pool.id_parts() for text in part] == texts
+
+
+def test_errors_of_parquet_files_have_the_reason_of_pyarrow(tmp_path, monkeypatch):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({f"p{i}": FLAT[:, i] for i in range(6)}), path)
+    refused(
+        path.with_suffix(".absent.parquet"), ARRAYS, "a readable parquet file, got No such file"
+    )
+    content = path.read_bytes()
+    path.write_bytes(content[:-8])
+    refused(path, ARRAYS, "a whole parquet file, got Parquet magic bytes not found in footer")
+
+    def fail(error):
+        monkeypatch.setattr(pq.ParquetFile, "__init__", Mock(side_effect=error))
+
+    fail(OSError("Not yet implemented: Unsupported encoding."))
+    refused(path, ARRAYS, "a supported parquet file, got Not yet implemented: Unsupported encoding")
+    fail(pa.ArrowMemoryError("malloc of size 10 failed"))
+    with pytest.raises(MemoryError):
+        open_rows(path, ARRAYS, "pool_file")
+
+
+def test_booleans_are_no_numbers_in_parquet_files(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"width": [True, None], "colour": ["red", "blue"]}), path)
+    part = next(open_rows(path, TABLE, "pool_file").parts())
+    with pytest.raises(InvalidInput, match=r"pool_file\.0\.width: expected a number, .* a boolean"):
+        encode_cells(part, COLUMNS, "pool_file")
+    pq.write_table(pa.table({f"p{i}": FLAT[:, i] > 1 for i in range(6)}), path)
+    refused(path, ARRAYS, "6 columns of numbers, got 0 of lists and 0 of numbers")
+    pq.write_table(pa.table({"v": (FLAT > 1).tolist()}), path)
+    refused(path, ARRAYS, "one column of lists of 6 numbers, .* got 0 of lists")
 
 
 def test_a_list_of_another_length_is_named(tmp_path):

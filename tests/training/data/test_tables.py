@@ -259,7 +259,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content, says):
     (tmp_path / "a.parquet").write_bytes(content)
     refused(
         lambda: read(tmp_path, source="parquet:a.parquet"),
-        "data.source: expected a readable Parquet file",
+        "data.source: expected a whole parquet file",
     )
 
 
