@@ -140,7 +140,7 @@ def acquire(client: Client, options: argparse.Namespace) -> None:
     with open_files(options.files) as files, progress_bar("ranking") as progress:
         pool: Path | RowsLike = files[0] if is_pool(files) else rows_in(files)
         if not is_pool(files) and len(files) > 1:
-            request["ids"] = [path.name for path in files]
+            request["ids"] = _file_names(files)
         if options.job:
             job = client.acquire_job(pool, k=options.k, **request)
             answer = wait_or_cancel(client, job, client.ranking, progress)
@@ -198,7 +198,13 @@ def _targets(model: Model) -> str:
 def _row_names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
     if "ids" in answer:
         return answer.ids.tolist()
-    return [path.name for path in files] if len(files) == len(answer) > 1 else range(len(answer))
+    return _file_names(files) if len(files) == len(answer) > 1 else range(len(answer))
+
+
+def _file_names(files: Sequence[Path]) -> list[str]:
+    """Return the names of files, or their paths if names repeat."""
+    names = [path.name for path in files]
+    return names if len({*names}) == len(names) else [path.as_posix() for path in files]
 
 
 def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:

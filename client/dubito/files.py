@@ -117,4 +117,24 @@ def write(answer: Predictions, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        writer.writerows(zip(*(array.tolist() for array in columns.values()), strict=True))
+        lists = (list(map(escape_formula, array.tolist())) for array in columns.values())
+        writer.writerows(zip(*lists, strict=True))
+
+
+def escape_formula(cell: object) -> object:
+    """Put an apostrophe before a text that a spreadsheet would run as a formula (OWASP)."""
+    return f"'{cell}" if isinstance(cell, str) and _is_formula(cell) else cell
+
+
+def unescape_formula(text: str) -> str:
+    return text[1:] if text[:1] == "'" and _is_formula(text[1:]) else text
+
+
+def _is_formula(text: str) -> bool:
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return False
+    try:
+        float(text)
+        return False
+    except ValueError:
+        return True

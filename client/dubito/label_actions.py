@@ -12,6 +12,7 @@ from typing import Any
 
 from dubito.client import Client
 from dubito.errors import DubitoError, InvalidInput
+from dubito.files import escape_formula, unescape_formula
 from dubito.results import KeptLabel
 from dubito.terminal import print_table
 
@@ -62,7 +63,11 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
-        yield from csv.DictReader(io.StringIO(text, newline=""))
+        for line in csv.DictReader(io.StringIO(text, newline="")):
+            yield {
+                name: unescape_formula(cell) if isinstance(cell, str) else cell
+                for name, cell in line.items()
+            }
         return
     try:
         yield from (json.loads(line) for line in text.split("\n") if line.strip())
@@ -98,7 +103,8 @@ def export(client: Client, options: argparse.Namespace) -> None:
     value = "target" if labels and labels[0].label is None else "label"
     writer = csv.DictWriter(sys.stdout, ["id", value, "annotator", "time", "control"])
     writer.writeheader()
-    writer.writerows(map(_table_row, labels))
+    for label in labels:
+        writer.writerow({name: escape_formula(cell) for name, cell in _table_row(label).items()})
 
 
 def _table_row(label: KeptLabel) -> dict[str, Any]:

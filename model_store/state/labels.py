@@ -209,10 +209,10 @@ def _accept(
     """Save a label, and return the name of its count in `Accepted`."""
     place = model, label.id
     acquired = connection.execute(
-        "SELECT row FROM acquired WHERE model = ? AND id = ?", place
+        "SELECT row, format FROM acquired WHERE model = ? AND id = ?", place
     ).fetchone()
     current = connection.execute(
-        "SELECT label, target, row, key, time FROM labels WHERE model = ? AND id = ?", place
+        "SELECT label, target, row, format, key, time FROM labels WHERE model = ? AND id = ?", place
     ).fetchone()
     row = None if label.x is None else label.x.astype(ROW_TYPE).tobytes()
     saved = acquired or current
@@ -221,8 +221,14 @@ def _accept(
         expected = "the id of an acquired row, or an `input`"
         raise InvalidInput(f"{field}.id", expected, "an unknown id without `input`")
     if saved_row is not None and row is not None and row != saved_row:
-        expected = "the same row as before for this id"
-        raise Conflict(f"{field}.input", expected, "another")
+        if saved["format"] == row_format:
+            expected = "the same row as before for this id"
+            raise Conflict(f"{field}.input", expected, "another")
+        table = "acquired" if acquired else "labels"
+        connection.execute(
+            f"UPDATE {table} SET row = ?, format = ? WHERE model = ? AND id = ?",
+            (row, row_format, *place),
+        )
     value = (label.value, None) if isinstance(label.value, str) else (None, label.value)
     if current is None:
         connection.execute(

@@ -15,6 +15,8 @@ from PIL import Image
 from dubito import Client
 from dubito.actions import wait_or_cancel
 from dubito.command import KEY_VARIABLE, URL_VARIABLE, main
+from dubito.files import write
+from dubito.predictions import Predictions
 from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
 from tests.support.images import pixel
@@ -154,6 +156,40 @@ def test_json_lines_and_images_are_rows(run, tmp_path):
         "acquire", "a.png", "b.png", "--model", "pictures", "--json", "--acquisition", "random"
     )
     assert {row["id"] for row in json.loads(out)["ranking"]} == {"a.png", "b.png"}
+
+
+def test_files_with_equal_names_are_named_by_their_paths(run, tmp_path):
+    names = ["a/1.png", "b/1.png"]
+    for name in names:
+        (tmp_path / name).parent.mkdir()
+        Image.new("RGB", (1, 1), "red").save(name)
+    _, out, _ = run("predict", *names, "--model", "pictures")
+    assert [line.split()[0] for line in out.splitlines()[4:6]] == names
+    _, out, _ = run("acquire", *names, "--model", "pictures", "--json", "--acquisition", "random")
+    assert sorted(row["id"] for row in json.loads(out)["ranking"]) == names
+
+
+def test_texts_in_csv_files_are_no_formulas(run, tmp_path):
+    formulas, others = ["=1+1", "+a", "-a", "@a", "\ta", "\ra"], ["a", "-1.5", "'a", "1=1"]
+    texts = [*formulas, *others]
+    arrays = {"ids": np.array(texts), "classes": np.array(["=x", "y"]), "mean": np.full(10, -1.0)}
+    write(Predictions(arrays), tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [*(f"'{text}" for text in formulas), *others]
+    assert {row["mean"] for row in rows} == {"-1.0"}
+    row = {"id": "=1+1", "label": "no", "input": {"age": 7, "city": "Oslo"}}
+    classes = json.loads(run("models", "--json")[1])["models"]
+    row["label"] = next(item["classes"][0] for item in classes if item["name"] == "people")
+    (tmp_path / "row.jsonl").write_text(json.dumps(row) + "\n")
+    model = ("--model", "people")
+    run("labels", "push", "row.jsonl", *model)
+    (tmp_path / "labels.csv").write_text(run("labels", "export", *model)[1])
+    assert "\n'=1+1," in (tmp_path / "labels.csv").read_text()
+    pushed = json.loads(run("labels", "push", "labels.csv", *model, "--json")[1])
+    assert pushed["accepted"] == 0
+    assert pushed["known"] > 0
+    run("labels", "delete", "=1+1", *model)
 
 
 def test_a_pool_is_ranked(run, url, key, digits_rows):

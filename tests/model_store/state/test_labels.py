@@ -55,6 +55,18 @@ def test_a_label_that_cannot_be_kept_leaves_none_of_its_request(database):
     assert counts(database, "other") == dict.fromkeys(counts(database, "m"), 0)
 
 
+def test_a_row_is_saved_again_if_the_format_has_changed(database):
+    save_acquired(database, HOW, [AcquiredRow("a", 1, 0.5, ROW)])
+    accept(database, "m", "f", [Label("a", "yes"), Label("b", "no", ROW)])
+    again = [Label("a", "yes", ROW + 1), Label("b", "no", ROW + 2)]
+    assert accept(database, "m", "new", again).known == 2
+    rows = labelled_rows(database, "m", "new", 3)
+    assert dict(zip(rows.ids, rows.x[:, 0].tolist(), strict=True)) == {"a": 1.0, "b": 2.0}
+    assert labelled_rows(database, "m", "f", 3).ids == []
+    with pytest.raises(Conflict, match=r"^labels\.0\.input: expected the same row"):
+        accept(database, "m", "new", [Label("b", "no", ROW)])
+
+
 def test_labels_are_listed_by_key_and_place_and_deleted_ones_are_remembered(database):
     for n, key in enumerate(("anna", "ben", "anna", None)):
         accept(database, "m", "f", [Label(f"r{n}", "yes", ROW + n)], key=key)
