@@ -21,9 +21,9 @@ import onnxruntime
 import torch
 from matplotlib.figure import Figure
 
+from model_store.artifacts.disk import replace_file
 from model_store.errors import DubitoError
 from training import log
-from training.fitting.checkpoint import write_atomically
 from training.folders import RunLockedError, hold
 from training.progress import Bar
 
@@ -148,7 +148,7 @@ def _measure(target: Target, row: str, seed: int, out: Path, runs: Path) -> None
     cell = Cell(row, seed, measured, seconds, commit(), target.revision, versions())
     path = target.path(out, row, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(asdict(cell)) + "\n").encode())
+    replace_file(path, (json.dumps(asdict(cell)) + "\n").encode())
 
 
 def mean_and_spread(values: list[float]) -> tuple[float, float]:

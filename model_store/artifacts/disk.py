@@ -49,6 +49,15 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replace_file(path: Path, content: bytes, draft: Path | None = None) -> None:
+    """Replace a file atomically and durably, by renaming a draft."""
+    draft = draft or path.with_name(f".draft-{path.name}")
+    write_synced(draft, content)
+    draft.chmod(0o644)
+    draft.rename(path)
+    sync_folder(path.parent)
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, and sync them."""
     if not path.is_dir():

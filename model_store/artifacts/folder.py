@@ -15,6 +15,7 @@ from model_store.artifacts.disk import (
     make_folder,
     open_regular,
     read_regular,
+    replace_file,
     sync_folder,
     write_synced,
 )
@@ -159,7 +160,7 @@ class Folder(Storage):
             leftover.unlink()
         handle, draft = mkstemp(prefix=".draft-", dir=aliases)
         os.close(handle)
-        _write_and_rename(Path(draft), text.encode(), aliases / alias)
+        replace_file(aliases / alias, text.encode(), Path(draft))
         return True
 
     def delete_alias(self, name: str, alias: str) -> None:
@@ -170,7 +171,7 @@ class Folder(Storage):
     def overwrite(self, path: str, content: bytes) -> None:
         draft = Path(mkdtemp(prefix=".draft-", dir=self._model_folder(path)))
         target = self.root / path
-        _write_and_rename(draft / target.name, content, target)
+        replace_file(target, content, draft / target.name)
         draft.rmdir()
 
     def delete(self, path: str) -> None:
@@ -202,10 +203,3 @@ def _folders(folder: Path) -> list[str]:
 
 def _read_text(path: Path) -> str:
     return read_regular(path, MAX_ALIAS_BYTES).decode("ascii", errors="replace")
-
-
-def _write_and_rename(draft: Path, content: bytes, target: Path) -> None:
-    write_synced(draft, content)
-    draft.chmod(0o644)
-    draft.rename(target)
-    sync_folder(target.parent)

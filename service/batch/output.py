@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from model_store.artifacts.disk import make_folder, sync_folder, write_synced
+from model_store.artifacts.disk import make_folder, replace_file
 from model_store.artifacts.manifest import Manifest
 from service.api.predictions import part_names
 
@@ -67,11 +67,8 @@ class ColumnFiles:
         for handle in self._files.values():
             os.fsync(handle)
         columns = [[name, dtype.str, shape] for name, (dtype, shape) in self._layout.items()]
-        draft = self.folder / f"{LAYOUT}.draft"
         layout = {"rows": self.rows, "note": self.note, "columns": columns}
-        write_synced(draft, json.dumps(layout).encode())
-        draft.replace(self.folder / LAYOUT)
-        sync_folder(self.folder)
+        replace_file(self.folder / LAYOUT, json.dumps(layout).encode())
 
     def column(self, name: str) -> np.ndarray:
         dtype, shape = self._layout[name]

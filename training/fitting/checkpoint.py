@@ -1,7 +1,6 @@
 """Write and read checkpoints, which are safetensors files with JSON metadata."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from model_store.artifacts.disk import replace_file
 from model_store.errors import InvalidInput
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file atomically."""
-    draft = path.with_name(f".{path.name}.draft")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(content, metadata={"facts": json.dumps(facts)}))
+    replace_file(path, save(content, metadata={"facts": json.dumps(facts)}))
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

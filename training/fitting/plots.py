@@ -7,13 +7,13 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from training.fitting.checkpoint import write_atomically
+from model_store.artifacts.disk import replace_file
 
 
 def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
     figure = Figure()
     draw_run(figure, history, title)
-    write_atomically(path, render_png(figure))
+    replace_file(path, render_png(figure))
 
 
 def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) -> None:

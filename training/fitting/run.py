@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from model_store.artifacts.disk import replace_file
 from model_store.errors import DubitoError, InvalidInput
 from training.bayes.diagnostics import log_std_by_layer, mean_log_std
 from training.bayes.likelihoods import Categorical
@@ -30,7 +31,6 @@ from training.fitting.checkpoint import (
     module_tensors,
     optimizer_tensors,
     read_checkpoint,
-    write_atomically,
     write_checkpoint,
 )
 from training.fitting.convergence import convergence
@@ -320,7 +320,7 @@ class Run:
         is_last = epoch + 1 == self.epochs
         if is_last or time.monotonic() - self.written > WRITE_INTERVAL_S:
             lines = "".join(json.dumps(m) + "\n" for m in history)
-            write_atomically(self.folder / "metrics.jsonl", lines.encode())
+            replace_file(self.folder / "metrics.jsonl", lines.encode())
             self.written = time.monotonic()
         is_tenth = (epoch + 1) % max(1, self.epochs // 10) == 0
         if is_last or (is_tenth and time.monotonic() - self.plotted > PLOT_INTERVAL_S):

@@ -41,12 +41,14 @@ def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_count
     monkeypatch.setattr(
         os, "fsync", noted("sync", os.fsync, lambda f: Path(f"/proc/self/fd/{f}").readlink())
     )
-    monkeypatch.setattr(Path, "replace", noted("move", Path.replace, lambda _, to: to))
+    for name in ("rename", "replace"):
+        move = noted("move", getattr(Path, name), lambda _, to: to)
+        monkeypatch.setattr(Path, name, move)
     columns = ColumnFiles(tmp_path / "columns")
     columns.append(some(slice(0, 3)))
     columns.sync()
     assert steps[-3:] == [
-        ("sync", "columns.json.draft"),
+        ("sync", ".draft-columns.json"),
         ("move", "columns.json"),
         ("sync", "columns"),
     ]
