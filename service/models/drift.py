@@ -8,7 +8,7 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt64
 
 from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, Martingale, binned_gaps, flag_rate
+from model_store.scores.records import concatenate
 
 logger = logging.getLogger("dubito")
 
@@ -61,15 +62,7 @@ class LiveRows:
     """P-values of live rows, with digests that identify copies."""
 
     p_values: Float64[np.ndarray, "N"]
-    digests: UInt64[np.ndarray, "N"] | None
-
-    @classmethod
-    def concatenate(cls, parts: "Sequence[LiveRows]") -> "LiveRows":
-        digests = [part.digests for part in parts if part.digests is not None]
-        return cls(
-            np.concatenate([part.p_values for part in parts]),
-            np.concatenate(digests) if digests else None,
-        )
+    digests: UInt64[np.ndarray, "N"]
 
 
 class Evidence(Protocol):
@@ -115,9 +108,7 @@ class Drift:
         if self._evidence is not None:
             self._evidence.reset(self.target)
 
-    def watch(
-        self, p_values: Float64[np.ndarray, "N"], digests: UInt64[np.ndarray, "n"] | None = None
-    ) -> None:
+    def watch(self, p_values: Float64[np.ndarray, "N"], digests: UInt64[np.ndarray, "n"]) -> None:
         """Add the p-values of a request. Skip copies of recent rows, given the row digests."""
         rows = LiveRows(p_values[select_rows(len(p_values))], digests)
         self.take(rows)
@@ -127,9 +118,7 @@ class Drift:
 
     def take(self, rows: LiveRows) -> None:
         with self._lock:
-            p_values = rows.p_values
-            if rows.digests is not None:
-                p_values = p_values[[self._is_new(digest) for digest in rows.digests.tolist()]]
+            p_values = rows.p_values[[self._is_new(digest) for digest in rows.digests.tolist()]]
             for start in range(0, len(p_values), BLOCK_ROWS):
                 self._pending.append(p_values[start : start + BLOCK_ROWS])
                 self._num_pending += len(self._pending[-1])
@@ -146,7 +135,7 @@ class Drift:
             waiting, self._waiting = self._waiting, []
         if self._evidence is None or not waiting:
             return
-        rows = LiveRows.concatenate(waiting)
+        rows: LiveRows = concatenate(waiting)
         try:
             self._evidence.take(self.target, rows)
         except OSError:

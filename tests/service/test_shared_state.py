@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from model_store.conformal.rank_tables import conformal_p_value
-from service.models.drift import MAX_WAITING_ROWS, Drift, DriftTarget, LiveRows, row_digests
+from service.models.drift import MAX_WAITING_ROWS, Drift, DriftTarget, row_digests
 from service.shared_state import FolderBackend, SharedState
+from tests.support.drift import watch
 
 
 def backends(folder, count):
@@ -67,7 +68,7 @@ def test_rows_brought_at_the_same_time_are_all_taken_in(tmp_path, ranking):
     def bring(drift):
         generator = np.random.default_rng(id(drift) % 1000)
         for _ in range(25):
-            drift.watch(conformal_p_value(generator.normal(size=8), ranking))
+            watch(drift, conformal_p_value(generator.normal(size=8), ranking))
             drift.send()
 
     with ThreadPoolExecutor(4) as threads:
@@ -84,7 +85,7 @@ def test_a_martingale_of_one_process_is_none_given_the_rows_of_another():
     def capital(before, gap):
         drift = Drift(target)
         for item in (*before, gap):
-            drift.take(LiveRows(p_values[[item]], None))
+            watch(drift, p_values[[item]])
         return np.exp(drift.report().evidence)
 
     rest = [3] * 20
@@ -95,7 +96,7 @@ def test_a_martingale_of_one_process_is_none_given_the_rows_of_another():
     assert alone > start + 0.05
     before = Drift(target)
     for _ in rest:
-        before.take(LiveRows(p_values[[3]], None))
+        watch(before, p_values[[3]])
     assert pooled == pytest.approx(np.exp(before.report().evidence), rel=1e-12)
 
 
@@ -105,7 +106,7 @@ def test_where_the_others_cannot_be_reached_own_rows_are_reported_and_brought_la
     (backend,) = backends(tmp_path, 1)
     drift = Drift(DriftTarget.from_statistics(ranking), backend)
     folder, backend.folder = backend.folder, tmp_path / "gone"
-    drift.watch(np.array([0.5, 0.6]))
+    watch(drift, np.array([0.5, 0.6]))
     report = drift.report()
     assert (report.rows, report.is_global) == (2, False)
     with pytest.raises(OSError):
@@ -121,7 +122,7 @@ def test_what_waits_for_others_who_cannot_be_reached_is_bounded(tmp_path, rankin
     folder, backend.folder = backend.folder, tmp_path / "gone"
     for _ in range(MAX_WAITING_ROWS // 1000):
         for _ in range(125):
-            drift.watch(np.full(16, 0.5))
+            watch(drift, np.full(16, 0.5))
         with pytest.raises(OSError):
             drift.send()
     backend.folder = folder

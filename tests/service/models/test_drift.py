@@ -12,6 +12,7 @@ from scipy import stats
 from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, FALSE_ALARM_RATE
 from model_store.conformal.rank_tables import conformal_p_value
 from service.models.drift import MAX_REQUEST_ROWS, Drift, DriftTarget, LiveRows
+from tests.support.drift import watch
 from tests.support.serving import metric
 
 ROWS = 5
@@ -28,7 +29,7 @@ def generator():
 def target(ranking, scores, rows_at_once=16):
     drift = Drift(DriftTarget.from_statistics(ranking))
     for start in range(0, len(scores), rows_at_once):
-        drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking))
+        watch(drift, conformal_p_value(scores[start : start + rows_at_once], ranking))
     return drift.report()
 
 
@@ -45,7 +46,7 @@ def test_capital_is_1_in_expectation_whatever_is_seen(read_between):
     for gaps in product(range(4), repeat=ROWS):
         drift, probability, balls = Drift(DriftTarget.from_statistics(ranking)), 1.0, np.ones(4)
         for gap in gaps:
-            drift.watch(conformal_p_value(np.array([gap + 0.5]), ranking))
+            watch(drift, conformal_p_value(np.array([gap + 0.5]), ranking))
             if read_between:
                 drift.report()
             probability *= balls[gap] / balls.sum()
@@ -92,7 +93,7 @@ def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(gener
     drift = Drift(DriftTarget.from_statistics(ranking, "m", "7"))
     for times in (1, 2):
         for _ in range(40):
-            drift.watch(conformal_p_value(generator.normal(2.0, size=16), ranking))
+            watch(drift, conformal_p_value(generator.normal(2.0, size=16), ranking))
         report = drift.report()
         assert report.alarm
         assert len(caplog.records) == times
@@ -149,13 +150,13 @@ def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
     drift = Drift(DriftTarget.from_statistics(ranking))
     lone, large = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
     for p_value in lone:
-        drift.watch(np.array([p_value]))
+        watch(drift, np.array([p_value]))
     report = drift.report()
     assert report.rows == 100
     assert report.binned_rows == np.diff(np.append(0, np.round(100 * EDGES))).tolist()
     assert report.p_value_sum == pytest.approx(lone.sum())
     assert (report.flag_rate, report.expected_flag_rate) == (pytest.approx(0.05, abs=0.005), 0.05)
-    drift.watch(large)
+    watch(drift, large)
     report = drift.report()
     assert report.rows == 100 + MAX_REQUEST_ROWS
     assert report.p_value_sum == pytest.approx(lone.sum() + large[::100].sum())
@@ -170,12 +171,12 @@ def test_no_row_is_lost_between_threads(generator):
     ranking = np.sort(generator.normal(size=99))
     drift = Drift(DriftTarget.from_statistics(ranking))
 
-    def watch(scores):
+    def watch_all(scores):
         for score in scores:
-            drift.watch(conformal_p_value(score[None], ranking))
+            watch(drift, conformal_p_value(score[None], ranking))
 
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(watch, generator.normal(size=(8, 400))))
+        list(threads.map(watch_all, generator.normal(size=(8, 400))))
     assert drift.report().rows == sum(drift.report().binned_rows) == 3200
 
 
