@@ -35,6 +35,10 @@ def request_options(options: argparse.Namespace, names: Iterable[str]) -> dict[s
     if options.model is not None:
         name, _, version = options.model.partition(":")
         request |= {"model": name} | ({"version": version} if version else {})
+    if options.version is not None:
+        if "version" in request:
+            raise DubitoError("--version: expected no version in --model, got two versions")
+        request["version"] = options.version
     return request
 
 
@@ -80,7 +84,7 @@ def _show_predictions(
     if options.out is not None:
         write(answer, options.out)
     if options.json:
-        print(json.dumps({**_about(answer), "predictions": list(_objects(answer.table()))}))
+        print(json.dumps({**_about(client, answer), "predictions": list(_objects(answer.table()))}))
         return
     print(f"{answer.model} version {answer.version}, seed {answer.seed}\n")
     shown = min(options.rows, len(answer))
@@ -101,11 +105,17 @@ def _show_predictions(
 def _notes(client: Client, answer: Predictions, ignored_columns: Sequence[str]) -> Iterator[str]:
     if ignored_columns:
         yield f"ignored columns: {', '.join(ignored_columns)}"
-    if "unknown_categories" in answer and (counts := answer["unknown_categories"]).any():
-        names = [column["name"] for column in client.model(answer.model).columns or ()]
-        yield _unknown_categories(
-            {name: n for name, n in zip(names, counts.tolist(), strict=False) if n}
-        )
+    if counts := _count_unknown(client, answer):
+        yield _unknown_categories(counts)
+
+
+def _count_unknown(client: Client, answer: Predictions) -> dict[str, int]:
+    """Count the rows with a missing or unknown category, by column."""
+    if "unknown_categories" not in answer or not answer["unknown_categories"].any():
+        return {}
+    names = [column["name"] for column in client.model(answer.model).columns or ()]
+    counts = answer["unknown_categories"].tolist()
+    return {name: n for name, n in zip(names, counts, strict=False) if n}
 
 
 def _explanations(client: Client, answer: Predictions, shown: int) -> Iterator[str]:
@@ -219,8 +229,11 @@ def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
         yield from zip(*columns, answer.p_value, answer.flag, strict=True)
 
 
-def _about(answer: Predictions) -> dict[str, Any]:
-    return {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
+def _about(client: Client, answer: Predictions) -> dict[str, Any]:
+    about = {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
+    if "unknown_categories" in about:
+        about["unknown_categories"] = _count_unknown(client, answer)
+    return about
 
 
 def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:

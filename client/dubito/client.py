@@ -122,7 +122,8 @@ class _Calls(Generic[Http]):
         retries: int = RETRIES,
         http: Http | None = None,
     ) -> None:
-        self._address = _Address(url, key)
+        # A key from a file often ends in a line break.
+        self._address = _Address(url, None if key is None else key.rstrip("\r\n"))
         self.limits = Limits(timeout_s, retries)
         self._http = self._open() if http is None else http
         self._is_own = http is None

@@ -7,8 +7,10 @@ and completion are fast.
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -113,6 +115,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     add("--model", metavar="NAME[:VERSION]", help="model, with an optional version or alias")
+    add("--version", metavar="VERSION", help="version or alias, instead of NAME:VERSION")
     help = "run as a job; `predict` always does so for CSV, Parquet, npz and zip"
     add("--job", action="store_true", help=help)
     help = "for tables: rows are already encoded as numbers"
@@ -187,7 +190,7 @@ def call_service(function: str, options: argparse.Namespace) -> int:
     from dubito.errors import DubitoError
 
     try:
-        with Client(options.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
+        with _terminable(), Client(options.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
             resolve_name(function)(client, options)
     except BrokenPipeError:
         # Prevent a second error when Python flushes standard output at exit.
@@ -196,9 +199,29 @@ def call_service(function: str, options: argparse.Namespace) -> int:
     except (DubitoError, OSError, UnicodeDecodeError, BadZipFile) as error:
         print(f"dubito: {error}", file=sys.stderr)
         return 1
+    except _Terminated:
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+class _Terminated(KeyboardInterrupt):
+    """The process received SIGTERM."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, so that a job is cancelled."""
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _print_completion(options: argparse.Namespace) -> None:

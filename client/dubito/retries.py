@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
 from typing import TypeVar
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -162,4 +163,19 @@ def _describe(error: httpx.RequestError) -> str:
         url = error.request.url
     except RuntimeError:  # The error has no request.
         return text
-    return f"{text} (at {url.scheme}://{url.netloc.decode()})"
+    place = f"{text} (at {url.scheme}://{url.netloc.decode()}"
+    proxy = _find_proxy(url)
+    return f"{place})" if proxy is None else f"{place}; the environment sets the proxy {proxy})"
+
+
+def _find_proxy(url: httpx.URL) -> str | None:
+    """Return the environment's proxy for a URL, without its credentials."""
+    proxies = getproxies()
+    text = proxies.get(url.scheme) or proxies.get("all")
+    if text is None or proxy_bypass(url.netloc.decode()):
+        return None
+    try:
+        proxy = httpx.URL(text if "://" in text else f"http://{text}")
+    except httpx.InvalidURL:
+        return "with an invalid URL"
+    return f"{proxy.scheme}://{proxy.netloc.decode()}"

@@ -140,7 +140,7 @@ def label_studio_from_environment(url: str | None = None) -> LabelStudio:
     url = url or os.environ.get(URL_VARIABLE)
     if not url:
         raise InvalidInput(URL_VARIABLE, "the URL of Label Studio", "none")
-    return LabelStudio(url, os.environ.get(TOKEN_VARIABLE) or None)
+    return LabelStudio(url, os.environ.get(TOKEN_VARIABLE, "").strip() or None)
 
 
 def _origin(url: str) -> tuple[str, str, int]:

@@ -390,7 +390,7 @@ def test_a_url_or_key_that_cannot_be_sent_is_refused_at_once(kind):
     for wrong in ("127.0.0.1:8000", "ftp://x", "http://[::"):
         with pytest.raises(InvalidInput, match=r"^url: expected an http:// or https:// URL"):
             kind(wrong)
-    for wrong in ("secret\n", "sécret", ""):
+    for wrong in ("sec\nret", "sécret", "", "\n"):
         with pytest.raises(InvalidInput, match=r"^key: expected printable ASCII"):
             kind(key=wrong)
 

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from dubito.predictions import Predictions
 from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
 from tests.support.images import pixel
+from tests.support.serving import wait_until
 
 GUIDE = ROOT / "client" / "README.md"
 
@@ -129,6 +131,10 @@ def test_a_table_is_read_by_the_service(run, tmp_path):
         "ignored columns: rent",
         "rows with missing or unknown categories: city in 1",
     ]
+    _, out, _ = run("predict", "people.tsv", "--model", "rents", "--version", "1", "--json")
+    printed = json.loads(out)
+    assert (printed["version"], printed["unknown_categories"]) == ("1", {"city": 1})
+    assert run("predict", "people.tsv", "--model", "rents", "--version", "9")[0] == 1
     (tmp_path / "pool.csv").write_text("age,city\n31,Rome\n31,Atlantis\n")
     _, out, _ = run("acquire", "pool.csv", "--model", "rents")
     assert out.splitlines()[-2:] == [
@@ -286,6 +292,37 @@ def test_an_interrupt_cancels_the_job(url, key, digits_rows):
             wait_or_cancel(client, job, interrupted, print)
         assert client.job(job).state == "cancelled"
         client.cancel(before)
+
+
+def test_sigterm_cancels_the_job(url, key, digits_rows, tmp_path):
+    np.savez(tmp_path / "rows.npz", digits_rows)
+    with Client(url, key=key) as client:
+        jobs = [client.predict_job(inputs_file="digits.npy", num_samples=500) for _ in range(2)]
+        known = {job.id for job in client.jobs()}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dubito", "predict", "rows.npz"],
+            env=environment_with(
+                PYTHONPATH=str(ROOT / "client"), **{URL_VARIABLE: url, KEY_VARIABLE: f"{key}\n"}
+            ),
+            cwd=tmp_path,
+        )
+        wait_until(lambda: {job.id for job in client.jobs()} - known)
+        (new,) = {job.id for job in client.jobs()} - known
+        time.sleep(0.5)  # for the command to receive the job's id
+        process.terminate()
+        assert process.wait(20) in (0, 143)
+        assert client.job(new).state in ("cancelled", "done")
+        for job in jobs:
+            client.cancel(job)
+
+
+def test_errors_of_connections_name_the_proxy(run, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
+    status, _, err = run("models", "--url", "http://dubito.test")
+    assert status == 1
+    assert "(at http://dubito.test; the environment sets the proxy http://127.0.0.1:9)" in err
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert "proxy" not in run("models", "--url", "http://127.0.0.1:9")[2]
 
 
 def test_models_are_listed(run):
