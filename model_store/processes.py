@@ -6,6 +6,7 @@ The parent uses `ChildProcess`, and the child calls `become_child`.
 import ctypes
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -20,7 +21,17 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 MAX_NICE = 19
-SECRET = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # prefixes of variables with secrets
+# Variables that every child process inherits. Others can contain secrets.
+INHERITED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TMP|TEMP|PYTHON\w*|VIRTUAL_ENV"
+    r"|GLIBC_TUNABLES|(LD|XDG|MALLOC|OMP|GOMP|KMP|MKL|OPENBLAS|ARROW|CUDA|CUBLAS|NVIDIA)_\w+"
+)
+# Variables for child processes that read the store or fit a model
+TRUSTED = re.compile(
+    r"DUBITO_(STORE|STATE|DATA|RUNS|GRAPHS|CACHE|CACHE_BYTES|VERIFY_KEY_FILE|THREADS)"
+    r"|(AWS|AZURE|GOOGLE|GCE|IDENTITY|MSI)_\w+|SSL_CERT_(FILE|DIR)|\w+_PROXY|TORCH\w*|MPLCONFIGDIR",
+    re.IGNORECASE,
+)
 TOKENIZING = {"TOKENIZERS_PARALLELISM": "false"}  # in the calling thread
 READY = "ready"  # the first line of a child
 START_S = 120.0
@@ -42,6 +53,19 @@ def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return available if quota == "max" else max(1, min(available, int(quota) // int(period)))
     except (OSError, ValueError, ZeroDivisionError):  # no limit
         return available
+
+
+def inherited_environment(is_trusted: bool = False) -> dict[str, str]:
+    """Return the environment variables that a child process inherits.
+
+    Args:
+        is_trusted: whether to include the credentials of buckets, and the settings of fits.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if INHERITED.fullmatch(name) or (is_trusted and TRUSTED.fullmatch(name))
+    }
 
 
 def start_module(
@@ -84,18 +108,17 @@ class ChildProcess:
     Args:
         module: a module that calls `become_child`.
         environment: additional environment variables.
-        is_trusted: True if the child inherits secrets from the environment.
+        is_trusted: whether the child inherits the credentials of buckets.
     """
 
     def __init__(
         self, module: str, environment: Mapping[str, str], is_trusted: bool = False
     ) -> None:
-        hidden = () if is_trusted else SECRET
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(hidden)
-        }
         self._process = start_module(
-            module, {**inherited, **environment}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            module,
+            {**inherited_environment(is_trusted), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         self._is_ready = False
         self._received = b""

@@ -6,7 +6,6 @@ slot.
 
 import contextlib
 import logging
-import os
 import subprocess
 import threading
 import time
@@ -15,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from model_store.errors import DubitoError, NotFound
-from model_store.processes import describe_exit, start_module, write_line
+from model_store.processes import describe_exit, inherited_environment, start_module, write_line
 from model_store.state.database import Database
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import has_state
@@ -31,7 +30,6 @@ LOOK_S = 1.0  # between polls of the queue
 CLEANUP_INTERVAL_S = 60.0  # between removals of old jobs
 PROBE_INTERVAL_S = 5.0  # between test writes to the state folder
 MAX_END_S = 10.0  # before a terminated job is killed
-SECRET_NAMES = ("API_KEYS", "ADMIN_KEY", "KEYS_FILE", "LABEL")  # withheld from a job's process
 
 
 @dataclass(eq=False)
@@ -183,11 +181,7 @@ class JobRunner:
 
 def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
     """Start the process of a job, which inherits the lock of the slot."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not any(secret in name for secret in SECRET_NAMES)
-    }
+    environment = inherited_environment(is_trusted=True)
     assert settings.state is not None
     # Built first, because a process that waits for its options keeps the slot locked.
     options = {

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from model_store.processes import processors
+from model_store.processes import inherited_environment, processors
 
 
 def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_are_all(
@@ -36,6 +36,23 @@ def test_threads_are_no_more_than_the_container_s_processors(
     if content is not None:
         (tmp_path / "cpu.max").write_text(content)
     assert processors(tmp_path / "cpu.max") == expected
+
+
+def test_children_inherit_only_variables_without_secrets(monkeypatch):
+    public = {"PATH": "/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "1", "PYTHONPATH": "/x"}
+    of_store = {"AWS_ACCESS_KEY_ID": "k", "https_proxy": "http://p", "DUBITO_STORE": "s3://b"}
+    secret = ["DUBITO_CLIENT_KEY", "DUBITO_API_KEYS", "DUBITO_LABEL_STUDIO_TOKEN", "MY_PASSWORD"]
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in {
+        **public,
+        **of_store,
+        **dict.fromkeys(secret, "x"),
+        "PATH_KEY": "x",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert inherited_environment() == public
+    assert inherited_environment(is_trusted=True) == public | of_store
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}])
