@@ -2,6 +2,7 @@
 
 import argparse
 
+from model_store.artifacts.folder import Folder
 from model_store.artifacts.signature import read_private_key, read_trusted_keys, write_key_pair
 from model_store.artifacts.storage import is_version
 from model_store.artifacts.store import LATEST, ModelStore, store_from_environment
@@ -11,7 +12,7 @@ from model_store.inference.preflight_process import check_version
 
 
 def list_versions(options: argparse.Namespace) -> None:
-    store = store_from_environment(options.store)
+    store = _open(options)
     for name in store.names():
         aliases = ", ".join(f"{a} -> {v}" for a, v in sorted(store.aliases(name).items()))
         print(f"{name}: versions {', '.join(store.versions(name))} ({aliases})")
@@ -39,7 +40,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def alias(options: argparse.Namespace) -> None:
-    store = store_from_environment(options.store)
+    store = _open(options)
     if options.remove != (options.version is None):
         received = "both" if options.remove else "neither"
         raise InvalidInput("alias", "a version or --remove", received)
@@ -52,12 +53,12 @@ def alias(options: argparse.Namespace) -> None:
 
 
 def keep(options: argparse.Namespace) -> None:
-    store = store_from_environment(options.store)
+    store = _open(options)
     print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
 
 
 def delete(options: argparse.Namespace) -> None:
-    store = store_from_environment(options.store)
+    store = _open(options)
     name, colon, version = options.version.partition(":")
     if colon and not is_version(version):
         raise InvalidInput(
@@ -77,14 +78,21 @@ def keygen(options: argparse.Namespace) -> None:
 
 
 def sign(options: argparse.Namespace) -> None:
-    store = store_from_environment(options.store)
+    store = _open(options)
     name, number = _version(store, options.version)
     store.sign(name, number, read_private_key(options.key, "--key"))
     print(f"signed: {name} version {number}")
 
 
-def _store_with_key(options: argparse.Namespace) -> ModelStore:
+def _open(options: argparse.Namespace) -> ModelStore:
     store = store_from_environment(options.store)
+    if isinstance(store.storage, Folder) and not store.root.is_dir():
+        raise InvalidInput("DUBITO_STORE", "an existing folder", str(store.root.absolute()))
+    return store
+
+
+def _store_with_key(options: argparse.Namespace) -> ModelStore:
+    store = _open(options)
     if options.key is not None:
         store.trusted = read_trusted_keys(options.key, "--key")
     return store

@@ -1,5 +1,6 @@
 """A store in a bucket."""
 
+import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ class Bucket(Storage):
         self.cache = cache
         self._listing: Listing | None = None  # from the last refresh
         self._is_writable = False
+        self._local = threading.local()  # has `is_writing` in threads that need a new listing
         # The service checks the manifests of all served versions after each refresh
         self._get_cached = lru_cache(MAX_CACHED_OBJECTS)(self._get)
 
@@ -122,7 +124,9 @@ class Bucket(Storage):
         if path is not None:
             name = path.split("/")[0]
             check_is_known_name(name)
-        return self._listing or Listing(self.objects.entries(name))
+        if self._listing is None or getattr(self._local, "is_writing", False):
+            return Listing(self.objects.entries(name))
+        return self._listing
 
     def names(self) -> list[str]:
         return [path for path in self._current().numbers if "/" not in path]
@@ -203,7 +207,11 @@ class Bucket(Storage):
         check_is_new_name(name)
         self.check_writable()
         self._clear(name)
-        yield
+        self._local.is_writing = True
+        try:
+            yield
+        finally:
+            self._local.is_writing = False
 
     def _clear(self, name: str, now: datetime | None = None) -> None:
         """Delete incomplete versions and reports that are older than a day."""

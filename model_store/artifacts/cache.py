@@ -7,12 +7,20 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import mkdtemp, mkstemp
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from model_store.artifacts.disk import digest, link_file, make_folder, read_regular, write_synced
+from model_store.artifacts.disk import (
+    Inode,
+    digest,
+    file_sizes,
+    link_file,
+    make_folder,
+    read_regular,
+    write_synced,
+)
 from model_store.artifacts.manifest import ENCODER, Manifest
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
@@ -45,7 +53,7 @@ class SavedListing(BaseModel):
 
 class Copy(NamedTuple):
     last_used: int  # nanoseconds
-    size: int  # bytes
+    sizes: dict[Inode, int]  # bytes
     folder: Path
 
 
@@ -129,9 +137,11 @@ class Cache:
             return
         with suppress(OSError):  # the disk may be full
             make_folder(self.root)
-            draft = self.root / f"{DRAFT}{os.getpid()}"
-            draft.write_text(text)
-            draft.replace(self.root / LISTING)
+            # Processes of several containers share the folder and can have equal numbers.
+            handle, draft = mkstemp(prefix=DRAFT, dir=self.root)
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            Path(draft).replace(self.root / LISTING)
             self._saved_listing = text
 
     def saved_listing(self) -> tuple[dict[str, list[int]], dict[str, dict[str, str]]] | None:
@@ -227,12 +237,14 @@ class Cache:
             return copy.folder.name in aliased_versions, copy.last_used
 
         copies = sorted(self._copies(), key=order)
-        total = sum(copy.size for copy in copies)
+        remaining = [*copies]
+        total = _total_size(remaining)
         for copy in copies:
             if total + needed <= self.max_bytes:
                 return
             if self._delete(copy.folder):
-                total -= copy.size
+                remaining.remove(copy)
+                total = _total_size(remaining)
         if total + needed > self.max_bytes:
             raise StoreError(
                 f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got "
@@ -243,8 +255,7 @@ class Cache:
         copies = []
         for folder in self.root.glob("*/[1-9]*"):
             with suppress(OSError):
-                size = sum(file.stat().st_size for file in folder.iterdir())
-                copies.append(Copy(folder.stat().st_mtime_ns, size, folder))
+                copies.append(Copy(folder.stat().st_mtime_ns, file_sizes(folder), folder))
         return copies
 
     def _delete(self, folder: Path, even_locked: bool = False) -> bool:
@@ -276,3 +287,10 @@ class Cache:
             finally:
                 for leftover in self.root.glob(f"*/{DRAFT}*"):
                     shutil.rmtree(leftover, ignore_errors=True)
+                for leftover in self.root.glob(f"{DRAFT}*"):
+                    leftover.unlink(missing_ok=True)
+
+
+def _total_size(copies: list[Copy]) -> int:
+    """Return the size of all files. Copies can share files by hard links."""
+    return sum({inode: size for copy in copies for inode, size in copy.sizes.items()}.values())

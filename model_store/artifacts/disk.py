@@ -10,6 +10,8 @@ from model_store.artifacts.manifest import FileSpec
 
 PIECE_BYTES = 1 << 20  # per read of a large file
 
+Inode = tuple[int, int]  # device and number
+
 
 def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file. Return `limit` + 1 bytes if it has more than `limit`."""
@@ -71,3 +73,13 @@ def sync_folder(path: Path) -> None:
     with suppress(OSError):  # some file systems cannot sync a folder
         os.fsync(handle)
     os.close(handle)
+
+
+def file_sizes(folder: Path) -> dict[Inode, int]:
+    """Return the sizes of the files in a folder and below, each hard-linked file once."""
+    sizes = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # deleted by another process
+            stat = path.stat(follow_symlinks=False)
+            sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return sizes

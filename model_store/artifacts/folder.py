@@ -135,7 +135,7 @@ class Folder(Storage):
     def _link_or_copy(self, original: Original, target: Path) -> None:
         """Hard-link a published duplicate to `target`, or write a synced copy."""
         spec = original.spec
-        if any(link_file(self.root / path, target, spec) for path in original.duplicates):
+        if any(link_file(self.root / path, target, spec) for path in original.find_duplicates()):
             return
         with open_regular(original.path) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy, PIECE_BYTES)

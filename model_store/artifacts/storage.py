@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,11 @@ REPORT = "report.json"
 
 @dataclass(frozen=True)
 class Original:
-    """A file to publish, and published files with the same content."""
+    """A file to publish, and a function that finds published files with the same content."""
 
     path: Path
     spec: FileSpec
-    duplicates: tuple[str, ...] = ()
+    find_duplicates: Callable[[], Iterator[str]]
 
     def check(self, name: str, size: int, sha256: str) -> None:
         """Raise InvalidInput if the file has changed since its digest was computed."""

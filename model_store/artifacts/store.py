@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -307,13 +307,15 @@ class ModelStore:
     def _original(self, file: str, content: bytes | Path, spec: FileSpec) -> bytes | Original:
         if isinstance(content, bytes):
             return content
-        duplicates = []
-        for name in self.names():
-            for version in self.versions(name):
-                with suppress(StoreError, OSError):  # broken, or deleted meanwhile
-                    if self.manifest(name, version).files.get(file) == spec:
-                        duplicates.append(f"{name}/{version}/{file}")
-        return Original(content, spec, tuple(duplicates))
+
+        def find_duplicates() -> Iterator[str]:
+            for name in self.names():
+                for version in self.versions(name):
+                    with suppress(StoreError, OSError):  # broken, or deleted meanwhile
+                        if self.manifest(name, version).files.get(file) == spec:
+                            yield f"{name}/{version}/{file}"
+
+        return Original(content, spec, find_duplicates)
 
     def _move(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
         """Set an alias to `choose(current)`, unless that is None. Retry on conflicts."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from model_store.artifacts.disk import make_folder, sync_folder
+from model_store.artifacts.disk import file_sizes, make_folder, sync_folder
 from model_store.errors import NotFound, OverQuota
 from model_store.state.database import Database, as_state_errors, may_be_damaged
 
@@ -294,11 +294,7 @@ class Jobs:
         return self._bytes(job.id)
 
     def _bytes(self, name: str) -> int:
-        size = 0
-        for path in (self.folder / name).rglob("*"):
-            with suppress(FileNotFoundError):  # deleted by another process
-                size += path.stat().st_size
-        return size
+        return sum(file_sizes(self.folder / name).values())
 
     def forget(self, name: str) -> None:
         """Delete an ended job and its files."""

@@ -33,7 +33,7 @@ def test_list_shows_models_versions_and_aliases(store):
 
 
 def test_list_of_an_empty_store_says_nothing(tmp_path):
-    completed = run_store(ModelStore(tmp_path / "none"), "list")
+    completed = run_store(ModelStore(tmp_path), "list")
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
@@ -53,6 +53,14 @@ def test_verify_says_that_every_version_is_whole(store):
         *(f"digits version {version}: whole" for version in (1, 2, 3)),
         "other version 1: whole",
     ]
+
+
+@pytest.mark.parametrize("command", [["verify"], ["list"], ["delete", "digits:1"]])
+def test_a_missing_store_is_an_error(tmp_path, command):
+    completed = run_store(ModelStore(tmp_path / "absent"), *command)
+    assert completed.returncode == 2
+    assert "DUBITO_STORE: expected an existing folder, got" in completed.stderr
+    assert not (tmp_path / "absent").exists()
 
 
 def test_verify_names_what_is_broken_and_exits_1(store):

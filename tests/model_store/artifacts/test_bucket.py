@@ -1,6 +1,7 @@
 import builtins
 import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -318,6 +319,54 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
     with pytest.raises(StoreError, match="DUBITO_CACHE_BYTES: expected room for"):
         server.store(tmp_path / "small", SIZE - 1).open("m", "6")
     assert [*(tmp_path / "small").rglob("network.onnx")] == []
+
+
+def test_a_new_alias_on_a_polled_bucket_is_set(server, store):
+    store.publish("m", DESCRIPTION, CONTENT)
+    store.storage.refresh()
+    store.set_alias("m", "champion", "1")
+    store.storage.refresh()
+    assert store.aliases("m") == {"latest": "1", "champion": "1"}
+
+
+def test_publishing_to_a_bucket_reads_no_manifests(server, store, tmp_path):
+    network = tmp_path / "network.onnx"
+    network.write_bytes(CONTENT[network.name])
+    counts = []
+    for _ in range(4):
+        server.requests.clear()
+        store.publish("m", DESCRIPTION, CONTENT | {network.name: network})
+        counts.append(server.requests.total())
+    assert counts[1:] == [counts[1]] * 3
+
+
+def test_copies_that_share_files_count_them_once(store):
+    for _ in range(3):
+        manifest = store.publish("m", DESCRIPTION, CONTENT)
+    first, second = (store.open("m", version).folder for version in ("1", "2"))
+    for file in CONTENT:
+        (second / file).unlink()
+        (second / file).hardlink_to(first / file)
+    seals = 3 * (len(manifest.model_dump_json(indent=2)) + 100)
+    store.storage.cache.max_bytes = 2 * SIZE + seals
+    store.open("m", "3")
+    assert first.exists() and second.exists()
+
+
+def test_drafts_of_listings_have_unique_names(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in every container
+    drafts, replace = [], Path.replace
+
+    def record(path, target):
+        drafts.append(path.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", record)
+    for _ in range(2):
+        store = server.store(tmp_path / "cache")
+        store.publish("m", DESCRIPTION, CONTENT)
+        store.storage.refresh()
+    assert len({*drafts}) == 2
 
 
 def test_what_a_killed_download_left_is_cleared(server, store, tmp_path):
