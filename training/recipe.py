@@ -1,7 +1,6 @@
 """Recipes, the TOML files that describe fits."""
 
 import tomllib
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -124,9 +123,9 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _check_values(self) -> "DataSection":
         if self.text is not None and set(self.columns.values()) - {"ignored"}:
-            self.refuse("columns", "only ignored columns with text")
+            self.refuse("only ignored columns with text", "columns")
         if self.image_resize is not None and self.image_resize < max(self.image_size or ()):
-            self.refuse("image_resize", "at least the longer side of image_size")
+            self.refuse("at least the longer side of image_size", "image_resize")
         return self
 
     @property
@@ -185,13 +184,13 @@ class NetworkSection(Section):
         if self.hidden is None and self.kind is None and self.factory is None:
             raise ValueError("hidden, kind or factory")
         if self.has("start") and self.weights is None and self.factory is None:
-            self.refuse("start", "no value without weights or factory")
+            self.refuse("no value without weights or factory", "start")
         if len(self.pixel_mean or ()) != len(self.pixel_std or ()):
-            self.refuse("pixel_std", "as many numbers as in pixel_mean")
+            self.refuse("as many numbers as in pixel_mean", "pixel_std")
         if self.standardise and (self.is_trained or self.pixel_mean):
-            self.refuse("standardise", "false for a trained network or with pixel_mean")
+            self.refuse("false for a trained network or with pixel_mean", "standardise")
         if self.output is not None and self.encoder_file is None:
-            self.refuse("output", "no value without encoder = 'onnx:FILE'")
+            self.refuse("no value without encoder = 'onnx:FILE'", "output")
         return self
 
     @property
@@ -224,7 +223,6 @@ class TrainingSection(Section):
     choose: Literal["elbo", "likelihood", "last"] | None = None
     kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     kl_weight: Positive | None = None
-    kl_weight_reason: str | None = None
     alpha: Annotated[float, Field(allow_inf_nan=False)] | None = None
     samples: Annotated[int, Field(ge=1, le=1000)] | None = None
 
@@ -268,6 +266,13 @@ class GateSection(Section):
     ]
 
 
+# Keys of the other task.
+OTHER_KEYS: dict[Task, tuple[tuple[str, str], ...]] = {
+    "classification": (("likelihood", "noise"), ("data", "target_transform")),
+    "regression": (("data", "class_weights"), ("serving", "risk")),
+}
+
+
 class Recipe(Section):
     name: Name
     method: Literal[*METHODS]
@@ -288,6 +293,57 @@ class Recipe(Section):
         if "method" not in info.data:  # an unknown method is reported by its own field
             return Method()
         return METHODS[info.data["method"]].model_validate(posterior)
+
+    @model_validator(mode="after")
+    def _check_task(self) -> "Recipe":
+        task, serving = self.task, self.serving
+        for section, key in OTHER_KEYS[task]:
+            if getattr(self, section).has(key):
+                self.refuse(f"no value for task {task}", section, key)
+        if serving.calibration == "class" and task == "regression":
+            self.refuse("marginal or group for task regression", "serving", "calibration")
+        if serving.precision == "int8" and task == "regression":
+            self.refuse("float32 for task regression", "serving", "precision")
+        detectors = (*DETECTED[task], *DENSITY_NAMES)
+        for i, name in enumerate(serving.combined or ()):
+            if name not in detectors:
+                self.refuse(f"one of {detectors} for task {task}", "serving", "combined", i)
+        return self
+
+    @model_validator(mode="after")
+    def _check_method(self) -> "Recipe":
+        method, is_laplace = f"method {self.method}", isinstance(self.posterior, Laplace)
+        if self.serving.precision == "int8" and not self.posterior.supports_int8:
+            self.refuse(f"float32 for {method}", "serving", "precision")
+        if self.training.epochs == 0 and not is_laplace:
+            self.refuse(f"1 or more for {method}", "training", "epochs")
+        if self.training.early_stopping and (self.is_variational or is_laplace):
+            expected = f"false for {method}, which converges to a bound"
+            self.refuse(expected, "training", "early_stopping")
+        return self
+
+    @model_validator(mode="after")
+    def _check_data(self) -> "Recipe":
+        network, reason = self.network, "since rows consist of ids"
+        if self.serving.calibration == "group" and not self.data.group_column:
+            expected = "a column of groups in data.calibration_group or data.group"
+            self.refuse(expected, "serving", "calibration")
+        if not self.data.takes_ids:
+            return self
+        if network.pixel_mean is not None:
+            self.refuse(f"no value, {reason}", "network", "pixel_mean")
+        if self.augmentation is not None:
+            self.refuse(f"none, {reason}", "augmentation")
+        if network.encoder is not None:
+            return self
+        if network.factory is None:
+            self.refuse(f"a factory, {reason}", "network")
+        if network.standardise:
+            self.refuse(f"false, {reason}", "network", "standardise")
+        for i, name in enumerate(self.serving.combined or ()):
+            if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
+                self.refuse(f"no density of the input, {reason}", "serving", "combined", i)
+        return self
 
     @property
     def combined(self) -> list[str]:
@@ -417,83 +473,30 @@ def override(
 
 def validate(content: dict[str, Any], origin: str) -> Recipe:
     try:
-        recipe = Recipe.model_validate(content)
+        return Recipe.model_validate(content)
     except ValidationError as error:
         raise _invalid_key(content, error, origin) from None
-    for field, expected, actual in _contradictions(recipe):
-        raise InvalidInput(f"{origin}: {field}", expected, actual)
-    return recipe
-
-
-# Keys without a meaning for the task.
-OTHER_KEYS: dict[Task, tuple[tuple[str, str], ...]] = {
-    "classification": (("likelihood", "noise"), ("data", "target_transform")),
-    "regression": (("data", "class_weights"), ("serving", "risk")),
-}
-
-
-def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    data, serving, training = recipe.data, recipe.serving, recipe.training
-    for name, key in OTHER_KEYS[recipe.task]:
-        if (section := getattr(recipe, name)).has(key):
-            expected = f"no value for task {recipe.task}"
-            yield f"{name}.{key}", expected, repr(getattr(section, key))[:200]
-    if serving.precision == "int8":
-        if not recipe.posterior.supports_int8:
-            yield "serving.precision", f"float32 for method {recipe.method}", "'int8'"
-        if recipe.task == "regression":
-            yield "serving.precision", "float32 for task regression", "'int8'"
-    if training.epochs == 0 and not isinstance(recipe.posterior, Laplace):
-        yield "training.epochs", f"1 or more for method {recipe.method}", "0"
-    if training.early_stopping and (recipe.is_variational or isinstance(recipe.posterior, Laplace)):
-        expected = f"false for method {recipe.method}, which converges to a bound"
-        yield "training.early_stopping", expected, repr(training.early_stopping)
-    if serving.calibration == "class" and recipe.task == "regression":
-        yield "serving.calibration", "marginal or group for task regression", "'class'"
-    if serving.calibration == "group" and not data.group_column:
-        expected = "a column of groups in data.calibration_group or data.group"
-        yield "serving.calibration", expected, "neither"
-    if data.takes_ids:
-        yield from _id_contradictions(recipe)
-    detectors = (*DETECTED[recipe.task], *DENSITY_NAMES)
-    for i, name in enumerate(serving.combined or ()):
-        if name not in detectors:
-            expected = f"one of {detectors} for task {recipe.task}"
-            yield f"serving.combined.{i}", expected, repr(name)
-
-
-def _id_contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    network, reason = recipe.network, "since rows consist of ids"
-    has_id_input = network.encoder is None
-    if network.factory is None and has_id_input:
-        yield "network", f"a factory, {reason}", "another network"
-    if network.standardise and has_id_input:
-        yield "network.standardise", f"false, {reason}", "true"
-    if network.pixel_mean is not None:
-        yield "network.pixel_mean", f"no value, {reason}", "some"
-    if recipe.augmentation is not None:
-        yield "augmentation", f"none, {reason}", "one"
-    for i, name in enumerate((recipe.serving.combined or ()) if has_id_input else ()):
-        if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
-            yield f"serving.combined.{i}", f"no density of the input, {reason}", repr(name)
 
 
 def _invalid_key(content: dict[str, Any], error: ValidationError, origin: str) -> InvalidInput:
-    first, *others = error.errors(include_url=False)
-    field = f"{origin}: {'.'.join(_key_path(content, first))}".removesuffix(": ")
+    errors = [(_key_path(content, item), item) for item in error.errors(include_url=False)]
+    path, first = max(
+        errors, key=lambda item: len(item[0])
+    )  # of a union, the member that fits best
+    field = ": ".join([origin, ".".join(path)]) if path else origin
+    received = repr(first["input"])[:200]
     if first["type"] == "missing":
         return InvalidInput(field, "a value", "nothing")
-    received = repr(first["input"])[:200]
     if first["type"] == "extra_forbidden":
         expected = "no such key"
-        if first["loc"][0] == "posterior":
+        if path[0] == "posterior":
             keys = METHODS[content["method"]].model_fields
             expected += f" (valid keys: {', '.join(keys) or 'none'})"
         return InvalidInput(field, expected, received)
-    same_key = [other for other in others if _key_path(content, other) == _key_path(content, first)]
     messages = (
-        str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-        for error in (first, *same_key)
+        str(item["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+        for other, item in errors
+        if other == path
     )
     return InvalidInput(field, " or ".join(messages), received)
 

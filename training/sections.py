@@ -1,7 +1,7 @@
 """Base class of recipe sections, and types of their keys."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, NoReturn, Self
+from typing import Annotated, Any, ClassVar, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -28,18 +28,22 @@ class Section(BaseModel):
         """Return whether the value of a key differs from its default."""
         return bool(getattr(self, key) != type(self).model_fields[key].default)
 
-    def refuse(self, key: str, expected: str) -> NoReturn:
+    def refuse(self, expected: str, *path: str | int) -> NoReturn:
+        """Raise a `ValidationError` that names a key by its path."""
+        value: Any = self
+        for part in path:
+            value = value[part] if isinstance(part, int) else getattr(value, part)
         error = PydanticCustomError("combination", "{expected}", {"expected": expected})
         raise ValidationError.from_exception_data(
-            type(self).__name__, [{"type": error, "loc": (key,), "input": getattr(self, key)}]
+            type(self).__name__, [{"type": error, "loc": path, "input": value}]
         )
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         for key, other in self.excludes:
             if self.has(key) and self.has(other):
-                self.refuse(key, f"no value with {other}")
+                self.refuse(f"no value with {other}", key)
         for key, other in self.requires:
             if self.has(key) and not self.has(other):
-                self.refuse(key, f"no value without {other}")
+                self.refuse(f"no value without {other}", key)
         return self

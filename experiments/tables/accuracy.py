@@ -199,8 +199,6 @@ KL_WEIGHTS = {"full": None, "2e-6": 2e-6, "2e-7": 2e-7}
 
 def _long(kl_weight: float | None) -> dict[str, Any]:
     training = {"epochs": LONG_EPOCHS, "kl_weight": kl_weight}
-    if kl_weight is None:
-        training["kl_weight_reason"] = None
     return {**layers(LONG_UNITS), "training": training}
 
 

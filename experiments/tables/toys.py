@@ -91,7 +91,7 @@ def make_recipe(
         **METHODS[method],
     }
     if kl_weight is not None:
-        content["training"] |= {"kl_weight": kl_weight, "kl_weight_reason": "to fit few rows"}
+        content["training"]["kl_weight"] = kl_weight  # to fit few rows
     return recipes.validate(content, "toys")
 
 

@@ -28,7 +28,7 @@ from training.folders import data_root
 DRAWS, ROWS = 30, 1000
 RISK = 0.01
 KL_WEIGHT = 2e-6
-KL = {"kl_weight": KL_WEIGHT, "kl_weight_reason": "a temperature of .1 keeps doubt"}
+KL = {"kl_weight": KL_WEIGHT}  # a temperature of 0.1 keeps the uncertainty
 # The reason is part of the fits' digests, so its text must not change.
 NETWORK = {"hidden": None, "kind": "gal-cnn-without-dropout"}
 TEST = "test"

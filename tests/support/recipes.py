@@ -47,6 +47,8 @@ def content_with(**changes: Any) -> dict[str, Any]:
     score = "epistemic_std" if content.get("task") == "regression" else "entropy"
     takes_ids = merged["data"].get("vocabulary") or merged["data"].get("text")
     small = {} if takes_ids else {"combined": [score, "residual"]}
+    if takes_ids and "network" not in changes:
+        content["network"] = {"factory": "nets:network"}
     serving = {**small, **merged["serving"]}
     return {
         **content,

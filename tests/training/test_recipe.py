@@ -106,6 +106,16 @@ def test_every_recipe_of_the_project_is_valid(request):
         ('"a"', '"a\\n"', "name"),
         ('"a"', '""', "name"),
         ("validation = 10", "validation = 0", "data.validation"),
+        ("validation = 10", "validation = 0.5", "data.validation"),
+        ("validation = 10", "validation = true", "data.validation"),
+        ("ranking = 30", "vocabulary = 1", "data.vocabulary"),
+        ("ranking = 30", "class_weights = { a = 0.0 }", "data.class_weights.a"),
+        ("ranking = 30", 'group = "a"\ntime = "b"', "data.time"),
+        ("ranking = 30", "max_tokens = 5", "data.max_tokens"),
+        ("[8, 8]", '[8, 8]\nkind = "lenet"', "network.kind"),
+        ("[8, 8]", "[8, 8]\npixel_mean = [0.5]", "network.pixel_mean"),
+        ("epochs = 5", "early_stopping = true", "training.early_stopping"),
+        ("draws = 50", 'precision = "int4"', "serving.precision"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path, old, new, field):
@@ -115,6 +125,13 @@ def test_a_wrong_field_is_named(tmp_path, old, new, field):
         load(path)
     assert refused.value.field == f"{path}: {field}"
     assert "\n" not in str(refused.value)
+
+
+def test_an_error_lists_the_alternatives_of_a_key(tmp_path):
+    with pytest.raises(
+        InvalidInput, match=r"data\.vocabulary: expected a valid integer or 'auto', got"
+    ):
+        load(write(tmp_path, RECIPE.replace("ranking = 30", 'vocabulary = "all"')))
 
 
 def test_a_missing_field_and_an_unknown_key_are_told_apart(tmp_path):

@@ -193,11 +193,7 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
         has_prior = recipe["posterior"].get("prior_std") is not None
         has_kl = METHODS[recipe["method"]].is_variational or has_prior
         if has_kl and abs(temperature - 1.0) > TEMPERATURE_TOLERANCE:
-            reason = recipe["training"].get("kl_weight_reason") or "its recipe gives no reason"
-            yield (
-                f"a tempered posterior with temperature {temperature:.2g} (training.kl_weight): "
-                f"{reason}"
-            )
+            yield f"a tempered posterior with temperature {temperature:.2g} (training.kl_weight)"
     if tempering is not None and tempering.value > MAX_TEMPERATURE:
         cause = "training failed: " if provenance.recalibrated is None else ""
         yield f"{cause}the network alone is overconfident (temperature {tempering.value:.4g})"

@@ -245,6 +245,6 @@ def test_targets_that_do_not_bear_a_logarithm_are_refused(tmp_path, capsys):
         assert "data.target_transform: expected `none` or `rank`" in capsys.readouterr().err
         assert main(["fit", str(write_recipe(tmp_path, data={"target_transform": "log"}))]) == 2
         assert (
-            "data.target_transform: expected none for task classification"
+            "data.target_transform: expected no value for task classification"
             in capsys.readouterr().err
         )

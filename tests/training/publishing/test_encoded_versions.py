@@ -160,7 +160,7 @@ def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeyp
         ({"encoder": f"{__name__}:Eigenvalues"}, "expected a module that ONNX can export, got"),
         (
             {"encoder": f"{__name__}:Body", "kind": "gal-cnn", "hidden": None},
-            "network: expected hidden or",
+            "network.kind: expected no value with encoder",
         ),
         ({"encoder": "no_such_module:encoder"}, "network.encoder: expected an importable"),
     ],
