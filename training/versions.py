@@ -86,9 +86,9 @@ def read_recipe(manifest: Manifest, field: str) -> Recipe:
     try:
         return Recipe.model_validate(Provenance.of(manifest).recipe)
     except ValidationError as error:
-        key = ".".join(str(part) for part in error.errors()[0]["loc"])
-        expected = f"a version whose recipe has only current keys (not {key})"
-        raise InvalidInput(field, expected, manifest.label) from None
+        key = ".".join(str(part) for part in error.errors()[0]["loc"]) or "no recipe"
+        expected = "a version whose recipe has only current keys"
+        raise InvalidInput(field, expected, f"{manifest.label}: {key}") from None
 
 
 def refuse_derived(

@@ -1,5 +1,9 @@
+import pytest
+
 from model_store.artifacts.store import ModelStore
+from model_store.errors import InvalidInput
 from training.provenance import ParentVersion, Provenance, Pruning
+from training.versions import read_recipe
 
 
 def test_the_facts_of_a_fitted_version_are_written_as_they_were_read(digits_store):
@@ -34,3 +38,13 @@ def test_a_derived_version_has_all_but_the_run():
         "seconds": 1.5,
         "pruned": pruned.content(),
     }
+
+
+def test_a_recipe_with_a_removed_key_is_rejected(digits_store):
+    manifest = ModelStore(digits_store).manifest("digits", "1")
+    recipe = manifest.training["recipe"]
+    recipe = {**recipe, "data": {**recipe["data"], "validation_rows": 120}}
+    old = manifest.model_copy(update={"training": {**manifest.training, "recipe": recipe}})
+    with pytest.raises(InvalidInput, match=r"only current keys, got .*: data\.validation_rows$"):
+        read_recipe(old, "model")
+    assert read_recipe(manifest, "model").name == "digits"
