@@ -22,7 +22,6 @@ from model_store.errors import InvalidInput
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores
 from training.data import Dataset
-from training.fitting.steps import keep_freed_memory
 from training.progress import Bar
 from training.seeds import generator, hash_key
 
@@ -45,7 +44,6 @@ class Work:
 def simulate_all(
     work: Sequence[Work], protocol: Protocol, end: End, device: torch.device, quiet: bool
 ) -> None:
-    keep_freed_memory()
     rounds = 1 + max(0, end.labels - protocol.initial) // protocol.batch
     with Bar(rounds * len(work), "round", quiet) as bar:
         for item in work:
