@@ -101,6 +101,14 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
             assert actual[name].value == pytest.approx(figure.value), name
 
 
+def test_rows_of_a_class_that_a_version_does_not_have_count_as_wrong(own_store):
+    model = Model.load(own_store.open("digits", "1", files=NEEDED))
+    rows, names = digits().test.take(np.arange(40)), (*model.manifest.classes, "ten")
+    unknown = Rows(rows.x, np.full(40, 10))
+    figures = measure(model, MeasuredRows(unknown, (0.0, 16.0), names, 3)).figures
+    assert figures["test_accuracy"].value == 0.0
+
+
 def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_store, tmp_path):
     generator = np.random.default_rng(0)
     x, y = generator.normal(3, 2, 80), generator.integers(0, 2, 80)
