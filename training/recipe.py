@@ -266,7 +266,7 @@ class GateSection(Section):
     ]
 
 
-# Keys of the other task.
+# Keys that only the other task has.
 OTHER_KEYS: dict[Task, tuple[tuple[str, str], ...]] = {
     "classification": (("likelihood", "noise"), ("data", "target_transform")),
     "regression": (("data", "class_weights"), ("serving", "risk")),
@@ -290,7 +290,7 @@ class Recipe(Section):
     @field_validator("posterior", mode="before")
     @classmethod
     def _parse_posterior(cls, posterior: Any, info: ValidationInfo) -> Method:
-        if "method" not in info.data:  # an unknown method is reported by its own field
+        if "method" not in info.data:  # The error of `method` is reported.
             return Method()
         return METHODS[info.data["method"]].model_validate(posterior)
 
