@@ -11,7 +11,6 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.gzip import GZipMiddleware
 
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.inference.sessions import limit_session_memory
@@ -31,9 +30,9 @@ from service.api import (
     problems,
 )
 from service.api.dependencies import check_query_is_read
-from service.api.http_forms import HttpForms
+from service.api.http_forms import Compression, HttpForms
 from service.api.openapi import DEFAULT_ERRORS, OpenApiDocument
-from service.api.shortcut import GZIP, Shortcut
+from service.api.shortcut import Shortcut
 from service.auth.auth import AuthMiddleware
 from service.auth.keys import KeyRing
 from service.auth.scopes import needed_scope
@@ -161,7 +160,7 @@ def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> 
     frequent = FREQUENT.union(*(integration.short_paths for integration in integrations))
     routes = [route for route in app.state.routes if route.path in frequent]
     app.add_middleware(HttpForms)
-    app.add_middleware(GZipMiddleware, **GZIP)
+    app.add_middleware(Compression)
     app.add_middleware(Shortcut, routes=routes)
     app.add_middleware(AuthMiddleware, ring=ring, hosts=hosts, origins=origins)
     if origins:

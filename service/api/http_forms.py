@@ -1,18 +1,26 @@
-"""Middleware for HEAD, ETag and Accept."""
+"""Middleware for HEAD, ETag, Accept and Accept-Encoding."""
 
 from hashlib import sha256
 
-from fastapi import Request, Response
-from starlette.datastructures import Headers, MutableHeaders
+from fastapi import Response
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.gzip import (
+    DEFAULT_EXCLUDED_CONTENT_TYPES,
+    GZipResponder,
+    IdentityResponder,
+)
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.media_types import JSON
+from service.api.media_types import JSON, accepts_gzip, list_header, weight
 from service.api.problems import error_response, other_form
-from service.api.requests import accepts, header
+from service.api.requests import NPZ, PARQUET
 from service.errors import NotAcceptable
 from service.request_context import get_link_prefix
 
 READ_METHODS = {"GET", "HEAD"}
+GZIP_LEVEL = 1  # reduces JSON to a quarter, at 100 MB/s
+MIN_GZIP_BYTES = 500
+COMPRESSED_TYPES = (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET)
 FRAMEWORK_PATHS = {"/docs", "/openapi.json"}  # link to `root_path`
 
 
@@ -34,6 +42,23 @@ class HttpForms:
             await self.app(scope, receive, answer.send)
         else:
             await (_check_accept(scope, JSON) or self.app)(scope, receive, send)
+
+
+class Compression:
+    """Compress answers with gzip if the client accepts it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http" and accepts_gzip(scope):
+            app = GZipResponder(
+                app, MIN_GZIP_BYTES, GZIP_LEVEL, exclude_content_types=COMPRESSED_TYPES
+            )
+        elif scope["type"] == "http":
+            app = IdentityResponder(app, MIN_GZIP_BYTES)  # sets Vary
+        await app(scope, receive, send)
 
 
 class _Answer:
@@ -70,9 +95,7 @@ class _Answer:
             if not body.get("more_body"):
                 headers.setdefault("etag", f'W/"{sha256(body["body"]).hexdigest()[:32]}"')
                 headers.setdefault("cache-control", "private, no-cache")
-            if _matches_etag(
-                headers.get("etag"), Headers(scope=self.scope).get("if-none-match", "")
-            ):
+            if _matches_etag(headers.get("etag"), list_header(self.scope, b"if-none-match")):
                 start["status"] = 304
                 del headers["content-length"]
         await self._send(start)
@@ -88,7 +111,7 @@ def _matches_etag(etag: str | None, if_none_match: str) -> bool:
 
 def _check_accept(scope: Scope, media_type: str) -> Response | None:
     """Return 406 if the client rejects the media type, except for other protocols."""
-    request = Request(scope)
-    if other_form(scope["path"]) is not None or accepts(header(request, b"accept"), media_type):
+    is_accepted = weight(list_header(scope, b"accept"), media_type) > 0
+    if is_accepted or other_form(scope["path"]) is not None:
         return None
     return error_response(scope, NotAcceptable(media_type))

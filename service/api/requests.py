@@ -26,7 +26,7 @@ from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service import limits
 from service.api.json_blocks import JsonRows, invalid_json, split_json
-from service.api.media_types import JSON
+from service.api.media_types import JSON, list_header, weight
 from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, file_array, rows_array
 from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_extra_unknown
 from service.context import Context
@@ -55,7 +55,6 @@ COUNT_STEP_BYTES = 256 << 10  # takes a few tenths of a millisecond
 # Time to parse each mark, in tenths of a microsecond
 PARSE_COSTS = {b"[": 10, b"{": 10, b":": 2, b",": 1}
 MAX_PARSE_COST = 1_000_000
-_QUALITY_ZERO = re.compile(r"q=0(\.0*)?")  # not acceptable to the client
 ARRAY_BYTES = 5  # per number: float32 and a finite flag
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -104,32 +103,23 @@ def describe_media_type(request: Request) -> str:
     return media_type if media_type in names else "an unknown media type"
 
 
-def accepts(accept: str, media_type: str) -> bool:
-    """Check whether an Accept header allows a media type. An empty header allows all."""
-    if accept in ("", "*/*", media_type):
-        return True
-    kinds = {"*/*", media_type, f"{media_type.partition('/')[0]}/*"}
-    return not kinds.isdisjoint(_accepted_types(accept))
+def negotiate_media_type(request: Request, default: str, *others: str) -> str:
+    """Choose the media type of the response from the `Accept` header.
 
-
-def _accepted_types(accept: str) -> set[str]:
-    parts = ([word.strip() for word in part.split(";")] for part in accept.lower().split(","))
-    return {
-        kind for kind, *parameters in parts if not any(map(_QUALITY_ZERO.fullmatch, parameters))
-    }
-
-
-def negotiate_media_type(request: Request, *media_types: str) -> str:
-    """Choose the media type of the response from the `Accept` header, the first by default.
+    The highest weight decides. Among equal weights, a media type in the header has precedence over
+    the default, and the default over the rest.
 
     Raises:
         NotAcceptable: if the client accepts none of them.
     """
-    accept = header(request, b"accept")
-    names = [kind for kind in media_types[1:] if kind in accept and kind in _accepted_types(accept)]
-    if not names and not accepts(accept, media_types[0]):
-        raise NotAcceptable(*media_types)
-    return names[-1] if names else media_types[0]
+    accept = list_header(request.scope, b"accept")
+    best, media_type = weight(accept, default), default
+    for other in others:
+        if other in accept.lower() and weight(accept, other) >= best:
+            best, media_type = weight(accept, other), other
+    if best == 0:
+        raise NotAcceptable(default, *others)
+    return media_type
 
 
 def require_json(request: Request) -> None:

@@ -1,26 +1,19 @@
 """Middleware that bypasses the framework for frequent POST routes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi.routing import APIRoute
-from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from model_store.errors import DubitoError
+from service.api.http_forms import Compression
 from service.api.problems import error_response
-from service.api.requests import NPZ, PARQUET
 from service.api.responses import PartsResponse
 from service.auth.scopes import SCOPES_KEY, authorize, needed_scope
 from service.auth.scopes import Scope as KeyScope
 
-# Reduces JSON to a quarter, at 100 MB/s
-GZIP: dict[str, Any] = {
-    "compresslevel": 1,
-    "exclude_content_types": (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET),
-}
-MIN_GZIP_BYTES = 64 << 10
+MIN_GZIP_BYTES = 64 << 10  # of frequent answers
 
 
 class Shortcut:
@@ -53,7 +46,7 @@ class Shortcut:
         except DubitoError as error:
             response = error_response(scope, error)
         is_large = isinstance(response, PartsResponse) or len(response.body) >= MIN_GZIP_BYTES
-        answer = GZipMiddleware(response, **GZIP) if is_large else response
+        answer = Compression(response) if is_large else response
         await answer(scope, receive, send)
 
     def _find(self, path: str) -> tuple[APIRoute, KeyScope | None, dict[str, str]] | None:
