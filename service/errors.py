@@ -2,7 +2,7 @@
 
 DubitoError
 ├── RequestError
-│   ├── NotReady, Overloaded, PastDeadline
+│   ├── NotReady (ShuttingDown), Overloaded, PastDeadline
 │   └── (also a FieldError) Unauthorized, Forbidden (WrongHost), MethodNotAllowed, NotAcceptable,
 │       Unsupported, InUse, NotDone, TooLarge
 └── StoreError
@@ -99,6 +99,16 @@ class NotReady(RequestError):
     """The service is not ready to predict."""
 
     status, code, remedy = 503, "not_ready", "publish a model, or wait"
+
+
+class ShuttingDown(NotReady):
+    """The service is shutting down."""
+
+    code, remedy = "shutting_down", "try again after `Retry-After` seconds"
+
+    def __init__(self) -> None:
+        super().__init__("the service is shutting down; try again in 1 s")
+        self.headers = {"Retry-After": "1"}
 
 
 class TooLargeToLoad(StoreError):

@@ -10,7 +10,7 @@ import time
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.processes import ChildProcess, NoAnswer, StopRequested
-from service.errors import NotReady, PastDeadline
+from service.errors import PastDeadline, ShuttingDown
 from service.request_context import RequestContext
 
 MODULE = "model_store.sources.preflight"
@@ -34,12 +34,12 @@ class FilePreflights:
         Raises:
             InvalidInput: if it takes more than `MAX_BYTES` or `MAX_S`.
             PastDeadline: if the request's deadline passes.
-            NotReady: if the service is shutting down.
+            ShuttingDown: if the service is shutting down.
         """
         try:
             outcome = self._run(content, spec, call)
         except StopRequested:
-            raise NotReady("the service is shutting down") from None
+            raise ShuttingDown from None
         if isinstance(outcome, int):
             call.reservation.reserve(outcome, field)
         elif time.monotonic() > call.deadline:

@@ -10,7 +10,7 @@ from service.api.dependencies import CurrentContext
 from service.api.openapi import errors
 from service.auth.scopes import OPEN_TO_ALL, can_see_names, needs
 from service.context import Context
-from service.errors import NotReady
+from service.errors import NotReady, ShuttingDown
 from service.models.models import HOW_TO_PUBLISH
 
 PREFLIGHTS_RUNNING = "the service is still checking the versions to serve"
@@ -52,7 +52,7 @@ def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]
         NotReady: if no model or not every expected one is served, or the service is shutting down.
     """
     if context.ending.is_set():
-        raise NotReady("the service is shutting down")
+        raise ShuttingDown
     serving = context.served_versions()
     if not serving:
         problems = context.watcher.all_problems() if shows_reasons else ()

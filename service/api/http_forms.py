@@ -39,7 +39,10 @@ class HttpForms:
         if scope["method"] in READ_METHODS:
             answer = _Answer(scope, receive, send)
             scope["method"] = "GET"  # the method of routes
-            await self.app(scope, receive, answer.send)
+            try:
+                await self.app(scope, receive, answer.send)
+            finally:
+                scope["method"] = answer.method
         else:
             await (_check_accept(scope, JSON) or self.app)(scope, receive, send)
 

@@ -16,7 +16,7 @@ from model_store.errors import StoreUnreachable
 from model_store.inference.preflight_process import Failure, PreflightProcess
 from model_store.processes import LOOK_S, StopRequested
 from service import limits
-from service.errors import NotReady
+from service.errors import ShuttingDown
 from service.settings import Settings
 
 MAX_RUNNING = 2
@@ -68,13 +68,13 @@ class Preflights:
 
         Raises:
             BrokenArtifact: if it failed.
-            NotReady: if the service is shutting down.
+            ShuttingDown: if the service is shutting down.
             StoreError: if the files are unavailable.
         """
         try:
             failure = self.submit(manifest).result()
         except StopRequested:
-            raise NotReady("the service is shutting down") from None
+            raise ShuttingDown from None
         # Otherwise the files are invalid, and loading the version raises a better error.
         if failure is not None and failure.is_read:
             raise manifest.broken(failure.file, failure.reason)

@@ -13,7 +13,7 @@ import time
 from model_store.artifacts.store import LATEST, Aliases
 from model_store.errors import StoreError, StoreUnreachable, one_line
 from model_store.processes import LOOK_S
-from service.errors import NotReady
+from service.errors import ShuttingDown
 from service.models.models import HOW_TO_PUBLISH, Models
 
 logger = logging.getLogger("dubito")
@@ -209,7 +209,7 @@ class Watcher:
             return False
         try:
             loaded = self.models.load(name, version, is_aliased=True)
-        except NotReady:  # the service is shutting down
+        except ShuttingDown:
             return False
         if alias == LATEST:
             self.models.set_latest(loaded.model.manifest)

@@ -425,6 +425,8 @@ class HttpConnection(asyncio.Protocol):
             if form is not None:
                 content = orjson.dumps(form.content(status, REFUSALS[status]))
                 media_type = b"content-type: application/json\r\n"
+            if exchange is not None and exchange.is_head:
+                content = b""
             length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content)
             self.write(STATUS_LINES[status] + retry + media_type + length + content)
         if exchange is not None and not exchange.answered:

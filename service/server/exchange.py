@@ -35,6 +35,7 @@ class Exchange:
     ) -> None:
         self.connection = connection
         self.scope = scope
+        self.is_head = scope["method"] == "HEAD"  # middleware can change the scope's method
         scope[SCOPE_KEY] = reservation
         self.reservation = reservation
         self.keep_alive = keep_alive
@@ -117,6 +118,8 @@ class Exchange:
         for name, value in (*self.connection.server_state.default_headers, *headers):
             if _CONTROL.search(value):
                 raise RuntimeError("a header has control characters")
+            if name == b"content-length" and status == 204:
+                continue  # RFC 9110, section 8.6
             if name == b"content-length":
                 has_length, self._left = True, int(value)
             elif name == b"connection" and value == b"close":
@@ -124,7 +127,7 @@ class Exchange:
             head += (name, b": ", value, b"\r\n")
         if self.expects_continue:  # it is unknown whether the client sends the body
             self.keep_alive = False
-        if self.scope["method"] == "HEAD" or status in NO_BODY:
+        if self.is_head or status in NO_BODY:
             self._has_no_body, self._left = True, None
         elif not has_length:
             if self.scope["http_version"] == "1.0":

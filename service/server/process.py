@@ -88,7 +88,7 @@ def trim_memory() -> Iterator[None]:
 def end_with_notice(ending: threading.Event, shutdown_grace_s: float) -> None:
     """On SIGTERM, set `ending`, and stop after `shutdown_grace_s`.
 
-    A second SIGTERM stops the process immediately.
+    A second SIGTERM, or SIGINT, stops the process immediately.
     """
     # Only the main thread can set signal handlers; tests run in others.
     if threading.current_thread() is not threading.main_thread():
@@ -97,9 +97,11 @@ def end_with_notice(ending: threading.Event, shutdown_grace_s: float) -> None:
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        wait_s = 0.0 if ending.is_set() else shutdown_grace_s
+        is_urgent = number == signal.SIGINT or ending.is_set()
+        wait_s = 0.0 if is_urgent else shutdown_grace_s
         ending.set()
         if callable(stop):
             loop.call_soon_threadsafe(loop.call_later, wait_s, stop, number, None)
 
-    signal.signal(signal.SIGTERM, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)

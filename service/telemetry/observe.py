@@ -1,5 +1,6 @@
 """Middleware for metrics, logs and traces."""
 
+import asyncio
 import logging
 import re
 import secrets
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import DubitoError
 from service.api.problems import error_response
+from service.errors import ShuttingDown
 from service.request_context import PREFIX_KEY, RECORD_KEY, RequestRecord
 from service.telemetry.logs import RequestLog, where
 from service.telemetry.metrics import Metrics
@@ -72,6 +74,13 @@ class Observe:
         except ClientDisconnect as disconnect:
             record.reason = "client_gone"
             clear_frames(disconnect.__traceback__)  # to free the memory of the body
+        except asyncio.CancelledError:
+            if self.ending.is_set():  # otherwise another ASGI server noticed a disconnect
+                error = ShuttingDown()
+                record.reason = error.code
+                if status is None:
+                    await error_response(scope, error)(scope, receive, send_with_id)
+            raise
         except Exception as error:
             record.reason = "unexpected"
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))

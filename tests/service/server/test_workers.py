@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from model_store.processes import processors
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.settings import Settings
 from service.shared_state import merge_metrics
+from tests.support.raw import Connection, request
 from tests.support.serving import answers, metric, wait_until
 from tests.support.stores import publish_again
 
@@ -235,3 +237,22 @@ def test_workers_watch_for_drift_together(serve, digits_store, digits_rows):
         wait_until(lambda: worker_metrics("dubito_drift_evidence_nats") == [evidence, evidence])
         os.kill(min(get_workers(process)), signal.SIGKILL)
         wait_until(lambda: rows_seen() == {160} and len(get_workers(process)) == 2)
+
+
+def test_requests_that_the_drain_cuts_off_get_503_and_are_recorded_as_such(serve, digits_store):
+    settings = {"DUBITO_LOG": "json", "DUBITO_SHUTDOWN_TIMEOUT_S": "1"}
+    with (
+        serve(digits_store, **settings) as (url, process),
+        Connection(httpx.URL(url).port) as connection,
+    ):
+        expects = [("Expect", "100-continue")]
+        connection.send(request("POST", "/predict", b" " * 100, expects)[:-50])
+        assert connection.socket.recv(25).startswith(b"HTTP/1.1 100")
+        process.terminate()
+        answer = connection.answer()
+        log = process.communicate(timeout=60)[1]
+    assert (answer.status, answer.headers[b"retry-after"]) == (503, b"1")
+    assert json.loads(answer.body)["code"] == "shutting_down"
+    lines = [json.loads(line) for line in log.splitlines()]
+    (cut_off,) = [line for line in lines if line.get("route") == "/predict"]
+    assert (cut_off["status"], cut_off["reason"]) == (503, "shutting_down")

@@ -1,0 +1,61 @@
+import asyncio
+from functools import partial
+
+import pytest
+from fastapi import Response
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from service.app import create_app
+from service.server.budget import ByteBudget
+from service.server.connections import Connections, HttpConnection
+from service.settings import Settings
+from tests.support.raw import Connection, request
+
+LIVE = request("GET", "/health/live")
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    app = create_app(Settings(store=tmp_path_factory.mktemp("store")))
+
+    @app.get("/broken")
+    async def broken():
+        raise ValueError
+
+    @app.get("/status/{status}")
+    async def empty(status: int):
+        return Response(status_code=status, headers={"content-length": "4"}, content=b"text")
+
+    return app
+
+
+def exchange(app, *requests, head=False):
+    async def run():
+        state, shared = ServerState(), Connections(60.0, 10, ByteBudget(1 << 20))
+        config = Config(app, log_config=None, lifespan="off")
+        make = partial(HttpConnection, shared, config, state, {})
+        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1")
+        with Connection(server.sockets[0].getsockname()[1], 5.0) as connection:
+            first = await asyncio.to_thread(connection.ask, requests[0], head)
+            rest = [await asyncio.to_thread(connection.ask, each) for each in requests[1:]]
+        server.close()
+        return [first, *rest]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/broken", "/nothing", "/health/ready", "/predict", "/models"])
+def test_a_failed_head_request_has_no_body(app, path):
+    failed, live = exchange(app, request("HEAD", path), LIVE, head=True)
+    assert failed.status == {"/broken": 500, "/models": 200}.get(path, failed.status)
+    assert int(failed.headers[b"content-length"]) > 0
+    assert (live.status, live.body) == (200, b'{"status":"live"}')
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_status_without_content_has_no_body(app, status):
+    empty, live = exchange(app, request("GET", f"/status/{status}"), LIVE, head=True)
+    assert empty.status == status
+    assert (status == 204) <= (b"content-length" not in empty.headers)
+    assert (live.status, live.body) == (200, b'{"status":"live"}')
