@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
-from fastapi_offline import FastAPIOffline
+from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 
 from model_store.inference.preflight_process import PreflightProcess
@@ -18,6 +18,7 @@ from service import VERSION, limits
 from service.api import (
     acquire,
     admin,
+    docs,
     examples,
     health,
     jobs,
@@ -33,6 +34,7 @@ from service.api.dependencies import check_query_is_read
 from service.api.http_forms import Compression, HttpForms
 from service.api.openapi import DEFAULT_ERRORS, OpenApiDocument
 from service.api.shortcut import Shortcut
+from service.api.static_files import PackageFiles
 from service.auth.auth import AuthMiddleware
 from service.auth.keys import KeyRing
 from service.auth.scopes import needed_scope
@@ -46,7 +48,12 @@ from service.telemetry.observe import Observe
 from service.telemetry.tracing import Tracing, create_tracing
 
 # FastAPI's telemetry, which environment variables could enable, would record query strings.
-NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "auto_configure": False,
+}
 FREQUENT = {"/predict", "/acquire"}  # POST routes that bypass most of FastAPI
 DESCRIPTION = (
     "Predictions of Bayesian neural networks with their uncertainty, and a calibrated flag for "
@@ -72,11 +79,14 @@ def create_app(
         limit_session_memory(limits.PREFLIGHT_BYTES)
     key_ring, tracing = KeyRing(settings), create_tracing(settings)
     context = Context(settings, key_ring, backend, preflights, spare)
-    app = FastAPIOffline(
+    app = FastAPI(
         title="Dubito",
         description=DESCRIPTION,
         version=VERSION,
         lifespan=_lifespan(context, tracing),
+        # `service.api.docs` has these routes.
+        openapi_url=None,
+        docs_url=None,
         redoc_url=None,
         # A redirect would use the request's Host header, and clients would resend their keys.
         redirect_slashes=False,
@@ -134,9 +144,10 @@ def _add_routes(app: FastAPI, context: Context) -> None:
     parts = [predict, acquire, examples, pool_files, new_jobs, jobs, labels, models]
     if context.key_ring.keys.has_administration:
         parts.append(admin)
-    tolerant = [health.router, problems.router]  # accept any query string
+    tolerant = [docs.router, health.router, problems.router]  # accept any query string
     integrations = installed_integrations().values()
     tolerant += [resolve_name(i.router) for i in integrations if i.router is not None]
+    app.mount(docs.FILES, PackageFiles(packages=[("fastapi_offline", "static")]))
     if context.settings.page:
         tolerant.append(page.router)
         app.mount("/page", page.PageFiles())

@@ -15,13 +15,11 @@ from service.api.media_types import JSON, accepts_gzip, list_header, weight
 from service.api.problems import error_response, other_form
 from service.api.requests import NPZ, PARQUET
 from service.errors import NotAcceptable
-from service.request_context import get_link_prefix
 
 READ_METHODS = {"GET", "HEAD"}
 GZIP_LEVEL = 1  # reduces JSON to a quarter, at 100 MB/s
 MIN_GZIP_BYTES = 500
 COMPRESSED_TYPES = (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET)
-FRAMEWORK_PATHS = {"/docs", "/openapi.json"}  # link to `root_path`
 
 
 class HttpForms:
@@ -34,8 +32,6 @@ class HttpForms:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["path"] in FRAMEWORK_PATHS:
-            scope["root_path"] = get_link_prefix(scope)
         if scope["method"] in READ_METHODS:
             answer = _Answer(scope, receive, send)
             scope["method"] = "GET"  # the method of routes

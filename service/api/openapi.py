@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import orjson
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from PIL import Image
@@ -35,6 +36,7 @@ from service.api.schemas import (
     Problem,
     RequestModel,
 )
+from service.api.static_files import StaticContent
 from service.auth.scopes import needed_scope
 from service.context import Context
 
@@ -142,6 +144,7 @@ class OpenApiDocument:
         self._context = context
         self._routes = routes
         self._document: dict[str, Any] = {}
+        self._contents: dict[str, StaticContent] = {}  # by prefix
         self._state: Any = None  # models and keys of `_document`
 
     def __call__(self) -> dict[str, Any]:
@@ -159,8 +162,16 @@ class OpenApiDocument:
             _add_examples(document, manifests)
             if needs_keys:
                 _add_keys(document, self._routes, keys.api_is_open)
-            self._document, self._state = document, state
+            self._document, self._state, self._contents = document, state, {}
         return self._document
+
+    def content(self, prefix: str) -> StaticContent:
+        """Return the document as JSON, for links with a prefix. Slow the first time."""
+        document, contents = self(), self._contents
+        if prefix not in contents:
+            servers = {"servers": [{"url": prefix}]} if prefix else {}
+            contents[prefix] = StaticContent(orjson.dumps({**document, **servers}), JSON)
+        return contents[prefix]
 
 
 def _remove_null(document: dict[str, Any]) -> None:

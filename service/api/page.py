@@ -5,9 +5,8 @@ from stat import S_ISREG
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import FileResponse
-from starlette.staticfiles import StaticFiles
 
+from service.api.static_files import PackageFiles, StaticResponse, read_static
 from service.auth.scopes import OPEN_TO_ALL
 
 FOLDER = Path(__file__).parent.parent / "page"
@@ -41,11 +40,12 @@ router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 
 
 @router.get("/")
-async def get_page() -> FileResponse:
-    return FileResponse(FOLDER / "index.html", headers={**HEADERS, "Cache-Control": "no-cache"})
+async def get_page() -> Response:
+    content = read_static(FOLDER / "index.html")
+    return StaticResponse(content, {**HEADERS, "Cache-Control": "no-cache"})
 
 
-class PageFiles(StaticFiles):
+class PageFiles(PackageFiles):
     """Static files of the page, with security headers."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from tests.support.environment import ROOT
 from tests.support.extremes import assert_extremes_are_answered_or_refused
 from tests.support.files import npy_bytes
 
-NOT_DOCUMENTED = {"/", "/problems", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
+NOT_DOCUMENTED = {"/", "/problems", "/docs", "/openapi.json"}
 
 
 PROTOCOLS = ("open_inference", "mlflow")
