@@ -45,7 +45,7 @@ from training.evaluation.metrics import (
     regression_figures,
     reliability,
 )
-from training.scoring import served_outputs, served_prediction
+from training.scoring import served_outputs
 from training.seeds import hash_key
 
 REQUEST_ROWS = 16
@@ -105,8 +105,8 @@ class ServedPredictor:
     def __call__(
         self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None
     ) -> ServedPrediction:
-        rows, seed = Rows(x, np.zeros(len(x), dtype=np.int64)), self.request_seed(name)
-        prediction, _ = served_prediction(self.model, rows, self.draws, seed, REQUEST_ROWS)
+        parts = self.outputs(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
+        prediction = Prediction.concatenate([self.model.prediction(*part) for part in parts])
         if groups is not None:
             prediction = prediction.with_groups(groups)
         refused = np.count_nonzero(refused_rows(prediction))
