@@ -174,6 +174,15 @@ class Database:
             raise
 
 
+def check_writable(folder: Path) -> None:
+    """Raise StateUnusable if a database cannot be created in a folder."""
+    with as_state_errors():
+        path = folder.absolute()
+        parent = next(p for p in (path, *path.parents) if p.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise StateUnusable(f"{UNUSABLE}: its folder is not writable")
+
+
 @contextmanager
 def may_be_damaged(record: str) -> Iterator[None]:
     """Raise StateUnusable if a record cannot be decoded."""

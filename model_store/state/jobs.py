@@ -302,6 +302,11 @@ class Jobs:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             with self._database.writing() as connection:
                 connection.execute("DELETE FROM jobs WHERE id = ?", (name,))
+                # A repeated request must not get the id of a deleted job.
+                connection.execute(
+                    "DELETE FROM answers WHERE json_extract(CAST(answer AS TEXT), '$.id') = ?",
+                    (name,),
+                )
 
     def delete_old(self, retention_s: float) -> None:
         """Delete jobs that ended more than `retention_s` ago, and stray folders."""

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float32
 
 from model_store.artifacts.manifest import DESCRIPTIVE_FIELDS, FILE_FIELDS, TOKENIZER, Manifest
 from model_store.errors import Conflict, InvalidInput
-from model_store.state.database import FILE, Database, may_be_damaged
+from model_store.state.database import FILE, Database, as_state_errors, may_be_damaged
 
 MAX_ID_CHARACTERS = 256
 ROW_TYPE = np.dtype("<f4")
@@ -102,7 +102,8 @@ def row_format(manifest: Manifest) -> str:
 
 def has_state(folder: Path | None) -> bool:
     """Check whether a folder contains a database."""
-    return folder is not None and (folder / FILE).exists()
+    with as_state_errors():
+        return folder is not None and (folder / FILE).exists()
 
 
 def check_id(name: str, field: str) -> None:

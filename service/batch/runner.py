@@ -6,6 +6,7 @@ slot.
 
 import contextlib
 import logging
+import math
 import subprocess
 import threading
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from model_store.errors import DubitoError, NotFound
 from model_store.processes import describe_exit, inherited_environment, start_module, write_line
-from model_store.state.database import Database
+from model_store.state.database import Database, check_writable
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import has_state
 from service import limits
@@ -28,6 +29,7 @@ logger = logging.getLogger("dubito")
 JOB_MODULE = "service.batch.job_process"
 LOOK_S = 1.0  # between polls of the queue
 CLEANUP_INTERVAL_S = 60.0  # between removals of old jobs
+JUMP_S = 600.0  # larger steps of the clock delay the removal of old jobs
 PROBE_INTERVAL_S = 5.0  # between test writes to the state folder
 MAX_END_S = 10.0  # before a terminated job is killed
 
@@ -52,6 +54,7 @@ class JobRunner:
         self._ending = False
         self._running: list[_Running] = []
         self._swept = self._probed = 0.0
+        self._jumps = ClockJumps()
         self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
 
     def start(self) -> None:
@@ -71,8 +74,11 @@ class JobRunner:
         logged = ""
         while not self._ending:
             try:
+                self._jumps.look()
                 if has_state(self.settings.state):  # without a folder there are no jobs
                     self._look(Jobs(self._state()))
+                elif self.settings.state is not None:
+                    check_writable(self.settings.state)
                 self.metrics.state_usable.set(1)
                 logged = ""
             except DubitoError as error:
@@ -93,7 +99,9 @@ class JobRunner:
                 self._finish(jobs, running)
         if time.monotonic() - self._swept > CLEANUP_INTERVAL_S:
             self._swept = time.monotonic()
-            jobs.delete_old(self.settings.job_retention_s)
+            # After a jump of the clock, ages are unknown. Results stay for another period.
+            if self._jumps.seconds_since_last() > self.settings.job_retention_s:
+                jobs.delete_old(self.settings.job_retention_s)
         jobs.clear_ended()
         queued, at_work = jobs.counts()
         if at_work > len(self._running):
@@ -177,6 +185,25 @@ class JobRunner:
             with contextlib.suppress(DubitoError):  # the next service finds an orphaned job
                 Jobs(self._state()).requeue(running.job.id)
             running.slot.close()
+
+
+class ClockJumps:
+    """Detects forward jumps of the system's clock."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+        self._last = -math.inf
+
+    def look(self) -> None:
+        offset = time.time() - time.monotonic()
+        if offset - self._offset > JUMP_S:
+            step = offset - self._offset
+            logger.warning("the clock jumped by %.0f s; results of jobs stay longer", step)
+            self._last = time.monotonic()
+        self._offset = offset
+
+    def seconds_since_last(self) -> float:
+        return time.monotonic() - self._last
 
 
 def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:

@@ -1,3 +1,6 @@
+import fcntl
+import io
+import os
 import stat
 
 import numpy as np
@@ -58,8 +61,31 @@ def test_a_folder_in_use_is_not_restored_to_and_rubbish_is_told(state, tmp_path)
     with (tmp_path / "file").open("rb+") as file:
         with pytest.raises(InvalidInput, match="DUBITO_STATE: expected an empty folder"):
             restore(folder, file)
-        with pytest.raises(InvalidInput, match="what `dubito backup` wrote"):
+        with pytest.raises(InvalidInput, match="all that `dubito backup` wrote"):
             restore(tmp_path / "new", file)
         for none in (None, tmp_path / "none"):
             with pytest.raises(InvalidInput, match="the folder of a service's state"):
                 back_up(none, file)
+
+
+def test_a_truncated_backup_leaves_the_folder_empty(state, tmp_path):
+    with (tmp_path / "state.tar").open("wb") as archive:
+        back_up(state[0], archive)
+    content = (tmp_path / "state.tar").read_bytes()
+    for end in (content.rstrip(b"\0").__len__() // 512 * 512, len(content) // 2, 512, 0):
+        with pytest.raises(InvalidInput, match="truncated"):
+            restore(tmp_path / "new", io.BytesIO(content[:end]))
+    restore(tmp_path / "new", io.BytesIO(content))
+    assert (tmp_path / "new" / FILE).exists()
+
+
+def test_a_backup_deletes_the_copy_of_a_killed_one(state):
+    folder, _ = state
+    (folder / "backup-abc").mkdir()
+    (folder / "backup-abc" / FILE).write_bytes(b"copy")
+    (folder / "backup-now").mkdir()
+    handle = os.open(folder / "backup-now", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    back_up(folder, io.BytesIO())
+    os.close(handle)
+    assert [path.name for path in folder.glob("backup-*")] == ["backup-now"]

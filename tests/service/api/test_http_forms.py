@@ -7,6 +7,8 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.serving import wait_until
+
 ROWS = {"inputs": [[8] * 64], "seed": 7}
 GETS = ["/", "/docs", "/openapi.json", "/metrics", "/health/ready", "/models", "/models/digits"]
 MORE_GETS = ["/models/digits/versions/1", "/models/digits/labels", "/labels", "/jobs", "/v2"]
@@ -170,6 +172,17 @@ def test_a_job_that_is_asked_for_again_under_its_key_is_the_same(client):
     assert without.json()["id"] != first.json()["id"]
     too_long = {"Idempotency-Key": "a" * 256}
     assert client.post("/predict/jobs", json=ROWS, headers=too_long).status_code == 422
+
+
+def test_a_deleted_job_frees_its_idempotency_key(client):
+    headers = {"Idempotency-Key": "deleted"}
+    first = client.post("/predict/jobs", json=ROWS, headers=headers)
+    path = first.headers["location"]
+    wait_until(lambda: client.get(path).json()["state"] == "done")
+    assert client.delete(path).status_code == 200
+    again = client.post("/predict/jobs", json=ROWS, headers=headers)
+    assert again.json()["id"] != first.json()["id"]
+    assert client.get(again.headers["location"]).status_code == 200
 
 
 def test_labels_that_come_again_under_their_key_are_answered_as_before(client):

@@ -1,9 +1,12 @@
+import math
 import shutil
+import time
 from contextlib import closing
+from unittest.mock import Mock
 
 from model_store.state.database import Database
 from model_store.state.jobs import Jobs
-from service.batch.runner import JobRunner
+from service.batch.runner import ClockJumps, JobRunner
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from tests.support.serving import wait_until
@@ -33,3 +36,23 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_leaves_its_slot_free
         assert "cannot start a process for the job" in jobs.get(name).outcome
         with jobs.slot(0) as handle:
             assert handle is not None
+
+
+def test_results_outlive_a_jump_of_the_clock(monkeypatch):
+    jumps, now = ClockJumps(), time.time()
+    jumps.look()
+    assert jumps.seconds_since_last() == math.inf
+    monkeypatch.setattr(time, "time", lambda: now + 8 * 86_400)
+    jumps.look()
+    jumps.look()
+    assert jumps.seconds_since_last() < 10
+
+
+def test_a_state_folder_that_cannot_be_made_is_not_usable(tmp_path):
+    (tmp_path / "file").write_text("")
+    metrics = Mock()
+    runner = JobRunner(Settings(state=tmp_path / "file" / "state"), Mock(), metrics)
+    runner.start()
+    wait_until(lambda: metrics.state_usable.set.called)
+    runner.stop()
+    metrics.state_usable.set.assert_called_with(0)
