@@ -4,6 +4,7 @@ The parent uses `ChildProcess`, and the child calls `become_child`.
 """
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -31,6 +32,13 @@ TRUSTED = re.compile(
     r"DUBITO_(STORE|STATE|DATA|RUNS|GRAPHS|CACHE|CACHE_BYTES|VERIFY_KEY_FILE|THREADS)"
     r"|(AWS|AZURE|GOOGLE|GCE|IDENTITY|MSI)_\w+|SSL_CERT_(FILE|DIR)|\w+_PROXY|TORCH\w*|MPLCONFIGDIR",
     re.IGNORECASE,
+)
+# Texts of the C++ library, onnxruntime (its arena, CUDA and cuBLAS) and the system
+OUT_OF_MEMORY = re.compile(
+    r"std::bad_alloc|Failed to allocate memory for requested buffer of size \d"
+    r"|Available memory of \d+ is smaller than requested bytes of \d"
+    r"|CUDA failure 2: out of memory|CU(BLAS|DNN|FFT)_(STATUS_)?ALLOC_FAILED"
+    rf"|{re.escape(os.strerror(errno.ENOMEM))}"
 )
 TOKENIZING = {"TOKENIZERS_PARALLELISM": "false"}  # in the calling thread
 READY = "ready"  # the first line of a child
@@ -234,7 +242,9 @@ def limit_memory(extra: int) -> None:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Check whether an error or one of its causes is a failed memory allocation."""
     while error is not None:
-        if isinstance(error, MemoryError) or "alloc" in str(error).lower():
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if OUT_OF_MEMORY.search(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False

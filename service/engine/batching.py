@@ -349,7 +349,12 @@ class Engine:
                 if len(work.parts) > 1:
                     work.join_parts()
         except Exception as error:
-            finish(batch, error)
+            if len(batch) == 1 or any(work.rows_done for work in batch):
+                finish(batch, error)
+                return
+            for work in batch:  # so that only the faulty request fails
+                if not work.expire():
+                    self._run([work])
             return
         for work in batch:
             if work.rows_left:

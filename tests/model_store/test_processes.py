@@ -1,10 +1,12 @@
+import errno
 import os
 import subprocess
 import sys
 
 import pytest
 
-from model_store.processes import inherited_environment, processors
+from model_store.errors import StoreError
+from model_store.processes import inherited_environment, is_out_of_memory, processors
 
 
 def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_are_all(
@@ -36,6 +38,29 @@ def test_threads_are_no_more_than_the_container_s_processors(
     if content is not None:
         (tmp_path / "cpu.max").write_text(content)
     assert processors(tmp_path / "cpu.max") == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc"), True),
+        (RuntimeError("Failed to allocate memory for requested buffer of size 4096"), True),
+        (RuntimeError("Available memory of 1 is smaller than requested bytes of 64"), True),
+        (RuntimeError("CUDA failure 2: out of memory ; GPU=0"), True),
+        (RuntimeError("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED"), True),
+        (StoreError("network.onnx: Cannot allocate memory"), True),
+        (ValueError("unknown column asset_allocation"), False),
+        (RuntimeError("Input 'alloc' is missing"), False),
+    ],
+    ids=str,
+)
+def test_errors_of_memory_are_known_by_type_or_exact_text(error, expected):
+    assert is_out_of_memory(error) == expected
+    outer = RuntimeError("outer")
+    outer.__cause__ = error
+    assert is_out_of_memory(outer) == expected
 
 
 def test_children_inherit_only_variables_without_secrets(monkeypatch):

@@ -15,6 +15,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service import limits
+from service.engine import batching
 from service.engine.admission import OVERLOAD_HOLD_S, Admission
 from service.engine.batching import (
     BATCH_ROW_DRAWS,
@@ -181,6 +182,26 @@ def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(
     failed, good = together(engine, [wrong, job(served, digits_rows[:1])])
     assert isinstance(failed, Exception)
     assert_as_alone(served, digits_rows[:1], good)
+
+
+def test_a_faulty_request_of_a_micro_batch_fails_alone(engine, served, digits_rows, monkeypatch):
+    predict, sizes = batching._predict, []
+
+    def fail_for_negative(batch, rows, x, sets):
+        sizes.append(len(batch))
+        if (x < 0).any():
+            raise RuntimeError("faulty row")
+        return predict(batch, rows, x, sets)
+
+    monkeypatch.setattr(batching, "_predict", fail_for_negative)
+    jobs = [job(served, digits_rows[n : n + 1]) for n in range(3)]
+    faulty = job(served, -digits_rows[:1] - 1)
+    *good, failed = together(engine, [*jobs, faulty])
+    assert str(failed) == "faulty row"
+    assert sizes == [1, 4, 1, 1, 1, 1]
+    assert len({work.draw_seed for work in good}) == 1
+    for n, work in enumerate(good):
+        assert_as_alone(served, digits_rows[n : n + 1], work)
 
 
 def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows):
