@@ -91,7 +91,7 @@ def spread(values: list[float], digits: int = 2) -> str:
     """Format the median, minimum and maximum of values."""
     numbers = (statistics.median(values), min(values), max(values))
     median, smallest, largest = (f"{number:.{digits}f}" for number in numbers)
-    return f"{median} ({smallest} - {largest})"
+    return f"{median} ({smallest}–{largest})"
 
 
 @dataclass(frozen=True)

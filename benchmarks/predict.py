@@ -157,7 +157,7 @@ def table(result: dict[str, object]) -> str:
         "A ratio is the loop's fastest round over that way's rounds, so what disturbs the loop "
         "does not help us.",
         "",
-        "| way | ms, median of rounds (least - most) | times faster than the loop (least - most) |",
+        "| way | ms, median of rounds (minimum–maximum) | times faster than the loop (minimum–maximum) |",
         "|---|---|---|",
     ]
     for name, used in times.items():

@@ -66,21 +66,17 @@ def measure(store: ModelStore, rounds: int, seconds: float) -> list[tuple[float,
 
 def table(measured: list[tuple[float, float, float]]) -> str:
     ratios = [item / row for item, row, _ in measured]
+    request, row, rate = np.median(measured, axis=0)
     lines = [
         "# A request's processor time",
         "",
-        "`python -m benchmarks.request_cost --write`: one worker, a model of MNIST's size (int8, "
-        "100 draws). The server's processor milliseconds for a one-row JSON request on "
-        f"{CONNECTIONS} connections, and for a row in requests of {ROWS} rows with npz answers.",
+        "`python -m benchmarks.request_cost --write` measures the server's processor time for a "
+        f"one-row JSON request on {CONNECTIONS} connections, and for a row in requests of {ROWS} "
+        "rows with npz answers. One worker serves a model of MNIST's size (int8, 100 draws).",
         "",
-        "| round | a request, ms | a row, ms | ratio | requests/s |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {i} | {item:.3f} | {row:.3f} | {item / row:.2f} | {rate:.0f} |"
-            for i, (item, row, rate) in enumerate(measured, start=1)
-        ),
-        "",
-        f"Median ratio {np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}).",
+        f"Medians of {len(measured)} rounds: {request:.3f} ms per request, {row:.3f} ms per row and "
+        f"{rate:.0f} requests/s. The ratio is {np.median(ratios):.2f} ({min(ratios):.2f} to "
+        f"{max(ratios):.2f}).",
     ]
     return "\n".join(lines) + "\n"
 

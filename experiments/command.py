@@ -17,8 +17,7 @@ from training.folders import runs_folder
 if TYPE_CHECKING:
     from experiments.cells import Target
 
-GUIDES = Path("docs")
-OUT = GUIDES / "results" / "reproduce"
+OUT = Path("docs/results/reproduce")
 REPRODUCE = "experiments.command:reproduce"
 CERTIFYING = ("exact", "gap", "moons")  # targets with a known posterior
 
@@ -115,10 +114,9 @@ def reproduce(options: argparse.Namespace) -> None:
         runs = runs_folder()
         limits = (options.budget, options.quiet, options.again)
         left = measure_missing(targets, options.out, runs, *limits)
-    guides = GUIDES if options.out == OUT else options.out
-    write_pages([*all_targets.values()], options.out, guides)
-    page = findings_page(all_targets, options.out, guides, read_claims())
-    (guides / "findings.md").write_text(page)
+    findings = (options.out.parent if options.out == OUT else options.out) / "findings.md"
+    write_pages([*all_targets.values()], options.out, findings)
+    findings.write_text(findings_page(all_targets, options.out, findings.parent, read_claims()))
     print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")
 
 

@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from scipy import stats
@@ -44,7 +45,7 @@ class Claim:
         if len(self.pairs) == 1:
             first, second = (values[row] for row in pairs[0])
             low, high = difference_interval(first, second)
-            return outcome(low, high, -self.margin), f"a difference of {low:.4g} to {high:.4g}"
+            return outcome(low, high, -self.margin), f"{low:.3g} to {high:.3g}"
         means = {row: mean_and_spread(values[row])[0] for row in values}
         larger = sum(means[a] > means[b] for a, b in pairs)
         interval = stats.binomtest(larger, len(pairs)).proportion_ci(LEVEL)
@@ -92,21 +93,20 @@ def read_claims(path: Path = CLAIMS) -> list[Claim]:
 
 
 def findings_page(
-    targets: Mapping[str, Target], out: Path, guides: Path, claims: Sequence[Claim]
+    targets: Mapping[str, Target], out: Path, folder: Path, claims: Sequence[Claim]
 ) -> str:
     lines = [
         "# Findings of the replication",
         "",
-        "Claims of the papers, each with a test that was recorded before its cells were measured. "
-        "A test is Welch's 95 % interval of a difference of means over seeds, or compares the "
-        "share of data sets with a larger mean with one half.",
-        "",
-        "| claim | paper | outcome | evidence |",
-        "|---|---|---|---|",
+        "The test of each claim was recorded before its cells were measured. The evidence is "
+        "Welch's 95 % interval of a difference of means over seeds, or the number of data sets "
+        "with a larger mean.",
     ]
-    for claim in claims:
-        result, reason = claim.judge(targets[claim.target], out)
-        page = link_to(out / f"{claim.target}.md", guides)
-        link = f"[{claim.target}]({page}): {reason}" if reason else claim.target
-        lines.append(f"| {claim.text} | {claim.source} | {result} | {link} |")
+    for source, group in groupby(claims, lambda claim: claim.source):
+        lines += ["", f"## {source}", "", "| claim | outcome | evidence |", "|---|---|---|"]
+        for claim in group:
+            result, reason = claim.judge(targets[claim.target], out)
+            page = link_to(out / f"{claim.target}.md", folder)
+            evidence = f"[{reason}]({page})" if reason else ""
+            lines.append(f"| {claim.text} | {result} | {evidence} |")
     return "\n".join(lines) + "\n"

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,26 @@ from experiments.cells import MIN_SEEDS, Cell, Column, Results, Target, mean_and
 
 NONE = "–"
 OLDER = "†"
-ON_GPU = (
-    "A page lists the torch versions of its cells. Versions with `+cu` were measured on a GPU, "
-    "which `table-1-cifar`, `alpha-cnn`, `alpha-mnist-wide` and `weight-uncertainty-600` need. A "
-    "fit of the latter has 234,000 steps."
-)
+OTHERS = "Other comparisons"
+HEADER = f"""\
+# The papers' tables and figures
+
+`make reproduce` measures the missing cells and writes these pages. `dubito reproduce TARGET`
+measures one target, named like its page. A cell is one seed of one row, stored in a JSON file with
+its commit, versions and data digest. `table-1-cifar`, `alpha-cnn`, `alpha-mnist-wide` and
+`weight-uncertainty-600` need a GPU.
+
+Tables show the mean±standard deviation over seeds, with the paper's figure in brackets. A row has
+{MIN_SEEDS} seeds unless its page says otherwise. It has figures if the validation curves of at
+least {MIN_SEEDS} seeds, and of more than half of the seeds, have levelled off. The
+[findings](FINDINGS) test each claim.
+"""
 
 
-def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
+def write_pages(targets: Sequence[Target], out: Path, findings: Path) -> None:
     plt.switch_backend("Agg")
     out.mkdir(parents=True, exist_ok=True)
-    measured_lines: list[str] = []
-    missing_lines: list[str] = []
+    lines: list[str] = []
     for target in sorted(targets, key=paper_order):
         results = target.results(out)
         measured = sum(map(len, results.values()))
@@ -38,52 +46,41 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
             figure = target.draw(target, valid)
             figure.savefig(picture, dpi=100)
             plt.close(figure)
-        if measured:
-            link = link_to(picture, path.parent) if num_valid else None
-            path.write_text(page(target, results, link))
-        text = f"[{target.title}]({link_to(path, out)})" if measured else target.title
-        shares = (f"{num_valid} of {len(results)}", f"{measured} of {len(results) * target.seeds}")
-        line = f"| {text} | `{target.name}` | {' | '.join(shares)} |"
-        (measured_lines if measured else missing_lines).append(line)
-    lines = [
-        "# The papers' tables and figures",
-        "",
-        "`make reproduce` measures the missing cells and writes these pages. `dubito reproduce "
-        "TARGET` measures one target. Several commands can run at once and share the cells. A cell "
-        "is one seed of one row. A row's figures are shown if the validation curves of at least "
-        f"{MIN_SEEDS} seeds, and of more than half of the seeds, have levelled off, by the fit's "
-        "rule or over its last fifth. Means are over all seeds. See also "
-        f"[the findings]({link_to(guides / 'findings.md', out)}) for each claim.",
-        "",
-        "| page | target | rows shown | cells measured |",
-        "|---|---|---|---|",
-        *measured_lines,
-        *missing_lines,
-        "",
-        ON_GPU,
-    ]
-    (out / "README.md").write_text("\n".join(lines) + "\n")
+            path.write_text(page(target, results, link_to(picture, path.parent)))
+        name = f"[{target.name}]({link_to(path, out)})" if num_valid else target.name
+        cells = len(results) * target.seeds
+        progress = "" if measured == cells else f" ({measured} of {cells} cells)"
+        title, paper = split_title(target)
+        group, _, place = paper.partition(", ")
+        if f"## {group or OTHERS}" not in lines:
+            lines += ["", f"## {group or OTHERS}", ""]
+        lines.append(f"- {name}: {title}{place and f', {place}'}{progress}")
+    header = HEADER.replace("FINDINGS", link_to(findings, out))
+    (out / "README.md").write_text(header + "\n".join(lines) + "\n")
 
 
 def paper_order(target: Target) -> tuple[bool, str]:
-    """Return a sort key that groups targets by the paper in brackets at the end of their title."""
-    _, bracket, paper = target.title.rpartition(" (")
-    return not bracket, paper.lower()
+    """Return a sort key that groups targets by paper."""
+    _, paper = split_title(target)
+    return not paper, paper.lower()
+
+
+def split_title(target: Target) -> tuple[str, str]:
+    """Split a title from the paper and its table in brackets."""
+    title, _, paper = target.title.removesuffix(")").partition(" (")
+    return title, paper
 
 
 def link_to(path: Path, folder: Path) -> str:
     return Path(os.path.relpath(path, folder)).as_posix()
 
 
-def page(target: Target, results: Results, picture: str | None) -> str:
-    header = ["", *(column.title for column in target.columns.values()), "seeds"]
+def page(target: Target, results: Results, picture: str) -> str:
+    header = ["", *(column.title for column in target.columns.values())]
     lines = [
         f"# {target.title}",
         "",
-        f"`python -m training reproduce {target.name}`. {target.protocol}",
-        "",
-        "Mean ± standard deviation over seeds"
-        + (", with the paper's figure in brackets." if target.papers else "."),
+        f"{target.protocol}{describe_seeds(results)}",
         "",
         f"| {' | '.join(header)} |",
         f"|{'---|' * len(header)}",
@@ -92,9 +89,17 @@ def page(target: Target, results: Results, picture: str | None) -> str:
         *([target.conclude(results), ""] if target.conclude else []),
         *notes(target, results),
         *([target.remarks, ""] if target.remarks else []),
-        *([f"![{target.title}]({picture})"] if picture else []),
+        f"![Plot]({picture})",
     ]
     return "\n".join(lines) + "\n"
+
+
+def describe_seeds(results: Results) -> str:
+    counts = {len(cells) for cells in results.values() if cells}
+    low, high = min(counts), max(counts)
+    if low == high:
+        return "" if low == MIN_SEEDS else f" Each row has {low} seeds."
+    return f" Rows have {low} to {high} seeds."
 
 
 def row_line(target: Target, row: str, cells: list[Cell]) -> str:
@@ -108,14 +113,14 @@ def row_line(target: Target, row: str, cells: list[Cell]) -> str:
                 text = summary(column, values)
         paper = target.papers.get(row, {}).get(key)
         columns.append(text if paper is None else f"{text} ({paper})")
-    return f"| {' | '.join([*columns, str(len(cells))])} |"
+    return f"| {' | '.join(columns)} |"
 
 
 def summary(column: Column, values: list[float]) -> str:
     if column.summary is not None:
         return column.summary(values)
     mean, spread = mean_and_spread(values)
-    return f"{mean:.{column.digits}f} ± {spread:.{column.digits}f}"
+    return f"{mean:.{column.digits}f}±{spread:.{column.digits}f}"
 
 
 def count(values: list[float]) -> str:
@@ -137,29 +142,24 @@ def column_values(cells: list[Cell], key: str) -> list[float]:
 
 
 def notes(target: Target, results: Results) -> list[str]:
-    """List the reasons for empty rows, cells of earlier revisions, commits and torch versions."""
+    """List the rows that were not run, the reasons for empty rows, and cells of old revisions."""
     lines = []
     not_run = [f"`{row}`" for row, cells in results.items() if not cells]
     if not_run:
         lines.append(f"* Not run: {', '.join(not_run)}.")
+    moving: dict[str, list[str]] = defaultdict(list)
     for row, cells in results.items():
-        moving = Counter(curve for cell in cells for curve in cell.measured.moving)
-        if moving:
-            parts = (f"{curve} in {n} of {len(cells)}" for curve, n in sorted(moving.items()))
-            lines.append(f"* {row}: {'; '.join(parts)} seeds.")
-        elif 0 < len(cells) < MIN_SEEDS:
-            lines.append(f"* {row}: {len(cells)} of {MIN_SEEDS} seeds.")
-    measured = [cell for cells in results.values() for cell in cells]
+        curves = Counter(curve for cell in cells for curve in cell.measured.moving)
+        if not counts(cells):
+            for curve, n in curves.items():
+                moving[curve].append(f"`{row}` ({n} of {len(cells)})")
+        if not curves and 0 < len(cells) < MIN_SEEDS:
+            lines.append(f"* `{row}`: {len(cells)} of {MIN_SEEDS} seeds.")
+    for curve, rows in sorted(moving.items()):
+        lines.append(f"* In some seeds, {curve}: {', '.join(rows)}.")
     if any(is_older(target, cells) for cells in results.values()):
         lines.append(f"* {OLDER} measured by an earlier revision; `--again` repeats it.")
-    commits = _count_names([cell.commit for cell in measured])
-    torches = _count_names([cell.versions["torch"] for cell in measured])
-    lines.append(f"* Commits of cells: {commits}; torch: {torches}.")
-    return [*lines, ""]
-
-
-def _count_names(names: list[str]) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in sorted(Counter(names).items()))
+    return [*lines, ""] if lines else []
 
 
 def dots(axis: Axes, target: Target, results: Results, key: str) -> None:

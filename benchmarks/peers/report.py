@@ -33,7 +33,7 @@ def is_ours(label: str) -> bool:
 def spread(values: list[float], digits: int) -> str:
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} - {max(values):.{digits}f})"
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
 def table(
@@ -60,35 +60,29 @@ def table(
         f"{processors()} processors, torch {torch.__version__.split('+')[0]}, Dubito's "
         f"weights in {precision}.",
         "",
-        f"Capacity: closed loop, {CONNECTIONS} connections. Latencies in ms, p50 / p99: of one "
-        "connection that never pauses, and at a fifth of the server's own capacity (Poisson "
-        "arrivals, from the time at which a request was to be sent). Medians of rounds (least - "
-        "most). Memory is of all the server's processes after the load.",
+        f"Requests/s are on {CONNECTIONS} connections; the ratio is that of the fastest Dubito. "
+        "Latencies are in ms, at a fifth of the server's capacity with Poisson arrivals. Figures are medians of rounds (minimum–maximum).",
         "",
-        "| server | requests/s | the faster Dubito by | p50 / p99, one connection | p50 / p99, a "
-        "fifth | ready, s | memory, MB | not 200 |",
-        "|---|---|---|---|---|---|---|---|",
+        "| server | requests/s | ratio | p50 / p99, a fifth | memory, MB |",
+        "|---|---|---|---|---|",
     ]
     for label, measured in results.items():
         capacity = statistics.median(m.capacity for m in measured)
         lines.append(
             f"| {label} | {spread([m.capacity for m in measured], 1 if capacity < 100 else 0)} | "
             f"{ours / capacity if capacity else float('nan'):.1f} | "
-            f"{latencies([m.alone for m in measured])} | {latencies([m.low for m in measured])} | "
-            f"{statistics.median(m.ready_s for m in measured):.1f} | "
-            f"{statistics.median(m.megabytes for m in measured):.0f} | "
-            f"{sum(m.failures for m in measured)} |"
+            f"{latencies([m.low for m in measured])} | "
+            f"{statistics.median(m.megabytes for m in measured):.0f} |"
         )
-    lines += [f"| {label} | {reason} | | | | | | |" for label, reason in broken.items()]
+    lines += [f"| {label} | {reason} | | | |" for label, reason in broken.items()]
     lines += [
         "",
-        f"The network alone, in process, {CONNECTIONS} rows at a time, draws made ahead: "
-        f"{spread(kernel, 0)} rows/s; Dubito's most requests/s over HTTP are "
-        f"{ours / statistics.median(kernel):.2f} of that.",
+        f"The network alone, in process, computes {spread(kernel, 0)} rows/s on batches of "
+        f"{CONNECTIONS} rows. Dubito's most requests/s are {ours / statistics.median(kernel):.2f} "
+        "of that.",
         "",
-        f"Checked in the first round, before the load: {CHECKED_ROUNDS} answers to each of "
-        f"{CHECKED_ROWS} rows, all asked at a time, agree in their means with {REFERENCE_DRAWS} "
-        "draws in process within Monte Carlo error, and differ from one another.",
+        f"Before the load, {CHECKED_ROUNDS} answers to each of {CHECKED_ROWS} rows agree in their "
+        f"means with {REFERENCE_DRAWS} draws in process, and differ from one another.",
     ]
     return "\n".join(lines) + "\n"
 

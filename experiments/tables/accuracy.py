@@ -19,11 +19,8 @@ HELD_OUT = {"validation": 8000, "reference": 1000, "ranking": 1000}
 FEW, FEW_HELD_OUT = 5000, {"validation": 1000, "reference": 500, "ranking": 500}
 FEW_EPOCHS = 100
 FEW_REMARKS = (
-    "Unlike the paper's, our fits without couplings are as good as the fits with 12. Their "
-    "posterior is as wide as the prior in most scales, so the scales do not prevent the "
-    "directions from fitting 5,000 rows exactly. With 800 units, no couplings and seed 0, we also "
-    "tried `initial_log_std` -2, and KL weights of 1e-3, 4e-3 and 2e-2 instead of 2e-4. Validation "
-    "accuracy was 95.3 to 95.7. The log-likelihood was -.142 to -.155, compared with -.132."
+    "Unlike the paper's, our fits without couplings are as good as the fits with 12. Larger KL "
+    "weights did not help."
 )
 
 
@@ -66,9 +63,8 @@ TABLE_1 = Target(
     name="table-1",
     title="Accuracy on MNIST (Bayesian Hypernetworks, Table 1)",
     protocol=(
-        "784-800-800-10, batches of 128, Adam, one draw per step; 50,000 training rows, and 8,000 "
-        "validation rows for the checkpoint and the temperature; 100 draws on 10,000 test rows. "
-        "`realnvp-N` has N couplings (0: elementwise affine) with 200 hidden units each."
+        "The network is 784-800-800-10, trained on 50,000 rows. `realnvp-N` has N couplings with "
+        "200 hidden units each; `realnvp-0` is elementwise affine."
     ),
     rows={
         **{f"realnvp-{n}": partial(_fit, "mnist-bhn-realnvp", flow(n)) for n in (0, 2, 4, 6, 8)},
@@ -89,11 +85,8 @@ TABLE_1 = Target(
     },
     draw=draw_columns,
     remarks=(
-        "`realnvp-8` and `dropout` are below the paper's figures. For `realnvp-8` we tried other "
-        "settings with seed 0 (validation log-likelihood -.0630, error 1.54 %). 8 times the KL "
-        "weight gave -.0594 and 1.74 %. 4 times the KL weight and 64 of 90 epochs gave -.0589 and "
-        "1.68 %. A larger KL weight raises the likelihood, but not the accuracy. No command makes "
-        "these fits."
+        "`realnvp-8` and `dropout` are below the paper's figures. For `realnvp-8`, a larger KL "
+        "weight raised the validation likelihood, but not the accuracy."
     ),
 )
 
@@ -115,9 +108,8 @@ def _few_target(units: int, papers: dict[str, float]) -> Target:
         name=f"table-1-few-{units}",
         title=f"MNIST's first 5,000 rows, {units} units (Bayesian Hypernetworks, Table 1)",
         protocol=(
-            f"784-{units}-{units}-10, batches of 128, {FEW_EPOCHS} epochs. The first 7,000 rows "
-            "contain 5,000 training rows, and 1,000 validation rows for the checkpoint and the "
-            "temperature. The plot is Figure 3."
+            f"The network is 784-{units}-{units}-10, trained for {FEW_EPOCHS} epochs. The plot is "
+            "Figure 3."
         ),
         rows=_few(units, flows),
         columns=COLUMNS,
@@ -158,12 +150,9 @@ WEIGHT_UNCERTAINTY = Target(
     name="weight-uncertainty",
     title="Accuracy on MNIST (Weight Uncertainty, Table 1)",
     protocol=(
-        "Two hidden layers of 400, 800 or 1,200 units; 50,000 training rows, and 8,000 validation "
-        "rows for the checkpoint; 100 draws. We use Adam instead of SGD, and 8 to 60 epochs "
-        "instead of 600. The paper's figures are 100 % minus its test errors. The narrow part of "
-        "the prior has a standard deviation of .0025 in `bbb-mixture`, the paper's widest. In "
-        "`bbb-mixture-wide` it is .02, the KL weight is 2e-6 instead of 3e-8, and there are 60 "
-        "epochs instead of 14."
+        "Networks have two hidden layers of 400, 800 or 1,200 units. We use Adam instead of SGD, "
+        "and 8 to 60 epochs instead of 600. The narrow part of the prior has a standard deviation "
+        "of .0025 in `bbb-mixture`, the paper's widest, and of .02 in `bbb-mixture-wide`."
     ),
     rows={
         f"{method}-{units}": partial(_fit, recipe, layers(units))
@@ -186,9 +175,9 @@ WEIGHT_UNCERTAINTY = Target(
     },
     remarks=(
         "With the paper's recipes, Bayes by Backprop is no better than the same network without "
-        "it. [A wider spike](../convergence.md#mnist-the-width-of-the-spike) gains .2 points with "
-        "400 units, like dropout, and .06 with 800. No mixture reaches the paper's 1.34 % "
-        "([details](../convergence.md#mnist-600-epochs-of-bayes-by-backprop))."
+        "it. [A wider spike](../convergence.md#mnist-the-width-of-the-spike) helps a little. [No "
+        "mixture](../convergence.md#mnist-600-epochs-of-bayes-by-backprop) reaches the paper's "
+        "1.34 %."
     ),
     draw=draw_columns,
 )
@@ -206,7 +195,7 @@ LONG = Target(
     name="weight-uncertainty-600",
     title=f"{LONG_EPOCHS} epochs of Bayes by Backprop on MNIST (Weight Uncertainty, Table 1)",
     protocol=(
-        f"Like `weight-uncertainty`, with two hidden layers of {LONG_UNITS} units and "
+        f"The networks of `weight-uncertainty` with {LONG_UNITS} units are trained for "
         f"{LONG_EPOCHS} epochs. A row's name contains the KL weight per training row; `full` is "
         "1 / 50,000."
     ),
@@ -228,9 +217,8 @@ CIFAR = Target(
     name="table-1-cifar",
     title="Accuracy on CIFAR-10 (Bayesian Hypernetworks, Table 1)",
     protocol=(
-        "Four 3x3 convolutions of 64, 64, 128 and 128 channels, a dense layer of 512, batches "
-        "of 128, 20 epochs of Adam, one draw per step; 46,000 training rows, and 2,000 validation "
-        "rows for the checkpoint; 100 draws on 10,000 test rows. The fits need a GPU."
+        "The network has four 3x3 convolutions and a dense layer of 512 units, and is trained for "
+        "20 epochs."
     ),
     rows={
         **{f"realnvp-{n}": partial(_fit_cifar, "cifar10-bhn-realnvp", flow(n)) for n in (0, 4, 8)},

@@ -192,10 +192,9 @@ MODES = Target(
     protocol=(
         "A network of two weights fits the identity, with w1 = w2 = 1 or w1 = w2 = -1. There are "
         "100 training rows with noise of standard deviation 0.3, or 30 rows with 1 (`few`). The "
-        f"minor mode is the share of {DRAWS:,} draws with the less frequent sign of w1; the exact "
-        "share is 50 %. The KL divergence from the exact posterior, given the fitted noise, is "
-        "computed by quadrature; for one mode it is at least log 2 = 0.69. `bhn-weights-N` has N "
-        "couplings; 0 is a Gaussian."
+        f"minor mode is the share of {DRAWS:,} draws with the less frequent sign of w1 (exact: "
+        "50 %). The KL divergence is from the exact posterior; for one mode it is at least 0.69. "
+        "`bhn-weights-N` has N couplings."
     ),
     rows={
         f"{method}{identity}": partial(measure_product, method, identity)
@@ -209,9 +208,8 @@ MODES = Target(
     },
     draw=_draw_products,
     remarks=(
-        "Only 8 couplings find both modes, and only with some seeds. With many rows and little "
-        "noise, draws between the modes then cost more nats than a lost mode. The paper does not "
-        "state the rows and noise of its figure."
+        "Only 8 couplings find both modes, and only with some seeds. The paper does not state the "
+        "rows and noise of its figure."
     ),
     seeds=5,
 )
@@ -219,9 +217,9 @@ CORRELATIONS = Target(
     name="toy-correlations",
     title="Correlations of parameters (Bayesian Hypernetworks, Figure 6)",
     protocol=(
-        f"Pearson's correlation over {DRAWS:,} draws for the pairs of {TESTED} parameters in the "
-        f"fits of `toy-sines`, and the share of pairs with a p-value below {LEVEL}. For "
-        f"independent parameters the share is {100 * LEVEL:g} %."
+        f"Figures are the share of pairs of {TESTED} parameters in the fits of `toy-sines` whose "
+        f"correlation over {DRAWS:,} draws has a p-value below {LEVEL}. For independent parameters "
+        f"the share is {100 * LEVEL:g} %."
     ),
     rows={row: partial(measure_correlations, row) for row in CORRELATED},
     columns={"correlated": Column("pairs correlated, %", 1)},

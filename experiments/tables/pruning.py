@@ -86,12 +86,10 @@ PRUNING = Target(
     name="pruning",
     title="Pruning by signal-to-noise ratio (Weight Uncertainty, Table 2, Figure 3)",
     protocol=(
-        f"`bbb-mixture` with two hidden layers of {UNITS:,} units. A row's name is the percentage "
-        "of pruned weights, which have the lowest |mu| / sigma and are 0 in every draw. The table "
-        "shows the bytes of both graphs and the weights, and the time of a request for one row "
-        "with new draws, in % of the full model. Units without outgoing weights are also removed, "
-        "so fewer weights can remain. `wide-*` prunes `bbb-mixture-wide-400`, with two layers of "
-        "400 units."
+        f"A `bbb-mixture` with two hidden layers of {UNITS:,} units is pruned. A row's name is the "
+        "percentage of pruned weights, which have the lowest |mu| / sigma. The file size and the "
+        "time of a one-row request are in % of the full model. `wide-*` prunes "
+        "`bbb-mixture-wide-400`."
     ),
     rows={
         f"{kind}{percent}": partial(measure, changes, percent)
@@ -111,12 +109,8 @@ PRUNING = Target(
     draw=_draw,
     remarks=(
         "With a KL weight of 3e-8 and the paper's narrow spike, nearly all weights matter. "
-        "[With a wider spike](../convergence.md#mnist-the-width-of-the-spike), which validation "
-        "rows also prefer, three quarters can be removed. We also tried the paper's full KL, "
-        "weighted geometrically over minibatches, with 1,200 units and 200 epochs. Removing 75 % "
-        "changes nothing there either, but the error is higher "
-        "([2.4 %](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)). No command makes "
-        "these fits."
+        "[With a wider spike](../convergence.md#mnist-the-width-of-the-spike), three quarters can "
+        "be removed."
     ),
     publishes=True,
 )

@@ -158,8 +158,8 @@ def _target(
         name=name,
         title=title,
         protocol=(
-            f"{rows} training rows for each seed, one hidden layer of {units} units (20 for "
-            f"`bhn-weights`), up to {epochs:,} epochs, 200 draws. The ratio is the mean standard "
+            f"Networks have one hidden layer of {units} units (20 for `bhn-weights`), and are "
+            f"trained on {rows} rows for up to {epochs:,} epochs. The ratio is the mean standard "
             f"deviation of the draws' means off the data, divided by that on the data.{protocol}"
         ),
         rows={
@@ -171,10 +171,7 @@ def _target(
             "ratio": Column("ratio off / on the data", 1),
         },
         draw=_draw,
-        remarks=(
-            "The factors of `variational-hypernet` are exponentials of its inference network, "
-            "whose outputs grow linearly off the data, so deviations there can overflow." + remarks
-        ),
+        remarks=remarks,
     )
 
 
@@ -195,15 +192,11 @@ CUBIC = _target(
     (-6.0, 6.0),
     CUBIC_EPOCHS,
     tempered=TEMPERED,
-    protocol=(
-        " `.1` rows use a tenth of the KL weight, the only setting that the paper tuned. The noise "
-        "is also fitted."
-    ),
+    protocol=(" `.1` rows use a tenth of the KL weight, the only setting that the paper tuned."),
     remarks=(
-        " At the full weight, 20 rows are too few: it predicts a constant, and independent weights "
-        "stay at the prior. With a tenth of the weight, its mean follows the cubic off the data, "
-        "as in the paper. But its uncertainty between rows is small, so its held-out likelihood is "
-        "the lowest."
+        "At the full weight, `variational-hypernet` predicts a constant. With a tenth of the "
+        "weight, its mean follows the cubic off the data, as in the paper. But its uncertainty "
+        "between rows is small, so its held-out likelihood is the lowest."
     ),
 )
 TARGETS = (SINES, CUBIC)

@@ -75,11 +75,9 @@ VARIATIONAL = Target(
     name="variational-hypernet",
     title="Uncertainty by the KL weight (Variational Hypernetworks)",
     protocol=(
-        f"784-100-10, a hypernetwork of 50 hidden units, batches of {BATCH_ROWS}, 60 epochs, 100 "
-        "draws. Rows are KL weights, and a network without a posterior. In the paper's equation "
-        "the weighted KL is added to the likelihood of a batch, which we interpret as the sum over "
-        "its rows. With the mean, a weight of .1 leaves the prior unchanged (accuracy 11 %). There "
-        f"are {ROWS:,} test rows and {ROWS:,} rows of notMNIST. FGSM uses the gradient of one draw."
+        "The network is 784-100-10, with a hypernetwork of 50 hidden units. Rows are KL weights, "
+        f"and a network without a posterior. There are {ROWS:,} test rows and {ROWS:,} rows of "
+        "notMNIST. FGSM uses the gradient of one draw."
     ),
     rows={row: partial(measure, row) for row in (POINT, *WEIGHTS)},
     columns={

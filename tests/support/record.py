@@ -3,15 +3,12 @@
 import os
 from pathlib import Path
 
-from model_store.processes import processors
-
 PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "trust.md"
 
 
-def record(what, command, conditions, figure):
+def record(what, figure):
     """Print a figure and update its row on the page."""
-    cores = processors()
-    row = f"| {what} | `{command}` | {cores} cores, {conditions} | {figure} |"
+    row = f"| {what} | {figure} |"
     print(row)
     lines = PAGE.read_text().splitlines()
     (place,) = (i for i, line in enumerate(lines) if line.startswith(f"| {what} |"))

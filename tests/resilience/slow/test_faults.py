@@ -14,11 +14,6 @@ from tests.support.record import parameter, record
 pytestmark = pytest.mark.slow
 
 SECONDS = parameter("FAULT_S", 20.0)
-COMMAND = "pytest -s tests/resilience/slow/test_faults.py"
-
-
-def keep(what, conditions, figure):
-    record(what, COMMAND, conditions, figure)
 
 
 @pytest.fixture(scope="module")
@@ -33,27 +28,25 @@ def requests(digits_store, digits_rows):
 )
 def test_a_worker_that_is_hit_under_load_is_replaced(serve, digits_store, requests, how, what):
     recovered, figure = faults.signalled_worker(serve, digits_store, requests, SECONDS, how)
-    keep(what, "2 workers, 6 clients", figure)
+    record(what, figure)
     assert recovered < 3 * faults.RECOVERY_S
 
 
 def test_a_full_disk_while_versions_are_published(serve, digits_store, digits_rows, tmp_path):
     figure = faults.full_disk(serve, digits_store, digits_rows, tmp_path)
-    keep("full disk", "2 workers, 4 clients, files limited in size", figure)
+    record("full disk", figure)
 
 
 def test_clients_that_hang_up(serve, digits_store, requests):
-    keep(
+    record(
         "30 % of clients hang up",
-        f"1 worker, 8 clients, {SECONDS:.0f} s",
         faults.hang_ups(serve, digits_store, requests, SECONDS),
     )
 
 
 def test_slow_clients(serve, digits_store, digits_rows, requests):
-    keep(
+    record(
         "slow clients",
-        f"1 worker, {SECONDS:.0f} s",
         faults.slow_clients(serve, digits_store, requests, digits_rows, SECONDS),
     )
 
@@ -67,4 +60,4 @@ def test_a_drain_loses_nothing_accepted(serve, digits_store, requests, workers):
         allow_pickle=False,
     )
     figure = faults.terminated(serve, digits_store, requests, file.getvalue(), workers)
-    keep(f"SIGTERM under load, {workers} workers", "8 clients", figure)
+    record(f"SIGTERM under load, {workers} workers", figure)

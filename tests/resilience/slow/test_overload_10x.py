@@ -30,8 +30,6 @@ def test_minutes_of_tenfold_overload(serve, tmp_path):
         measured = overload(urlsplit(url).port, body, seconds, tmp_path)
     record(
         "overload 10x",
-        "pytest -s tests/resilience/slow/test_overload_10x.py",
-        f"1 worker, 16 rows x 100 draws, {seconds:.0f} s",
         str(measured),
     )
     assert set(measured.loaded.counts) <= {"200", "429"}, measured.loaded.counts

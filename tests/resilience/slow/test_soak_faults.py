@@ -136,8 +136,6 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(
     growth = after[0] / before[0]
     record(
         "soak with faults",
-        "pytest -s tests/resilience/slow/test_soak_faults.py",
-        f"2 workers, 4 clients, {seconds:.0f} s, a fault every {pause:.0f} s",
         f"{completed} faults: {text}; {output.ended} connections ended; of the worker that was never hit "
         "memory "
         f"{before[0] / 2**20:.0f} and {after[0] / 2**20:.0f} MB ({100 * (growth - 1):+.1f} %), "
