@@ -210,8 +210,7 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
         Claim(f"{pair}", "paper", "table", "accuracy", [(*pair,)]) for pair in ("ab", "ba", "ac")
     ]
     assert (
-        findings_page({"table": target}, tmp_path, tmp_path, claims).count("| not measured | |")
-        == 3
+        findings_page({"table": target}, tmp_path, tmp_path, claims).count("| not measured |") == 3
     )
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     actual = [claim.judge(target, tmp_path)[0] for claim in claims]
