@@ -64,6 +64,7 @@ class Context:
             backend, actions, self.metrics_page, self.models.send_drift_rows
         )
         self.metrics = Metrics()
+        self.models.on_retain = self.metrics.retain
         self.metrics.max_queued_row_draws.set(limits.MAX_QUEUED_ROW_DRAWS)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)
         self.metrics.registry.register(LoadedCollector(self.watcher))

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -81,6 +81,7 @@ class Models:
         self.preflights = preflights
         self.store = preflights.store
         self.settings = settings
+        self.on_retain: Callable[[set[Key]], None] = lambda _: None  # with all remaining versions
         self._evidence = evidence
         self._aliases: dict[str, dict[str, str]] = {}  # model, alias, served version
         self._latest: dict[str, Manifest] = {}  # of served versions, loaded or not
@@ -215,6 +216,7 @@ class Models:
             deleted = self._loaded.keys() - present
         for key in deleted:
             self._unload(*key)
+        self.on_retain(present)
 
     def preflight(self, name: str, version: str) -> "Future[Failure | None] | None":
         """Return a version's preflight, or None if the version is loaded or broken."""

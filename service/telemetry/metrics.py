@@ -184,6 +184,16 @@ class Metrics(Collector):
                 self._versions.move_to_end(key)
             return version
 
+    def retain(self, keys: set[VersionKey]) -> None:
+        """Remove the series of all other versions, and of models without a version."""
+        with self._lock:
+            for key in self._versions.keys() - keys:
+                del self._versions[key]
+        models = {model for model, _ in keys}
+        for model, outcome in _label_values(self.labels, "model", "outcome"):
+            if model not in models:
+                self.labels.remove(model, outcome)
+
     def versions(self) -> list[tuple[VersionKey, VersionMetrics]]:
         with self._lock:
             return list(self._versions.items())
@@ -205,3 +215,8 @@ class Metrics(Collector):
                     histograms[name].add_metric(labels, histogram.buckets(), histogram.sum)
         yield from counters.values()
         yield from histograms.values()
+
+
+def _label_values(counter: Counter, *names: str) -> set[tuple[str, ...]]:
+    samples = (sample for metric in counter.collect() for sample in metric.samples)
+    return {tuple(sample.labels[name] for name in names) for sample in samples}

@@ -1,4 +1,5 @@
 import re
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
+from model_store.state.labels import Accepted
 from service import limits
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.telemetry.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
@@ -153,6 +155,38 @@ def test_only_the_versions_used_last_are_counted_however_many_come(metrics):
     assert len(retained) == MAX_VERSIONS
     assert retained[-1] == "used all the time"
     assert retained[-2] == str(3 * MAX_VERSIONS - 1)
+
+
+def test_deleted_versions_have_no_series(own_store, open_client):
+    with open_client(own_store.root, **SOON) as client:
+        publish_again(own_store, own_store.root)
+        wait_until(
+            lambda: (
+                metric(
+                    client.get("/metrics").text,
+                    "dubito_loaded_version",
+                    model="digits",
+                    version="2",
+                )
+                == 1
+            )
+        )
+        for version in ("1", "2"):
+            client.post("/predict", json={"inputs": [[0] * 64], "version": version})
+        assert 'version="1"' in client.get("/metrics").text
+        shutil.rmtree(own_store.root / "digits" / "1")
+        wait_until(lambda: 'version="1"' not in client.get("/metrics").text)
+        assert 'version="2"' in client.get("/metrics").text
+
+
+def test_models_without_a_version_have_no_series(metrics):
+    for model in ("kept", "gone"):
+        metrics.count_labels(model, Accepted(1, 0, 0))
+        metrics.count((model, "1"), rows=1)
+    metrics.retain({("kept", "1")})
+    page = generate_latest(metrics.registry).decode()
+    assert 'model="kept"' in page
+    assert 'model="gone"' not in page
 
 
 def test_refused_requests_are_counted_by_route_and_status_and_never_by_path(fresh):
