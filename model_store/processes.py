@@ -15,9 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -48,19 +48,51 @@ END_S = 1.0  # for a child to exit after closing its output
 STATUS = Path("/proc/self/status")  # Linux only
 
 
-def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def processors(
+    cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
     """Return the number of processors available to this process.
 
     Args:
-        cpu_max: the cgroup v2 file with the container's quota and period in microseconds.
+        cgroups: mount point of the cgroups, which limit containers and services.
+        own: the file with the paths of this process's cgroups.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     available = len(affinity(0)) if affinity else os.cpu_count() or 1
+    limits = [_cpu_limit(folder) for folder in _cpu_cgroups(cgroups, own)]
+    return max(1, min([available, *(limit for limit in limits if limit is not None)]))
+
+
+def _cpu_cgroups(cgroups: Path, own: Path) -> Iterator[Path]:
+    """Yield the cgroups that can limit this process: its own ones, and all their parents."""
+    yield cgroups
     try:
-        quota, period = cpu_max.read_text(encoding="ascii").split()
-        return available if quota == "max" else max(1, min(available, int(quota) // int(period)))
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2, or both versions
+            roots = [cgroups, cgroups / "unified"]
+        elif "cpu" in controllers.split(","):
+            roots = [cgroups / controllers, cgroups / "cpu"]
+        else:
+            continue
+        inner = PurePosixPath(path.lstrip("/"))
+        yield from (root / folder for root in roots for folder in (inner, *inner.parents))
+
+
+def _cpu_limit(cgroup: Path) -> int | None:
+    """Return the number of whole processors that a cgroup allows, if it has a limit."""
+    try:
+        if (cgroup / "cpu.max").exists():
+            quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        else:
+            quota = (cgroup / "cpu.cfs_quota_us").read_text(encoding="ascii")
+            period = (cgroup / "cpu.cfs_period_us").read_text(encoding="ascii")
+        return int(quota) // int(period) if int(quota) >= 0 else None
     except (OSError, ValueError, ZeroDivisionError):  # no limit
-        return available
+        return None
 
 
 def inherited_environment(is_trusted: bool = False) -> dict[str, str]:

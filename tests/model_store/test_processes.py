@@ -14,7 +14,7 @@ def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_
 ):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert processors(tmp_path / "none") == 6
+    assert processors(tmp_path / "none", tmp_path / "none") == 6
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,37 @@ def test_threads_are_no_more_than_the_container_s_processors(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     if content is not None:
         (tmp_path / "cpu.max").write_text(content)
-    assert processors(tmp_path / "cpu.max") == expected
+    assert processors(tmp_path, tmp_path / "none") == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "expected"),
+    [
+        ({"a/b/cpu.max": "300000 100000", "a/cpu.max": "max 100000"}, "0::/a/b", 3),
+        ({"a/b/cpu.max": "300000 100000", "a/cpu.max": "200000 100000"}, "0::/a/b", 2),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu:/x/y", 4),
+        ({"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, "3:cpu:/x", 1),
+        (
+            {
+                "cpu,cpuacct/x/cpu.cfs_quota_us": "250000",
+                "cpu,cpuacct/x/cpu.cfs_period_us": "100000",
+            },
+            "4:cpu,cpuacct:/x\n3:memory:/y",
+            2,
+        ),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu:/", 8),
+        ({"unified/x/cpu.max": "200000 100000"}, "3:cpuset:/\n0::/x", 2),
+    ],
+)
+def test_limits_of_nested_cgroups_and_of_version_1_count(
+    monkeypatch, tmp_path, files, own, expected
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (tmp_path / "own").write_text(own)
+    assert processors(tmp_path, tmp_path / "own") == expected
 
 
 @pytest.mark.parametrize(
