@@ -1,6 +1,7 @@
 """Start the service."""
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from model_store.artifacts.signature import read_trusted_keys
 from model_store.artifacts.store import VERIFY_KEY_VARIABLE, open_store
@@ -22,6 +24,9 @@ from service.server.supervisor import WorkerPlace, supervise
 from service.settings import SWITCH_S, Settings, read_settings
 from service.telemetry.logs import configure
 from service.telemetry.tracing import check_tracing
+
+if TYPE_CHECKING:
+    from uvicorn import Server
 
 logger = logging.getLogger("dubito")
 
@@ -92,13 +97,11 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     sys.setswitchinterval(SWITCH_S)
     # uvicorn raises the signal again after its shutdown.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if place is not None:
-        place.start_heartbeat()
     store = settings.store
     has_store = isinstance(store, str) or store.is_dir()
     has_preflights = settings.preflight_timeout_s > 0 and has_store
     spare = PreflightProcess() if place is None and has_preflights else None
-    import uvicorn  # imported late, after the first heartbeat
+    import uvicorn  # imported late, because most commands do not need it
 
     from service.app import create_app
     from service.server.budget import ByteBudget
@@ -109,8 +112,8 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     health_paths = set(HEALTH_PATHS)
     for integration in installed_integrations().values():
         health_paths |= {*integration.health_paths}
-    connections = Connections(settings.deadline_s, settings.max_connections, budget, health_paths)
-    allow_open_files(settings.max_connections)
+    max_connections = allow_open_files(settings.max_connections)
+    connections = Connections(settings.deadline_s, max_connections, budget, health_paths)
     folder = None if place is None else place.folder
     backend = None if place is None else FolderBackend(str(place.worker), place.folder)
     config = uvicorn.Config(
@@ -128,6 +131,18 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         log_config=None,
     )
     server = uvicorn.Server(config)
-    with suppress(KeyboardInterrupt):
-        server.run(None if place is None else [socket.socket(fileno=place.listener)])
+    with (
+        suppress(KeyboardInterrupt),
+        asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
+    ):
+        runner.run(_run(server, place))
     return 0 if server.started else 3
+
+
+async def _run(server: "Server", place: WorkerPlace | None) -> None:
+    if place is None:
+        await server.serve()
+        return
+    beating = asyncio.create_task(place.beat())
+    await server.serve([socket.socket(fileno=place.listener)])
+    beating.cancel()

@@ -130,7 +130,8 @@ class Settings(BaseSettings):
     max_connections: int = Field(1000, ge=1)
     """maximum connections per process; an address gets up to three quarters. Beyond the limit, the
     service closes the connection that has been idle longest. If none is idle, a new connection gets
-    503 except for health and metrics"""
+    503 except for health and metrics. If the hard limit of open files is too low, the service logs
+    a warning and uses fewer"""
 
     deadline_s: float = Field(60.0, gt=0, le=86_400)
     """seconds to receive a request (408 beyond) and to answer it (504 beyond)"""

@@ -8,6 +8,7 @@ import asyncio
 import ctypes
 import errno
 import gc
+import logging
 import resource
 import signal
 import socket
@@ -15,6 +16,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+
+logger = logging.getLogger("dubito")
 
 SPARE_FILES = 256  # in addition to connections
 TRIM_S = 5.0
@@ -46,7 +49,11 @@ def cannot_listen(host: str, port: int) -> str | None:
     return None
 
 
-def allow_open_files(connections: int) -> None:
+def allow_open_files(connections: int) -> int:
+    """Raise the limit of open files, and return the number of connections that it allows.
+
+    If more connections could open, idle ones would leave no files for health requests.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = connections + SPARE_FILES
     if hard != resource.RLIM_INFINITY:
@@ -54,6 +61,19 @@ def allow_open_files(connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < limit:
         with suppress(ValueError):  # macOS has a lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            soft = limit
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    usable = max(1, min(connections, soft - min(SPARE_FILES, soft // 2)))
+    if usable < connections:
+        logger.warning(
+            "DUBITO_MAX_CONNECTIONS: using %s instead of %s, because the process may open only %s "
+            "files; raise the hard limit (`ulimit -Hn`)",
+            usable,
+            connections,
+            soft,
+        )
+    return usable
 
 
 def keep_heaps_whole() -> None:

@@ -1,9 +1,10 @@
 """Supervisor of worker processes that share a listening socket.
 
-Workers send heartbeats through a pipe. The supervisor replaces a worker that exits, or is silent
-for `SILENCE_S`. Workers stop if the supervisor exits.
+The event loops of the workers send heartbeats through a pipe. The supervisor replaces a worker that
+exits, or is silent for `SILENCE_S`. Workers stop if the supervisor exits.
 """
 
+import asyncio
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
@@ -23,7 +25,7 @@ from service.settings import Settings
 logger = logging.getLogger("dubito")
 
 HEARTBEAT_S = 0.25
-SILENCE_S = 2.0
+SILENCE_S = 5.0
 START_S = 30.0  # until a new worker's first heartbeat
 RESTART_S = 1.0  # minimum between two starts of a worker
 KILL_S = 5.0  # after the shutdown timeout, until workers are killed
@@ -43,29 +45,49 @@ class WorkerPlace:
         worker, listener, heartbeat, folder = arguments
         return cls(int(worker), int(listener), int(heartbeat), Path(folder))
 
-    def start_heartbeat(self) -> None:
-        """Send heartbeats in a thread, and stop the process if the supervisor has exited."""
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-
-    def _beat(self) -> None:
+    async def beat(self) -> None:
+        """Send heartbeats, and stop the process if the supervisor has exited."""
+        os.set_blocking(self.heartbeat, False)
         try:
             while True:
-                os.write(self.heartbeat, b".")
-                time.sleep(HEARTBEAT_S)
+                with suppress(BlockingIOError):
+                    os.write(self.heartbeat, b".")
+                await asyncio.sleep(HEARTBEAT_S)
         except OSError:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Worker:
+    process: subprocess.Popen[bytes]
+    heartbeat: int
+
     def __init__(self, number: int, listener: socket.socket, folder: Path) -> None:
-        self.heartbeat, theirs = os.pipe()
-        arguments = map(str, (number, listener.fileno(), theirs, folder))
-        command = [sys.executable, "-m", "service", WorkerPlace.OPTION, *arguments]
-        self.process = subprocess.Popen(command, pass_fds=(listener.fileno(), theirs))
-        os.close(theirs)
         self.number = number
-        self.started = time.monotonic()
-        self.silent_after = self.started + START_S
+        self.listener = listener
+        self.folder = folder
+        self.is_started = False
+        self.try_again = 0.0
+        self.silent_after = 0.0
+
+    def start(self) -> None:
+        """Start the process, or log why it cannot be started."""
+        now = time.monotonic()
+        self.try_again, self.silent_after = now + RESTART_S, now + START_S
+        theirs = None
+        try:
+            self.heartbeat, theirs = os.pipe()
+            listener = self.listener.fileno()
+            arguments = map(str, (self.number, listener, theirs, self.folder))
+            command = [sys.executable, "-m", "service", WorkerPlace.OPTION, *arguments]
+            self.process = subprocess.Popen(command, pass_fds=(listener, theirs))
+            self.is_started = True
+        except OSError as error:
+            if theirs is not None:
+                os.close(self.heartbeat)
+            logger.error("cannot start worker %s: %s; trying again", self.number, error.strerror)
+        finally:
+            if theirs is not None:
+                os.close(theirs)
 
     def read_heartbeats(self) -> None:
         if os.read(self.heartbeat, 4096):
@@ -74,14 +96,18 @@ class Worker:
             time.sleep(0.01)  # the pipe is closed, because the process is exiting
 
     def failure(self) -> str | None:
+        if not self.is_started:
+            return "has not started"
         if self.process.poll() is not None:
             return f"ended with code {self.process.returncode}"
         return "is silent" if time.monotonic() > self.silent_after else None
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.heartbeat)
+        if self.is_started:
+            self.process.kill()
+            self.process.wait()
+            os.close(self.heartbeat)
+        self.is_started = False
 
 
 def supervise(settings: Settings) -> int:
@@ -96,16 +122,20 @@ def supervise(settings: Settings) -> int:
     with tempfile.TemporaryDirectory(prefix="dubito-") as name, listener:
         folder = Path(name)
         workers = [Worker(number, listener, folder) for number in range(settings.workers)]
+        for worker in workers:
+            worker.start()
         while not ending.is_set():
-            readable, _, _ = select([worker.heartbeat for worker in workers], [], [], HEARTBEAT_S)
-            for place, worker in enumerate(workers):
-                if worker.heartbeat in readable:
+            heartbeats = [worker.heartbeat for worker in workers if worker.is_started]
+            readable, _, _ = select(heartbeats, [], [], HEARTBEAT_S)
+            for worker in workers:
+                if worker.is_started and worker.heartbeat in readable:
                     worker.read_heartbeats()
                 failure = worker.failure()
-                if failure is not None and time.monotonic() > worker.started + RESTART_S:
-                    logger.error("worker %s %s; restarting it", worker.number, failure)
+                if failure is not None and time.monotonic() > worker.try_again:
                     worker.close()
-                    workers[place] = Worker(worker.number, listener, folder)
+                    logger.error("worker %s %s; restarting it", worker.number, failure)
+                    worker.start()
+        workers = [worker for worker in workers if worker.is_started]
         for worker in workers:
             worker.process.terminate()
         listener.close()  # so that connections are refused when the workers stop listening
@@ -116,10 +146,9 @@ def supervise(settings: Settings) -> int:
 def _wait(workers: list[Worker], seconds: float) -> None:
     end = time.monotonic() + seconds
     for worker in workers:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             worker.process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            logger.error(
-                "worker %s has not stopped within %s s; killing it", worker.number, seconds
-            )
+        is_late = worker.process.returncode is None
         worker.close()
+        if is_late:
+            logger.error("worker %s did not stop within %s s; killed it", worker.number, seconds)

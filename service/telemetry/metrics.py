@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from model_store.state.jobs import ENDED, Kind
 from model_store.state.labels import Accepted
 from service import VERSION
+from service.telemetry.logs import DROPPED
 
 # Upper ends of buckets, inclusive.
 # fmt: off
@@ -131,6 +132,7 @@ class Metrics(Collector):
         self._versions: OrderedDict[VersionKey, VersionMetrics] = OrderedDict()
         self._lock = threading.Lock()
         registry.register(self)
+        registry.register(DROPPED)
         ProcessCollector(registry=registry)
 
     def count_request(

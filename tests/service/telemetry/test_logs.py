@@ -2,12 +2,14 @@ import asyncio
 import json
 import logging
 import re
+from queue import Queue
 
 import httpx
 import pytest
 
 from service.app import create_app
 from service.settings import Settings
+from service.telemetry.logs import DROPPED, _Queue
 from tests.support.serving import metric
 
 CANARY = "canary-3f9a"
@@ -188,3 +190,21 @@ def test_an_unexpected_error_is_answered_500_and_logged_without_its_text(tmp_pat
     assert CANARY not in caplog.text + answer.text
     assert metric(page.text, "dubito_failures_total", route="/broken", reason="unexpected") == 1
     assert metric(page.text, "dubito_requests_total", route="/broken", status="500") == 1
+
+
+def test_a_log_that_nobody_reads_blocks_neither_requests_nor_the_end(serve, tmp_path):
+    with serve(tmp_path, DUBITO_LOG="json") as (url, process):
+        with httpx.Client(base_url=url, timeout=10) as client:
+            for _ in range(400):  # more than a pipe holds
+                client.get("/health/live")
+        process.terminate()
+        assert process.wait(15) == 0
+
+
+def test_dropped_records_are_counted():
+    records = Queue(1)
+    handler = _Queue(records)
+    before = DROPPED._value.get()
+    for _ in range(3):
+        handler.handle(logging.LogRecord("dubito", logging.INFO, "", 0, "text", (), None))
+    assert (records.qsize(), DROPPED._value.get() - before) == (1, 2)
