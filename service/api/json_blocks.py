@@ -17,7 +17,7 @@ from service.errors import TooLarge
 
 BLOCK_BYTES = 64 << 10  # parsed in a few milliseconds
 MAX_ITEM_BYTES = 4 << 20  # except strings
-MAX_DEPTH = 4  # nested arrays and objects in an item
+MAX_DEPTH = 32  # nested arrays and objects in an item; no model takes as many
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _SPACE = re.compile(rb"[ \t\n\r]*+")

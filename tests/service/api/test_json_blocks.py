@@ -116,3 +116,11 @@ def test_rows_that_count_no_more_must_be_json_too():
     assert read(b'{"inputs": [1], "inputs": [2]}') == {"inputs": [2]}
     with pytest.raises(InvalidInput):
         split_json(b'{"inputs": [1x], "inputs": [2]}', "inputs", 3)
+
+
+@pytest.mark.parametrize("depth", [5, 30])
+def test_deep_rows_are_read_in_large_bodies_as_in_small_ones(depth):
+    row = b"[" * depth + b"1" + b"]" * depth
+    body = b'{"inputs": [' + row + b"]}"
+    _, rows = json_blocks.split_json(body, "inputs", 10)
+    assert [*rows.parse_blocks()] == [json.loads(body)["inputs"]]
