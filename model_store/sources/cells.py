@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Float64
@@ -84,13 +85,17 @@ def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[
 
 
 def match_category(text: str, categories: AbstractSet[str]) -> str:
-    """Strip a text and lowercase booleans if the result is a known category."""
+    """Return the known category that a text stands for, or the text.
+
+    The text can have outer spaces, another Unicode normal form, or booleans in upper case.
+    """
     if text in categories:
         return text
     trimmed = text.strip()
     if categories <= BOOLEANS:
         trimmed = trimmed.lower()
-    return trimmed if trimmed in categories else text
+    forms = (trimmed, normalize("NFC", trimmed), normalize("NFD", trimmed))
+    return next((form for form in forms if form in categories), text)
 
 
 def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:

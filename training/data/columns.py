@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Int64
@@ -102,7 +103,7 @@ def _moments(name: str, values: Numbers) -> dict[str, Any]:
 
 
 def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
-    counts = Counter(value for value in values if value is not None)
+    counts = Counter(normalize("NFC", value) for value in values if value is not None)
     ranked = sorted(counts, key=lambda value: (-counts[value], value))
     if len(counts) > MAX_CATEGORIES:
         kept = ranked[:MAX_KEPT_CATEGORIES]

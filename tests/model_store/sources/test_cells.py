@@ -1,9 +1,10 @@
 from datetime import UTC, datetime, timedelta, timezone
+from unicodedata import normalize
 
 import numpy as np
 import pytest
 
-from model_store.sources.cells import parse_time, phases, seconds_since
+from model_store.sources.cells import match_category, parse_time, phases, seconds_since
 
 DAY = 24 * 60 * 60
 
@@ -45,3 +46,16 @@ def test_a_cycle_goes_round_once_from_sine_0_and_cosine_1(cycle, days):
     quarters = np.array([0, 1, 2, 3, 4, -1]) * days * DAY / 4
     expected = [[0, 1], [1, 0], [0, -1], [-1, 0], [0, 1], [-1, 0]]
     assert phases(quarters, cycle) == pytest.approx(np.array(expected), abs=1e-9)
+
+
+@pytest.mark.parametrize("known", ["NFC", "NFD"])
+@pytest.mark.parametrize("sent", ["NFC", "NFD"])
+def test_categories_match_in_every_unicode_form(known, sent):
+    category = normalize(known, "Zürich")
+    assert match_category(normalize(sent, " Zürich"), {category, "Bern"}) == category
+
+
+def test_categories_that_differ_only_in_their_form_stay_apart_in_existing_versions():
+    both = {normalize(form, "Zürich") for form in ("NFC", "NFD")}
+    assert len(both) == 2
+    assert [match_category(category, both) for category in both] == [*both]
