@@ -1,4 +1,4 @@
-"""Manage a model store: `python -m model_store COMMAND`, or `dubito store COMMAND`."""
+"""Manage a model store. The same commands are available as `dubito store`."""
 
 import argparse
 import sys
@@ -7,7 +7,6 @@ from model_store.commands import add_store_commands, run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code."""
     parser = argparse.ArgumentParser("python -m model_store", description=__doc__)
     add_store_commands(parser)
     return run_command(parser, arguments)

@@ -1,4 +1,4 @@
-"""Options of the commands `dubito store ...`.
+"""Command-line parser of `dubito store`.
 
 `model_store/maintenance.py`, which has the functions, is imported when a command runs, so that help
 and completion are fast.
@@ -64,7 +64,7 @@ def add_store_commands(parser: argparse.ArgumentParser) -> None:
 def _add(
     commands: Commands, name: str, about: str, function: str | None = None
 ) -> argparse.ArgumentParser:
-    """Add a command that calls a function of `maintenance`."""
+    """Add a command that calls a function in `maintenance`."""
     return add_command(commands, name, f"model_store.maintenance:{function or name}", about)
 
 
@@ -74,7 +74,7 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def run(function: str, options: argparse.Namespace) -> int:
-    """Run a command and return its exit code: 2 if an option or setting is invalid."""
+    """Run a command and return its exit code, which is 2 for invalid options or settings."""
     open_standard_files()
     try:
         return int(resolve_name(function)(options) or 0)
@@ -90,14 +90,14 @@ def add_command(
     about: str,
     run: Callable[[str, argparse.Namespace], int] = run,
 ) -> argparse.ArgumentParser:
-    """Add a command that calls a function (`module:function`) with the options."""
+    """Add a command that calls a function, given as `module:function`, with the parsed options."""
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(run, function))
     return parser
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
-    """Parse arguments, run the command and return its exit code."""
+    """Parse the arguments, run the command and return its exit code."""
     options = parser.parse_args(arguments)
     code: int = options.run(options)
     return code

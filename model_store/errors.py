@@ -1,4 +1,4 @@
-"""Errors, with their HTTP status and problem code.
+"""Exceptions with their HTTP status and problem code.
 
 DubitoError
 ├── FieldError            a field with a wrong value
@@ -57,7 +57,7 @@ class InvalidInput(FieldError):
     other_errors: Sequence["InvalidInput"] = ()  # of the same request
 
     def rename_fields(self, rename: Callable[[str], str]) -> "InvalidInput":
-        """Return the same errors with renamed fields."""
+        """Return a copy of the errors with different field names."""
         errors = (self, *self.other_errors)
         return merge_errors([InvalidInput(rename(e.field), e.expected, e.received) for e in errors])
 
@@ -156,13 +156,13 @@ def clean_message(error: Exception) -> str:
 
 
 def merge_errors(errors: Sequence[InvalidInput]) -> InvalidInput:
-    """Attach all but the first error to the first as its `other_errors`, and return it."""
+    """Attach all further errors to the first one, and return it."""
     errors[0].other_errors = errors[1:MAX_ERRORS]
     return errors[0]
 
 
 def describe_value(value: Any) -> str:
-    """Describe a JSON value, without its content unless it is a number."""
+    """Describe a JSON value in an error message, showing only numbers literally."""
     match value:
         case None:
             return "null"

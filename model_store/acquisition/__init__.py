@@ -1,1 +1,1 @@
-"""Choosing from a pool the rows that are most worth a label."""
+"""Selection of the most useful rows to label from a pool."""

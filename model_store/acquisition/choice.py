@@ -1,4 +1,4 @@
-"""Choose rows of a pool by their scores. Ties depend on seed and id.
+"""Select rows of a pool by their scores. Ties are broken by a hash of seed and id.
 
 | acquisition | input per row | ranks by |
 |---|---|---|
@@ -38,7 +38,7 @@ ACQUISITIONS: dict[Task, tuple[str, ...]] = {
 
 
 def check_acquisition(name: str | None, task: Task) -> str:
-    """Return a task's acquisition, the default if `name` is None.
+    """Return the name of an acquisition after checking that the task supports it.
 
     Raises:
         InvalidInput: if the task does not have this acquisition.
@@ -53,7 +53,7 @@ def check_acquisition(name: str | None, task: Task) -> str:
 
 
 def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Return the exponent of a sampling acquisition's weights, 1 by default.
+    """Return the exponent of the sampling weights after checking its range. The default is 1.
 
     Raises:
         InvalidInput: if the acquisition has no exponent, or it is out of bounds.
@@ -72,7 +72,7 @@ def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
 def max_joint_candidates(
     name: str, model: Model, rows: int, k: int, num_samples: int
 ) -> int | None:
-    """Compute how many candidates a joint score uses; None for other acquisitions.
+    """Return the maximum number of candidates for a joint score, or None for other acquisitions.
 
     Raises:
         InvalidInput: if k is larger.
@@ -92,7 +92,7 @@ def max_joint_candidates(
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Groups of identical rows, in the order of their digests."""
+    """The groups of identical rows in a pool, ordered by digest."""
 
     first: Int64[np.ndarray, "G"]  # a row of each group
     group: Int64[np.ndarray, "N"]  # of each row
@@ -123,7 +123,7 @@ def group_copies(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
 
 
 def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
-    """Compute a 64-bit hash of each id with the seed and the use."""
+    """Compute a 64-bit hash of each id, the seed and the purpose."""
     key = seed.to_bytes(8, "little")
     digests = b"".join(
         blake2b(name.encode(), digest_size=8, key=key, person=use).digest() for name in ids
@@ -156,7 +156,8 @@ def ranking(
     k: int,
     copies: Copies | None = None,
 ) -> list[dict[str, Any]]:
-    """Rank the k rows with the largest scores in the format of /acquire; random without scores.
+    """Rank the k rows with the largest scores, in the format of /acquire. Without scores, the order
+    is random.
 
     If there are `copies`, the first row of each group precedes all repetitions.
 
@@ -182,7 +183,7 @@ def joint_ranking(
     k: int,
     pause: Pause = no_pause,
 ) -> list[dict[str, Any]]:
-    """Select k rows by a joint score; the candidates `rows` are indices of `copies.first`."""
+    """Select k rows of a pool by a joint score, in the format of /acquire."""
     pause()
     hashes = id_hashes(ids, joint.seed)
     pause()
@@ -208,7 +209,7 @@ def choose_jointly(
     k: int,
     pause: Pause = no_pause,
 ) -> tuple[Int64[np.ndarray, "K"], Float64[np.ndarray, "K"]]:
-    """Select k rows by a joint score; return them and their gains.
+    """Select k rows by a joint score, and return their indices and gains.
 
     Args:
         rows: the candidates, as indices of `copies.first`; all of them if k is larger.
@@ -228,7 +229,7 @@ def choose_jointly(
 
 
 def is_repetition(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
-    """Mark all rows except the one with the smallest hash in each group."""
+    """Mark duplicate rows, keeping the row with the smallest hash in each group."""
     order = np.lexsort((hashes, copies.group))
     repetitions = np.empty(len(order), dtype=bool)
     repetitions[order] = np.diff(copies.group[order], prepend=-1) == 0
@@ -238,7 +239,7 @@ def is_repetition(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.nd
 def top(
     scores: Float[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int
 ) -> Int64[np.ndarray, "K"]:
-    """Return indices of the k largest scores, largest first, ties by hash."""
+    """Return the indices of the k largest scores, in descending order. Ties are broken by hash."""
     k = min(k, len(scores))
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
     (candidates,) = np.nonzero(scores >= threshold)

@@ -1,4 +1,4 @@
-"""Rank a pool by an acquisition function.
+"""Rank the rows of a pool with an acquisition function.
 
 A `Pool` scores its rows: by the engine within a request, from a file, or by a network in training.
 `rank_pool` requests only the scores that the acquisition needs.
@@ -36,7 +36,7 @@ DROPPED_SCORE = float(np.finfo(np.float64).min)
 
 @dataclass(frozen=True, eq=False)
 class Lap:
-    """A race's request for scores (`Predictive.race`) and errors from the first draws."""
+    """A race's request for the scores and standard errors of rows after the first draws."""
 
     rows: Int64[np.ndarray, "n"]
     num_draws: int
@@ -58,7 +58,7 @@ class Choice:
 
 
 class Pool(ABC):
-    """Rows to choose from, and their scores.
+    """A pool of rows, and the methods that compute their scores.
 
     Attributes:
         ids: names of the rows, which decide ties together with the seed.
@@ -81,7 +81,7 @@ class Pool(ABC):
 
     @abstractmethod
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Return the rows of `copies.first` with the largest gains alone, as indices."""
+        """Return the candidates for a joint score, which have the largest individual gains."""
 
     async def run(self, work: Callable[[], T]) -> T:
         return work()
@@ -89,14 +89,14 @@ class Pool(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """The ranked rows, in the format of /acquire."""
+    """The ranked rows of a pool, in the format of /acquire."""
 
     rows: list[dict[str, Any]]
     finalists: int | None = None  # rows of a race with all draws
 
 
 async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
-    """Rank the k best rows of a pool, or all rows of a smaller pool.
+    """Rank the k best rows of a pool, or the whole pool if it is smaller.
 
     Raises:
         InvalidInput: for a row that the model cannot score, or an unsupported option.
@@ -127,7 +127,7 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
 
 
 def rank_pool_sync(pool: Pool, choice: Choice) -> Ranked:
-    """Run `rank_pool` for a pool whose methods never wait."""
+    """Run `rank_pool` synchronously, for a pool whose methods never wait."""
     try:
         rank_pool(pool, choice).send(None)
     except StopIteration as end:
@@ -155,7 +155,8 @@ async def _race(
 def race_stages(
     probability: float | None, name: str, task: Task, num_samples: int
 ) -> tuple[int, ...]:
-    """Return the draw counts after which a race drops rows; empty if there are too few draws.
+    """Return the draw counts after which a race drops rows, or no counts if there are too few
+    draws.
 
     Raises:
         InvalidInput: if the acquisition does not support races.
@@ -171,7 +172,7 @@ def race_stages(
 def race(
     rows: int, k: int, stages: tuple[int, ...], num_samples: int, probability: float
 ) -> Generator[Lap, Scored, tuple[Float64[np.ndarray, "N"], int]]:
-    """Find the k rows with the largest scores, using few draws for most rows.
+    """Find the k rows with the largest scores without computing all draws for every row.
 
     After each stage, the best rows are scored with all draws. A row is dropped if its upper bound
     is below the k-th largest of these scores. The bound is the row's score plus a multiple of its
@@ -241,7 +242,7 @@ def race(
 def _smooth_errors(
     scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
-    """Raise standard errors to the root mean square among rows with similar scores."""
+    """Raise small standard errors to the root mean square of rows with similar scores."""
     n, order = len(scores), np.argsort(scores, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
     half = max(MIN_NEIGHBOURS, n // NEIGHBOUR_PARTS) // 2
@@ -254,14 +255,14 @@ def _smooth_errors(
 def check_row_scores(
     scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str
 ) -> None:
-    """Raise InvalidInput for the first row without a finite score."""
+    """Raise InvalidInput if a row has no finite score."""
     invalid = np.flatnonzero(~np.isfinite(scores))
     if len(invalid):
         check_computed(scores[invalid[:1]], field, int(rows[invalid[0]]))
 
 
 def student_quantile(degrees_of_freedom: int, tail: float) -> float:
-    """Compute the quantile of Student's distribution with upper tail probability `tail`.
+    """Compute the quantile of Student's t-distribution with upper tail probability `tail`.
 
     The expansion in 1 / degrees of freedom is from Abramowitz and Stegun, "Handbook of mathematical
     functions", 1964, 26.7.5. The error is below 1 % from 4 degrees on if `tail` is .001, and below

@@ -1,4 +1,4 @@
-"""Scores of a pool's rows, computed with shared draws."""
+"""Compute the acquisition scores of a pool from shared draws."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ Scores = Float64[np.ndarray, "N"]
 
 @dataclass(frozen=True, eq=False)
 class PoolScorer:
-    """An acquisition of a model. `priors` are class shares that replace the training shares."""
+    """An acquisition function of a model. `priors` replaces the training class shares."""
 
     model: Model
     acquisition: str
     priors: tuple[float, ...] | None = None
 
     def scores(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Scores:
-        """Compute each row's score; for a joint score, the gain without other rows."""
+        """Compute the score of each row, or its individual gain if the score is joint."""
         predictive, name = self.model.predictive, self.acquisition
         if name in predictive.joint_scores:
             return self.candidates(x, draws).gain

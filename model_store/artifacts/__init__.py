@@ -1,1 +1,1 @@
-"""Versions on disk: files, manifest, reports."""
+"""Storage of model versions and their manifests, aliases, signatures and reports."""

@@ -1,4 +1,4 @@
-"""A store in a bucket."""
+"""A storage backend for buckets."""
 
 import threading
 import uuid
@@ -46,7 +46,7 @@ MAX_CACHED_OBJECTS = 64
 
 
 class Bucket(Storage):
-    """A storage backend in a bucket, with local copies for readers.
+    """A storage backend in a bucket, which keeps local copies of the versions in use.
 
     Conditional requests replace locks. A writer claims a number by creating `<path>/.claim`, which
     only one writer can do. It then checks that the number was never used, writes the files, and
@@ -77,7 +77,7 @@ class Bucket(Storage):
         return self._listing is not None
 
     def refresh(self) -> None:
-        """List the bucket (one request per 1,000 objects) and read changed aliases.
+        """Refresh the listing of the bucket, and read the changed aliases.
 
         If the bucket has never been reached, fall back to the listing that the cache saved.
         """
@@ -100,7 +100,9 @@ class Bucket(Storage):
         self.cache.save_listing(versions, listing.texts)
 
     def _read_aliases(self, listing: "Listing", before: "Listing") -> bool:
-        """Read the aliases that changed since `before`. Return False if the listing is outdated."""
+        """Read the aliases that have changed since the `before` listing. Return False if the
+        listing is outdated.
+        """
         is_consistent = True
         for name, tags in listing.aliases.items():
             texts = listing.texts.setdefault(name, {})
@@ -142,7 +144,7 @@ class Bucket(Storage):
         return {alias: content.text for alias, content in contents.items() if content is not None}
 
     def read(self, path: str, limit: int) -> bytes:
-        """Read an object. Manifests, reports and signatures with an unchanged tag stay in memory.
+        """Read an object. Unchanged manifests, reports and signatures are cached in memory.
 
         If the bucket cannot be reached, read the local copy.
         """
@@ -175,7 +177,7 @@ class Bucket(Storage):
     # Writing
 
     def check_writable(self) -> None:
-        """Raise InvalidInput if the server ignores the conditions of requests."""
+        """Raise InvalidInput if the server ignores conditional requests."""
         if self._is_writable:
             return
         path = f"{PROBE}{uuid.uuid4().hex}"
@@ -214,7 +216,7 @@ class Bucket(Storage):
             self._local.is_writing = False
 
     def _clear(self, name: str, now: datetime | None = None) -> None:
-        """Delete incomplete versions and reports that are older than a day."""
+        """Delete incomplete versions and reports that are more than a day old."""
         entries = self.objects.entries(name)
         listing, folders = Listing(entries), defaultdict[str, list[str]](list)
         for path in entries:
@@ -234,7 +236,7 @@ class Bucket(Storage):
                 return number
 
     def _highest_used(self, parent: str, listing: "Listing") -> int:
-        """Return the highest number ever used, including deleted versions.
+        """Return the highest version number ever used, including deleted versions.
 
         `LAST_DELETED` is written before the newest version is deleted.
         """
@@ -244,7 +246,7 @@ class Bucket(Storage):
         return max([deleted, *listing.numbers.get(parent, ())])
 
     def _create(self, parent: str, number: int, files: Files) -> bool:
-        """Claim a number and write the files. Return False if the number is taken."""
+        """Claim a version number and write its files. Return False if the number is taken."""
         path = f"{parent}/{number}"
         seal_path, seal = f"{path}/{seal_name(path)}", files[seal_name(path)]
         assert isinstance(seal, bytes)
@@ -319,7 +321,7 @@ class Bucket(Storage):
 
 
 class Listing:
-    """The parsed listing of a bucket.
+    """A parsed listing of the objects in a bucket.
 
     Attributes:
         numbers: complete versions and reports, by parent path.
@@ -352,7 +354,7 @@ class Listing:
                     self.aliases.setdefault(name, {})[file] = entry.tag
 
     def is_complete(self, folder: str) -> bool:
-        """Return False for a folder of an unfinished version or report."""
+        """Check whether a folder contains a complete version or report."""
         numbered = _split_number(folder)
         if numbered is None:
             return True
@@ -363,7 +365,7 @@ class Listing:
 
 
 def _split_number(folder: str) -> tuple[str, int] | None:
-    """Split the folder of a version or a report into its parent and its number."""
+    """Split the path of a version or report into its parent and its number."""
     parent, _, number = folder.rpartition("/")
     match parent.split("/"):
         case [name]:

@@ -1,4 +1,4 @@
-"""A local cache of a bucket's versions, with a size limit."""
+"""A local cache for the versions in a bucket, with a size limit."""
 
 import fcntl
 import hashlib
@@ -45,7 +45,7 @@ Name = Annotated[str, AfterValidator(_check_name)]
 
 
 class SavedListing(BaseModel):
-    """Versions and aliases from the last listing of the bucket."""
+    """The versions and aliases from the last listing of a bucket."""
 
     versions: dict[Name, list[Annotated[int, Field(ge=1)]]]
     aliases: dict[Name, dict[str, str]]
@@ -58,10 +58,10 @@ class Copy(NamedTuple):
 
 
 class CopyLease(Lease):
-    """A lease that locks a copy's folder, so that the copy is not deleted."""
+    """A lease that locks a cached copy to prevent its deletion."""
 
     def __init__(self, root: Path, folder: Path, delete: Callable[[], None]) -> None:
-        """Lock a copy. Raises OSError if it does not exist."""
+        """Lock a copy. Raises OSError if the copy does not exist."""
         super().__init__(root, folder)
         self._delete = delete
         self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -89,7 +89,7 @@ class CopyLease(Lease):
 
 
 class Cache:
-    """Verified copies of a bucket's versions, in a store's layout.
+    """A cache of verified versions from a bucket, in the folder layout of a store.
 
     Threads and processes can share the folder. To free space, the cache deletes unlocked copies:
     first those without an alias, then the least recently used ones.
@@ -102,7 +102,7 @@ class Cache:
         self._saved_listing = ""
 
     def lease(self, manifest: Manifest, objects: Objects, aliases: Aliases) -> Lease:
-        """Return a verified copy of a version, and download it if necessary.
+        """Return a verified copy of a version, downloading it if necessary.
 
         Raises:
             BrokenArtifact: if the bucket's files do not match the manifest.
@@ -131,7 +131,7 @@ class Cache:
     def save_listing(
         self, versions: dict[str, list[int]], aliases: dict[str, dict[str, str]]
     ) -> None:
-        """Save a listing, so that the service can start without the bucket."""
+        """Save a listing, which allows the service to start while the bucket is unreachable."""
         text = SavedListing.model_construct(versions=versions, aliases=aliases).model_dump_json()
         if text == self._saved_listing:
             return
@@ -145,7 +145,7 @@ class Cache:
             self._saved_listing = text
 
     def saved_listing(self) -> tuple[dict[str, list[int]], dict[str, dict[str, str]]] | None:
-        """Return the saved versions that have a copy, and the saved aliases."""
+        """Return the saved aliases, and the saved versions for which a copy exists."""
         content = self.read(LISTING, MAX_LISTING_BYTES)
         try:
             saved = SavedListing.model_validate_json(content or b"")
@@ -159,7 +159,7 @@ class Cache:
         return versions, saved.aliases
 
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
-        """Lock and return a version's copy if it exists and is undamaged."""
+        """Lock and return the copy of a version, if it exists and is undamaged."""
         try:
             lease = self._lock(folder, manifest)
         except OSError:
@@ -230,7 +230,7 @@ class Cache:
             raise manifest.broken(file, difference)
 
     def _make_room(self, needed: int, aliases: Aliases) -> None:
-        """Delete unlocked copies until `needed` bytes fit, or raise StoreError."""
+        """Delete unlocked copies until `needed` bytes are free, or raise StoreError."""
 
         def order(copy: Copy) -> tuple[bool, int]:
             aliased_versions = aliases.get(copy.folder.parent.name, {}).values()
@@ -259,7 +259,7 @@ class Cache:
         return copies
 
     def _delete(self, folder: Path, even_locked: bool = False) -> bool:
-        """Delete a copy. Return False if a reader has locked it."""
+        """Delete a copy. Return False if it is locked by a reader."""
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
@@ -278,7 +278,7 @@ class Cache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the cache folder, and delete unfinished copies afterwards."""
+        """Lock the cache folder. Unfinished copies are deleted on exit."""
         make_folder(self.root)
         with (self.root / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

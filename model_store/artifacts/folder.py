@@ -62,7 +62,7 @@ class Folder(Storage):
         return not self._is_gone
 
     def refresh(self) -> None:
-        """Raise StoreUnreachable if the folder has become empty, as after a lost mount."""
+        """Raise StoreUnreachable if the folder is suddenly empty, e.g. after a lost mount."""
         has_entries = self.root.is_dir() and any(True for _ in self.root.iterdir())
         self._had_entries |= has_entries
         self._is_gone = self._had_entries and not has_entries
@@ -97,7 +97,6 @@ class Folder(Storage):
         return read_regular(self.root / path, limit)
 
     def lease(self, manifest: Manifest) -> Lease:
-        """Return the version's own folder."""
         return Lease(self.root, self._model_folder(manifest.name) / manifest.version)
 
     @contextmanager
@@ -112,7 +111,7 @@ class Folder(Storage):
             yield
 
     def create(self, parent: str, files_for: Callable[[int], Files]) -> int:
-        """Write a draft and rename it, while the lock reserves the number."""
+        """Write a version to a hidden folder and rename it to the next free number."""
         numbers = self.numbers(parent)
         if "/" not in parent:
             numbers.append(deleted_number(self.read_alias(parent, LAST_DELETED)))
@@ -133,7 +132,7 @@ class Folder(Storage):
         return number
 
     def _link_or_copy(self, original: Original, target: Path) -> None:
-        """Hard-link a published duplicate to `target`, or write a synced copy."""
+        """Hard-link an identical published file to `target`, or write a synced copy."""
         spec = original.spec
         if any(link_file(self.root / path, target, spec) for path in original.find_duplicates()):
             return
@@ -175,7 +174,7 @@ class Folder(Storage):
         draft.rmdir()
 
     def delete(self, path: str) -> None:
-        """Delete a report, or a version with its reports."""
+        """Delete a report, or a version and its reports."""
         folder, target = self._model_folder(path), self.root / path
         if target.parent != folder:
             shutil.rmtree(target)

@@ -1,4 +1,4 @@
-"""The manifest of an artifact. `model_store/README.md` specifies it field by field."""
+"""The manifest of a version. See `model_store/README.md` for a specification of its fields."""
 
 import hashlib
 from functools import cached_property
@@ -39,13 +39,13 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Record(BaseModel):
-    """Base class of frozen records that reject unknown fields."""
+    """The base class of frozen records that reject unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ImageSpec(Record):
-    """Colour mode and resizing of images.
+    """The colour mode of images, and how they are resized.
 
     Without `resize`, images of another size are rejected. `fit = "stretch"` ignores the aspect
     ratio. `fit = "crop"` resizes the shorter side to `shorter` pixels and crops the centre.
@@ -67,7 +67,7 @@ class ImageSpec(Record):
 
 
 class TextSpec(Record):
-    """Tokenization of text into rows of `max_tokens` ids.
+    """The tokenization of a text into a row of `max_tokens` ids.
 
     Longer text is truncated on the `truncation` side, and shorter text is padded with `pad_id` on
     the `padding` side. `column` is the text's column in the data.
@@ -81,7 +81,7 @@ class TextSpec(Record):
 
 
 class NumberStyle(Record):
-    """Format of numbers as text: currency or percent sign, decimal mark, thousands separator."""
+    """The format of numbers in text, such as the currency sign and the decimal mark."""
 
     sign: Literal["", "$", "€", "£", "¥", "%"] = ""
     decimal: Decimal = "."
@@ -89,7 +89,7 @@ class NumberStyle(Record):
 
 
 class NumericColumn(Record):
-    """A column of numbers, encoded as (value - mean) / std, or 0 if the value is missing.
+    """A column of numbers, encoded as (value - mean) / std, with 0 for missing values.
 
     If `indicator` is set, a second number marks missing values. If `written` is set, values can be
     formatted text. `usual` is the median, and `mostly` the central interval with 90 % of the
@@ -108,7 +108,7 @@ class NumericColumn(Record):
 
 
 class CategoricalColumn(Record):
-    """A one-hot encoded column, with a last number for unknown or missing categories.
+    """A one-hot encoded column. The last number marks unknown and missing categories.
 
     `usual` is the most frequent category. `missing` is defined as in NumericColumn.
     """
@@ -128,7 +128,7 @@ Cycle = Literal["year", "week", "day"]
 
 
 class TimeColumn(Record):
-    """A column of dates or times, encoded like a number, in seconds since 1970 in UTC.
+    """A column of dates or times, encoded as a number in seconds since 1970 (UTC).
 
     Each cycle adds the sine and cosine of the time's phase. `written` is a `strptime` format that
     is accepted in addition to ISO 8601. The other fields are defined as in NumericColumn.
@@ -151,7 +151,7 @@ Column = Annotated[AnyColumn, Field(discriminator="kind")]
 
 
 class InputSpec(Record):
-    """The rows that a model accepts, in the units of the training data.
+    """The format of the rows that a model accepts.
 
     With `columns`, rows are objects keyed by column. With `image`, they can be image files, and
     with `text`, strings. Rows of dtype int32 contain ids from `minimum` to `maximum`, which the
@@ -171,12 +171,12 @@ class InputSpec(Record):
 
     @cached_property
     def encoded(self) -> "InputSpec":
-        """The specification of encoded rows."""
+        """The input format of rows that are already encoded."""
         return self.model_copy(update={"columns": ()})
 
     @cached_property
     def takes_ids(self) -> bool:
-        """True if rows contain ids."""
+        """True if the rows contain ids."""
         return self.dtype == "int32"
 
     @model_validator(mode="after")
@@ -241,7 +241,7 @@ class TargetSpec(Record):
 
 
 class NoiseSpec(Record):
-    """The noise and theta of a draw."""
+    """The noise algorithm, and the dimensions of a draw."""
 
     algorithm: str
     dimension: Annotated[int, Field(ge=1)]
@@ -253,7 +253,7 @@ class NoiseSpec(Record):
 
 
 class EncoderSpec(Record):
-    """The encoder (`encoder.onnx`), which precedes the network.
+    """The encoder (`encoder.onnx`), which runs before the network.
 
     `rows_at_once` is the batch size. `difference` is the largest relative difference between a row
     encoded alone and in a batch, or 0 for identical bits.
@@ -265,7 +265,7 @@ class EncoderSpec(Record):
 
 
 class DetectorSpec(Record):
-    """The calibration of the flag."""
+    """The detectors of a version and the calibration of its flag."""
 
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
@@ -281,7 +281,7 @@ class DetectorSpec(Record):
 
     @cached_property
     def names(self) -> DetectorNames:
-        """Names of detectors by role."""
+        """The names of the detectors in each role."""
         return DetectorNames(self.combined, self.density, self.two_sided, self.attributed)
 
     @model_validator(mode="after")
@@ -295,7 +295,8 @@ class DetectorSpec(Record):
 
 
 class CategorySpec(Record):
-    """Categories for guarantees by class or group (`model_store.conformal.mondrian`).
+    """Categories with separate guarantees for each class or group
+    (`model_store.conformal.mondrian`).
 
     `judged_rows` counts the ranking rows that are judged in each category: for classes, the rows
     predicted as that class. `true_rows` counts the rows that belong to it. `column` is the groups'
@@ -320,7 +321,7 @@ class CategorySpec(Record):
 
 
 class AbstentionSpec(Record):
-    """The calibration of abstentions (`model_store.conformal.abstention`)."""
+    """The settings for abstention (`model_store.conformal.abstention`)."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
     # At the default draws and a false-positive rate of .05
@@ -339,7 +340,7 @@ class FileSpec(Record):
 
 
 class Description(Record):
-    """The fields of the manifest that training sets."""
+    """The manifest fields that are set by training."""
 
     method: str
     task: Task
@@ -380,7 +381,9 @@ class Description(Record):
 
     @cached_property
     def priors(self) -> tuple[float, ...] | None:
-        """Class shares of the training rows. None for regression, or if unknown."""
+        """The class shares of the training rows, or None if they are unknown or the task is
+        regression.
+        """
         return self.output.priors if isinstance(self.output, ClassSpec) else None
 
     @cached_property
@@ -428,6 +431,6 @@ class Manifest(Description):
 
 
 def manifest_digest(text: bytes, digest: str) -> str:
-    """Return the SHA-256 of a manifest whose field `digest` is replaced by zeros."""
+    """Compute the SHA-256 of a manifest, with its `digest` field set to zeros."""
     field, zeros = (f'"digest": "{value}"'.encode() for value in (digest, NO_DIGEST))
     return hashlib.sha256(text.replace(field, zeros, 1)).hexdigest()

@@ -1,4 +1,4 @@
-"""Access to the objects of a bucket with obstore, which the extra `bucket` installs."""
+"""Access to the objects in a bucket, using obstore from the extra `bucket`."""
 
 import os
 import re
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Content(NamedTuple):
-    """An object's content and tag, and its version in buckets with versioning."""
+    """The content of an object, with its tag and, in versioned buckets, its version."""
 
     content: bytes
     tag: str
@@ -46,7 +46,7 @@ class Content(NamedTuple):
 
 
 class Objects:
-    """The objects below a URL. Thread-safe.
+    """A client for the objects below a URL. Thread-safe.
 
     Every method raises StoreUnreachable if the bucket cannot be reached or refuses the request.
 
@@ -64,7 +64,7 @@ class Objects:
 
     @classmethod
     def from_url(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
-        """Open a URL with the credentials and endpoint from the environment.
+        """Open a URL with the credentials and the endpoint from the environment.
 
         Args:
             field: the setting or option, for errors.
@@ -109,7 +109,7 @@ class Objects:
             }
 
     def get(self, path: str, limit: int) -> Content | None:
-        """Read an object, or return None. Return `limit` + 1 bytes if it has more than `limit`."""
+        """Read an object, up to `limit` + 1 bytes. Return None if it does not exist."""
         with suppress(FileNotFoundError), self._convert_errors("read"):
             result = self._store.get(path)
             content = b""
@@ -122,7 +122,7 @@ class Objects:
         return None
 
     def pieces(self, path: str) -> Iterator[bytes]:
-        """Yield an object in pieces.
+        """Yield the content of an object in chunks.
 
         Raises:
             FileNotFoundError: if the object does not exist.
@@ -134,7 +134,8 @@ class Objects:
                 yield bytes(part)
 
     def span(self, path: str, first: int, size: int) -> tuple[bytes, str]:
-        """Return `size` bytes of an object from byte `first`, and the object's tag.
+        """Read `size` bytes of an object from offset `first`, and return them with the object's
+        tag.
 
         Raises:
             FileNotFoundError: if the object does not exist.
@@ -144,7 +145,7 @@ class Objects:
             return bytes(result.bytes()), result.meta["e_tag"] or ""
 
     def close(self) -> None:
-        """Cancel downloads."""
+        """Cancel all downloads."""
         self._is_closed = True
 
     def put(self, path: str, content: "bytes | Iterator[bytes]") -> None:
@@ -152,11 +153,11 @@ class Objects:
             self._transfers.put(path, content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write an object. Return False if it already exists."""
+        """Write a new object. Return False if it already exists."""
         return self._put_if(path, content, "create")
 
     def replace(self, path: str, content: bytes, tag: str, version: str | None = None) -> bool:
-        """Replace an object. Return False if its tag or version has changed."""
+        """Replace an object. Return False if it was changed by another writer."""
         numbered = {} if version is None else {"version": version}
         with suppress(FileNotFoundError):
             return self._put_if(path, content, {"e_tag": tag, **numbered})
@@ -171,14 +172,14 @@ class Objects:
         return False
 
     def delete(self, paths: list[str]) -> None:
-        """Delete objects in order, ignoring missing ones."""
+        """Delete objects in the given order, ignoring missing ones."""
         for path in paths:
             with self._convert_errors("delete"), suppress(FileNotFoundError):
                 self._store.delete(path)
 
     @contextmanager
     def _convert_errors(self, action: str) -> Iterator[None]:
-        """Convert obstore's errors, whose messages may contain secrets."""
+        """Convert errors from obstore, and remove secrets from their messages."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         try:
@@ -191,7 +192,7 @@ class Objects:
 
 
 def check_url(url: str, field: str = "DUBITO_STORE") -> None:
-    """Raise InvalidInput if a URL does not name a bucket, or contains credentials."""
+    """Raise InvalidInput if a URL is not a bucket's URL or contains credentials."""
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in SCHEMES and bool(parts.hostname)
@@ -210,7 +211,7 @@ def check_url(url: str, field: str = "DUBITO_STORE") -> None:
 
 
 def _reason(text: str) -> str:
-    """Describe obstore's message without its secrets."""
+    """Summarize an error message from obstore, without its secrets."""
     if "169.254.169.254" in text or "metadata.google" in text or "credential" in text.lower():
         return NO_CREDENTIALS
     if "BadScheme" in text or "URL scheme is not allowed" in text:

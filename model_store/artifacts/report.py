@@ -48,7 +48,7 @@ class EvaluationReport:
 def publish_report(
     store: ModelStore, name: str, version: str, report: dict[str, Any], files: dict[str, bytes]
 ) -> EvaluationReport:
-    """Publish the report of a version number, and delete earlier ones."""
+    """Publish an evaluation report for a version, and delete its earlier reports."""
     for file in files:
         if not is_name(file) or file == REPORT:
             raise InvalidInput("files", "names of files", repr(file)[:80])
@@ -66,7 +66,7 @@ def publish_report(
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
-    """Return the latest report of a version number, or None."""
+    """Return the latest evaluation report of a version, or None if it has none."""
     _check_version(store, name, version)
     parent = reports_path(name, version)
     while numbers := sorted(store.storage.numbers(parent)):

@@ -1,4 +1,4 @@
-"""Ed25519 signatures (RFC 8032) of versions, with `cryptography` from the extra `sign`."""
+"""Ed25519 signatures (RFC 8032) of versions, using `cryptography` from the extra `sign`."""
 
 import os
 import re
@@ -26,7 +26,7 @@ MAX_KEY_BYTES = 1 << 14
 
 
 def signed_bytes(manifest: Manifest) -> bytes:
-    """Return the signed content: four lines with the name, version and digest."""
+    """Return the content to sign, which has the model's name, the version and the digest."""
     return "\n".join([CONTEXT, manifest.name, manifest.version, manifest.digest, ""]).encode()
 
 
@@ -36,13 +36,13 @@ def signature(manifest: Manifest, key: "Ed25519PrivateKey") -> bytes:
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    """Public keys of the publishers that a store trusts."""
+    """The public keys of the publishers that a store trusts."""
 
     keys: tuple["Ed25519PublicKey", ...]  # for every model
     by_model: Mapping[str, tuple["Ed25519PublicKey", ...]] = field(default_factory=dict)
 
     def verify(self, content: bytes, manifest: Manifest) -> bool:
-        """Return whether one of the signatures is by a key that is trusted for the model."""
+        """Check whether a signature was made with a trusted key of the model."""
         keys = (*self.keys, *self.by_model.get(manifest.name, ()))
         return any(
             _is_by(key, signature, manifest)
@@ -62,20 +62,20 @@ def _is_by(key: "Ed25519PublicKey", signature: bytes, manifest: Manifest) -> boo
 
 
 def split_signatures(content: bytes) -> list[bytes]:
-    """Split a signature file; empty if its length is wrong."""
+    """Split a signature file into signatures. Return an empty list if its length is invalid."""
     if len(content) % SIGNATURE_BYTES or len(content) > MAX_SIGNATURES_BYTES:
         return []
     return [content[n : n + SIGNATURE_BYTES] for n in range(0, len(content), SIGNATURE_BYTES)]
 
 
 def add_signature(content: bytes, signature: bytes) -> bytes:
-    """Add a signature to a signature file, and drop the oldest ones above the limit."""
+    """Add a signature to a signature file, dropping the oldest ones if there are too many."""
     signatures = [old for old in split_signatures(content) if old != signature]
     return b"".join([*signatures, signature])[-MAX_SIGNATURES_BYTES:]
 
 
 def write_key_pair(path: Path) -> Path:
-    """Write a private key to `path` (mode 600), and return the path of the public key.
+    """Write a new private key to `path` (mode 600), and return the path of its public key.
 
     Both are PEM files. The public key's name ends in `.pub`.
     """
@@ -105,7 +105,7 @@ def write_key_pair(path: Path) -> Path:
 
 
 def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
-    """Read a private key without a passphrase."""
+    """Read a private key that has no passphrase."""
     _need_cryptography(field)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -120,7 +120,7 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
 
 
 def read_trusted_keys(path: Path, field: str) -> TrustedKeys:
-    """Read a file with one or more public keys, or a folder of such files.
+    """Read the trusted public keys from a file or from a folder of `.pub` files.
 
     In a folder, the files `*.pub` count for every model, and `NAME/*.pub` for the model NAME.
     `field` is the option, for errors.
@@ -161,7 +161,7 @@ def _read_file(path: Path, field: str) -> bytes:
 
 
 def _load_key(content: bytes, load: Callable[[bytes], object]) -> object:
-    """Load a key, or return None if the content is not one."""
+    """Load a key, or return None if the file does not contain one."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

@@ -1,4 +1,4 @@
-"""The storage interface of the model store, with backends for folders and buckets."""
+"""The interface of storage backends."""
 
 import re
 from abc import ABC, abstractmethod
@@ -20,14 +20,14 @@ REPORT = "report.json"
 
 @dataclass(frozen=True)
 class Original:
-    """A file to publish, and a function that finds published files with the same content."""
+    """A file to be published, and a function that finds identical published files."""
 
     path: Path
     spec: FileSpec
     find_duplicates: Callable[[], Iterator[str]]
 
     def check(self, name: str, size: int, sha256: str) -> None:
-        """Raise InvalidInput if the file has changed since its digest was computed."""
+        """Raise InvalidInput if the file was modified after its digest was computed."""
         if self.spec.difference(size, sha256):
             raise InvalidInput("files", f"an unchanged {name}", "one that changed meanwhile")
 
@@ -37,7 +37,7 @@ Files = Mapping[str, bytes | Original]
 
 @dataclass(frozen=True)
 class AliasContent:
-    """The text of an alias, with the tag and version that identify its state in a bucket."""
+    """The content of an alias, with its tag and version in a bucket."""
 
     text: str
     tag: str
@@ -45,7 +45,7 @@ class AliasContent:
 
 
 class Lease:
-    """A local folder with a version's files, available until the lease is closed."""
+    """A local folder with the files of a version, available until the lease is closed."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = root  # the store that contains the folder
@@ -59,7 +59,7 @@ class Lease:
 
 
 class Storage(ABC):
-    """A storage backend. Paths are relative to its root and use slashes.
+    """The base class of storage backends. Paths are relative to the root and use slashes.
 
     Versions and reports are written completely or not at all. Readers need no lock, and several
     writers can work at the same time. A `parent` is the path of a model or of a version's reports,
@@ -71,28 +71,28 @@ class Storage(ABC):
     @property
     @abstractmethod
     def scratch(self) -> Path:
-        """A local folder with enough space for versions."""
+        """A local folder for temporary files, with enough space for a version."""
 
     @abstractmethod
     def locate(self, path: str) -> str:
-        """Return a file's local path or URL, for messages."""
+        """Return the local path or URL of a file, for use in messages."""
 
     @property
     @abstractmethod
     def has_listing(self) -> bool:
-        """True if a listing is available without another request."""
+        """True if a listing is available without sending a request."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Refresh the listing, which a bucket uses until the next call."""
+        """Refresh the cached listing of a bucket."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of the models with versions."""
+        """Return the names of all models that have versions."""
 
     @abstractmethod
     def numbers(self, parent: str) -> list[int]:
-        """Return the numbers of the complete versions or reports.
+        """Return the numbers of all complete versions or reports.
 
         Raises:
             NotFound: if the name is invalid.
@@ -103,7 +103,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, path: str, limit: int) -> bytes:
-        """Read a file. Return `limit` + 1 bytes if it has more than `limit`.
+        """Read a file, up to `limit` + 1 bytes.
 
         Raises:
             FileNotFoundError: if the file does not exist.
@@ -112,10 +112,10 @@ class Storage(ABC):
 
     @abstractmethod
     def lease(self, manifest: Manifest) -> Lease:
-        """Return a local folder with the files of a version."""
+        """Return a local folder that contains the files of a version."""
 
     def close(self) -> None:  # noqa: B027
-        """Cancel downloads."""
+        """Cancel all downloads."""
 
     # Writing
 
@@ -124,11 +124,11 @@ class Storage(ABC):
 
     @abstractmethod
     def writing(self, name: str) -> AbstractContextManager[None]:
-        """Prepare for writing, and delete the leftovers of killed writers."""
+        """Prepare for writing, and clean up after writers that were killed."""
 
     @abstractmethod
     def create(self, parent: str, files_for: Callable[[int], Files]) -> int:
-        """Write a version or a report under the next free number, and return the number.
+        """Write a version or report with the next free number, and return the number.
 
         `files_for` returns the files of a number, including the manifest or `report.json`. If
         another writer takes the number first, it is called again with the next one.
@@ -136,11 +136,11 @@ class Storage(ABC):
 
     @abstractmethod
     def read_alias(self, name: str, alias: str) -> AliasContent | None:
-        """Read an alias (or `LAST_DELETED`) without the listing."""
+        """Read an alias or `LAST_DELETED` directly, bypassing the listing."""
 
     @abstractmethod
     def replace_alias(self, name: str, alias: str, text: str, before: AliasContent | None) -> bool:
-        """Write an alias if its content is still `before`. Return False if it has changed."""
+        """Replace an alias if its content is still `before`. Return False if it has changed."""
 
     @abstractmethod
     def delete_alias(self, name: str, alias: str) -> None: ...
@@ -150,7 +150,7 @@ class Storage(ABC):
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete a version with its reports, or a single report."""
+        """Delete a report, or a version and its reports."""
 
 
 def reports_path(name: str, version: str) -> str:
@@ -158,7 +158,7 @@ def reports_path(name: str, version: str) -> str:
 
 
 def seal_name(path: str) -> str:
-    """Return the name of the file that is written last, which completes a version or report."""
+    """Return the name of the file that marks a version or report as complete."""
     return REPORT if f"/{REPORTS}/" in path else MANIFEST
 
 

@@ -1,4 +1,4 @@
-"""The model store: verified versions and their aliases."""
+"""The model store, which contains verified versions and their aliases."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ VERIFY_KEY_VARIABLE = "DUBITO_VERIFY_KEY_FILE"
 
 @dataclass(frozen=True)
 class Artifact:
-    """A verified version with the content of the requested files."""
+    """A verified version, with the contents of the requested files."""
 
     manifest: Manifest
     files: dict[str, bytes]
@@ -83,14 +83,14 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Aliases:
-    """The aliases of a model."""
+    """The aliases of a model, and the problems of broken ones."""
 
     versions: dict[str, str]  # by alias
     problems: dict[str, str]  # reasons, for aliases that name no version
 
 
 class ModelStore:
-    """A store in a folder or a bucket.
+    """A store of model versions in a folder or bucket.
 
     A version is published completely or not at all. It never changes, except that it can be signed
     later.
@@ -119,11 +119,11 @@ class ModelStore:
         return [str(number) for number in sorted(self.storage.numbers(name))]
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return the version of each alias, without aliases that name no version."""
+        """Return the version number of each valid alias."""
         return self.read_aliases(name).versions
 
     def read_aliases(self, name: str) -> Aliases:
-        """Read the version of each alias, and why other aliases name none.
+        """Read the version number of each alias, and the problems of broken aliases.
 
         A model without any alias has the problem that `latest` is missing.
         """
@@ -148,12 +148,12 @@ class ModelStore:
         return Aliases(targets, problems)
 
     def was_deleted(self, name: str) -> bool:
-        """Return True if `delete` removed a model, instead of its files being lost."""
+        """Check whether a model was removed with `delete`."""
         deleted = self.storage.read_alias(name, LAST_DELETED)
         return deleted is not None and not self.versions(name) and not self.storage.aliases(name)
 
     def resolve(self, name: str, version: str = LATEST) -> str:
-        """Resolve a version number or an alias to a version number.
+        """Return the version number for an alias or a version number.
 
         Raises:
             NotFound: if there is no such model, version or alias.
@@ -176,7 +176,7 @@ class ModelStore:
             raise NotFound("model", f"one of {self.names()}", repr(name))
 
     def manifest(self, name: str, version: str) -> Manifest:
-        """Read the manifest of a version number, without verifying the version's files.
+        """Read the manifest of a version without verifying the other files.
 
         Raises:
             NotFound: if `version` is not a number.
@@ -239,7 +239,7 @@ class ModelStore:
             raise manifest.broken(SIGNATURE, reason)
 
     def open(self, name: str, version: str, files: tuple[str, ...] = IN_MEMORY) -> Artifact:
-        """Verify every file of a version number, and return the content of `files`.
+        """Verify all files of a version, and return the contents of `files`.
 
         Raises:
             BrokenArtifact: if a file is missing, truncated or modified.
@@ -263,7 +263,7 @@ class ModelStore:
         files: Mapping[str, bytes | Path],
         alias: str = LATEST,
     ) -> Manifest:
-        """Publish a version and move an alias to it.
+        """Publish a new version and point an alias at it.
 
         A file given by its path is copied, or hard-linked to a published file with the same
         content.
@@ -318,7 +318,7 @@ class ModelStore:
         return Original(content, spec, find_duplicates)
 
     def _move(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
-        """Set an alias to `choose(current)`, unless that is None. Retry on conflicts."""
+        """Set an alias to `choose(current)`, unless this is None. Conflicts are retried."""
         while True:
             before = self.storage.read_alias(name, alias)
             text = choose(None if before is None else before.text)
@@ -326,7 +326,7 @@ class ModelStore:
                 return
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
-        """Verify and sign a version number. Signatures by other keys stay."""
+        """Verify a version and add a signature to it. Other signatures are kept."""
         self.resolve(name, version)
         with self.storage.writing(name):
             manifest = ModelStore(self.storage).open(name, version, files=()).manifest
@@ -336,7 +336,7 @@ class ModelStore:
             self.storage.overwrite(path, add_signature(signatures, signature(manifest, key)))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias at a version, given as a number or another alias."""
+        """Point an alias at a version, given by its number or another alias."""
         if not is_name(alias) or is_version(alias):
             expected = f"a name matching {NAME_PATTERN} that is not a number"
             raise InvalidInput("alias", expected, repr(alias))
@@ -346,7 +346,7 @@ class ModelStore:
             self.resolve(name, alias)  # raises if another writer has deleted the version
 
     def remove_alias(self, name: str, alias: str) -> None:
-        """Remove an alias, but not its version."""
+        """Remove an alias. The version is not deleted."""
         if alias == LATEST:
             expected = f"another than {LATEST}, which always names a version"
             raise InvalidInput("alias", expected, LATEST)
@@ -358,7 +358,7 @@ class ModelStore:
             self.storage.delete_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
-        """Delete a version number, or a model with all its versions, and return the versions.
+        """Delete a version, or a model with all of its versions, and return the deleted versions.
 
         A version with an alias is deleted only with `force`, and the alias is removed. The version
         of `latest` is deleted only with the whole model. Numbers are not used again.
@@ -395,7 +395,9 @@ class ModelStore:
         return deleted
 
     def keep(self, name: str, newest: int) -> list[str]:
-        """Delete versions except the `newest` ones and those with an alias, and return them."""
+        """Delete all versions except the `newest` ones and those with an alias. Return the deleted
+        versions.
+        """
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self._check_exists(name)
@@ -416,7 +418,7 @@ def is_url(place: str) -> bool:
 
 
 def resolve_location(place: str) -> str:
-    """Return a URL unchanged, or the absolute path of a folder."""
+    """Return the absolute path of a folder, or a URL unchanged."""
     return place if is_url(place) else str(Path(place).resolve())
 
 
@@ -426,7 +428,7 @@ def open_store(
     cache_bytes: int = CACHE_BYTES,
     verify_key_file: str | Path | None = None,
 ) -> ModelStore:
-    """Open the store in a folder or at a bucket's URL. `cache` is the folder for downloads."""
+    """Open the store in a folder or bucket. Downloads are stored in the folder `cache`."""
     trusted = None
     if verify_key_file is not None:
         trusted = read_trusted_keys(Path(verify_key_file), VERIFY_KEY_VARIABLE)
@@ -442,7 +444,7 @@ def open_store(
 
 
 def store_from_environment(place: str | None = None) -> ModelStore:
-    """Open the store at `place`, or at the location in DUBITO_STORE."""
+    """Open the store at `place`, which defaults to DUBITO_STORE."""
     cache_bytes = os.environ.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))
     if not cache_bytes.isdecimal() or int(cache_bytes) < 1:
         raise InvalidInput(
@@ -470,7 +472,9 @@ def _parse_manifest(text: bytes, ignores_unknown: bool) -> Manifest:
 
 
 def first_error(error: ValidationError) -> str:
-    """Format pydantic's first error as `field: message`, without the value."""
+    """Format the first error of a pydantic exception as `field: message`, without the invalid
+    value.
+    """
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" if field else str(first["msg"])

@@ -1,4 +1,4 @@
-"""Describe a version in text: `dubito store show`."""
+"""Text summary of a version, as printed by `dubito store show`."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ SUMMARISED = ("recipe", "convergence")  # shown in part
 
 
 def summary(store: ModelStore, name: str, version: str) -> list[str]:
-    """Describe a version's manifest, signature and report, without verifying the files."""
+    """Summarize a version's manifest, signature and report, without verifying its files."""
     manifest = store.manifest(name, version)
     sizes = [file.size for file in manifest.files.values()]
     aliases = sorted(alias for alias, number in store.aliases(name).items() if number == version)
@@ -130,7 +130,7 @@ def _report(store: ModelStore, name: str, version: str) -> str:
 
 
 def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
-    """Return a warning if categories or default rates have too few ranking rows."""
+    """Return a warning if there are too few ranking rows for the categories or default rates."""
     if categories is None:
         return few_rows_warning(detectors.ranking_rows)
     small_categories = [

@@ -1,1 +1,1 @@
-"""Detectors, p-values, prediction sets, abstention and stopping."""
+"""Conformal methods, e.g. detectors, p-values, prediction sets and abstention."""

@@ -1,4 +1,4 @@
-"""Abstention: an uncertainty threshold that bounds a classifier's selective risk.
+"""Abstention with an upper bound on the selective risk of a classifier.
 
 The service answers a row if the flag does not fire and the row's *uncertainty*, 1 - the largest
 mean probability, does not exceed a threshold. Otherwise it abstains. The selective risk is the
@@ -41,14 +41,14 @@ TENSORS = ("abstention.candidates", "abstention.doubt", "abstention.is_wrong")
 
 @dataclass(frozen=True, eq=False)
 class Abstention:
-    """Candidate thresholds and m calibration rows, sorted by the flag's statistic (rising)."""
+    """Candidate thresholds, and m calibration rows sorted by the flag's statistic."""
 
     candidates: Float64[np.ndarray, "T"]  # rising; the last answers all unflagged rows
     uncertainty: Float64[np.ndarray, "m"]
     is_wrong: Bool[np.ndarray, "m"]
 
     def threshold(self, num_flagged: int, risk: float) -> float:
-        """Return the largest uncertainty of an answered row, or `NO_THRESHOLD`.
+        """Return the largest uncertainty at which the service still answers, or `NO_THRESHOLD`.
 
         Args:
             num_flagged: the number of flagged calibration rows (h above).
@@ -66,7 +66,9 @@ class Abstention:
         return NO_THRESHOLD if last < 0 else float(self.candidates[last])
 
     def smallest_risk(self, num_flagged: int) -> float:
-        """Find the smallest level that answers any row, in steps of 10^-DECIMALS; 1 if none."""
+        """Find the smallest risk for which any row is answered, in steps of 10^-DECIMALS. Return 1
+        if there is none.
+        """
         steps = 10**DECIMALS
         answers = lambda i: self.threshold(num_flagged, i / steps) != NO_THRESHOLD  # noqa: E731
         return (1 + bisect_left(range(1, steps), True, key=answers)) / steps
@@ -74,7 +76,7 @@ class Abstention:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Candidate thresholds and calibration rows for J draw counts, in the split's order."""
+    """Candidate thresholds and calibration rows for each of J draw counts."""
 
     candidates: Float64[np.ndarray, "J T"]
     uncertainty: Float64[np.ndarray, "J m"]
@@ -94,7 +96,9 @@ class Answers:
         return cls(candidates, ranking_uncertainty, is_wrong)
 
     def abstention(self, j: int, order: Int64[np.ndarray, "k"]) -> Abstention:
-        """Select rows by index, sorted by their statistic, for the j-th draw count."""
+        """Select calibration rows by index for the j-th draw count, and sort them by the flag's
+        statistic.
+        """
         return Abstention(self.candidates[j], self.uncertainty[j, order], self.is_wrong[j, order])
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -129,7 +133,7 @@ def require_tensors(tensors: Mapping[str, np.ndarray], *names: str) -> None:
 def binomial_cdf(
     wrong: Int64[np.ndarray, "T"], rows: Int64[np.ndarray, "T"], risk: float
 ) -> Float64[np.ndarray, "T"]:
-    """Compute P(Binomial(rows, risk) <= wrong), risk in (0, 1)."""
+    """Compute the binomial distribution function P(Binomial(rows, risk) <= wrong)."""
     log_factorial = np.concatenate([[0.0], np.log(np.arange(1, rows.max(initial=0) + 1)).cumsum()])
     k = np.arange(wrong.max(initial=0) + 1)
     rest = rows[:, None] - k
@@ -144,7 +148,9 @@ def binomial_cdf(
 
 
 def _last_rejection(is_rejected: Bool[np.ndarray, "T"], start: int) -> int:
-    """Return the end of the run of rejections from `start`, or -1 without a run."""
+    """Return the last of the consecutive rejections from `start`, or -1 if the first test does not
+    reject.
+    """
     acceptances = np.flatnonzero(~is_rejected[start:])
     stop = start + int(acceptances[0]) if len(acceptances) else len(is_rejected)
     return stop - 1 if stop > start else -1

@@ -1,4 +1,4 @@
-"""Conformal p-values of uncertainty scores, and the flag.
+"""Calibrate the uncertainty scores and the flag with conformal p-values.
 
 The calibration data are two splits that the model was not fitted on, scored as served (same draws
 per row, same precision, same runtime), once for each number of draws in a grid, from prefixes of
@@ -45,7 +45,7 @@ ByDetector = dict[str, Float64[np.ndarray, "N"]]
 
 
 def format_rate(rate: float) -> str:
-    """Format a rate in six digits, rounded up if necessary.
+    """Format a rate with up to six significant digits, rounded up if necessary.
 
     >>> format_rate(1 / 5), format_rate(1 / 3)
     ('0.2', '0.333334')
@@ -57,7 +57,7 @@ def format_rate(rate: float) -> str:
 
 
 def few_rows_warning(ranking_rows: int) -> str | None:
-    """Return a warning if there are too few ranking rows for the defaults."""
+    """Return a warning if there are too few ranking rows for the default rates."""
     smallest = 1.0 / (ranking_rows + 1)
     if smallest <= DEFAULT_FPR:
         return None
@@ -72,7 +72,7 @@ def few_rows_warning(ranking_rows: int) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class DetectorScores:
-    """Scores and predicted labels (0 in a regression) of n rows for J draw counts."""
+    """Detector scores and predicted labels of n rows, for each of J draw counts."""
 
     by_name: dict[str, Float64[np.ndarray, "J n"]]
     labels: Int64[np.ndarray, "J n"]
@@ -84,7 +84,7 @@ class DetectorScores:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Calibration scores for J draw counts, n reference rows, m calibration rows and C labels.
+    """The calibration data of a model for J draw counts.
 
     `reference` contains each detector's sorted scores of the reference split; scores of density
     detectors are standardised by `standards`. The detectors' surprisals and the flag's `statistic`
@@ -113,7 +113,7 @@ class Calibration:
         answers: Answers | None = None,
         categories: Categories | None = None,
     ) -> "Calibration":
-        """Fit detectors on the reference split, and rank the calibration split."""
+        """Fit the detectors on the reference split, and apply them to the calibration split."""
         counts, labels = range(len(draw_counts)), reference.labels
         standards: dict[str, list[Standard]] = {}
         sorted_reference = {}
@@ -149,25 +149,25 @@ class Calibration:
 
     @property
     def smallest_fpr(self) -> float:
-        """The smallest fpr above 0 that the largest category supports."""
+        """The smallest nonzero fpr that any category supports."""
         return 1.0 / (self.max_judged_rows + 1)
 
     @cached_property
     def max_judged_rows(self) -> int:
-        """Rows that calibrate the flag in the largest category."""
+        """The number of calibration rows for the flag in the largest category."""
         if self.categories is None:
             return self.statistic.shape[1]
         return int(self.categories.judged_rows.max())
 
     @cached_property
     def max_true_rows(self) -> int:
-        """Rows that calibrate sets and intervals in the largest category."""
+        """The number of calibration rows for sets and intervals in the largest category."""
         if self.categories is None:
             return self.statistic.shape[1]
         return int(self.categories.true_rows.max())
 
     def calibrated_draws(self, num_draws: int) -> int:
-        """Return the largest calibrated draw count up to `num_draws`.
+        """Return the largest calibrated draw count that does not exceed `num_draws`.
 
         Detectors use this many of a request's first draws. Draws of a seed do not depend on their
         number, so these draws are distributed as in calibration.

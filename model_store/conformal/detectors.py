@@ -1,4 +1,4 @@
-"""Detectors: from scores of N rows to surprisals in nats, and the statistic behind the flag.
+"""Convert detector scores to surprisals, and combine them into the flag's statistic.
 
 A *detector* is a score that is larger for rows unlike the calibration data. For a two-sided
 detector, small scores are unusual too. The *surprisal* of a score is -log of its tail probability
@@ -36,7 +36,7 @@ Labels = Int64[np.ndarray, "N"]
 
 @dataclass(frozen=True)
 class Tail:
-    """Surprisal of scores beyond the last reference score, in nats.
+    """The surprisal of scores beyond the largest reference score, in nats.
 
     Excesses over a high score are modelled as exponential. If their mean s were known, the
     surprisal of an excess e would be e / s. The rate 1 / s has the prior Gamma(P, P unit) with P =
@@ -54,7 +54,7 @@ class Tail:
 
     @classmethod
     def fit(cls, reference: Float64[np.ndarray, "n"], unit: float) -> "Tail":
-        """Fit sorted reference scores; `unit` is the prior mean excess."""
+        """Fit the tail to sorted reference scores. `unit` is the prior mean excess."""
         rows = len(reference)
         count = int(TAIL_FRACTION * rows)
         total = (
@@ -69,7 +69,7 @@ class Tail:
 
 @dataclass(frozen=True, eq=False)
 class Surprisal:
-    """-log of the smoothed tail probability among reference scores, in nats, 0 or more.
+    """The surprisal of a score, i.e. -log of its tail probability in the reference split, in nats.
 
     It is linear between the sorted reference scores. Beyond the largest, a `Tail` fitted to the
     largest tenth still distinguishes scores. A two-sided surprisal also has a tail below the
@@ -107,13 +107,13 @@ class Surprisal:
         return surprisal
 
     def is_low(self, score: Scores) -> Bool[np.ndarray, "N"]:
-        """Mark scores of a two-sided detector that are nearer to the lower tail."""
+        """Mark the scores of a two-sided detector that are closer to the lower tail."""
         return (score < np.median(self.reference)) & (self.lower_tail is not None)
 
 
 @dataclass(frozen=True, eq=False)
 class Standard:
-    """Location and spread of a density detector's log scores, by predicted label."""
+    """The location and spread of a density detector's log scores for each predicted label."""
 
     centre: Float64[np.ndarray, "C"]
     spread: Float64[np.ndarray, "C"]
@@ -122,7 +122,9 @@ class Standard:
     def fit(
         cls, score: Float64[np.ndarray, "n"], label: Int64[np.ndarray, "n"], num_labels: int
     ) -> "Standard":
-        """Fit reference scores, 0 or more; labels with few rows shrink towards all rows."""
+        """Fit to nonnegative reference scores. Labels with few rows are shrunk towards the overall
+        values.
+        """
         z = np.log(np.maximum(score, MIN_SCORE))
         count = np.bincount(label, minlength=num_labels)
         share = count / (count + SHRINKAGE_ROWS)
@@ -161,7 +163,7 @@ def flag_statistic(surprisals: Mapping[str, Scores], combined: tuple[str, ...]) 
 
 
 def harmonic_shares(surprisals: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Compute each detector's share of mean_j exp(surprisal_j); a row's shares sum to 1."""
+    """Compute the share of each detector in the sum of exp(surprisal_j)."""
     largest = np.max([*surprisals.values()], axis=0)
     parts = {name: np.exp(surprisal - largest) for name, surprisal in surprisals.items()}
     total = np.sum([*parts.values()], axis=0)

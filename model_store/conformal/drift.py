@@ -1,4 +1,4 @@
-"""Drift: a sequential test of live rows against the calibration rows of the flag.
+"""A sequential test for drift between live rows and calibration rows.
 
 A live row's p-value determines its gap between the n sorted calibration statistics. If live and
 calibration rows are exchangeable, the n + 1 gaps follow a Polya urn that starts with one ball per
@@ -54,11 +54,11 @@ class Martingale:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether the evidence has ever sufficed for an alarm."""
+        """True if there has ever been enough evidence for an alarm."""
         return self.largest >= ALARM_EVIDENCE
 
     def update(self, bins: Int64[np.ndarray, "N"]) -> None:
-        """Bet on the bins of new p-values, then add them to the counts."""
+        """Update the bets and counts with new p-values."""
         one_hot_N_B = np.zeros((len(bins), len(EDGES)))
         one_hot_N_B[np.arange(len(bins)), bins] = 1.0
         counts_B = one_hot_N_B.sum(axis=0)
@@ -88,25 +88,25 @@ class Martingale:
 
 
 def binned_gaps(ranking: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "B"]:
-    """Count the gaps between sorted calibration statistics by bin: the urn's initial balls."""
+    """Count the gaps between the calibration statistics in each bin."""
     # Each p-value belongs to a row in the gap below a statistic; the last gap is above all.
     p_values = np.append(conformal_p_value(ranking, ranking), 1.0 / (len(ranking) + 1))
     return np.bincount(EDGES.searchsorted(p_values), minlength=len(EDGES)).astype(np.float64)
 
 
 def flag_rate(rows_B: Float64[np.ndarray, "B"]) -> float:
-    """Compute the share of binned rows with p-values up to `FLAG_RATE_FPR`."""
+    """Compute the share of rows with p-values up to `FLAG_RATE_FPR`."""
     return float(rows_B[EDGES <= FLAG_RATE_FPR].sum() / rows_B.sum())
 
 
 def _power_weights(power: float) -> Float64[np.ndarray, "B"]:
-    """Compute the mean of the density k p^(k - 1) over each bin."""
+    """Compute the mean density k p^(k - 1) in each bin."""
     ends = np.append(0.0, EDGES)
     return np.diff(ends**power) / np.diff(ends)
 
 
 def _reflected_weights(power: float) -> Float64[np.ndarray, "B"]:
-    """Compute the mean of the density k (1 - p)^(k - 1) over each bin."""
+    """Compute the mean density k (1 - p)^(k - 1) in each bin."""
     ends = np.append(0.0, EDGES)
     return -np.diff((1.0 - ends) ** power) / np.diff(ends)
 

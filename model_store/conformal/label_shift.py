@@ -1,4 +1,4 @@
-"""Label shift: class shares that differ from the calibration split, with the same p(x | y).
+"""Conformal prediction under label shift, where class shares change but p(x | y) does not.
 
 If the class shares are pi' instead of pi, calibration rows and new rows of class k have the weight
 w_k = pi'_k / pi_k (Podkopaev and Ramdas, "Distribution-free uncertainty quantification for
@@ -31,7 +31,7 @@ LABELS, SHARES = "label_shift.labels", "label_shift.shares"
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """Weighted, unsorted calibration rows for one draw count, and new rows' class weights."""
+    """Weighted calibration rows for one draw count, and the class weights of new rows."""
 
     num_draws: int
     statistic: Float64[np.ndarray, "m"]
@@ -55,7 +55,7 @@ class WeightedRows:
     def prediction_sets(
         self, mass: Float64[np.ndarray, "N C"], coverage: float
     ) -> Bool[np.ndarray, "N C"]:
-        """Compute prediction sets from the mass above each class.
+        """Compute the prediction sets of rows from the mass above each class.
 
         Classes that new rows never have are not in any set.
         """
@@ -69,13 +69,13 @@ class WeightedRows:
 
 @dataclass(frozen=True, eq=False)
 class LabelShift:
-    """The calibration rows' classes, in the split's order, and their population shares."""
+    """The classes of the calibration rows, and the population share of each class."""
 
     labels: Int64[np.ndarray, "m"]
     shares: Float64[np.ndarray, "C"]
 
     def unknown_classes(self, priors: Float64[np.ndarray, "C"]) -> Int64[np.ndarray, "U"]:
-        """Return indices of classes with a share among new rows and none in the calibration."""
+        """Return the indices of new classes without calibration rows."""
         return np.flatnonzero((priors > 0) & (self.shares == 0))
 
     def weigh_rows(
@@ -127,7 +127,7 @@ def weighted_p_value(
     weights: Float64[np.ndarray, "m"],
     row_weight: float,
 ) -> Float64[np.ndarray, "N"]:
-    """Compute p_k (see above) for new rows with the weight `row_weight`."""
+    """Compute the weighted p-value p_k (see above) of new rows with the weight `row_weight`."""
     order = np.argsort(calibration, kind="stable")
     upper_weight = np.concatenate([weights[order][::-1].cumsum()[::-1], [0.0]])
     weight = upper_weight[calibration[order].searchsorted(score)]
@@ -137,7 +137,7 @@ def weighted_p_value(
 def shift_log_probs(
     log_probs: Float64[np.ndarray, "K N C"], log_ratio: Float64[np.ndarray, "C"]
 ) -> Float64[np.ndarray, "K N C"]:
-    """Update each draw's log class probabilities to new class shares, by Bayes' rule.
+    """Adjust the log class probabilities of each draw to new class shares with Bayes' rule.
 
         p'(y | x) = p(y | x) pi'_y / pi_y, normalised
 

@@ -1,4 +1,4 @@
-"""Guarantees within categories: Mondrian conformal prediction.
+"""Mondrian conformal prediction, which provides guarantees within categories.
 
 Each row is ranked among the calibration rows of its category (Vovk, Lindsay, Nouretdinov and
 Gammerman, "Mondrian confidence machine", 2003; Vovk, Gammerman and Shafer, "Algorithmic learning in
@@ -39,13 +39,13 @@ JUDGED, TRUE = "category.judged", "category.true"  # in `calibration.safetensors
 
 
 def cautious_categories(rows: Sequence[int]) -> list[int]:
-    """Select the categories that decide about rows of unknown groups, given their sizes."""
+    """Select the categories to combine for rows of an unknown group."""
     return [c for c, n in enumerate(rows) if n >= MIN_CAUTIOUS_ROWS] or [*range(len(rows))]
 
 
 @dataclass(frozen=True, eq=False)
 class Categories:
-    """The categories of m calibration rows for J draw counts, as indices of G `names`.
+    """The categories of m calibration rows for J draw counts, as indices into `names`.
 
     `judged` determines a row's flag and `true` its set or interval. By class, they are the
     predicted and the true class. By group, both are the group.
@@ -60,7 +60,7 @@ class Categories:
     def by_group(
         cls, names: tuple[str, ...], groups: Int64[np.ndarray, "m"], counts: int
     ) -> "Categories":
-        """Assign rows to groups, given as indices of `names`; drop groups without rows."""
+        """Create categories from the groups of rows. Empty groups are dropped."""
         present, numbers = np.unique(groups, return_inverse=True)
         present_names = tuple(names[number] for number in present.tolist())
         return cls("group", present_names, np.tile(numbers, (counts, 1)), numbers)

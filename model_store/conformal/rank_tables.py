@@ -1,4 +1,4 @@
-"""Rank new rows among calibration rows: p-values, prediction sets, intervals and abstention.
+"""Compute p-values, prediction sets and intervals from the ranks of calibration rows.
 
 A row's p-value is (1 + #{calibration rows at least as surprising}) / (m + 1); see
 `model_store.conformal.calibration` for its guarantee. A model with categories also has a table of
@@ -56,7 +56,7 @@ Numbers = Int64[np.ndarray, "N"]
 
 @dataclass(frozen=True, eq=False)
 class ConformalPValues:
-    """P-values of N rows, in (0, 1]; small values are unlike the calibration data."""
+    """The p-values of N rows, in (0, 1]. Small values indicate unusual rows."""
 
     p_value: Values
     detector_p_values: dict[str, Values]
@@ -64,7 +64,7 @@ class ConformalPValues:
 
 @dataclass(frozen=True, eq=False)
 class RankTables:
-    """Sorted calibration rows for one draw count.
+    """The sorted calibration rows for one draw count.
 
     `by_category` has a table of the rows of each category, if there are categories. Methods with an
     argument `categories` use the table of each row's category. For `UNKNOWN` they use the most
@@ -110,7 +110,7 @@ class RankTables:
         confidence: float | None = None,
         categories: Numbers | None = None,
     ) -> Bool[np.ndarray, "N C"]:
-        """Compute prediction sets from the mass above each class.
+        """Compute the prediction sets of rows from the mass above each class.
 
         Sets contain all classes if there are too few calibration rows. With categories by class,
         `categories` is not used: each class is compared with the calibration rows of that class.
@@ -130,7 +130,9 @@ class RankTables:
         confidence: float | None = None,
         categories: Numbers | None = None,
     ) -> Float64[np.ndarray, "N 2"]:
-        """Compute each row's interval, infinite if there are too few calibration rows."""
+        """Compute the prediction interval of each row. Intervals are infinite if there are too few
+        calibration rows.
+        """
         q: Values | float
         if self.kind is None:
             q = quantile(self.nonconformity, coverage, confidence)
@@ -191,13 +193,14 @@ def _fill_unknown(categories: Numbers | None, rows: int) -> Numbers:
 
 
 def conformal_p_value(score: Values, calibration: Float64[np.ndarray, "n"]) -> Values:
-    """Compute (1 + #{calibration >= score}) / (n + 1); `calibration` must be sorted."""
+    """Compute (1 + #{calibration >= score}) / (n + 1) with sorted `calibration`."""
     n = len(calibration)
     return (n + 1 - calibration.searchsorted(score)) / (n + 1)
 
 
 def benjamini_hochberg(p_values: Values, fdr: float) -> Bool[np.ndarray, "N"]:
-    """Select rows to flag at a false discovery rate of `fdr`, in (0, 1).
+    """Select the rows to flag with the Benjamini-Hochberg procedure at a false discovery rate of
+    `fdr`.
 
     The rate is E[(flagged rows like the calibration data) / max(flagged rows, 1)]. With sorted
     p-values p_(1) <= ... <= p_(N), the procedure flags all rows with p-values up to the largest
@@ -214,7 +217,7 @@ def benjamini_hochberg(p_values: Values, fdr: float) -> Bool[np.ndarray, "N"]:
 
 
 def mass_above(probs: Float64[np.ndarray, "N C"]) -> Float64[np.ndarray, "N C"]:
-    """Compute the total probability of all more probable classes, from 0 to 1.
+    """Compute the total probability of all classes that are more probable than each class.
 
     Among classes with equal probabilities, the first counts as more probable.
     """
@@ -245,7 +248,7 @@ def target_nonconformity(
 def quantile(
     nonconformity: Float64[np.ndarray, "n"], coverage: float, confidence: float | None = None
 ) -> float:
-    """Compute q from sorted nonconformities; infinite if there are too few."""
+    """Return the quantile q of sorted nonconformities, or infinity if there are too few of them."""
     rows = len(nonconformity)
     if confidence is None:
         rank = coverage_rank(rows, coverage)
@@ -255,13 +258,15 @@ def quantile(
 
 
 def coverage_rank(rows: int, coverage: float) -> int:
-    """Compute the rank of q among sorted nonconformities, above `rows` if there are too few."""
+    """Compute the rank of the quantile q for a coverage. It exceeds `rows` if there are too few
+    rows.
+    """
     return math.ceil((rows + 1) * coverage * (1.0 - RANK_ROUNDING))
 
 
 @lru_cache(maxsize=MAX_CACHED_RANKS)
 def confident_rank(rows: int, coverage: float, confidence: float) -> int:
-    """Compute the rank of q for a confidence, in (0, 1); at least `coverage_rank`."""
+    """Compute the rank of the quantile q that guarantees the coverage with the given confidence."""
     ranks = np.arange(1, rows + 1)
     log_factorial = np.concatenate([[0.0], np.log(ranks).cumsum()])
     log_pmf = log_factorial[rows] - log_factorial[ranks] - log_factorial[rows - ranks]
@@ -273,5 +278,5 @@ def confident_rank(rows: int, coverage: float, confidence: float) -> int:
 
 
 def largest_coverage(rows: int, confidence: float) -> float:
-    """Compute the largest coverage that `rows` calibration rows support with a confidence."""
+    """Compute the largest coverage that can be guaranteed with the given confidence."""
     return float(min((1.0 - confidence) ** (1.0 / rows), rows / (rows + 1.0)))
