@@ -1,4 +1,4 @@
-"""Change a setting of the whole process for a limited time."""
+"""Temporary changes of process-wide settings."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Override(ContextDecorator, Generic[T]):
-    """A context, or a decorator, in which a setting has another value.
+    """A context manager or decorator that changes a setting temporarily.
 
     Contexts of several threads can overlap. The last one to end restores the previous value.
     """

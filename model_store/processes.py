@@ -1,4 +1,4 @@
-"""Child processes that exchange lines of JSON with their parent.
+"""Child processes that communicate with their parent in lines of JSON.
 
 The parent uses `ChildProcess`, and the child calls `become_child`.
 """
@@ -96,7 +96,7 @@ def _cpu_limit(cgroup: Path) -> int | None:
 
 
 def inherited_environment(is_trusted: bool = False) -> dict[str, str]:
-    """Return the environment variables that a child process inherits.
+    """Return the environment variables to pass on to a child process.
 
     Args:
         is_trusted: whether to include the credentials of buckets, and the settings of fits.
@@ -123,7 +123,7 @@ def start_module(
 
 
 def write_line(process: subprocess.Popen[bytes], content: Any) -> None:
-    """Send a line of JSON to a process, which may have exited."""
+    """Send a line of JSON to a process. Errors are ignored if the process has exited."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(content).encode() + b"\n")
@@ -131,11 +131,11 @@ def write_line(process: subprocess.Popen[bytes], content: Any) -> None:
 
 
 class StopRequested(Exception):
-    """The parent is stopping and no longer waits for a response."""
+    """Raised when the parent shuts down and stops waiting for a response."""
 
 
 class NoAnswer(Exception):
-    """A child process failed to start, crashed or timed out."""
+    """Raised when a child process fails to start, crashes or times out."""
 
     def __init__(self, reason: str, is_late: bool = False) -> None:
         super().__init__(reason)
@@ -143,7 +143,7 @@ class NoAnswer(Exception):
 
 
 class ChildProcess:
-    """A child process that responds to requests. It must be closed after a `NoAnswer`.
+    """A child process that responds to requests. Close it after a `NoAnswer`.
 
     Args:
         module: a module that calls `become_child`.
@@ -174,7 +174,7 @@ class ChildProcess:
         stopping: threading.Event,
         data: bytes | bytearray = b"",
     ) -> Any:
-        """Send a request and optional binary data, and return the response.
+        """Send a request with optional binary data, and return the child's response.
 
         Raises:
             NoAnswer: if the child crashes or does not respond within `seconds`.
@@ -197,7 +197,7 @@ class ChildProcess:
             self._process.stdin.flush()
 
     def receive(self, seconds: float, stopping: threading.Event) -> Any:
-        """Wait for the next response. Raises the same errors as `ask`."""
+        """Wait for the next response. Raises the same exceptions as `ask`."""
         assert self._process.stdout is not None
         end = time.monotonic() + seconds
         while b"\n" not in self._received:
@@ -229,7 +229,7 @@ class ChildProcess:
 
 
 def become_child() -> Callable[[Any], None]:
-    """Set up this process as a child, and return a function that sends responses.
+    """Set up this process as a child, and return a function for sending responses.
 
     Standard output is redirected to standard error, so that libraries can print.
     """
@@ -245,7 +245,7 @@ def become_child() -> Callable[[Any], None]:
 
 
 def open_standard_files() -> None:
-    """Open standard input, output and error if they are closed.
+    """Open the standard input, output and error streams if they are closed.
 
     Otherwise libraries could print into a socket with the same file descriptor.
     """
@@ -260,7 +260,7 @@ def open_standard_files() -> None:
 
 
 def limit_memory(extra: int) -> None:
-    """Limit this process to `extra` bytes of additional memory (Linux only)."""
+    """Limit this process to `extra` more bytes of memory than it uses now (Linux only)."""
     try:
         lines = STATUS.read_text().splitlines()
     except FileNotFoundError:
@@ -272,7 +272,7 @@ def limit_memory(extra: int) -> None:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Check whether an error or one of its causes is a failed memory allocation."""
+    """Check whether an error was caused by a failed memory allocation."""
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
@@ -287,20 +287,20 @@ def describe_exit(code: int) -> str:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent thread exits (Linux only)."""
+    """Terminate this process when its parent thread exits (Linux only)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prefer_oom_kill() -> None:
-    """Have the kernel kill this process first if memory runs out."""
+    """Make the kernel kill this process first if the system runs out of memory."""
     with suppress(OSError):  # /proc may be read-only
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def run_when_idle() -> None:
-    """Run with idle priority, or with the lowest priority if SCHED_IDLE is unavailable."""
+    """Run this process at idle priority, or at the lowest priority if SCHED_IDLE is unavailable."""
     os.nice(MAX_NICE)
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,1 +1,1 @@
-"""Running the two graphs of a version."""
+"""Inference with published versions."""

@@ -25,7 +25,7 @@ def result_columns(
     decision: Decision,
     labels: Shaped[np.ndarray, "N"] | None,
 ) -> dict[str, np.ndarray]:
-    """Make the columns of a table of predictions, as `Predictions.table` of the client does."""
+    """Convert predictions to the columns of a table, named like the fields of the API."""
     columns: dict[str, Any] = {}
     scores = prediction.scores
     if isinstance(scores, Scores):

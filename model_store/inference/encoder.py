@@ -1,4 +1,4 @@
-"""Encoders: fixed networks that run once per row, before the draws.
+"""Encoders, i.e. fixed networks that run once per row before the draws.
 
 An encoder is a separate graph, `encoder.onnx`, with the input `x` (rows, I) and the output
 `encoded` (rows, F). Versions with the same encoder share one session, because encoders can be
@@ -36,7 +36,7 @@ MAX_TIMINGS, MAX_TIMING_S = 5, 0.1  # to measure the time per row
 
 
 class Encoder:
-    """An encoder in memory. Thread-safe."""
+    """An encoder that is loaded in memory. Thread-safe."""
 
     def __init__(self, content: bytes, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
         """Load a graph. `threads` 0 means one per available processor.
@@ -65,7 +65,7 @@ class Encoder:
         self.row_s = self._time_row(row)
 
     def __call__(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
-        """Encode rows in blocks of `rows_at_once`."""
+        """Encode rows in blocks of up to `rows_at_once` rows."""
         at_once = self.spec.rows_at_once
         blocks = [x[n : n + at_once] for n in range(0, len(x), at_once)]
         if len(blocks) == 1:
@@ -74,14 +74,13 @@ class Encoder:
         return np.concatenate(list(each(self._run_block, blocks)))
 
     def run(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
-        """Encode rows in one block."""
         return run_graph(self._session, [OUTPUT], {INPUT: x})[0]
 
     def _run_block(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
         return run_graph(self._row_session, [OUTPUT], {INPUT: x})[0]
 
     def _time_row(self, row: Float32[np.ndarray, "1 I"]) -> float:
-        """Return the shortest of several measurements, in seconds."""
+        """Measure the time to encode a row, as the minimum of several runs, in seconds."""
         times: list[float] = []
         while len(times) < MAX_TIMINGS and sum(times) < MAX_TIMING_S:
             start = time.perf_counter()
@@ -105,7 +104,7 @@ def _check_graph(content: bytes) -> None:
 
 
 def encoder_bytes(file: FileSpec) -> int:
-    """Estimate the memory of an encoder while it is loaded."""
+    """Estimate the memory that a loaded encoder occupies."""
     sessions = 2 if file.size <= MAX_ROW_SESSION_BYTES else 1
     return (LOADING_COPIES + sessions) * file.size
 
@@ -136,7 +135,7 @@ _sharing = threading.Lock()
 def shared_encoder(
     path: Path, file: FileSpec, spec: EncoderSpec, row_size: int, threads: int = 0
 ) -> Encoder:
-    """Return the encoder of a file, from memory if it is loaded already.
+    """Load an encoder, or return the one that is already in memory.
 
     Raises:
         GraphError: if the file changed, or is not an encoder for rows of this size.

@@ -1,4 +1,4 @@
-"""Explain why a row is unusual, by detectors, columns or numbers, and the nearest training rows.
+"""Explain why rows are unusual, with detectors, columns, numbers and the nearest training rows.
 
 *Detectors.* The flag's statistic is log mean_j exp(s_j) of the combined detectors' surprisals s_j.
 So exp(s_j) / sum_l exp(s_l) is detector j's share of the mean, which is its share of the harmonic
@@ -32,7 +32,7 @@ NEAREST = 5  # training rows to return
 
 @dataclass(frozen=True, eq=False)
 class DividedFlag:
-    """The flag's statistic of N rows, divided among the combined detectors."""
+    """The contribution of each combined detector to the flag's statistic of N rows."""
 
     statistic: Float64[np.ndarray, "N"]  # nats
     share: dict[str, Float64[np.ndarray, "N"]]
@@ -59,7 +59,7 @@ class DividedFlag:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Explanations of N rows; None where the version does not support them."""
+    """The explanations of N rows. Parts that the version does not support are None."""
 
     flag: DividedFlag
     falls: Float64[np.ndarray, "N C"] | None  # by column
@@ -70,7 +70,7 @@ class Explanation:
 def replace_each_column(
     columns: Columns, x: Float32[np.ndarray, "N I"], pause: Pause = no_pause
 ) -> Float32[np.ndarray, "M I"]:
-    """Return each row, followed by a copy for each column with its usual value, M = N (1 + C).
+    """Return each row, followed by one copy per column in which that column has its usual value.
 
     Raises:
         ValueError: if the columns have no usual values.
@@ -94,7 +94,7 @@ def explain(
     replaced: Prediction | None = None,
     pause: Pause = no_pause,
 ) -> Explanation:
-    """Explain predicted rows.
+    """Explain the predictions of rows.
 
     Args:
         prediction: the model's prediction of `x`.

@@ -1,4 +1,4 @@
-"""Predict arrays and DataFrames, converted like the service's files."""
+"""Predict arrays and DataFrames in Python, with the same conversions as the service."""
 
 import math
 import operator
@@ -35,7 +35,7 @@ def is_frame(X: Any) -> bool:
 
 
 def to_table(X: Any, names: list[str] | None) -> pa.Table:
-    """Convert a DataFrame or array to a table, with columns x0, x1, ... if there are no names."""
+    """Convert a DataFrame or an array to a table. Unnamed columns are called x0, x1, ..."""
     if not is_frame(X):
         columns = [pa.array(column, from_pandas=True) for column in X.astype(np.float64).T]
         table = pa.Table.from_arrays(columns, names=[""] * len(columns))
@@ -56,7 +56,7 @@ def to_parquet(table: pa.Table) -> bytes:
 def predict(
     model: Model, X: Any, names: list[str] | None, num_samples: int | None, seed: int
 ) -> Prediction:
-    """Predict rows with the same draws.
+    """Predict all rows of an array or DataFrame with the same draws.
 
     Args:
         X: a DataFrame or an array, with the model's columns or row shape.
@@ -91,7 +91,7 @@ def predict(
 def decide_as_served(
     model: Model, prediction: Prediction, fpr: float, coverage: float
 ) -> tuple[Prediction, Decision]:
-    """Decide like the service with default options.
+    """Make the decisions that the service would make with its default options.
 
     If the model has groups, all rows belong to an unknown group.
 
@@ -141,7 +141,6 @@ def _text(model: Model, text: Any, field: str) -> Float32[np.ndarray, "I"]:
 
 
 def _image(model: Model, content: Any, field: str) -> Float32[np.ndarray, "I"]:
-    """Read the pixels of an image file, given as bytes or base64."""
     spec = model.manifest.input
     assert spec.image is not None
     image = open_image(image_content(content, field), field)

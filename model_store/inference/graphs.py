@@ -1,4 +1,4 @@
-"""Load and check the graphs of samplers and networks, and extract parts of them."""
+"""Load and check ONNX graphs, and extract parts of them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ MAX_DIGITS = 18  # of numbers in the metadata
 
 
 class GraphError(ValueError):
-    """An invalid graph."""
+    """The error raised for an invalid graph."""
 
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
@@ -19,7 +19,7 @@ class GraphError(ValueError):
 
 
 def load_graph(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
-    """Load a graph with the given inputs and one of several sets of outputs.
+    """Load a graph, and check its inputs and outputs.
 
     Raises:
         GraphError: if the graph is invalid, or has other inputs or outputs.
@@ -41,7 +41,7 @@ def load_graph(file: str, content: bytes, inputs: set[str], *outputs: set[str]) 
 def extract_subgraph(
     model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.ModelProto | None:
-    """Extract the part of a graph from `inputs` to `outputs`; None if it needs other inputs."""
+    """Extract the part of a graph from `inputs` to `outputs`. Return None if it needs more inputs."""
     graph = model.graph
     needed: set[str] = set(outputs)
     nodes: list[onnx.NodeProto] = []
@@ -65,7 +65,7 @@ def extract_subgraph(
 
 
 def metadata_number(model: onnx.ModelProto, key: str) -> int:
-    """Read a number from a network's metadata; 0 if it is missing."""
+    """Read a number from the metadata of a network. The default is 0."""
     text = next((entry.value for entry in model.metadata_props if entry.key == key), "0")
     if not text.isdecimal() or len(text) > MAX_DIGITS:  # Python limits the digits of integers.
         raise GraphError("network.onnx", f"expected a number as {key}")
@@ -81,6 +81,6 @@ def last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
 
 
 def axes_of_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int, ...]:
-    """Return the lengths of a value's axes after the first; 0 if a length is not fixed."""
+    """Return the length of each axis of a value after the first, with 0 for variable lengths."""
     (value,) = (value for value in values if value.name == name)
     return tuple(int(axis.dim_value) for axis in value.type.tensor_type.shape.dim[1:])

@@ -1,4 +1,4 @@
-"""Published models in memory."""
+"""Models that are loaded from published versions."""
 
 import math
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, TOKENIZER)
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A published model. Thread-safe."""
+    """A loaded model. Thread-safe."""
 
     manifest: Manifest
     runtime: Runtime
@@ -51,7 +51,7 @@ class Model:
 
     @classmethod
     def load(cls, artifact: Artifact, threads: int = 0) -> "Model":
-        """Load a verified artifact.
+        """Load a model from a verified version.
 
         Raises:
             BrokenArtifact: if this version of Dubito cannot run a file.
@@ -128,24 +128,24 @@ class Model:
 
     @cached_property
     def encoding_draws(self) -> int:
-        """The cost of encoding a row, in draws; 0 without an encoder."""
+        """The cost of encoding one row, as a number of draws. It is 0 without an encoder."""
         return 0 if self.encoder is None else math.ceil(self.encoder.row_s / DRAW_S)
 
     @property
     def network_row_size(self) -> int:
-        """The size of a row, encoded if there is an encoder."""
+        """The number of inputs of the network per row, after the encoder if there is one."""
         return self.row_size if self.manifest.encoder is None else self.manifest.encoder.outputs
 
     @property
     def middle_row(self) -> Float32[np.ndarray, "1 I"]:
-        """The row in the middle of the data's range. Zeros could be padding ids only."""
+        """A row in the middle of the input range. Zeros could all be padding ids."""
         spec = self.manifest.input
         middle = spec.minimum / 2 + spec.maximum / 2
         number = float(int(middle)) if spec.takes_ids else middle
         return np.full((1, self.row_size), number, dtype=np.float32)
 
     def warm_up(self) -> None:
-        """Predict once, so that the first request is fast and an invalid graph is detected.
+        """Make one prediction, which speeds up the first request and detects invalid graphs.
 
         Raises:
             GraphError: if the number of outputs differs from the manifest.
@@ -170,7 +170,7 @@ class Model:
         density: Float32[np.ndarray, "N M"],
         priors: tuple[float, ...] | None = None,
     ) -> Prediction:
-        """Compute scores and p-values from the network's outputs.
+        """Compute scores and p-values from the outputs of the network.
 
         Args:
             outputs: of each draw and row.
@@ -217,7 +217,7 @@ class Model:
     def shifted(
         self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
     ) -> Float64[np.ndarray, "K N C"]:
-        """Update each draw's log class probabilities to new class shares.
+        """Adjust the log class probabilities of each draw to new class shares.
 
         Raises:
             ValueError: if the version has no class shares, or a class had no training rows.
@@ -258,7 +258,7 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
 def detector_scores(
     scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return each detector's scores by name.
+    """Return the scores of each detector by its name.
 
     Infinite and NaN density scores become the largest float32 number, the most unusual score.
     """

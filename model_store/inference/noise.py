@@ -1,4 +1,4 @@
-"""Noise of posterior draws: `eps[k]` depends only on the seed and k.
+"""Random noise for posterior draws, where `eps[k]` depends only on the seed and k.
 
 The algorithm is `philox4x64-10/linear-quantile`, the name in each manifest:
 
@@ -38,7 +38,7 @@ NUM_NODES = (32 << NODE_BITS) + 1  # from 1/2 to 2^31
 def standard_normal(
     seed: int, first_draw: int, num_draws: int, dimension: int
 ) -> Float32[np.ndarray, "K D"]:
-    """Generate noise for draws `first_draw` to `first_draw + num_draws - 1` of a seed.
+    """Generate standard normal noise for `num_draws` draws of a seed.
 
     Args:
         seed: 0 to `MAX_SEED`.
@@ -65,7 +65,7 @@ def standard_normal(
 
 
 def normal(words: UInt32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
-    """Map uniform 32-bit words to standard normal numbers."""
+    """Map uniform 32-bit integers to standard normal numbers."""
     f = (words & ~SIGN).view(np.int32).astype(np.float32)
     f += HALF
     node = f.view(np.int32) >> SHIFT
@@ -79,7 +79,7 @@ def normal(words: UInt32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]
 
 
 def _quantile_lines() -> tuple[Float32[np.ndarray, "nodes"], Float32[np.ndarray, "nodes"]]:
-    """Compute intercepts and slopes of the upper quantile between nodes, as a function of f."""
+    """Compute the lines that interpolate the upper quantile between nodes."""
     node = (
         ((np.arange(NUM_NODES, dtype=np.int32) + FIRST_NODE) << SHIFT)
         .view(np.float32)
@@ -100,7 +100,7 @@ INTERCEPT, SLOPE = _quantile_lines()
 def noise(
     algorithm: str, seed: int, first_draw: int, num_draws: int, dimension: int
 ) -> Float32[np.ndarray, "K D"]:
-    """Generate noise by the algorithm's name.
+    """Generate noise with the named algorithm.
 
     Raises:
         ValueError: if the algorithm is unknown.

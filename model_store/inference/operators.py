@@ -1,4 +1,4 @@
-"""The operators that graphs can contain.
+"""The ONNX operators that are allowed in graphs.
 
 Graphs are untrusted data, so only listed operators are allowed. They compute numbers from numbers
 deterministically. Random operators, control flow (`If`, `Loop`, `Scan`), text, files, sequences,
@@ -46,7 +46,7 @@ OPERATORS = frozenset(BY_FULL_NAME.split())
 
 
 def find_problem(model: onnx.ModelProto) -> str | None:
-    """Return why a graph is not allowed; None if it is."""
+    """Return the reason why a graph is not allowed, or None if it is allowed."""
     parts = [*_messages(model)]
     if any(
         isinstance(p, onnx.TensorProto) and p.data_location == onnx.TensorProto.EXTERNAL

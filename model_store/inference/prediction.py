@@ -1,4 +1,4 @@
-"""Predictions and decisions: scores, conformal p-values, sets, intervals and abstention."""
+"""Predictions of rows, and the decisions based on them."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +21,7 @@ ROW_FIELDS = ("scores", "detected", "calibrated_scores", "p_values", "mass_above
 
 @dataclass(frozen=True, eq=False)
 class RankedRows:
-    """Categories and ranking keys of N rows."""
+    """The categories of N rows, and the values by which they are ranked."""
 
     categories: Int64[np.ndarray, "N"]
     statistic: Float64[np.ndarray, "N"]
@@ -48,7 +48,7 @@ class Prediction:
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
-        """Concatenate predictions that use the same draws."""
+        """Concatenate predictions made with the same draws."""
         first = parts[0]
         if len(parts) == 1:
             return first
@@ -74,7 +74,7 @@ class Prediction:
 
     @cached_property
     def judged_p_values(self) -> ConformalPValues:
-        """The p-values that decide about rows, within their categories if there are any."""
+        """The p-values used for decisions, computed within categories if the model has any."""
         if self.ranked is None:
             return self.p_values
         assert isinstance(self.rank_tables, RankTables)  # Priors exclude categories.
@@ -85,7 +85,9 @@ class Prediction:
     def prediction_sets(
         self, coverage: float, confidence: float | None = None
     ) -> Bool[np.ndarray, "N C"] | None:
-        """Compute prediction sets, which always contain the row's label; None in a regression."""
+        """Compute prediction sets, which always contain the predicted label. Return None for
+        regression.
+        """
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
         if isinstance(self.rank_tables, WeightedRows):
@@ -103,7 +105,7 @@ class Prediction:
     def intervals(
         self, coverage: float, confidence: float | None = None
     ) -> Float64[np.ndarray, "N 2"] | None:
-        """Compute intervals in the target's units; None in a classification."""
+        """Compute prediction intervals in target units. Return None for classification."""
         scores = self.calibrated_scores
         if not isinstance(scores, MixtureScores) or isinstance(self.rank_tables, WeightedRows):
             return None
@@ -113,7 +115,7 @@ class Prediction:
         return ends if self.transform is None else to_target(self.transform, ends)
 
     def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
-        """Mark rows from which the service abstains.
+        """Mark the rows for which the service abstains.
 
         These include rows whose label differs between all draws and the calibrated draws.
 
@@ -131,7 +133,7 @@ class Prediction:
 
 
 def check_computed(scores: Float64[np.ndarray, "N"], field: str, first_row: int = 0) -> None:
-    """Raise InvalidInput for the first row whose score is not finite, counted from `first_row`.
+    """Raise InvalidInput if a score is not finite. `first_row` is the number of the first row.
 
     The row's numbers are too large to compute with.
     """
@@ -147,7 +149,7 @@ def check_computed(scores: Float64[np.ndarray, "N"], field: str, first_row: int 
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """Options of decisions. Rates are between 0 and 1."""
+    """The options of decisions. Rates are between 0 and 1."""
 
     fpr: float  # of flags without `fdr`, and for abstention
     fdr: float | None  # of flags

@@ -1,4 +1,4 @@
-"""The preflight process, which loads and runs versions with limited memory.
+"""The preflight process, which test-runs a version with limited memory.
 
 `model_store.inference.preflight_process` starts `python -m model_store.inference.preflight`. For
 each line of JSON, the process opens, verifies and loads a version like the service, predicts, and
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, Any] | None:
-    """Return the fields of a `Failure`, or None if the version can be served.
+    """Check whether a version can be served. Return the fields of a `Failure` if it cannot.
 
     Memory is limited to `working_bytes` more than the files need.
     """
@@ -64,7 +64,7 @@ def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, 
 
 
 def predict(model: Model) -> None:
-    """Predict typical rows: one with the default draws, a full chunk, the largest ids, and a text.
+    """Run typical predictions, e.g. a full chunk of rows, and check that the scores are finite.
 
     Raises:
         BrokenArtifact: if a prediction fails, or scores are not finite.

@@ -1,4 +1,4 @@
-"""Check versions in a preflight process before they are served.
+"""Test versions in a separate process before they are served.
 
 A graph is untrusted data. Only a run shows its time and memory, so it first runs in a process that
 can be killed. That process limits its memory, and this module limits its time.
@@ -30,7 +30,7 @@ class Failure:
 
 
 class PreflightProcess(ChildProcess):
-    """A process that checks versions one after the other, until one fails."""
+    """A process that checks several versions in turn and exits after the first failure."""
 
     def __init__(self) -> None:
         super().__init__(PREFLIGHT, {"CUDA_VISIBLE_DEVICES": ""})  # run on the CPU
@@ -44,7 +44,7 @@ class PreflightProcess(ChildProcess):
         working_bytes: int = WORKING_BYTES,
         stopping: threading.Event | None = None,
     ) -> Failure | None:
-        """Check a version, and return why it cannot be served; None if it can.
+        """Check a version. Return the failure, or None if the version can be served.
 
         Raises:
             StopRequested: if `stopping` is set during the check.
@@ -66,7 +66,7 @@ class PreflightProcess(ChildProcess):
 
 
 def check_version(store: ModelStore, name: str, version: str) -> None:
-    """Check a version, given by number or alias, in a preflight process.
+    """Check a version or an alias in a new preflight process.
 
     Raises:
         NotFound: if the version does not exist.

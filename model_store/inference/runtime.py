@@ -1,4 +1,4 @@
-"""Run a model's two graphs with onnxruntime, for calibration and for the service.
+"""Run the sampler and the network of a model with onnxruntime.
 
 Draws are computed in chunks of limited size. Chunks, other rows and the number of threads do not
 change the bits of a row's outputs, because each row of a matrix product is summed in the same
@@ -61,7 +61,7 @@ MAX_DRAW_SET_BYTES = 64 << 20  # larger draw sets are computed chunk by chunk
 
 @dataclass(frozen=True, eq=False)
 class DrawSet:
-    """The first K draws of a seed; `theta` is None if it is too large for memory."""
+    """The first K draws of a seed. `theta` is None if it does not fit in memory."""
 
     seed: int
     num_draws: int
@@ -69,7 +69,7 @@ class DrawSet:
 
 
 class _Deferred:
-    """A session that is loaded on first use, which frees its graph."""
+    """A session that is loaded on first use. The graph is freed afterwards."""
 
     def __init__(
         self, load: Callable[[onnx.ModelProto], ort.InferenceSession], graph: onnx.ModelProto
@@ -87,7 +87,9 @@ class _Deferred:
 
 
 class Runtime:
-    """A model's sampler (eps -> theta) and network (x, theta -> outputs, features, density)."""
+    """The sampler (eps -> theta) and the network (x, theta -> outputs, features, density) of a
+    model.
+    """
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class Runtime:
         encoder: EncodeRows | None = None,
         on_processors: bool = False,
     ) -> None:
-        """Load serialised graphs.
+        """Load the sampler and the network from serialized graphs.
 
         Args:
             sampler, network: ONNX models.
@@ -186,7 +188,7 @@ class Runtime:
     def run_set(
         self, x: Float32[np.ndarray, "N I"], draws: DrawSet
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
-        """Run the network like `run`, with one draw set for all rows, in limited memory."""
+        """Run the network with the same draws for all rows, within the memory limit."""
         features, density = self.row_features(x)
         return self._draw_set_outputs(features, draws), density
 
@@ -205,7 +207,7 @@ class Runtime:
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
-        """Run the network.
+        """Run the network on rows and draws.
 
         Args:
             theta: draws for all rows (P = 1), or for each row (P = N) if theta can be paired.
@@ -220,7 +222,7 @@ class Runtime:
     def row_features(
         self, x: Float32[np.ndarray, "N I"]
     ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
-        """Compute the inputs of `draw_outputs` and the density scores, which need no draws."""
+        """Compute the draw-independent inputs of `draw_outputs`, and the density scores."""
         x = self.encoded(x)
         *features, density = self._run_rows(self._row_session, self._row_outputs, x)
         return (features[0] if features else x), density
@@ -228,7 +230,7 @@ class Runtime:
     def run_outputs(
         self, x: Float32[np.ndarray, "N I"], draws: DrawSet
     ) -> Float32[np.ndarray, "K N C"]:
-        """Run the network like `run_set`, without densities, which can be slower than ten draws."""
+        """Run the network like `run_set`, but skip the density scores, which can be slow."""
         features = self.encoded(x)
         if self._features is not None:
             (features,) = self._run_rows(self._features(), ["features"], features)
@@ -259,7 +261,7 @@ class Runtime:
         return self.terms_shape is not None
 
     def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:
-        """Compute the contribution of each number to the A attributed density scores of few rows.
+        """Compute the contribution of each number in a row to the A attributed density scores.
 
         Raises:
             ValueError: if the network has no terms.
@@ -272,7 +274,7 @@ class Runtime:
     def draw_outputs(
         self, features: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
     ) -> Float32[np.ndarray, "K N C"]:
-        """Compute the outputs for each draw and row from `row_features`."""
+        """Compute the outputs of each draw and row from `row_features`."""
         blocks = self._row_blocks(len(features))
         outputs = np.empty((len(theta), len(features), self._outputs), dtype=np.float32)
 
@@ -288,13 +290,13 @@ class Runtime:
         return outputs
 
     def _row_blocks(self, rows: int) -> list[slice]:
-        """Divide rows among threads, in blocks of limited size."""
+        """Split rows into blocks of limited size for the threads."""
         max_rows = self.chunk_rows // self._min_draws
         size = min(max_rows, max(MIN_BLOCK_ROWS, -(-rows // self.threads)))
         return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]
 
     def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
-        """Divide draws into chunks of limited size, with work for each thread."""
+        """Split draws into chunks of limited size, with enough chunks for all threads."""
         # The network always computes all members.
         if self.algorithm == DRAW_INDEX:
             return [slice(0, draws)]
@@ -309,7 +311,7 @@ class Runtime:
         return [slice(k, min(k + size, draws)) for k in range(0, draws, size)]
 
     def _each(self, work: Callable[[T], U], parts: list[T], rows: int) -> list[U]:
-        """Apply `work` to each part, on one thread if there are few rows x draws."""
+        """Apply `work` to each part, using a single thread if there is little work."""
         if self._pool is None or len(parts) == 1 or rows <= SMALL_ROWS:
             return [work(part) for part in parts]
         return list(self._pool.map(work, parts))

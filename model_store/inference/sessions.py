@@ -1,4 +1,4 @@
-"""Options of onnxruntime sessions: devices, threads and memory."""
+"""Settings of onnxruntime sessions, such as devices, threads and memory."""
 
 import onnxruntime as ort
 
@@ -8,7 +8,7 @@ PROVIDERS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}, PROCESSORS: {}}
 
 
 def limit_session_memory(max_bytes: int) -> None:
-    """Limit the total memory of running graphs, without weights, in sessions loaded later.
+    """Limit the memory for running graphs in all sessions that are loaded afterwards.
 
     Preflights are not sufficient, because memory can depend on the number of rows.
     """
@@ -19,7 +19,7 @@ def limit_session_memory(max_bytes: int) -> None:
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Make options for `threads` per operator, which spin only during a run."""
+    """Create session options with a number of threads per operator."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -35,6 +35,6 @@ def is_on_gpu(session: ort.InferenceSession) -> bool:
 
 
 def providers(on_processors: bool = False) -> list[tuple[str, dict[str, str]]]:
-    """List onnxruntime's providers and options: CUDA if it is available, then the CPU."""
+    """List the execution providers of onnxruntime, with CUDA first if it is available."""
     available = [PROCESSORS] if on_processors else ort.get_available_providers()
     return [(name, options) for name, options in PROVIDERS.items() if name in available]

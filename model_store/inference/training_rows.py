@@ -1,4 +1,4 @@
-"""Training rows in a version, for explanations by the nearest rows.
+"""The training rows that a version includes to explain predictions by similar rows.
 
 The optional file `training-rows.safetensors` contains a sample of the training rows and their ids.
 Predictions do not depend on it.
@@ -15,7 +15,7 @@ MAX_ID_BYTES = 1 << 20  # total
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """R encoded training rows of I numbers."""
+    """A sample of R encoded training rows with I numbers each."""
 
     x: Float32[np.ndarray, "R I"] | UInt8[np.ndarray, "R I"]
     scale: Float32[np.ndarray, "I"]  # unit of each number in distances
@@ -27,7 +27,7 @@ class TrainingRows:
     def nearest(
         self, row: Float32[np.ndarray, "I"], count: int
     ) -> tuple[list[str], Float64[np.ndarray, "k"]]:
-        """Find the nearest rows, up to `count`, and return their ids and distances.
+        """Find up to `count` nearest training rows, and return their ids and distances.
 
         A distance is the root mean square of the scaled differences.
         """
@@ -51,7 +51,7 @@ class TrainingRows:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, np.ndarray], row_size: int) -> "TrainingRows":
-        """Make training rows from `tensors`.
+        """Create training rows from the tensors of a file.
 
         Raises:
             ValueError: if the tensors are invalid.

@@ -1,1 +1,1 @@
-"""Scores of predictions from sums over draws."""
+"""Prediction scores, computed from sums over draws."""

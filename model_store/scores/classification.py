@@ -1,4 +1,4 @@
-"""Predictive scores of a classifier, computed from mergeable sums over Monte Carlo draws.
+"""Predictive scores for classification, computed from mergeable sums over Monte Carlo draws.
 
 Axes: K draws, N rows, C classes, G groups of draws. Information is in nats. Let p_k be the class
 probabilities of draw k, p their mean and H the Shannon entropy. The scores of a row are
@@ -46,7 +46,7 @@ MIN_PROBABILITY = 1e-300
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The predictive scores of N rows, defined above.
+    """The predictive scores of N rows, as defined above.
 
     Standard errors are None with one group of draws. Errors of `bald` and `mean_std` need
     `MIN_SPREAD_GROUPS` groups.
@@ -82,7 +82,7 @@ class Scores:
 def predictive_sums(
     log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS
 ) -> DrawSums:
-    """Sum log class probabilities of draws `first_draw`, `first_draw + 1`, ... into G groups."""
+    """Sum the log class probabilities of consecutive draws into G groups."""
     log_probs_N_C_K = log_probs.transpose(1, 2, 0).astype(np.float64, order="C")
     probs_N_C_K = np.exp(log_probs_N_C_K)
     np.maximum(log_probs_N_C_K, MIN_LOG, out=log_probs_N_C_K)  # 0 log 0 = 0
@@ -93,7 +93,7 @@ def predictive_sums(
 
 
 def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:
-    """Compute scores, with standard errors of all, no or the named scores.
+    """Compute the scores, and the standard errors of the named scores or of all scores.
 
     `bald_corrected` needs the standard error of `entropy` or `bald`.
 
@@ -167,7 +167,7 @@ def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = 
 def _divergence(
     without_N_C_G: Float64[np.ndarray, "N C G"], probs_N_C: Float64[np.ndarray, "N C"]
 ) -> Float64[np.ndarray, "N G"]:
-    """Compute KL(p_-j || p) for each left-out group j."""
+    """Compute the divergence KL(p_-j || p) for each left-out group j."""
     log_ratio_N_C_G = without_N_C_G / np.maximum(probs_N_C, MIN_PROBABILITY)[..., None]
     np.maximum(log_ratio_N_C_G, MIN_PROBABILITY, out=log_ratio_N_C_G)  # 0 log 0 = 0
     np.log(log_ratio_N_C_G, out=log_ratio_N_C_G)

@@ -1,4 +1,4 @@
-"""Joint scores: the information in the labels of several rows, and greedy selection of batches.
+"""Joint scores of several rows, and the greedy selection of batches.
 
 Axes: K draws, N rows, C classes, S configurations of the labels of selected rows. Information is in
 nats. A row's *gain* is the information in its label beyond the labels of rows selected earlier. The
@@ -53,14 +53,14 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """An upper bound of gains, computed by BLAS: fast, but rounding differs between machines."""
+    """An upper bound of the gains, computed quickly with BLAS."""
 
     compute: Callable[[Rows], Gains]
     step: int  # rows within some milliseconds
 
 
 class JointScore(ABC):
-    """The gains of rows given the selected rows, initially none."""
+    """The base class of joint scores, which compute gains given the selected rows."""
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         self.candidates = candidates
@@ -73,13 +73,13 @@ class JointScore(ABC):
 
     @staticmethod
     def numbers_per_row(num_draws: int, outputs: int) -> int:
-        """Compute D, the size of a row's `outputs`."""
+        """Compute D, the number of values per row in `outputs`."""
         return num_draws * outputs
 
     @classmethod
     @abstractmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        """Estimate the memory to select k rows, without the candidates."""
+        """Estimate the memory needed to select k rows, not counting the candidates."""
 
     @abstractmethod
     def gains(self, rows: Rows) -> Gains: ...
@@ -87,15 +87,15 @@ class JointScore(ABC):
     @property
     @abstractmethod
     def bounds(self) -> Sequence[Bound]:
-        """Upper bounds of the gains, the cheapest first."""
+        """The upper bounds of the gains, ordered from cheap to expensive."""
 
     @abstractmethod
     def choose(self, row: int) -> None:
-        """Select a row, possibly for a second time."""
+        """Add a row to the selected rows. It may have been selected before."""
 
 
 class BatchBald(JointScore):
-    """The mutual information of labels and draws.
+    """The mutual information between labels and draws.
 
     Let m(s) be the probability of a configuration s of selected labels, and W[s, k] the probability
     of draw k given s. The gain of row n is sum_s m(s) H(y_n | s) - mean_k H(y_n | k). The
@@ -187,7 +187,7 @@ class BatchBald(JointScore):
     def _set(
         self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
     ) -> None:
-        """Set each configuration's unnormalised draw weights and probability."""
+        """Set the unnormalised draw weights and the probability of each configuration."""
         total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
         self._weights_S_K = weights_S_K / np.maximum(total_S_1, MIN_PROBABILITY)
         self._mass_S = mass_S
@@ -197,7 +197,7 @@ class BatchBald(JointScore):
             self._bounds.insert(0, self._bound(*merged))
 
     def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
-        """Sample draws and configurations systematically, draw by draw."""
+        """Sample configurations systematically, stratified by draw."""
         cumulative = np.cumsum((self._weights_S_K * self._mass_S[:, None]).T)
         count = self._max_configurations
         quantiles = (np.arange(count) + self._rng.random()) / count
@@ -216,7 +216,7 @@ class BatchBald(JointScore):
 
 
 class MaxDet(JointScore):
-    """The determinant of the rows' covariance over draws, with noise on the diagonal.
+    """The determinant of the covariance of rows over draws, with noise on the diagonal.
 
     A row is a vector of D numbers; products of rows are covariances over draws. Let A be the
     selected rows, L the Cholesky factor of A A' + noise, and V = L^-1 A. Given the selected rows, a
@@ -256,7 +256,7 @@ class MaxDet(JointScore):
 
 
 class ClassMaxDet(MaxDet):
-    """MaxDet of class probabilities: covariances summed over classes, plus label noise."""
+    """MaxDet for classification, which sums the covariances over classes."""
 
     @staticmethod
     def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates:
@@ -266,11 +266,11 @@ class ClassMaxDet(MaxDet):
 
 
 class TargetMaxDet(MaxDet):
-    """MaxDet of regression means: their information in noisy labels, in nats."""
+    """MaxDet for regression, which measures the information in noisy labels, in nats."""
 
     @staticmethod
     def from_samples(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
-        """Centre the draws' means, and divide them by the row's noise to avoid overflow."""
+        """Centre the means of each row and scale them by its noise, to avoid overflow."""
         mean_N_K, std_N_K = samples.transpose(2, 1, 0).astype(np.float64, order="C")
         noise_std_N = np.sqrt(np.square(std_N_K).mean(axis=-1))
         min_std_N = MIN_NOISE * mean_N_K.std(axis=-1) + MIN_PROBABILITY
@@ -285,7 +285,7 @@ class TargetMaxDet(MaxDet):
 def _products(
     a: Float64[np.ndarray, "n k"], b: Float64[np.ndarray, "m k"]
 ) -> Float64[np.ndarray, "n m"]:
-    """Compute a b'; unlike BLAS, the bits do not depend on the number of threads."""
+    """Compute a b' with results that do not depend on the number of threads, unlike BLAS."""
     return np.einsum("nk,mk->nm", a, b)
 
 
@@ -299,7 +299,7 @@ def _variances(
 def _merge(
     weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
 ) -> tuple[Float64[np.ndarray, "M K"], Float64[np.ndarray, "M"]]:
-    """Merge configurations with the same most probable draw."""
+    """Merge all configurations that have the same most probable draw."""
     draw_S = weights_S_K.argmax(axis=1)
     order = np.argsort(draw_S, kind="stable")
     starts = np.flatnonzero(np.diff(draw_S[order], prepend=-1))
@@ -343,7 +343,7 @@ def greedy(
     k: int,
     pause: Pause = no_pause,
 ) -> list[tuple[int, float]]:
-    """Select rows one by one by the largest gain given the rows selected earlier.
+    """Select rows greedily by their gain given the previously selected rows.
 
     Args:
         joint: a score without selected rows.
@@ -373,7 +373,7 @@ def greedy(
 
 
 def _find_best(joint: JointScore, bound: Float64[np.ndarray, "N"], rows: Rows, pause: Pause) -> int:
-    """Find the first row with the largest gain, and update `bound`."""
+    """Find the first row with the largest gain, updating `bound`."""
     order = np.argsort(-bound[rows], kind="stable")
     best, best_gain, start, size = -1, -np.inf, 0, MIN_STEP
     while start < len(order) and bound[rows[order[start]]] > best_gain:

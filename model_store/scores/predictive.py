@@ -1,4 +1,4 @@
-"""The interface of predictive distributions: network outputs to sums, scores and samples."""
+"""The interface of predictive distributions, which compute scores from network outputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Predictive(ABC):
-    """A task's predictive distribution: categorical, or a mixture of Gaussians.
+    """The predictive distribution of a task, either categorical or a mixture of Gaussians.
 
     Attributes:
         output: the name of the network's output.
@@ -39,7 +39,7 @@ class Predictive(ABC):
 
     @property
     def batch_acquisitions(self) -> tuple[str, ...]:
-        """Acquisitions that choose identical rows once while other rows remain."""
+        """The acquisitions that select duplicate rows only when no other rows remain."""
         return (*self.sampling_acquisitions, *self.joint_scores)
 
     @abstractmethod
@@ -47,7 +47,8 @@ class Predictive(ABC):
 
     @abstractmethod
     def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> "AnyScores":
-        """Compute scores, with standard errors of all, no or at least the named scores.
+        """Compute the scores, with standard errors of all scores, of no scores or of the named
+        ones.
 
         Raises:
             ValueError: if there are no draws.
@@ -55,20 +56,20 @@ class Predictive(ABC):
 
     @abstractmethod
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
-        """Return class probabilities, or means and standard deviations, of each draw."""
+        """Return the class probabilities, or the means and standard deviations, for each draw."""
 
     @abstractmethod
     def acquisition(self, scores: "AnyScores", name: str) -> Float64[np.ndarray, "N"]:
-        """Return the scores that rank a pool; rows with large scores should be labelled."""
+        """Return the scores for ranking a pool. Rows with large scores should be labelled first."""
 
     def ranking_scores(self, race_scores: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Convert the scores of a race to those of `acquisition`, in the same order."""
+        """Convert race scores to the scores of `acquisition`. The order is the same."""
         return race_scores
 
     def race(
         self, scores: "AnyScores", name: str
     ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
-        """Return scores in the order of an acquisition, and their standard errors.
+        """Return scores for a race, which rank like the acquisition, and their standard errors.
 
         They need `MIN_SPREAD_GROUPS` draws or more.
         """

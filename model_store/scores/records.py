@@ -1,4 +1,4 @@
-"""Select and concatenate rows of nested records of arrays."""
+"""Select and concatenate rows in nested records of arrays."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def take(value: Any, rows: slice | np.ndarray) -> Any:
-    """Select rows of an array, or of a dictionary or dataclass with arrays."""
+    """Select rows from an array, or from each array in a dictionary or dataclass."""
     if isinstance(value, np.ndarray):
         return value[rows]
     if isinstance(value, dict):
@@ -18,7 +18,7 @@ def take(value: Any, rows: slice | np.ndarray) -> Any:
 
 
 def concatenate(parts: list[Any]) -> Any:
-    """Concatenate values; parts without rows come from the first value."""
+    """Concatenate arrays, dictionaries or dataclasses. Other values come from the first part."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -1,4 +1,4 @@
-"""Predictive scores of a regression, computed from mergeable sums over Monte Carlo draws.
+"""Predictive scores for regression, computed from mergeable sums over Monte Carlo draws.
 
 Axes: K draws, N rows, G groups of draws. Under draw k, a row's target is Gaussian with mean m_k and
 variance s_k^2, in the target's units. The predictive distribution is the mixture of the K
@@ -48,7 +48,7 @@ MIXTURE_ERROR_NAMES = ("mean", *MIXTURE_SCORE_NAMES)
 
 @dataclass(frozen=True, eq=False)
 class MixtureScores:
-    """The predictive scores of N rows, defined above.
+    """The predictive scores of N rows, as defined above.
 
     With one draw, `epistemic_std` is 0. Standard errors are None with one group of draws. Errors of
     `std` and `epistemic_std` need `MIN_SPREAD_GROUPS` groups.
@@ -85,7 +85,7 @@ def mixture_sums(
     groups: int = GROUPS,
     transform: Transform | None = None,
 ) -> DrawSums:
-    """Sum means and log variances of draws `first_draw`, `first_draw + 1`, ... into G groups.
+    """Sum the means and log variances of consecutive draws into G groups.
 
     With a `transform`, `outputs` describe the fitted target, and the sums have an axis of two: the
     fitted target, and the target in its units.
@@ -103,7 +103,7 @@ def mixture_sums(
 def target_scores(
     sums: DrawSums, transform: Transform, standard_errors: bool = True
 ) -> MixtureScores:
-    """Compute the scores of a transformed target from sums for both scales.
+    """Compute the scores of a transformed target from the sums on both scales.
 
     The median uses one Gaussian per group, so with more than `GROUPS` draws it is approximate.
 
@@ -163,7 +163,7 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
 
 
 def _bessel(num_draws: int | Int64[np.ndarray, "G"]) -> Float64[np.ndarray, "*G"] | float:
-    """Compute Bessel's correction K / (K - 1); 1 for one draw."""
+    """Compute Bessel's correction K / (K - 1), or 1 for a single draw."""
     corrected: Float64[np.ndarray, "*G"] = num_draws / np.maximum(num_draws - 1, 1)
     return corrected
 
@@ -173,7 +173,7 @@ def log_density(
     y: Float[np.ndarray, "N"],
     transform: Transform | None = None,
 ) -> Float64[np.ndarray, "N"]:
-    """Compute the log density of targets, in nats.
+    """Compute the log density of the targets, in nats.
 
         log mean_k N(y; m_k, s_k^2)                  without a transform
         log mean_k N(g(y); m_k, s_k^2) + log g'(y)   with a transform g

@@ -25,7 +25,7 @@ MIN_SPREAD_GROUPS = 5
 
 @dataclass(frozen=True, eq=False)
 class DrawSums:
-    """Predictions and uncertainties of draws by group, up to the last group with a draw."""
+    """The sums of predictions and uncertainties in each group of draws."""
 
     num_draws: Int64[np.ndarray, "G"]
     prediction: Float64[np.ndarray, "N *C G"]  # group mean
@@ -40,7 +40,7 @@ class DrawSums:
         first_draw: int = 0,
         groups: int = GROUPS,
     ) -> "DrawSums":
-        """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G groups."""
+        """Sum the predictions and uncertainties of consecutive draws into G groups."""
         num_draws = uncertainty.shape[-1]
         if num_draws > groups:
             half = groups * (-(-num_draws // groups) // 2)
@@ -61,7 +61,7 @@ class DrawSums:
         return cls(num_draws_G, prediction, np.zeros(prediction.shape), uncertainty)
 
     def merge(self, other: "DrawSums") -> "DrawSums":
-        """Add sums over other draws of the same rows, with the same number of groups."""
+        """Merge with the sums of other draws for the same rows."""
         if self.prediction.shape[:-1] != other.prediction.shape[:-1]:
             raise ValueError(
                 f"expected sums of shape {self.prediction.shape}, got {other.prediction.shape}"
@@ -109,7 +109,7 @@ class DrawSums:
 
 
 class Average:
-    """Average the means of nonempty groups over draws, and compute jackknife standard errors.
+    """The averages over draws, and their jackknife standard errors.
 
     The jackknife recomputes a score without each group. Let p be a mean over draws, q_j the mean of
     group j, and r_j the group's draws divided by all other draws (`odds_G`). The mean without group
@@ -123,7 +123,7 @@ class Average:
 
     @cached_property
     def odds_G(self) -> Float64[np.ndarray, "G"]:
-        """A group's draws divided by all other draws; needs two groups or more."""
+        """The ratio of a group's draws to all other draws. Requires at least two groups."""
         return self.num_draws_G / (self.num_draws - self.num_draws_G)
 
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
@@ -138,7 +138,7 @@ class Average:
         square: Float64[np.ndarray, "*shape G"],
         deviation: Float64[np.ndarray, "*shape G"],
     ) -> Float64[np.ndarray, "*shape G"]:
-        """Compute the variance over draws without each group.
+        """Compute the variance over draws with each group left out.
 
         Args:
             variance: of all draws; the mean of `square`.
@@ -155,7 +155,7 @@ class Average:
     def jackknife_bias(
         self, loss: Float64[np.ndarray, "*shape G"]
     ) -> Float64[np.ndarray, "*shape"]:
-        """Estimate the bias of a score that is too small on average, to first order.
+        """Estimate the downward bias of a score to first order.
 
         Args:
             loss: decrease of the score without each group; terms with mean 0 over draws can be
@@ -170,7 +170,7 @@ class Average:
     def standard_error(
         self, change: Float64[np.ndarray, "*shape G"]
     ) -> Float64[np.ndarray, "*shape"]:
-        """Compute the standard error of a score from its changes without each group.
+        """Compute the standard error of a score from its changes when each group is left out.
 
         This is the delete-one jackknife, or the delete-m_j jackknife of Busing, Meijer and van der
         Leeden (1999) if groups have several draws. Draws must be independent. The squared error of

@@ -1,4 +1,4 @@
-"""Transformed targets: a regression fitted to z = g(y), with increasing g, that predicts y.
+"""Transformed targets, where a regression is fitted to z = g(y) and predicts y.
 
 Under draw k, z is Gaussian with mean m_k and variance s_k^2. The prediction is y = h(z), where h is
 the inverse of g, clipped below at the target's smallest possible value, if it has one. It follows:
@@ -36,7 +36,7 @@ class TransformRecord(BaseModel):
 
 
 class LogTransform(TransformRecord):
-    """z = log(y + offset), with y at least `least`."""
+    """The transform z = log(y + offset), for y of at least `least`."""
 
     kind: Literal["log"] = "log"
     offset: Annotated[FiniteFloat, Field(ge=0)]
@@ -44,7 +44,7 @@ class LogTransform(TransformRecord):
 
 
 class RankTransform(TransformRecord):
-    """z is a normal score: a line through `scores` at `values`, both rising.
+    """A rank transform to normal scores, interpolated linearly between `values`.
 
     The first and last pieces extend beyond these values. y is at least `least`.
     """
@@ -70,7 +70,7 @@ Transform = LogTransform | RankTransform
 
 
 def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
-    """Compute z = g(y); -inf where the logarithm is undefined, at y <= -offset."""
+    """Compute z = g(y), or -inf where the logarithm is undefined."""
     y = np.asarray(y, dtype=np.float64)
     if isinstance(transform, LogTransform):
         shifted = y + transform.offset
@@ -79,7 +79,7 @@ def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
 
 
 def to_target(transform: Transform, z: Array) -> Array:
-    """Compute y = h(z), in the target's units; infinite values stay infinite."""
+    """Compute y = h(z) in the units of the target. Infinite values are kept."""
     if isinstance(transform, LogTransform):
         y = np.exp(np.minimum(z, MAX_LOG)) - transform.offset
     else:
@@ -90,7 +90,7 @@ def to_target(transform: Transform, z: Array) -> Array:
 
 
 def log_slope(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
-    """Compute log g'(y), which converts a log density of z to one of y."""
+    """Compute log g'(y), the log Jacobian between densities of z and y."""
     y = np.asarray(y, dtype=np.float64)
     if isinstance(transform, LogTransform):
         return -to_fitted(transform, y)
@@ -117,7 +117,7 @@ def mixture_median(
     variance: Float64[np.ndarray, "N K"],
     weight: Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "N"]:
-    """Compute the median of a mixture of Gaussians by bisection between extreme means."""
+    """Compute the median of a mixture of Gaussians with bisection."""
     std = np.sqrt(variance)
     low, high = mean.min(axis=1), mean.max(axis=1)
     for _ in range(NUM_BISECTIONS):
@@ -129,7 +129,7 @@ def mixture_median(
 
 
 def normal_cdf(z: Array) -> Array:
-    """Compute the distribution function of N(0, 1), with an error below 8e-8.
+    """Compute the standard normal distribution function, with an error below 8e-8.
 
     Abramowitz and Stegun, "Handbook of mathematical functions", 1964, 26.2.17.
     """
@@ -144,7 +144,7 @@ def normal_cdf(z: Array) -> Array:
 
 @lru_cache(maxsize=1)
 def _quadrature() -> tuple[list[float], list[float]]:
-    """Compute nodes and weights for means over N(0, 1)."""
+    """Compute the nodes and weights of a Gauss-Hermite quadrature for N(0, 1)."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     return nodes.tolist(), (weights / weights.sum()).tolist()
 
