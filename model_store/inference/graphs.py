@@ -41,7 +41,7 @@ def load_graph(file: str, content: bytes, inputs: set[str], *outputs: set[str]) 
 def extract_subgraph(
     model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.ModelProto | None:
-    """Extract the part of a graph from `inputs` to `outputs`. Return None if it needs more inputs."""
+    """Extract the subgraph from `inputs` to `outputs`, or None if it needs more inputs."""
     graph = model.graph
     needed: set[str] = set(outputs)
     nodes: list[onnx.NodeProto] = []
