@@ -1,1 +1,1 @@
-"""Other people's protocols and programs: one folder for each. They import the core."""
+"""Integrations with other protocols and programs, each in a folder of its own."""

@@ -1,4 +1,4 @@
-"""Shared types."""
+"""Types that are shared between modules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class DetectorNames:
-    """Names of detectors by role."""
+    """The names of the detectors in each role."""
 
     combined: tuple[str, ...]  # in the flag's statistic
     density: tuple[str, ...] = ()

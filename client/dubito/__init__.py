@@ -73,7 +73,7 @@ _ESTIMATORS = ("Classifier", "Regressor")  # defined in `training.estimators`
 
 
 def __getattr__(name: str) -> Any:
-    """Import names on first use, so that `dubito --help` imports neither httpx nor numpy."""
+    """Import public names on first use, to keep `dubito --help` fast."""
     if name in _MODULES:
         return import_module(f"dubito.{name}")
     if name in __all__:

@@ -29,7 +29,7 @@ REGRESSION_COLUMNS = ("mean", "std", "epistemic_std", "low", "high", "p_value", 
 
 
 def request_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Build a request from command-line options."""
+    """Create a request from command-line options."""
     values = {name: getattr(options, name) for name in (*names, "encoded")}
     request = {name: value for name, value in values.items() if value is not None}
     if options.model is not None:
@@ -110,7 +110,7 @@ def _notes(client: Client, answer: Predictions, ignored_columns: Sequence[str]) 
 
 
 def _count_unknown(client: Client, answer: Predictions) -> dict[str, int]:
-    """Count the rows with a missing or unknown category, by column."""
+    """Count the rows with a missing or unknown category in each column."""
     if "unknown_categories" not in answer or not answer["unknown_categories"].any():
         return {}
     names = [column["name"] for column in client.model(answer.model).columns or ()]
@@ -119,7 +119,7 @@ def _count_unknown(client: Client, answer: Predictions) -> dict[str, int]:
 
 
 def _explanations(client: Client, answer: Predictions, shown: int) -> Iterator[str]:
-    """Yield each row's top detectors, most important columns and nearest training rows."""
+    """Yield the top detectors, most important columns and nearest training rows for each row."""
     head = "explanation.detectors."
     shares = {
         name.removeprefix(head).removesuffix(".share"): array
@@ -191,7 +191,7 @@ def models(client: Client, options: argparse.Namespace) -> None:
 def wait_or_cancel(
     client: Client, job: Job, wait: Callable[..., Result], progress: Progress
 ) -> Result:
-    """Wait for a job's result, or cancel the job on `KeyboardInterrupt`."""
+    """Wait for the result of a job. Cancel the job on `KeyboardInterrupt`."""
     try:
         return wait(job, on_progress=progress)
     except KeyboardInterrupt:
@@ -212,7 +212,7 @@ def _row_names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
 
 
 def _file_names(files: Sequence[Path]) -> list[str]:
-    """Return the names of files, or their paths if names repeat."""
+    """Return the names of the files, or their paths if several files have the same name."""
     names = [path.name for path in files]
     return names if len({*names}) == len(names) else [path.as_posix() for path in files]
 

@@ -139,7 +139,7 @@ class _Calls(Generic[Http]):
 
 
 class Client(_Calls[httpx.Client]):
-    """Synchronous client. Use it as a context manager, or call `close`.
+    """A synchronous client. Use it as a context manager, or call `close`.
 
     All methods may raise the errors in `dubito.errors`.
 
@@ -185,7 +185,7 @@ class Client(_Calls[httpx.Client]):
 
 
 class AsyncClient(_Calls[httpx.AsyncClient]):
-    """Asynchronous client. Use it as an async context manager, or call `aclose`.
+    """An asynchronous client. Use it as an async context manager, or call `aclose`.
 
     It has the same arguments and methods as `Client`. `http` is an `httpx.AsyncClient`.
     """

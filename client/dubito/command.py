@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the client's commands."""
+    """Add the commands of the client."""
     predict = add_call(commands, "predict", "dubito.actions:predict", "predict the rows of a file")
     add_rows(predict)
     _add_answer_options(predict)
@@ -101,7 +101,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def add_call(commands: Commands, name: str, function: str, about: str) -> argparse.ArgumentParser:
-    """Add a command that calls `function(client, options)`. Its format is `module:function`."""
+    """Add a command that calls `function(client, options)`, given as `module:function`."""
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(call_service, function))
     url = os.environ.get(URL_VARIABLE) or URL
@@ -111,7 +111,7 @@ def add_call(commands: Commands, name: str, function: str, about: str) -> argpar
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for input files and the model."""
+    """Add the arguments for the input files and the model."""
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     add("--model", metavar="NAME[:VERSION]", help="model, with an optional version or alias")
@@ -185,7 +185,7 @@ def _add_jobs(commands: Commands) -> None:
 
 
 def call_service(function: str, options: argparse.Namespace) -> int:
-    """Call `function(client, options)`, print errors, and return the exit status."""
+    """Call `function(client, options)`, print any error and return the exit status."""
     from dubito.client import Client
     from dubito.errors import DubitoError
 
@@ -207,12 +207,12 @@ def call_service(function: str, options: argparse.Namespace) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """The process received SIGTERM."""
+    """Raised when the process receives SIGTERM."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, so that a job is cancelled."""
+    """Handle SIGTERM like Ctrl-C, so that the current job is cancelled."""
 
     def terminate(*_: object) -> None:
         raise _Terminated

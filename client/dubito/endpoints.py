@@ -1,4 +1,4 @@
-"""The service's endpoints, as generators of steps that both clients execute."""
+"""The endpoints of the service, written as generators that both clients execute."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def predict(
     on_progress: Progress | None = None,
     **options: Unpack[PredictOptions],
 ) -> Steps[Predictions]:
-    """Predict rows with uncertainty, and flag unusual rows.
+    """Predict each row with its uncertainty, and flag unusual rows.
 
     Large inputs are split into several requests. All requests use the same version and seed, so
     all rows share draws. With `fdr` the rows are sent in one request, because the flags depend on
@@ -105,7 +105,7 @@ def acquire(
     deadline_s: float | None = None,
     **options: Unpack[AcquireOptions],
 ) -> Steps[Ranking]:
-    """Return the k rows of a pool whose labels would be most useful.
+    """Return the k rows of a pool that are most useful to label.
 
     Use `acquire_job` for larger pools. With `keep` the request is not retried if the connection
     is lost, because a second request might select other rows.
@@ -131,7 +131,7 @@ def predict_job(
     ids: Sequence[str] | None = None,
     **options: Unpack[PredictJobOptions],
 ) -> Steps[Job]:
-    """Start a job that predicts rows or a file. Use `predictions` to wait for the result.
+    """Start a job that predicts rows or a file. Use `predictions` to get the result.
 
     Args:
         inputs: rows, as for `predict`, or the path of an npy, npz, Parquet, CSV or zip file.
@@ -151,7 +151,7 @@ def acquire_job(
     pool_file: str | None = None,
     **options: Unpack[AcquireOptions],
 ) -> Steps[Job]:
-    """Start a job that ranks a pool. Use `ranking` to wait for the result.
+    """Start a job that ranks a pool. Use `ranking` to get the result.
 
     The arguments are the same as for `acquire`.
     """
@@ -160,7 +160,7 @@ def acquire_job(
 
 
 def jobs(limits: Limits) -> Steps[list[Job]]:
-    """List the jobs of this API key, newest first."""
+    """List the jobs of the client's API key, newest first."""
     return [record(Job, content) for content in (yield from _get(limits, "/jobs"))["jobs"]]
 
 
@@ -170,7 +170,7 @@ def job(limits: Limits, job: Job | str) -> Steps[Job]:
 
 
 def cancel(limits: Limits, job: Job | str) -> Steps[Job]:
-    """Cancel a job, unless it has ended."""
+    """Cancel a job. Does nothing if the job has ended."""
     return (yield from _send(Job, limits, Request("POST", f"{_path(job)}/cancel")))
 
 
@@ -186,7 +186,7 @@ def wait(
     deadline_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> Steps[Job]:
-    """Wait until a job is done, and return it.
+    """Wait until a job is done and return it.
 
     Args:
         job: the job or its id.
@@ -222,7 +222,7 @@ def predictions(
     deadline_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> Steps[Predictions]:
-    """Wait for a job started by `predict_job`, and return its result. See `wait`."""
+    """Wait for a job started by `predict_job` and return its result. See `wait`."""
     limits = limits.within(deadline_s)
     return read_predictions((yield from _result(limits, job, "predict", on_progress)))
 
@@ -234,18 +234,18 @@ def ranking(
     deadline_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> Steps[Ranking]:
-    """Wait for a job started by `acquire_job`, and return its result. See `wait`."""
+    """Wait for a job started by `acquire_job` and return its result. See `wait`."""
     limits = limits.within(deadline_s)
     return read_ranking(json.loads((yield from _result(limits, job, "acquire", on_progress))))
 
 
 def models(limits: Limits) -> Steps[list[Model]]:
-    """List the published models."""
+    """List all published models."""
     return [record(Model, content) for content in (yield from _get(limits, "/models"))["models"]]
 
 
 def model(limits: Limits, name: str) -> Steps[Model]:
-    """Describe a model.
+    """Get the description of a model.
 
     Its attribute `raw` also has the manifest, drift and links to the evaluation report.
     """
@@ -261,7 +261,7 @@ def add_labels(
     replace: bool = False,
     encoded: bool = False,
 ) -> Steps[LabelsKept]:
-    """Send labels, or targets for regression. The service stores all of them or none.
+    """Send class labels or regression targets. The service stores either all of them or none.
 
     Labels that the service already has are ignored.
 
@@ -291,7 +291,7 @@ def add_labels(
 
 
 def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
-    """Count a model's labelled rows, and return its quality on them."""
+    """Get the label counts of a model, and its quality on labelled rows."""
     content = yield from _get(limits, f"/models/{quote(model, safe='')}/labels")
     return record(LabelFigures, content)
 
@@ -317,7 +317,7 @@ def kept_labels(
 def delete_labels(
     limits: Limits, ids: Sequence[str], *, model: str | None = None
 ) -> Steps[LabelsDeleted]:
-    """Delete labels by row id. Acquired rows wait for a label again."""
+    """Delete labels by row id. Acquired rows can then be labelled again."""
     content = {**({} if model is None else {"model": model}), "ids": _strings(ids, "ids")}
     return (yield from _send(LabelsDeleted, limits, json_request("/labels/delete", content)))
 
@@ -370,7 +370,7 @@ def _post(
 
 
 def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
-    """Convert row numbers within a part to row numbers in the complete input."""
+    """Convert row numbers within a part to row numbers within the whole input."""
 
     def shift(text: str) -> str:
         return re.sub(r"^inputs\.(\d+)", lambda row: f"inputs.{first + int(row[1])}", text)
@@ -382,7 +382,7 @@ def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop options that are None."""
+    """Drop all options that are None."""
     fields = {name: v for name, v in options.items() if v is not None}
     for name in ("ids", "groups"):
         if name in fields:

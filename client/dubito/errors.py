@@ -1,4 +1,4 @@
-"""Exception hierarchy.
+"""Exceptions raised by the client.
 
 DubitoError
 ├── InvalidInput, DeadlineExceeded, NoAnswer, JobFailed, Absent
@@ -21,7 +21,7 @@ DETAIL = re.compile(
 
 
 class DubitoError(Exception):
-    """Base class of the client's exceptions.
+    """The base class of all exceptions raised by the client.
 
     Attributes:
         code: the service's problem code, or "".
@@ -33,7 +33,7 @@ class DubitoError(Exception):
 
 
 class InvalidInput(DubitoError, ValueError):
-    """A field is invalid. The client may raise this before it sends a request.
+    """A field has an invalid value. The client may raise this before it sends a request.
 
     Attributes:
         field: dotted name, such as `inputs.3.age`, or "" if unknown.
@@ -82,11 +82,11 @@ class AnswerError(DubitoError):
 
 
 class Unauthorized(AnswerError):
-    """The service requires a valid key."""
+    """The service requires a valid API key."""
 
 
 class Forbidden(AnswerError):
-    """The key lacks the required scope. See `detail`."""
+    """The API key lacks the required scope. See `detail`."""
 
 
 class NotFound(AnswerError):
@@ -118,7 +118,7 @@ class NoSpace(AnswerError):
 
 
 class DeadlineExceeded(DubitoError):
-    """The call timed out. The service may still do the work."""
+    """The call timed out. The service may still finish the work."""
 
 
 class NoAnswer(DubitoError):
@@ -142,7 +142,7 @@ class JobFailed(DubitoError):
 
 
 class Absent(DubitoError, AttributeError):
-    """The answer lacks the requested quantity."""
+    """The response does not include the requested quantity."""
 
 
 ERROR_BY_STATUS: Mapping[int, type[AnswerError]] = {

@@ -24,7 +24,7 @@ OUT = (".csv", ".npz", ".parquet")
 
 @contextlib.contextmanager
 def open_files(files: list[Path]) -> Iterator[list[Path]]:
-    """Yield the files. For `-`, save standard input to a temporary file and guess its type."""
+    """Open the input files. `-` saves standard input to a temporary file and guesses its type."""
     if files != STDIN:
         yield files
         return
@@ -122,7 +122,7 @@ def write(answer: Predictions, path: Path) -> None:
 
 
 def escape_formula(cell: object) -> object:
-    """Put an apostrophe before a text that a spreadsheet would run as a formula (OWASP)."""
+    """Prefix a text with an apostrophe if a spreadsheet would run it as a formula."""
     return f"'{cell}" if isinstance(cell, str) and _is_formula(cell) else cell
 
 

@@ -38,7 +38,7 @@ def push(client: Client, options: argparse.Namespace) -> None:
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield `id`, `value` and possibly `input` for each line with a label."""
+    """Yield the `id`, the `value` and any `input` of each labelled line."""
     ids = set()
     for n, line in enumerate(_lines(path), start=1):
         values = {

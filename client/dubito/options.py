@@ -1,4 +1,4 @@
-"""Request options. See `docs/api.md` for their defaults."""
+"""Options of requests. See `docs/api.md` for their default values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
@@ -7,7 +7,7 @@ URL = "http://127.0.0.1:8000"
 
 
 class _Common(TypedDict, total=False):
-    """Options of every request with rows."""
+    """Options shared by all requests with rows."""
 
     model: str
     """Name of a model; optional if the service has only one."""

@@ -1,4 +1,4 @@
-"""Predictions and their quantities."""
+"""Predictions, and the arrays that they consist of."""
 
 import io
 import zipfile
@@ -45,7 +45,7 @@ ABSENCE_REASONS = {
 
 @dataclass(frozen=True)
 class Detector:
-    """Results of one detector.
+    """The results of one detector.
 
     Attributes:
         score: (N,), larger for more unusual rows.
@@ -59,7 +59,7 @@ class Detector:
 
 
 class Quantity:
-    """A descriptor that returns an array by the attribute's name."""
+    """A descriptor that returns the array with the attribute's name."""
 
     def __init__(self, description: str) -> None:
         self.__doc__ = description
@@ -79,7 +79,7 @@ class Quantity:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Tabular):
-    """Predictions of N rows in order, in nats or the target's units.
+    """The predictions of N rows, in their original order.
 
     Quantities that an answer lacks, such as `abstain` without a risk, raise `Absent` with the
     reason.
@@ -94,7 +94,7 @@ class Predictions(Tabular):
         return len(self.arrays["flag"])
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array by name, for example `detectors.residual.score`."""
+        """Return an array by its name, e.g. `detectors.residual.score`."""
         if not isinstance(name, str):
             raise TypeError(
                 f"expected the name of an array, such as 'label', got {name!r}; use to_pandas() "
@@ -123,17 +123,17 @@ class Predictions(Tabular):
 
     @property
     def version(self) -> str:
-        """The version that predicted all rows."""
+        """The model version used for all rows."""
         return str(self.arrays["version"])
 
     @property
     def seed(self) -> int:
-        """The seed of the draws, which all rows share."""
+        """The random seed of the draws, which are the same for all rows."""
         return int(self.arrays["seed"])
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The C classes, in the order of the columns of `probabilities`."""
+        """The C classes, in the same order as the columns of `probabilities`."""
         return tuple(self["classes"].tolist())
 
     @property
@@ -175,7 +175,7 @@ class Predictions(Tabular):
 
     @property
     def detectors(self) -> Mapping[str, Detector]:
-        """Results by detector name."""
+        """The results of each detector, by name."""
         names = [name.removesuffix(".score") for name in self.arrays if name.endswith(".score")]
         return {
             name.removeprefix("detectors."): Detector(
@@ -187,7 +187,7 @@ class Predictions(Tabular):
 
     @property
     def standard_error(self) -> Mapping[str, np.ndarray]:
-        """Monte Carlo standard error (N,) by score name."""
+        """The Monte Carlo standard error (N,) of each score, by name."""
         head = "standard_error."
         return {
             name.removeprefix(head): array
@@ -196,12 +196,12 @@ class Predictions(Tabular):
         }
 
     def sets(self) -> list[list[str]]:
-        """Return the class names of each row's prediction set."""
+        """Return the prediction set of each row as a list of class names."""
         classes = np.array(self.classes)
         return [classes[inside].tolist() for inside in self.prediction_set]
 
     def table(self) -> dict[str, np.ndarray]:
-        """Return columns such as `label`, `probabilities.cat` and `interval.low`.
+        """Return a table with columns such as `label`, `probabilities.cat` and `interval.low`.
 
         Arrays with more than two dimensions, such as `samples`, are excluded.
         """
@@ -252,7 +252,7 @@ def read_predictions(content: bytes) -> Predictions:
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
-    """Concatenate predictions that share a version and draws."""
+    """Concatenate predictions that were made with the same version and draws."""
     if len(parts) == 1:
         return parts[0]
     arrays = {}

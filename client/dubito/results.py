@@ -1,4 +1,4 @@
-"""Records of rankings, jobs, models and labels."""
+"""Result types for rankings, jobs, models and labels."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ Record = TypeVar("Record")
 
 
 class Tabular:
-    """Base class of results that convert to DataFrames."""
+    """The base class of results that can be converted to DataFrames."""
 
     def table(self) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
     def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
-        """Convert the table to a pandas DataFrame."""
+        """Convert the results to a pandas DataFrame."""
         import pandas
 
         return pandas.DataFrame(self.table(), index=index)
@@ -74,7 +74,7 @@ class Ranking(Tabular):
         return len(self.index)
 
     def table(self) -> dict[str, np.ndarray]:
-        """Return the columns `rank` (from 1), `index`, `id`, `score` and `control`."""
+        """Return a table with columns `rank` (from 1), `index`, `id`, `score` and `control`."""
         columns = {name: getattr(self, name) for name in ("index", "id", "score", "control")}
         return {"rank": np.arange(1, len(self) + 1), **columns}
 
@@ -94,7 +94,7 @@ def read_ranking(content: Mapping[str, Any]) -> Ranking:
 
 @dataclass(frozen=True)
 class Job:
-    """State of a job. Times are in UTC (RFC 3339); `progress` is between 0 and 1.
+    """The state of a job. Times are in UTC (RFC 3339), and `progress` is between 0 and 1.
 
     Attributes:
         raw: the JSON response.
@@ -126,7 +126,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Model:
-    """A published model. If no version can be served, only its name and versions are set.
+    """A published model. Only its name and versions are set if no version can be served.
 
     Attributes:
         name: name of the model.
@@ -163,7 +163,7 @@ class Model:
 
 @dataclass(frozen=True)
 class LabelsKept:
-    """Numbers of new, known, replaced and stored labels."""
+    """The numbers of new, known, replaced and stored labels."""
 
     model: str
     accepted: int
@@ -195,7 +195,7 @@ class KeptLabel:
 
 @dataclass(frozen=True)
 class LabelsDeleted:
-    """Numbers of deleted and remaining labels."""
+    """The numbers of deleted and remaining labels."""
 
     model: str
     deleted: int
@@ -204,7 +204,7 @@ class LabelsDeleted:
 
 @dataclass(frozen=True)
 class LabelFigures:
-    """Counts of a model's acquired and labelled rows, and its quality on them.
+    """The label counts of a model, and its quality on labelled rows.
 
     Attributes:
         raw: the JSON response, including `live` (metrics by version) and `candidates`.

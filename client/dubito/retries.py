@@ -1,4 +1,4 @@
-"""Retry logic without I/O, shared by both clients.
+"""Retry logic of both clients, without I/O.
 
 An endpoint is a generator of steps. It yields a `Request` and receives its `Outcome`, or yields a
 `Pause`. The clients execute the steps.
@@ -57,7 +57,7 @@ Steps = Generator[Request | Pause, Outcome, Result]
 
 @dataclass(frozen=True)
 class Limits:
-    """Time and retry limits of a call.
+    """The time and retry limits of a call.
 
     Attributes:
         timeout_s: timeout of each request, if the call has no deadline.
@@ -70,12 +70,12 @@ class Limits:
     ends: float = math.inf
 
     def within(self, deadline_s: float | None) -> "Limits":
-        """Set a deadline in `deadline_s` seconds."""
+        """Limit the call to `deadline_s` seconds from now."""
         return self if deadline_s is None else replace(self, ends=time.monotonic() + deadline_s)
 
     @property
     def left_s(self) -> float | None:
-        """Remaining seconds; None without a deadline."""
+        """The remaining time in seconds, or None without a deadline."""
         if math.isinf(self.ends):
             return None
         left = self.ends - time.monotonic()
@@ -87,7 +87,7 @@ class Limits:
 def send(
     make: Callable[[float | None], Request], limits: Limits, is_repeatable: bool = True
 ) -> Steps[httpx.Response]:
-    """Send a request, retry it if that is safe, and return the successful response.
+    """Send a request, retrying it if that is safe, and return the successful response.
 
     Args:
         make: function that creates the request from the remaining seconds.
@@ -124,7 +124,7 @@ def _check_media_type(answer: httpx.Response) -> httpx.Response:
 def failure(
     outcome: httpx.Response | httpx.RequestError, attempt: int, is_repeatable: bool
 ) -> tuple[DubitoError, float | None]:
-    """Return the error and the pause before a retry; None if a retry is not safe."""
+    """Return the error, and the pause before a retry or None if a retry is not safe."""
     if isinstance(outcome, httpx.Response):
         retry_after = retry_after_s(outcome)
         error = make_error(outcome, retry_after)
@@ -144,7 +144,7 @@ def failure(
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """Parse `Retry-After`, which has seconds or a date."""
+    """Parse a `Retry-After` header, which contains seconds or a date."""
     text = response.headers.get("Retry-After", "")
     if text.isascii() and text.isdigit():
         return float(text)
@@ -169,7 +169,7 @@ def _describe(error: httpx.RequestError) -> str:
 
 
 def _find_proxy(url: httpx.URL) -> str | None:
-    """Return the environment's proxy for a URL, without its credentials."""
+    """Return the proxy that the environment sets for a URL, without its credentials."""
     proxies = getproxies()
     text = proxies.get(url.scheme) or proxies.get("all")
     if text is None or proxy_bypass(url.netloc.decode()):

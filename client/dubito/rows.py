@@ -38,7 +38,7 @@ strings, PIL images, or files (`bytes` or paths)."""
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Encoded rows: numbers (N, ...), or the bytes of each row's JSON or file."""
+    """Encoded rows, either numbers (N, ...) or the JSON or file content of each row."""
 
     content: np.ndarray | Sequence[bytes]
     kind: Literal["numbers", "json", "files"]
@@ -78,7 +78,7 @@ def encode_rows(rows: RowsLike, field: str) -> Rows:
 
 
 def encode_row(row: Any, field: str) -> Any:
-    """Convert a row to a JSON value. Files and images become base64."""
+    """Convert a row to a JSON value. Files and images are encoded as base64."""
     if isinstance(row, bytes | PathLike) or _is_image(row):
         return base64.b64encode(_file(row, field)).decode()
     pandas = sys.modules.get("pandas")
@@ -96,7 +96,7 @@ def encode_id(value: Any, field: str) -> str:
 
 
 def split_rows(rows: Rows, max_rows: int) -> Iterator[slice]:
-    """Split rows into slices of up to `max_rows` rows and `PART_BYTES`."""
+    """Split rows into slices of at most `max_rows` rows and `PART_BYTES` bytes."""
     first, part_bytes = 0, 0
     for n in range(len(rows)):
         size = rows.row_bytes(n)
@@ -110,7 +110,7 @@ def split_rows(rows: Rows, max_rows: int) -> Iterator[slice]:
 def make_request(
     path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Callable[[float | None], Request]:
-    """Return a function that creates a request from the remaining seconds.
+    """Return a function that builds a request, given the remaining seconds.
 
     Arrays are sent as npy with the options in the query, or as npz if there are ids. Lists would
     make the query too long, so requests with other lists are JSON.
@@ -156,7 +156,7 @@ def json_request(path: str, content: Mapping[str, Any]) -> Request:
 
 
 def to_json(value: Any, field: str) -> Any:
-    """Convert a value to JSON types. Missing values become None, and dates ISO 8601 strings."""
+    """Convert a value to JSON types. Missing values become None, dates ISO 8601 strings."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -193,7 +193,7 @@ def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str,
 
 
 def _from_frame(rows: Any, field: str) -> Any:
-    """Convert frames, series and pyarrow tables to lists, without importing their packages."""
+    """Convert DataFrames, series and pyarrow tables to lists without importing their packages."""
     pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))
     if pandas is not None:
         if isinstance(rows, pandas.DataFrame):
@@ -239,7 +239,7 @@ def _as_array(value: Any, field: str) -> Any:
 
 
 def _numbers(array: np.ndarray, field: str) -> np.ndarray:
-    """Check the shape, and convert to numbers of up to 64 bits."""
+    """Check the shape of an array, and convert it to numbers of at most 64 bits."""
     if array.ndim < 2 or array.size == 0:
         expected = "rows of numbers, in an array of shape (N, ...)"
         raise InvalidInput(field, expected, f"an array of shape {array.shape}")
@@ -249,7 +249,7 @@ def _numbers(array: np.ndarray, field: str) -> np.ndarray:
 
 
 def _array(rows: list[Any]) -> np.ndarray | None:
-    """Convert rows to a numeric array; return None if that is not possible."""
+    """Convert rows to a numeric array, or return None if that is not possible."""
     try:
         array = np.asarray(rows)
     except ValueError:
@@ -263,7 +263,7 @@ def _is_image(row: object) -> bool:
 
 
 def _file(row: Any, field: str) -> bytes:
-    """Return the content of a file. Images are encoded as PNG."""
+    """Return the content of a file. Images are converted to PNG."""
     if isinstance(row, bytes):
         return row
     if isinstance(row, PathLike):

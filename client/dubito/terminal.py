@@ -1,4 +1,4 @@
-"""Tables and progress bars."""
+"""Tables and progress bars for the terminal."""
 
 import contextlib
 import math
@@ -22,12 +22,12 @@ def format_cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which could change the terminal's state."""
+    """Replace control characters, which could affect the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table, with numbers right-aligned."""
+    """Print a table with right-aligned numbers."""
     cells = [[format_cell(value) for value in row] for row in rows]
     is_number = [
         all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(heads))

@@ -1,4 +1,4 @@
-"""Label Studio: a machine learning backend, labels from annotations, and two commands."""
+"""Label Studio support: the machine learning backend, labels from annotations, and two commands."""
 
 import os
 from importlib.util import find_spec

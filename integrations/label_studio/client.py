@@ -1,4 +1,4 @@
-"""A client of Label Studio's API, and its settings."""
+"""A client for the API of Label Studio, and its settings."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class LabelStudioError(DubitoError):
 
 
 class LabelStudio:
-    """A client of Label Studio's API at the origin that the operator configured.
+    """A client for the API of Label Studio, which only sends requests to the configured origin.
 
     It ignores redirects and the environment's proxies, which could lead to other hosts.
 
@@ -52,7 +52,9 @@ class LabelStudio:
         )
 
     def fetch(self, url: str) -> bytes:
-        """Fetch a file from this origin, such as an upload to a project. `url` may be relative."""
+        """Download a file from the configured origin, such as an uploaded image. `url` may be
+        relative.
+        """
         expected = "images as data URIs, or files below DUBITO_LABEL_STUDIO_URL/data/"
         try:
             full_url = urljoin(self._base, url)
@@ -70,7 +72,7 @@ class LabelStudio:
             raise InvalidInput("tasks", expected, "an error or no answer") from None
 
     def tasks(self, project: int) -> Iterator[list[dict[str, Any]]]:
-        """Yield the tasks of a project, page by page."""
+        """Yield all tasks of a project, page by page."""
         for page in count(1):
             query = f"project={project}&page={page}&page_size={PAGE_TASKS}&fields=all"
             answer = self.json("GET", f"api/tasks/?{query}")
@@ -103,7 +105,7 @@ class LabelStudio:
     def _send(
         self, method: str, url: str, content: Any, max_bytes: int, headers: dict[str, str]
     ) -> tuple[int, bytes]:
-        """Return the status and body of an answer, reading little more than `max_bytes`."""
+        """Send a request and return the status and body, limited to about `max_bytes`."""
         import httpx
 
         answer = b""
@@ -120,7 +122,7 @@ class LabelStudio:
             raise LabelStudioError(f"Label Studio: {type(error).__name__}: {error}") from None
 
     def _authorization(self) -> dict[str, str]:
-        """Return the header for the token. A personal access token is exchanged first."""
+        """Return the authorization header. Personal access tokens are exchanged first."""
         if self._token is None:
             return {}
         if self._token.count(".") != 2:
@@ -136,7 +138,7 @@ class LabelStudio:
 
 
 def label_studio_from_environment(url: str | None = None) -> LabelStudio:
-    """Make a client from the environment. `url` replaces its URL."""
+    """Create a client from environment variables. `url` overrides the configured URL."""
     url = url or os.environ.get(URL_VARIABLE)
     if not url:
         raise InvalidInput(URL_VARIABLE, "the URL of Label Studio", "none")

@@ -1,4 +1,4 @@
-"""Routes of Label Studio's machine learning backend: predictions, and webhooks for labels.
+"""Routes of the machine learning backend for Label Studio.
 
 The backend of a model has the URL http://HOST:PORT/label-studio/NAME. Label Studio sends the API
 key as the password of basic authentication, and webhooks send it in a header.
@@ -55,20 +55,20 @@ MAX_WEBHOOK_BYTES = 4 << 20
 
 
 class StudioHealthAnswer(BaseModel):
-    """The state of the backend."""
+    """The status of the backend."""
 
     status: Literal["UP"]
     model_class: str
 
 
 class StudioSetupAnswer(BaseModel):
-    """The version that predicts."""
+    """The model version used for predictions."""
 
     model_version: str
 
 
 class StudioResultAnswer(BaseModel):
-    """A prediction in Label Studio's format. A lower score is a more uncertain prediction."""
+    """A prediction in the format of Label Studio. A low score means high uncertainty."""
 
     model_version: str
     score: float
@@ -76,20 +76,20 @@ class StudioResultAnswer(BaseModel):
 
 
 class StudioPredictAnswer(BaseModel):
-    """A prediction for each task."""
+    """The predictions of all tasks."""
 
     results: list[StudioResultAnswer]
     model_version: str
 
 
 class StudioWebhookAnswer(BaseModel):
-    """Whether the service stored a label."""
+    """The result of a webhook, i.e. whether a label was stored."""
 
     kept: bool
 
 
 async def accept_basic_authentication(request: Request) -> None:
-    """Accept a key as the password of basic authentication, the only one in Label Studio."""
+    """Accept the API key as a password, because Label Studio only supports basic authentication."""
     kind, _, content = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic" and key_name(request.scope) is None:
         with suppress(ValueError):
@@ -109,7 +109,7 @@ JSON_OBJECT_BODY: dict[str, Any] = {
 
 @router.get("/health", responses=answers(StudioHealthAnswer, 404), dependencies=[needs("read")])
 async def get_label_studio_health(request: Request, name: str) -> Response:
-    """Report that the backend is up."""
+    """Check that the backend is running."""
     get_context(request).models.name(name)
     return json_response({"status": "UP", "model_class": "Dubito"})
 
@@ -121,7 +121,7 @@ async def get_label_studio_health(request: Request, name: str) -> Response:
     dependencies=[needs("predict")],
 )
 async def post_label_studio_setup(request: Request, name: str) -> Response:
-    """Check a project's labelling configuration, and return the version that predicts."""
+    """Check a project's labelling configuration, and return the version used for predictions."""
     context = get_context(request)
     call = RequestContext.from_request(request, context.settings.deadline_s)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)
@@ -137,7 +137,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
     dependencies=[needs("predict")],
 )
 async def post_label_studio_predict(request: Request, name: str) -> Response:
-    """Predict tasks. Label Studio can show tasks with low scores, which are uncertain, first."""
+    """Predict tasks. Label Studio can sort them by score to show uncertain tasks first."""
     context = get_context(request)
     settings, call = context.settings, context.begin(request)
     content = await _read(context, call, limits.MAX_JSON_BYTES)
@@ -187,7 +187,7 @@ def _write_predictions(
     dependencies=[needs("label")],
 )
 async def post_label_studio_webhook(request: Request, name: str) -> Response:
-    """Store the label of a new or changed annotation: 201 when stored, 200 without a label."""
+    """Store the label of a new or changed annotation. Returns 201 if one was stored, else 200."""
     context = get_context(request)
     call = context.begin(request)
     require_json(request)
@@ -214,7 +214,7 @@ def model_version(loaded: ServedModel) -> str:
 
 
 def _fetch(url: str) -> bytes:
-    """Fetch a file from the configured Label Studio. This blocks."""
+    """Download a file from the configured Label Studio server. This call blocks."""
     if not os.environ.get(URL_VARIABLE):
         expected = f"images as data URIs, since {URL_VARIABLE} is not set"
         raise InvalidInput("tasks", expected, "a URL")
@@ -229,7 +229,7 @@ def _label_studio() -> LabelStudio:
 def _read_rows(
     fetch: Fetch, manifest: Manifest, config: LabelConfig, tasks: list[Any], call: RequestContext
 ) -> list[Any]:
-    """Read the rows of tasks. This may block to fetch images."""
+    """Convert tasks to rows. This call may block to download images."""
     rows = []
     for n, task in enumerate(tasks):
         if time.monotonic() > call.deadline:  # Fetching images may be slow.
@@ -250,7 +250,7 @@ def _store(
     call: RequestContext,
     key: str | None,
 ) -> bool:
-    """Store the label of a webhook; False if the annotation has none. This blocks.
+    """Store the label of a webhook, or return False if there is no label. This call blocks.
 
     A new annotation of a task replaces the previous one.
     """

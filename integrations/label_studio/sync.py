@@ -1,4 +1,4 @@
-"""The command `dubito label-studio sync`: synchronise a Label Studio project with a model.
+"""The command `dubito label-studio sync`, which synchronises a project with a model.
 
 Label Studio sends a webhook only once, so labels can be lost. The command reads all tasks, once or
 repeatedly, and
@@ -99,7 +99,7 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
 
 
 def _newest(annotations: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the latest annotation that was not skipped."""
+    """Return the newest annotation that was not skipped."""
     finished = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
     return max(finished, key=lambda a: (str(a.get("updated_at")), a["id"]), default=None)
 
@@ -111,7 +111,7 @@ def _predict(
     version: str,
     tasks: list[dict[str, Any]],
 ) -> int:
-    """Predict tasks without a prediction by the version, and return their number.
+    """Predict the tasks that the version has not predicted yet, and return their number.
 
     The uncertainty of each task is written into its data.
     """

@@ -1,4 +1,4 @@
-"""MLflow: its scoring protocol, and versions exported as MLflow models."""
+"""MLflow support: the scoring protocol and the export of versions as MLflow models."""
 
 from pathlib import Path
 

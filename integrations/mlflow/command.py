@@ -1,4 +1,4 @@
-"""The command `dubito mlflow NAME[:VERSION] FOLDER`."""
+"""The command `dubito mlflow`, which exports a version as an MLflow model."""
 
 import argparse
 

@@ -50,7 +50,7 @@ PARAMS = {
 
 
 def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
-    """Write a version as an MLflow model. The folder appears complete or not at all."""
+    """Export a version as an MLflow model. The folder is created atomically."""
     if folder.exists():
         raise InvalidInput("folder", "a folder that does not exist yet", str(folder))
     artifact = store.open(name, version, files=())
@@ -69,7 +69,7 @@ def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
 
 
 def _copy_code(folder: Path) -> None:
-    """Copy `model_store` and this module, but no other integration."""
+    """Copy the code that the exported model needs, i.e. `model_store` and this module."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(model_store.__file__).parent, folder / "model_store", ignore=ignored)
     package = folder / "integrations" / "mlflow"
@@ -80,13 +80,13 @@ def _copy_code(folder: Path) -> None:
 
 
 def requirements(with_text: bool = True) -> list[str]:
-    """List an exported model's requirements, with numpy and onnxruntime pinned to this version."""
+    """Return the requirements of an exported model, with numpy and onnxruntime pinned."""
     exact = [f"numpy=={np.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
     return [*exact, *NEEDS, *(["tokenizers"] if with_text else [])]
 
 
 def _descriptions(manifest: Manifest) -> dict[str, str]:
-    """Make MLflow's files by name. Its YAML files contain JSON, which is valid YAML."""
+    """Create the metadata files of an MLflow model. Their YAML is written as JSON."""
     python = platform.python_version()
     params = [
         {"name": name, "type": kind, "default": default, "shape": None}
@@ -128,13 +128,13 @@ def _load_pyfunc(path: str) -> "PyfuncModel":  # MLflow calls it by this name
 
 
 class PyfuncModel:
-    """A model that predicts DataFrames and arrays like the service."""
+    """An MLflow model that predicts DataFrames and arrays like the service."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def predict(self, rows: Any, params: dict[str, Any] | None = None) -> "pandas.DataFrame":
-        """Predict rows. The columns are the fields of `POST /predict` and the seed."""
+        """Predict rows. The result's columns are the fields of `POST /predict` and the seed."""
         import pandas
 
         values = {name: default for name, (_, default) in PARAMS.items()} | (params or {})

@@ -1,4 +1,4 @@
-"""MLflow's scoring protocol: `POST /invocations`, `GET /ping` and `GET /version`.
+"""The scoring protocol of MLflow: `POST /invocations`, `GET /ping` and `GET /version`.
 
 Requests have rows as a data frame or in TensorFlow Serving's format, and options in `params`. The
 default model answers unless `params.model` names another. MLflow specifies these routes, so our
@@ -88,7 +88,7 @@ async def get_version() -> Response:
 
 @router.post("/invocations", dependencies=[needs("predict")])
 async def post_invocations(request: Request) -> Response:
-    """Predict rows. The answer is the same as for `POST /predict`."""
+    """Predict rows. The response is the same as for `POST /predict`."""
     context = get_context(request)
     call = context.begin(request, has_rows=True)
     if request.query_params:
@@ -131,7 +131,7 @@ async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
 def read_invocation(
     body: bytes | bytearray, max_rows: int, call: RequestContext
 ) -> tuple[PredictRequest, str, Any]:
-    """Parse a request into its options, the format of its rows, and the rows."""
+    """Parse the options, the input format and the rows of a request."""
     if b"NaN" in body:
         call.reservation.acquire(3 * len(body) // 2)
         body = _without_nan(body, call)
@@ -154,7 +154,7 @@ def read_invocation(
 
 
 def read_params(params: dict[str, Any]) -> PredictRequest:
-    """Convert `params` to the options of `/predict`, which include the model and its version."""
+    """Convert `params` to the options of `/predict`, including the model and its version."""
     model: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
     options = {name: value for name, value in params.items() if name not in model}
     return build_envelope(
@@ -163,7 +163,7 @@ def read_params(params: dict[str, Any]) -> PredictRequest:
 
 
 def read_rows(form: str, content: Any, spec: InputSpec, max_rows: int) -> Rows:
-    """Convert the rows of a request to rows for `/predict`, without extra columns."""
+    """Convert the rows of a request to rows for `/predict`, dropping extra columns."""
     rows: Rows
     first = content[0] if isinstance(content, list) and content else None
     if form == SPLIT:
@@ -222,7 +222,7 @@ def _records(content: Any, spec: InputSpec, form: str) -> Rows:
 
 
 def _columnar(content: dict[str, Any], spec: InputSpec) -> Rows:
-    """Read arrays by column, or one array of rows if the model has no columns."""
+    """Convert arrays by column to rows. Models without columns accept a single array."""
     columns = list(content.values())
     if not columns or not all(
         isinstance(column, list) and len(column) == len(columns[0]) for column in columns
@@ -245,7 +245,7 @@ def _take_columns(
     spec: InputSpec,
     field: str,
 ) -> Rows | None:
-    """Select the model's columns; None if the model has none."""
+    """Select the columns of the model, or return None if it has none."""
     selected = [column.name for column in spec.columns]
     if spec.text is not None and len(names) > 1:
         selected = [spec.text.column]
@@ -258,13 +258,13 @@ def _take_columns(
 
 
 def _unwrap_cells(data: list[list[Any]]) -> list[Any]:
-    """Replace rows of a single text, file or array by that cell."""
+    """Replace rows with a single text, file or array by that value."""
     is_row = bool(data) and len(data[0]) == 1 and isinstance(data[0][0], str | list)
     return [row[0] for row in data] if is_row else data
 
 
 def _without_nan(body: bytes | bytearray, call: RequestContext) -> bytearray:
-    """Replace NaN by null, pausing between steps."""
+    """Replace NaN with null in a request body, pausing between chunks."""
     valid = bytearray()
     position = count = 0
     while (match := _NAN.match(body, position)) is not None:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (V2) over REST, as Triton, KServe and MLServer clients use it."""
+"""The Open Inference Protocol (V2) over REST, which clients of Triton, KServe and MLServer use."""
 
 from service.integrations import Integration
 

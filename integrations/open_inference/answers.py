@@ -1,4 +1,4 @@
-"""Write answers and model descriptions of the Open Inference Protocol.
+"""Encode the responses and model descriptions of the Open Inference Protocol.
 
 An answer has a tensor for each array, in JSON or in binary format after the JSON.
 """
@@ -63,7 +63,7 @@ TensorSpec = dict[str, Any]  # name, datatype, shape (-1: any length)
 
 
 class TensorEncoder:
-    """Writes the answer to a request.
+    """An encoder for the response to a request.
 
     Attributes:
         header_length: length of the JSON in bytes, set if tensors in binary format follow.
@@ -116,7 +116,7 @@ class TensorEncoder:
 
 
 def make_parameters(answer: Answer) -> dict[str, Any]:
-    """Make the parameters of an answer: the fields about all rows, as numbers or JSON strings."""
+    """Create the parameters of a response from the fields that apply to all rows."""
     options, unknown = answer.options, answer.unknown
     parameters = {
         "seed": answer.seed,
@@ -129,7 +129,7 @@ def make_parameters(answer: Answer) -> dict[str, Any]:
 
 
 def _json_parts(flat: np.ndarray, pause: Pause) -> Iterator[bytes]:
-    """Yield elements as comma-separated JSON. Infinite numbers become null."""
+    """Yield values as comma-separated JSON, with null for infinite numbers."""
     for first in range(0, len(flat), NUMBERS_AT_ONCE):
         part: Any = flat[first : first + NUMBERS_AT_ONCE]
         part = part.tolist() if flat.dtype.kind == "U" else np.ascontiguousarray(part)
@@ -144,7 +144,7 @@ def tensor(name: str, datatype: str, *shape: int) -> TensorSpec:
 
 
 def model_inputs(manifest: Manifest) -> list[TensorSpec]:
-    """Describe a model's input tensors."""
+    """Describe the input tensors of a model."""
     spec = manifest.input
     if spec.columns:
         inputs = [
@@ -172,7 +172,7 @@ def model_outputs(manifest: Manifest) -> list[TensorSpec]:
 
 
 def _field_outputs(field: Field, manifest: Manifest) -> Iterator[TensorSpec]:
-    """Describe the tensors of a field, one per name if the field is a mapping."""
+    """Describe the output tensors of a field. A mapping has one tensor for each name."""
     lengths = {FIELD_CLASSES: len(manifest.classes or ()), DRAWS: -1}
     shape = [lengths[axis] if isinstance(axis, str) else len(axis) for axis in field.axes]
     datatype = DATATYPES.get(field.name, "FP64")
@@ -208,7 +208,7 @@ def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
 
 
 def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
-    """Describe a model as Triton does: shapes omit the axis of rows."""
+    """Describe a model in the format of Triton, where shapes omit the batch dimension."""
 
     def convert(spec: TensorSpec) -> TensorSpec:
         datatype = "STRING" if spec["datatype"] == BYTES else spec["datatype"]

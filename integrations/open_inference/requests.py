@@ -1,4 +1,4 @@
-"""Read requests of the Open Inference Protocol: a JSON object, then tensors in binary format.
+"""Parse requests of the Open Inference Protocol.
 
 If binary tensors follow, the header `Inference-Header-Content-Length` has the length of the JSON.
 The Content-Type is ignored, because clients send different values or none.
@@ -74,7 +74,7 @@ class InferRequest:
 
 
 def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
-    """Parse the length of the JSON from the headers; None if it is not set."""
+    """Parse the header with the length of the JSON part, or return None if it is missing."""
     value = headers.get(HEADER_LENGTH)
     if value is None:
         return None
@@ -86,7 +86,7 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 def read_infer(
     body: bytes | bytearray, length: int | None, max_json: int, call: RequestContext
 ) -> InferRequest:
-    """Parse a request. JSON is its first `length` bytes, or all if None."""
+    """Parse an inference request. The first `length` bytes are JSON, or all bytes if None."""
     text = body if length is None else bytes(memoryview(body)[:length])
     if len(text) > max_json:
         received = "more; send tensors in binary format"
@@ -109,7 +109,7 @@ def read_infer(
 
 
 def _parse_blocks(text: bytes | bytearray, call: RequestContext) -> dict[str, Any]:
-    """Parse long JSON, tensor by tensor."""
+    """Parse a long JSON request tensor by tensor."""
     reserve_json(text, "body", MAX_NESTED, call, ITEM_BYTES)
     content, tensors = split_json(text, "inputs", MAX_TENSORS, call.pause)
     call.pause()
@@ -160,7 +160,7 @@ def _tensors(items: Any, field: str, binary: memoryview, call: RequestContext) -
 def _tensor(
     item: Any, place: str, binary: memoryview, call: RequestContext
 ) -> tuple[Tensor, memoryview]:
-    """Parse a tensor. Return it and the binary data of later tensors."""
+    """Parse a tensor, and return it with the remaining binary data."""
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", describe_value(item))
     if not item.keys() <= TENSOR_FIELDS:
@@ -207,7 +207,7 @@ def _name(name: Any, place: str) -> str:
 
 
 def _outputs(items: Any) -> dict[str, bool | None] | None:
-    """Parse the requested outputs, in order, and whether each is binary; None by default."""
+    """Parse the requested outputs, and whether each one is binary. The default is None."""
     if items is None or items == []:
         return None
     if not isinstance(items, list) or len(items) > MAX_OUTPUTS:
@@ -235,7 +235,7 @@ def _flag(value: Any, field: str) -> bool | None:
 
 
 def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Parse a request's parameters into options and the default for binary outputs."""
+    """Parse the parameters of a request, including the default for binary outputs."""
     binary_output = _flag(parameters.get(BINARY_OUTPUT), f"parameters.{BINARY_OUTPUT}") or False
     options = {
         name: value
@@ -257,7 +257,7 @@ def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _parse_integer(value: Any) -> int | None:
-    """Parse a non-negative integer or its digits; None if the value is invalid."""
+    """Parse a non-negative integer or a string of digits. Return None if it is invalid."""
     if type(value) is str and _LENGTH.fullmatch(value):
         value = int(value)
     return value if type(value) is int and value >= 0 else None
@@ -271,7 +271,8 @@ def read_rows(
     call: RequestContext,
     encoded: bool = False,
 ) -> tuple[Rows, list[str] | None]:
-    """Convert tensors to rows for `/predict`, and the rows' groups if the model has groups.
+    """Convert tensors to rows for `/predict`. If the model has groups, also return the rows'
+    groups.
 
     Extra tensors of another model's answer are ignored.
     """
@@ -293,7 +294,7 @@ def read_rows(
 
 
 def is_by_group(manifest: Manifest) -> bool:
-    """Check if the model expects the rows' groups as a tensor `groups`."""
+    """Check whether the model expects a tensor `groups` with the group of each row."""
     categories = manifest.categories
     is_column = any(column.name == GROUPS for column in manifest.input.columns)
     return categories is not None and categories.kind == "group" and not is_column
@@ -367,7 +368,7 @@ def _cells(
 def _column(
     tensor: Tensor, column: AnyColumn, spec: InputSpec, call: RequestContext
 ) -> list[Any] | np.ndarray:
-    """Read the cells of a column. NaN is a missing value."""
+    """Read the cells of a column. NaN is treated as a missing value."""
     if tensor.datatype == BYTES:
         _check_is_text(tensor)
         read = cell_reader(column, spec.missing_values)

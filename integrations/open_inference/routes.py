@@ -1,4 +1,4 @@
-"""Routes `/v2` of the Open Inference Protocol over REST.
+"""Routes of the Open Inference Protocol over REST, below `/v2`.
 
 The protocol has its own specification, so our OpenAPI document does not include these routes. See
 `docs/open-inference.md`.
@@ -132,7 +132,7 @@ async def post_infer(request: Request, name: str, version: str = LATEST) -> Resp
 
 
 async def read_inflated(call: RequestContext, max_bytes: int) -> bytes | bytearray:
-    """Read a body of up to `max_bytes`, and inflate gzip or deflate (zlib).
+    """Read a request body of up to `max_bytes`, and decompress gzip or deflate.
 
     Memory for each step of `STEP_BYTES` is reserved before it is inflated.
 
@@ -198,7 +198,7 @@ async def _read(
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:
-    """Read the manifest of a version. `latest` is the loaded one, if any."""
+    """Return the manifest of a version. `latest` is the loaded version, if any."""
     name = models.name(name)
     latest = models.latest(name)
     if version == LATEST and latest is not None:
@@ -207,7 +207,7 @@ def _manifest(models: Models, name: str, version: str) -> Manifest:
 
 
 def _refuse_unready_version(models: Models, name: str, version: str) -> None:
-    """Raise NotReady if a version cannot be served."""
+    """Raise NotReady if the version cannot be served."""
     if models.peek(name, version) is not None:
         return
     manifest = _manifest(models, name, version)
@@ -217,7 +217,7 @@ def _refuse_unready_version(models: Models, name: str, version: str) -> None:
 
 
 def _index(models: Models) -> list[dict[str, Any]]:
-    """List the versions of all models, and whether they can be served."""
+    """List all versions of all models, and whether they can be served."""
     index = []
     for name in models.names():
         broken = models.errors(name)

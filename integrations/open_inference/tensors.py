@@ -1,4 +1,4 @@
-"""Read and write tensors in JSON or the protocol's binary format.
+"""Parse and encode tensors in JSON or in the protocol's binary format.
 
 In binary format, numbers are a little-endian array in C order. Each BYTES element follows its
 length, a four-byte integer.
@@ -35,7 +35,7 @@ ELEMENTS_PER_STEP = 4096
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of a request: an array of numbers, or BYTES as JSON strings or in binary format."""
+    """An input tensor, with numbers as an array, and BYTES as JSON strings or binary data."""
 
     place: str  # for errors, which must not repeat names from requests
     name: str
@@ -51,7 +51,9 @@ class Tensor:
         return math.prod(self.shape)
 
     def values(self, call: RequestContext) -> list[Any]:
-        """Return the elements of BYTES: strings or None from JSON, bytes from binary format."""
+        """Return the elements of a BYTES tensor. JSON yields strings or None, and binary data
+        yields bytes.
+        """
         if self.elements is not None:
             return self.elements
         assert self.content is not None
@@ -79,7 +81,7 @@ class Tensor:
 
 
 def check_shape(shape: Any, place: str) -> tuple[int, ...]:
-    """Check the shape of a tensor, without a limit on its size."""
+    """Check the shape of a tensor. Its size is not limited."""
     is_shape = isinstance(shape, list) and all(type(length) is int for length in shape)
     if not is_shape or not 1 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 1:
         expected = f"an array of 1 to {MAX_DIMENSIONS} whole numbers, each at least 1"
@@ -102,7 +104,7 @@ def decode_array(
 
 
 def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
-    """Flatten JSON data, which is flat or nested by shape."""
+    """Flatten JSON data, which may be nested according to the shape."""
     if not isinstance(data, list):
         raise InvalidInput(f"{place}.data", "an array", describe_value(data))
     size, level = math.prod(shape), data
@@ -147,7 +149,7 @@ def parse_array(data: Any, datatype: str, shape: tuple[int, ...], place: str) ->
 
 
 def parse_strings(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
-    """Return the elements of BYTES in JSON: strings, or None for missing values."""
+    """Return the elements of a BYTES tensor in JSON. Missing values are None."""
     level = flat_data(data, shape, place)
     invalid = next((v for v in level if v is not None and type(v) is not str), None)
     if invalid is not None:

@@ -1,4 +1,4 @@
-"""Ray: replicas of the service on Ray Serve, and shards of data sets on Ray Data.
+"""Ray support: service replicas on Ray Serve, and batch scoring on Ray Data.
 
 No other folder imports Ray.
 """

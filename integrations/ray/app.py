@@ -1,4 +1,4 @@
-"""The application as replicas behind Ray Serve's proxy.
+"""The service as a Ray Serve application with several replicas.
 
 Configuration files of Ray Serve have `import_path: integrations.ray.app:build`.
 """
@@ -31,7 +31,7 @@ ROUTING_PERIOD_S = 2.0  # between polls of the loaded versions
 
 
 def uses_haproxy() -> bool:
-    """Check if Ray Serve's proxy is HAProxy."""
+    """Check whether the proxy of Ray Serve is HAProxy."""
     # Ray has no public API for this.
     from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 
@@ -39,7 +39,7 @@ def uses_haproxy() -> bool:
 
 
 def router() -> RequestRouterConfig:
-    """Configure routing by model, which HAProxy does not support."""
+    """Configure routing by model, which is not supported by HAProxy."""
     if uses_haproxy():
         return RequestRouterConfig()
     return RequestRouterConfig(
@@ -49,7 +49,7 @@ def router() -> RequestRouterConfig:
 
 
 def listen_on_loopback() -> None:
-    """Restrict a replica's internal port to loopback if all of Ray listens there.
+    """Restrict the internal port of a replica to loopback if all of Ray listens there.
 
     The port executes what it receives without a token, and Ray Serve has no setting for its
     address.
@@ -62,7 +62,7 @@ def listen_on_loopback() -> None:
 
 
 class ReservationMiddleware:
-    """Opens a memory reservation for each request, as `service.server` does for its connections."""
+    """Middleware that opens a memory reservation for each request."""
 
     def __init__(self, app: ASGIApp, budget: ByteBudget) -> None:
         self.app = app
@@ -93,7 +93,7 @@ class ReservationMiddleware:
 )
 @serve.ingress()
 class Replica:
-    """A replica of the service, with settings from `values` and the environment."""
+    """A replica of the service, configured by `values` and the environment."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -116,18 +116,18 @@ class Replica:
         return app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Report the queued and running row-draws for autoscaling."""
+        """Report the number of queued and running row-draws for autoscaling."""
         return {WORK: float(self._context.admission.row_draws) if self._context else 0.0}
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Report the loaded models and versions for routing."""
+        """Report the loaded models and versions for request routing."""
         versions = self._context.models.loaded() if self._context else []
         names = {version.name for version in versions}
         return {MODELS: sorted(names | {f"{v.name}/{v.version}" for v in versions})}
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Build the application for a configuration file of Ray Serve.
+    """Build the application from the arguments in a configuration file of Ray Serve.
 
     Args:
         args: settings by their names in `Settings`, as numbers or strings.

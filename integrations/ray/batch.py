@@ -1,4 +1,4 @@
-"""Process the shards of a data set on Ray Data.
+"""Process the shards of a data set with Ray Data.
 
 Each actor has the model in memory. If an actor dies, its shards go to other actors. The data does
 not pass through Ray: an actor gets a shard's number, reads its rows and writes its part.
@@ -41,7 +41,7 @@ class ShardActor:
 def run_on_ray(
     options: WorkerOptions, todo: list[int], address: str, workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Process shards on a cluster and yield their results.
+    """Process the shards on a Ray cluster, and yield their results.
 
     Raises:
         InvalidInput: if Ray is not installed, or the address has no cluster.
@@ -68,7 +68,7 @@ def run_on_ray(
 def _round(
     ray: Any, options: WorkerOptions, shards: list[int], workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Process each shard once. Shards whose actor dies yield no result."""
+    """Process each shard once. Shards yield no result if their actor dies."""
     max_actors = min(len(shards), workers or int(ray.cluster_resources().get("CPU", 1)))
     results = ray.data.from_items(
         [{"shard": number} for number in shards], override_num_blocks=len(shards)
@@ -90,7 +90,7 @@ def _round(
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Join a cluster, or start one on this machine, and yield the module `ray`."""
+    """Connect to a Ray cluster, or start one on this machine, and yield the module `ray`."""
     set_ray_environment({}, address == LOCAL)
     try:
         import ray
@@ -122,7 +122,7 @@ def _cluster(address: str) -> Iterator[Any]:
 
 
 def _options(address: str, folder: str | None) -> dict[str, Any]:
-    """Make options of `ray.init`. A new cluster stores its files in `folder`."""
+    """Return the options of `ray.init`. A new cluster stores its files in `folder`."""
     if address == LOCAL:
         return {
             "address": LOCAL,
@@ -139,7 +139,7 @@ def _options(address: str, folder: str | None) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Discard what Ray's native code writes to standard error.
+    """Suppress the standard error output of Ray's native code.
 
     Ray's Python messages, such as a node's death, go to standard error instead of output.
     """

@@ -1,4 +1,4 @@
-"""The command `dubito cluster`: serve with replicas on Ray, on this machine or a cluster."""
+"""The command `dubito cluster`, which serves models with several replicas on Ray."""
 
 import argparse
 import importlib.util
@@ -26,7 +26,7 @@ PROXY_MARGIN_S = 5.0  # added to the service's deadline, whose error is clearer
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. The exit code is 0 then, and 3 if serving cannot start."""
+    """Serve until SIGTERM or SIGINT, then return 0. Return 3 if the service cannot start."""
     settings = read_settings()
     check(settings)
     _check(options)
@@ -136,7 +136,7 @@ def _prepare_ray(settings: Settings, is_local: bool, by_model: bool, folder: Pat
 
 
 def _haproxy_on_loopback(folder: Path) -> Path:
-    """Write a program that runs HAProxy with its statistics pages on loopback.
+    """Create a wrapper program for HAProxy whose statistics pages listen on loopback only.
 
     Ray makes them listen on all addresses, without a setting to change that.
     """
@@ -159,7 +159,7 @@ def _free_port() -> int:
 
 
 def _replica_settings(settings: Settings, is_local: bool) -> dict[str, Any]:
-    """Return the settings for replicas, with absolute paths.
+    """Return the settings of the replicas, with absolute paths.
 
     Replicas on this machine read secrets from the same environment. Replicas on other machines need
     files of secrets there.

@@ -1,11 +1,11 @@
-"""Environment variables for Ray."""
+"""Environment variables used by Ray."""
 
 import os
 import secrets
 
 
 def set_ray_environment(variables: dict[str, str], is_local: bool) -> None:
-    """Set environment variables, unless they are set already. Call it before importing Ray.
+    """Set environment variables that are not yet set. Call this before importing Ray.
 
     Args:
         variables: values by name.

@@ -1,4 +1,4 @@
-"""Scale replicas with the work, and route requests to them.
+"""Autoscaling of replicas by their load, and routing of requests.
 
 The number of replicas follows the queued and running row-draws, because requests differ: one may
 have one row and another a pool of 100,000. Ray Serve polls the row-draws of each replica
@@ -21,7 +21,7 @@ MODELS = "models"
 
 
 class ByWork:
-    """Autoscaling policy for about `target_row_draws` of work per replica.
+    """An autoscaling policy that targets `target_row_draws` of work per replica.
 
     The default is half a micro-batch, which keeps a replica busy for about half of the time. A
     relative deviation of up to `slack` changes nothing.
@@ -43,7 +43,7 @@ class ByWork:
 
 
 class ByModel(FIFOMixin, RequestRouter):  # type: ignore[misc]
-    """Power of two choices, first among the replicas that have the model."""
+    """A router that picks between two random replicas that have loaded the model, if any."""
 
     async def choose_replicas(
         self,

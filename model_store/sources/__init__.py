@@ -1,1 +1,1 @@
-"""Readers that convert request bodies and files to rows of numbers."""
+"""Readers that convert request bodies and files to numeric rows."""

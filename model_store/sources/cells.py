@@ -1,4 +1,4 @@
-"""Parsing of text cells: missing values, booleans, formatted numbers, dates and times.
+"""Parse the text of table cells, such as numbers, dates, booleans and missing values.
 
 Numbers can have a currency or percent sign, which is ignored: "$1,200.50" is 1200.5 and "12 %" is
 12. All numbers of a column have the same format.
@@ -54,7 +54,7 @@ CYCLES_S = {"year": 365.2425 * DAY_S, "week": 7 * DAY_S, "day": DAY_S}
 def cell_reader(
     column: AnyColumn, missing: tuple[str, ...], has_commas: bool = False
 ) -> Callable[[str], Any]:
-    """Return a function that converts a column's text cells to JSON values.
+    """Return a function that converts the text cells of a column to JSON values.
 
     Args:
         missing: additional texts of missing values.
@@ -99,7 +99,7 @@ def match_category(text: str, categories: AbstractSet[str]) -> str:
 
 
 def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:
-    """Parse a number, or return invalid text unchanged for the caller to reject."""
+    """Parse a number, or return an invalid text unchanged so that the caller rejects it."""
     try:
         if column.written is not None:
             return parse_number(text, column.written)
@@ -117,7 +117,7 @@ def is_number(text: str) -> bool:
 
 
 def parse_number(text: str, writing: NumberStyle) -> float:
-    """Parse a formatted number, with or without its sign. Raises ValueError for other text."""
+    """Parse a formatted number with an optional sign. Raises ValueError for other text."""
     trimmed = "" if len(text) > MAX_CHARACTERS else text.translate(_TO_SPACE).strip()
     match = _pattern(writing).fullmatch(trimmed)
     if match is None:
@@ -134,7 +134,7 @@ def number_example(writing: NumberStyle) -> str:
 
 
 def find_sign(text: str) -> str | None:
-    """Return the sign in a text, "" if it has none, or None if it has several."""
+    """Return the sign of a number in text, "" if it has none, or None if it has several."""
     signs = [character for character in text if character in SIGNS]
     return None if len(signs) > 1 else "".join(signs)
 
@@ -153,7 +153,7 @@ def _pattern(writing: NumberStyle) -> re.Pattern[str]:
 
 
 def parse_time(date_format: str | None, text: str) -> float:
-    """Convert a time in a `strptime` format, or in ISO 8601 without one, to seconds since 1970.
+    """Convert a time to seconds since 1970, using a `strptime` format or ISO 8601.
 
     Formats without a time of day accept an optional one.
 
@@ -189,11 +189,11 @@ def date_example(date_format: str) -> str:
 
 
 def seconds_since(time: datetime) -> float:
-    """Convert a time to seconds since 1970, in UTC unless it has an offset."""
+    """Convert a time to seconds since 1970. Times without an offset are in UTC."""
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH).total_seconds()
 
 
 def phases(seconds: Float64[np.ndarray, "N"], cycle: str) -> Float64[np.ndarray, "N 2"]:
-    """Return the sine and cosine of the phase of a cycle."""
+    """Return the sine and cosine of a time's phase within a cycle."""
     angles = 2.0 * np.pi * np.mod(seconds, CYCLES_S[cycle]) / CYCLES_S[cycle]
     return np.stack([np.sin(angles), np.cos(angles)], axis=1)

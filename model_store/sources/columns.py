@@ -1,4 +1,4 @@
-"""Encoding of rows with named columns, shared by training and the service.
+"""Encode rows with named columns, for training and the service.
 
 The manifest's column classes define the encoding. `training.data.tables` computes means, standard
 deviations and categories from the training rows. Arithmetic is float64, rounded once to float32.
@@ -43,7 +43,7 @@ MAX_SHOWN = 10
 def encode(
     columns: Columns, values: Mapping[str, Numbers | Categories]
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode columns and concatenate them in order."""
+    """Encode all columns and concatenate them in order."""
     parts = [
         _one_hot(column, values[column.name])  # type: ignore[arg-type]
         if isinstance(column, CategoricalColumn)
@@ -77,7 +77,7 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
 
 
 def columns_expected(field: str, received: str) -> InvalidInput:
-    """Return the error for rows of numbers if rows keyed by column are required."""
+    """Return the error for numeric rows if the model expects objects keyed by column."""
     expected = "rows as objects keyed by column (or encoded numbers, if `encoded` is true)"
     return InvalidInput(field, expected, received)
 
@@ -85,7 +85,7 @@ def columns_expected(field: str, received: str) -> InvalidInput:
 def encode_objects(
     rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode JSON objects keyed by column. `first_row` is used in errors."""
+    """Encode JSON objects keyed by column. Errors count rows from `first_row`."""
     names = {column.name for column in columns}
     for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
@@ -104,7 +104,7 @@ def encode_cells(
     field: str,
     first_row: int = 0,
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode JSON values by column, or arrays of numbers with NaN for missing values."""
+    """Encode columns of JSON values, or of numbers with NaN for missing values."""
     values: dict[str, Numbers | Categories] = {}
     errors: list[InvalidInput] = []  # the first of each column
     for column in columns:
@@ -155,7 +155,7 @@ def _read(
 
 
 def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
-    """Encode the usual value of each column, or return None if a column has no usual value."""
+    """Encode a row of usual values, or return None if a column has no usual value."""
     if any(column.usual is None for column in columns):
         return None
     values: dict[str, Numbers | Categories] = {
@@ -169,14 +169,14 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
 
 @dataclass(frozen=True)
 class UnusualCells:
-    """The unseen categories of a row by column, and the columns with missing values."""
+    """The columns of a row with missing values, and the unseen categories by column."""
 
     unseen: dict[str, str]
     missing: list[str]
 
 
 def unusual_cells(row: Mapping[str, Any], columns: Columns) -> UnusualCells:
-    """Find unseen categories and missing values in a JSON row."""
+    """Find the unseen categories and missing values in a JSON row."""
     unseen, missing = {}, []
     for column in columns:
         cell = row[column.name]
@@ -190,7 +190,7 @@ def unusual_cells(row: Mapping[str, Any], columns: Columns) -> UnusualCells:
 
 
 def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
-    """Count the encoded rows with an unknown or missing category, by column, without zeros."""
+    """Count the rows with an unknown or missing category in each column, leaving out zeros."""
     if not columns:
         return {}
     last = np.cumsum([column_width(column) for column in columns]) - 1
@@ -282,7 +282,7 @@ def _category(cell: Any, field: str) -> str | None:
 
 
 def category_text(value: str | int | float | bool) -> str:
-    """Convert a JSON value to a category's name: "true", "false", or an integer without a point."""
+    """Convert a JSON value to the name of a category."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Read CSV files, and detect their encoding, delimiter and decimal commas."""
+"""Read CSV files, detecting their encoding, delimiter and decimal mark."""
 
 import codecs
 import csv
@@ -43,7 +43,7 @@ _long_cells = Override(csv.field_size_limit, csv.field_size_limit, MAX_LETTERS)
 
 
 class CsvTable:
-    """A CSV file with a header line. Extra empty cells at the ends of lines are ignored.
+    """A CSV file with a header. Extra empty cells at the end of a line are ignored.
 
     Attributes:
         names: stripped column names, empty for an empty file.
@@ -129,7 +129,7 @@ class CsvTable:
 
 
 def detect_delimiter(sample: str) -> str:
-    """Return the delimiter that splits all lines into equally many cells."""
+    """Return the delimiter that splits every line into the same number of cells."""
     best, cells = ",", 1
     for delimiter in DELIMITERS:
         lines = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
@@ -143,7 +143,7 @@ def detect_delimiter(sample: str) -> str:
 
 
 def _strip_empty_cells(row: list[str], width: int) -> list[str]:
-    """Remove empty cells beyond `width` from the end of a row."""
+    """Remove the empty cells at the end of a row that exceed `width`."""
     end = len(row)
     while end > width and not row[end - 1].strip():
         end -= 1
@@ -159,7 +159,7 @@ def _normalise_encoding(encoding: str, field: str) -> str:
 
 
 def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
-    """Detect a file's encoding from its first bytes, or by decoding the whole file."""
+    """Detect the encoding of a file from its first bytes, or by decoding the whole file."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]
     if b"\x00" in sample[:1000]:
@@ -180,7 +180,7 @@ def _can_decode(file: io.BufferedIOBase, encoding: str) -> bool:
 
 
 class CsvFile(RowFile):
-    """A CSV file for a model of columns or text."""
+    """A CSV file for models with columns or text input."""
 
     ENDING = ".csv"
 
@@ -210,7 +210,7 @@ class CsvFile(RowFile):
         self.read_as += self._name_ids()
 
     def _find_commas(self) -> bool:
-        """Count the rows, and detect whether plain numbers have decimal commas.
+        """Count the rows, and detect whether numbers are written with decimal commas.
 
         In comma-separated files, 1,234 can be a thousand and is not sufficient evidence.
         """

@@ -1,4 +1,4 @@
-"""Open files of rows: npy, npz, Parquet, CSV, and zip archives of images or texts.
+"""Open data files in the formats npy, npz, Parquet, CSV and zip.
 
 Row ids come from the array `ids` of an npz file, the column `id` of a table, or the file names of a
 zip archive.
@@ -32,7 +32,7 @@ PART_BYTES = 32 << 20  # per part, approximately
 
 
 class ZipOfFiles(RowFile):
-    """A zip archive of images or texts, with one row per file. File names are the ids."""
+    """A zip archive with one image or text file per row. The file names are the row ids."""
 
     ENDING = ".zip"
     WHOLE = "a whole zip file"
@@ -69,12 +69,12 @@ class ZipOfFiles(RowFile):
 
 
 def _path(info: zipfile.ZipInfo) -> str:
-    """Return a member's path, with backslashes from Windows replaced."""
+    """Return a member's path with Windows backslashes converted to slashes."""
     return info.filename if "/" in info.filename else info.filename.replace("\\", "/")
 
 
 def _is_of_system(path: str) -> bool:
-    """Check whether a member is a folder, or a file added by the operating system."""
+    """Check whether a member is a folder or a file that the operating system added."""
     parts = path.split("/")
     return (
         parts[0] == "__MACOSX"
@@ -105,7 +105,7 @@ def open_rows(
     ending: str | None = None,
     bounds: Bounds = UNBOUNDED,
 ) -> RowFile:
-    """Open a file of rows for a model.
+    """Open a data file for a model.
 
     Args:
         ending: the file extension, required if `source` is not a path.
@@ -126,7 +126,7 @@ def open_rows(
 
 
 def file_stamp(path: Path) -> str:
-    """Return a file's size and modification time, to detect changes."""
+    """Return the size and modification time of a file, for detecting changes."""
     stat = path.stat()
     return f"{stat.st_size}-{stat.st_mtime_ns}"
 

@@ -48,7 +48,7 @@ _short_texts = Override(
 
 
 class BoundedFile(io.BytesIO):
-    """A file with a limit on the number of reads.
+    """A file with a limited number of reads.
 
     Otherwise a small file with many tiny parts could keep Pillow busy for minutes.
     """
@@ -65,7 +65,7 @@ class BoundedFile(io.BytesIO):
 
 
 def image_content(row: Any, field: str) -> bytes:
-    """Return an image file's content from bytes or base64."""
+    """Return the content of an image file, given as bytes or base64."""
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):
@@ -82,7 +82,7 @@ def image_content(row: Any, field: str) -> bytes:
 def open_image(
     content: bytes, field: str, formats: tuple[str, ...] = FORMATS
 ) -> ImageFile.ImageFile:
-    """Read an image's header and check its size and format."""
+    """Open an image, and check its size and format without decoding it."""
     expected = f"a {', '.join(formats[:-1])} or {formats[-1]} file"
     try:
         with _short_texts:
@@ -115,12 +115,12 @@ def open_image(
 
 
 def decoded_pixels(image: ImageFile.ImageFile) -> int:
-    """Return the number of pixels to decode, counting each pass over the image."""
+    """Return the number of pixels to decode, counted once for each pass over the image."""
     return image.width * image.height * -(-_count_scans(image) // SCANS_PER_PASS)
 
 
 def _count_scans(image: ImageFile.ImageFile) -> int:
-    """Return an upper bound for the scans of a JPEG file, 1 for other formats.
+    """Return an upper bound for the number of scans in a JPEG file, or 1 for other formats.
 
     Each scan of a progressive image (ISO/IEC 10918-1, annex B) can process all pixels again.
     """
@@ -134,7 +134,7 @@ def _count_scans(image: ImageFile.ImageFile) -> int:
 
 
 def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, field: str) -> int:
-    """Return the number of pixels computed by resizing, which is horizontal, then vertical."""
+    """Return the number of pixels that are computed when the image is resized."""
     width, height = size = _size(image, shape, spec)
     if size == image.size:
         return 0
@@ -147,14 +147,13 @@ def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, 
 
 
 def decoding_bytes(image: ImageFile.ImageFile, resized: int) -> int:
-    """Return an upper bound for the memory of decoding an image, in bytes."""
+    """Return an upper bound for the memory needed to decode an image, in bytes."""
     decoded = DECODED_BYTES[str(image.format)] * image.width * image.height
     sides = SIDE_BYTES * (image.width + image.height)
     return decoded + RESIZED_BYTES * resized + sides + DECODER_BYTES
 
 
 def _size(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> tuple[int, int]:
-    """Return the (width, height) of the resized image."""
     return (
         (shape[-1], shape[-2])
         if spec.shorter is None
@@ -163,7 +162,7 @@ def _size(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> tuple[
 
 
 def proportional_size(size: tuple[int, int], shorter: int) -> tuple[int, int]:
-    """Return the (width, height) for a given shorter side, rounded like torchvision."""
+    """Return the (width, height) for a new length of the shorter side, rounded like torchvision."""
     width, height = size
     longer = int(shorter * max(size) / min(size))
     return (shorter, longer) if width <= height else (longer, shorter)
@@ -172,7 +171,7 @@ def proportional_size(size: tuple[int, int], shorter: int) -> tuple[int, int]:
 def pixels(
     image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, field: str
 ) -> UInt8[np.ndarray, "I"]:
-    """Decode an image to the model's colour mode and shape, and flatten it."""
+    """Decode an image in the colour mode and shape of the model, and flatten it."""
     size = (shape[-1], shape[-2])
     if image.size != size and not spec.resize:
         expected = f"an image of {size[0]} x {size[1]} pixels (width x height)"
@@ -191,7 +190,7 @@ def _broken(image: ImageFile.ImageFile, field: str) -> InvalidInput:
 def image_row(
     image: Image.Image, shape: tuple[int, ...], spec: ImageSpec
 ) -> UInt8[np.ndarray, "I"]:
-    """Convert, resize and flatten an image."""
+    """Convert an image to the model's colour mode, resize it and flatten it."""
     width, height = shape[-1], shape[-2]
     with _short_texts:
         converted = image.convert(spec.mode)

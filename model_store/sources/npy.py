@@ -39,7 +39,7 @@ Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, whether in Fortra
 
 
 def read_header(file: Any) -> Header:
-    """Read the header of an npy file of format 1.0 or 2.0. Raises various errors of numpy."""
+    """Read the header of an npy file of format 1.0 or 2.0. Raises various numpy errors."""
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -49,7 +49,7 @@ def read_header(file: Any) -> Header:
 
 
 def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
-    """View the content of an npy file as an array."""
+    """Parse the content of an npy file without copying the array."""
     stream = io.BytesIO(memoryview(body)[:MAX_HEADER_BYTES])
     try:
         shape, fortran, dtype = read_header(stream)
@@ -89,7 +89,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 class NpyFile(RowFile):
-    """An array, read in parts."""
+    """An npy file that is read in chunks."""
 
     ENDING = ".npy"
     WHOLE = "a whole npy file of numbers"
@@ -106,7 +106,9 @@ class NpyFile(RowFile):
         return None
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield arrays. Files in C order are not mapped, to free memory between parts."""
+        """Yield the array in chunks. Arrays in C order are read without memory mapping, to free
+        memory.
+        """
         array, max_rows = self._array, self.part_rows
         if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
             for start in range(first, self.rows, max_rows):
@@ -124,7 +126,7 @@ class NpyFile(RowFile):
 
 
 def _load_array(source: Source) -> np.ndarray:
-    """Memory-map an npy file, or view its content as an array."""
+    """Memory-map an npy file, or parse its content without a copy."""
     if isinstance(source, Path):
         return np.lib.format.open_memmap(source, mode="r")
     stream = io.BytesIO(memoryview(source)[:MAX_HEADER_BYTES])
@@ -134,7 +136,7 @@ def _load_array(source: Source) -> np.ndarray:
 
 
 class NpzFile(RowFile):
-    """An array in an npz file, with an optional array of ids."""
+    """An npz file with an array of rows and an optional array of ids."""
 
     ENDING = ".npz"
     WHOLE = "a whole npz file"
@@ -189,7 +191,7 @@ class NpzFile(RowFile):
         return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Decompress and yield the array in parts."""
+        """Decompress the array and yield it in chunks."""
         with self._member(self._name) as (file, shape, _, dtype):
             row_bytes = dtype.itemsize * math.prod(shape[1:])
             self.bounds.reserve(2 * min(self.part_rows, self.rows) * row_bytes, self.field)
@@ -203,7 +205,7 @@ class NpzFile(RowFile):
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
-        """Open an array and yield its file, after the header, with the header's fields."""
+        """Open an array file, read its header, and yield both."""
         member = self._archive.getinfo(f"{name}.npy")
         with convert_zip_errors(self.WHOLE, self.field), self._archive.open(member) as file:
             try:

@@ -1,4 +1,4 @@
-"""Read Parquet files with columns, lists of numbers, or embedded files."""
+"""Read Parquet files that contain columns, lists of numbers or embedded files."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def read_table(source: Source, field: str, columns: list[str] | None = None) -> 
 
 
 def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
-    """Write tables with the same schema to a path or file."""
+    """Write tables with a common schema to a path or an open file."""
     writer = None
     for table in tables:
         writer = writer or parquet.ParquetWriter(sink, table.schema)
@@ -63,7 +63,7 @@ def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
 
 
 class ParquetFile(RowFile):
-    """A table, read in parts.
+    """A Parquet file that is read in chunks.
 
     Attributes:
         groups: number of rows in each row group.
@@ -101,7 +101,7 @@ class ParquetFile(RowFile):
         self._texts = [name for name in used if name in texts - self._delta_texts]
 
     def _check_lengths(self, metadata: parquet.FileMetaData, schema: pa.Schema) -> None:
-        """Raise InvalidInput for lists that are much longer than a row."""
+        """Raise InvalidInput if a list is much longer than a row of the model."""
         lists = {name for name in self.columns if _is_list(schema.field(name).type)}
         for i, rows in enumerate(self.groups if lists else ()):
             group = metadata.row_group(i)
@@ -118,7 +118,7 @@ class ParquetFile(RowFile):
         return [name for part in self.id_parts() for name in self._reserve_ids(part)]
 
     def id_parts(self) -> Iterator[list[str]]:
-        """Yield the row ids in parts."""
+        """Yield the row ids in chunks."""
         first = 0
         for batch in self._batches(self._id_columns) if self.has_ids else ():
             yield self.convert_ids_column(batch, first)
@@ -131,7 +131,7 @@ class ParquetFile(RowFile):
     def batches(
         self, first: int, rows: int, columns: list[str] | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield `rows` rows from `first` on, as pairs of the first row's index and a batch.
+        """Yield batches of `rows` rows, starting at row `first`, with the index of their first row.
 
         A batch has the selected columns, followed by the ids, if any. Only the necessary row groups
         are read.
@@ -146,7 +146,7 @@ class ParquetFile(RowFile):
             start += batch.num_rows
 
     def convert_ids_column(self, batch: pa.RecordBatch, first: int) -> list[str]:
-        """Return the ids in the last column of a batch. `first` is used in errors."""
+        """Return the row ids in the last column of a batch. Errors count rows from `first`."""
         assert self.id_column is not None
         column = batch.column(batch.num_columns - 1)
         if _is_text(column.type):
@@ -163,7 +163,7 @@ class ParquetFile(RowFile):
         return convert_ids(values, self.id_column, first)
 
     def part(self, batch: pa.RecordBatch, first: int) -> Part:
-        """Convert a batch to rows. `first` is used in errors."""
+        """Convert a batch to rows. Errors count rows from `first`."""
         spec = self.spec
         if spec.columns:
             return {column.name: self._cells(batch, column) for column in spec.columns}
@@ -280,7 +280,7 @@ class ParquetFile(RowFile):
 
 
 def byte_range(source: Source, groups: range) -> tuple[int, int]:
-    """Return the (start, end) of consecutive row groups, in bytes."""
+    """Return the byte range (start, end) of consecutive row groups."""
     with parquet.ParquetFile(as_file(source)) as file:
         chunks = [
             file.metadata.row_group(i).column(j)
@@ -296,7 +296,7 @@ def byte_range(source: Source, groups: range) -> tuple[int, int]:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Decode the texts of a batch, and yield it in pieces of about `TEXT_BYTES`."""
+    """Decode the texts of a batch, and yield them in chunks of about `TEXT_BYTES`."""
     encoded = [column for column in batch.columns if types.is_dictionary(column.type)]
     lengths = [compute.max(compute.binary_length(column.dictionary)).as_py() for column in encoded]
     max_rows = max(1, TEXT_BYTES // max(1, sum(length or 0 for length in lengths)))
@@ -310,7 +310,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _python_values(field: str) -> Iterator[None]:
-    """Raise InvalidInput for values that Python cannot represent."""
+    """Convert values to Python objects. Raise InvalidInput if this is not possible."""
     try:
         yield
     except (pa.ArrowException, ValueError, OverflowError) as error:
@@ -352,7 +352,7 @@ def _length(value: Any) -> int:
 
 
 def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
-    """Convert a column to JSON values, or to an array with NaN for missing numbers."""
+    """Convert a column to JSON values, or to a numeric array with NaN for missing values."""
     kind = column.type
     if types.is_timestamp(kind) and kind.unit == "ns":  # not representable in Python
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
@@ -372,14 +372,14 @@ def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] 
 
 
 def _delta_columns(metadata: parquet.FileMetaData) -> set[str]:
-    """Return the columns in delta encodings, which pyarrow cannot read as dictionaries."""
+    """Return the columns with a delta encoding, which pyarrow cannot read as dictionaries."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     chunks = (group.column(j) for group in groups for j in range(group.num_columns))
     return {chunk.path_in_schema for chunk in chunks if DELTA & {*chunk.encodings}}
 
 
 def _describe(error: Exception) -> tuple[str, str]:
-    """Return the expected file, and pyarrow's reason."""
+    """Describe the expected file, and why pyarrow rejected it."""
     if isinstance(error, OSError) and error.errno:
         return "a readable parquet file", os.strerror(error.errno)  # pyarrow's text has the path
     reason = (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,4 +1,4 @@
-"""Child process that reads untrusted Parquet files with limits on memory and time.
+"""A child process that test-reads untrusted Parquet files with limited memory and time.
 
 `service.api.file_preflights` starts it and sends the content of each file. A fork of the process
 reads the file with the same code as the service.
@@ -47,7 +47,9 @@ def main() -> None:
 
 
 def read_in_fork(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: float) -> int | str:
-    """Read a file in a fork. Return its memory in bytes, or describe how the fork failed."""
+    """Read a file in a forked process. Return the memory used in bytes, or a description of the
+    failure.
+    """
     received, sent = os.pipe()
     copy = os.fork()
     if copy == 0:
@@ -67,7 +69,7 @@ def read_in_fork(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: 
 
 
 def memory_to_read(content: bytes, spec: InputSpec) -> int:
-    """Read a file, and return the increase of the peak memory in bytes."""
+    """Read a file, and return the increase in peak memory in bytes."""
     before = _peak_memory()
     try:
         file = ParquetFile(content, spec, "")

@@ -1,4 +1,4 @@
-"""The base class of readers for files of rows, and helpers for ids and zip archives."""
+"""The base class of data file readers, and helpers for row ids and zip archives."""
 
 import io
 import math
@@ -47,7 +47,7 @@ Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Callbacks of a reader: `reserve(size_bytes, field)` before it uses memory, and `pause`."""
+    """The callbacks that a reader uses to reserve memory and to pause."""
 
     reserve: Callable[[int, str], None] = lambda _size, _field: None
     pause: Pause = no_pause
@@ -57,7 +57,7 @@ UNBOUNDED = Bounds()
 
 
 class RowFile(ABC):
-    """A file of rows for a model.
+    """The base class of data files for a model.
 
     Attributes:
         source: the file, or its content.
@@ -91,15 +91,15 @@ class RowFile(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Read the metadata and set the attributes."""
+        """Read the metadata of the file and set the attributes."""
 
     @abstractmethod
     def ids(self) -> list[str] | None:
-        """Return the row ids, if the file has any."""
+        """Return the row ids, or None if the file has none."""
 
     @abstractmethod
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield the rows from `first` on, in parts of up to `part_rows`."""
+        """Yield the rows, starting at row `first`, in chunks of up to `part_rows` rows."""
 
     @property
     def part_rows(self) -> int:
@@ -115,12 +115,12 @@ class RowFile(ABC):
         return False
 
     def _find_ids(self, names: list[str]) -> None:
-        """Find the column of row ids: `id`, or the id column of the training data."""
+        """Find the column with the row ids, i.e. `id` or the id column of the training data."""
         self.id_column = next((name for name in (ID, self.spec.id_column) if name in names), None)
         self.has_ids = self.id_column is not None
 
     def _use(self, columns: list[str], names: list[str]) -> None:
-        """Select columns and ids of a table, whose names must be unique."""
+        """Select the columns and row ids of a table. Column names must be unique."""
         used, counts = {*columns, *self._id_columns}, Counter(names)
         repeated = next((name for name in used if counts[name] > 1), None)
         if repeated is not None:
@@ -147,7 +147,7 @@ class RowFile(ABC):
             )
 
     def _reserve_ids(self, ids: list[str]) -> list[str]:
-        """Reserve memory for ids and return them."""
+        """Reserve memory for the row ids and return them."""
         self.bounds.reserve(text_bytes(ids), IDS)
         self.bounds.pause()
         return ids
@@ -173,7 +173,7 @@ def describe_shapes(shape: tuple[int, ...]) -> str:
 
 
 def as_file(source: Source) -> Path | io.BytesIO:
-    """Return the path, or a file object of the content."""
+    """Return the path, or a file object with the content."""
     return source if isinstance(source, Path) else io.BytesIO(source)
 
 
@@ -200,7 +200,7 @@ def convert_zip_errors(expected: str, field: str) -> Iterator[None]:
 
 
 def _count_members(source: Source) -> int:
-    """Return an upper bound for the number of members of a zip archive."""
+    """Return an upper bound for the number of files in a zip archive."""
     with binary(source) as file:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
         if end is None:
@@ -213,7 +213,7 @@ def _count_members(source: Source) -> int:
 def cut(
     rows: Iterable[T], get_size: Callable[[T], int], max_rows: int, max_size: int
 ) -> Iterator[list[T]]:
-    """Yield rows in parts of up to `max_rows`, ending a part once it exceeds `max_size`."""
+    """Yield rows in chunks of up to `max_rows` rows and about `max_size` in total size."""
     part, size = list[T](), 0
     for row in rows:
         part.append(row)
@@ -226,7 +226,7 @@ def cut(
 
 
 def text_bytes(texts: Sequence[str]) -> int:
-    """Return the memory of texts, in bytes."""
+    """Return the size of texts in memory, in bytes."""
     return sum(map(getsizeof, texts)) + 8 * len(texts)
 
 

@@ -1,4 +1,4 @@
-"""Tokenize text with Hugging Face's `tokenizers`, for training and the service.
+"""Tokenize text for training and the service, using Hugging Face's `tokenizers`.
 
 The tokenizer is the version's own `tokenizer.json`. Nothing is downloaded.
 """
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class TextEncoder:
-    """Tokenizes text. Thread-safe."""
+    """A tokenizer that converts texts to rows of ids. Thread-safe."""
 
     def __init__(self, content: bytes, spec: TextSpec) -> None:
         self.spec = spec
@@ -53,7 +53,7 @@ class TextEncoder:
             self.encoded(text)
 
     def bytes_for(self, text: str, field: str) -> int:
-        """Return an upper bound for the memory of tokenizing a text, in bytes."""
+        """Return an upper bound for the memory needed to tokenize a text, in bytes."""
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
@@ -63,7 +63,7 @@ class TextEncoder:
         return TOKENISING_BYTES * max(size, self._normalised_bytes(text, field))
 
     def _normalised_bytes(self, text: str, field: str) -> int:
-        """Return the size of the normalised text. NFKC can turn 3 bytes into 33."""
+        """Return the size of a text after normalization, which can be up to 11 times as large."""
         normaliser = self.tokenizer.normalizer
         if normaliser is None:
             return 0
@@ -77,18 +77,18 @@ class TextEncoder:
             raise InvalidInput(field, "text that the version's tokenizer takes", "other") from None
 
     def row(self, text: str) -> Float32[np.ndarray, "I"]:
-        """Tokenize a text that `bytes_for` accepts."""
+        """Tokenize a text whose size was checked with `bytes_for`."""
         return self.encoded(text)[0]
 
     def encoded(self, text: str) -> tuple[Float32[np.ndarray, "I"], bool]:
-        """Tokenize a text, and return whether it was truncated."""
+        """Tokenize a text. Also return whether it was truncated."""
         # Only batches release the interpreter lock
         (encoded,) = _run(lambda: self.tokenizer.encode_batch_fast([text]), "that takes every text")
         return np.array(encoded.ids, dtype=np.float32), bool(encoded.overflowing)
 
 
 def text_spec(content: bytes, column: str, max_tokens: int) -> TextSpec:
-    """Read the padding and truncation from a tokenizer's file."""
+    """Read the padding and truncation settings from a tokenizer file."""
     tokenizer = _read(content)
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
     if "pad_id" in padding:
@@ -125,7 +125,7 @@ def _read(content: bytes) -> "Tokenizer":
 
 
 def _run(call: Callable[[], T], condition: str) -> T:
-    """Call the library, and convert its errors and Rust panics to ValueError."""
+    """Call a function of the library, and convert its errors and Rust panics to ValueError."""
     try:
         return call()
     except BaseException as error:

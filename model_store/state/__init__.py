@@ -1,1 +1,1 @@
-"""The service's durable state: jobs, acquired rows and labels."""
+"""Persistent state of the service, such as jobs, acquired rows and labels."""

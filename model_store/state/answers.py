@@ -1,4 +1,4 @@
-"""Stored responses to requests with an Idempotency-Key, kept for a day."""
+"""Responses to requests with an Idempotency-Key, which are stored for a day."""
 
 import sqlite3
 import time
@@ -12,7 +12,7 @@ UNUSED = "a key that no other request used within a day"
 
 
 class Repeated(Exception):
-    """The request was already handled."""
+    """Raised if a request was already handled."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__()
@@ -21,14 +21,14 @@ class Repeated(Exception):
 
 @dataclass(frozen=True)
 class Repeatable:
-    """The identity of a request: its owner, idempotency key, and content digest."""
+    """The owner, idempotency key and content digest of a request."""
 
     owner: str
     key: str
     digest: str
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Check that the request is new.
+        """Check that a request has not been handled before.
 
         Raises:
             Repeated: if it was already handled.
@@ -44,7 +44,7 @@ class Repeatable:
             raise Repeated(row["answer"])
 
     def save(self, connection: sqlite3.Connection, answer: bytes) -> None:
-        """Save the response in the request's transaction. Raises the same errors as `check`."""
+        """Save the response to a request. Raises the same exceptions as `check`."""
         self.check(connection)
         now = time.time()
         connection.execute("DELETE FROM answers WHERE time <= ?", (now - RETENTION_S,))

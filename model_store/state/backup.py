@@ -1,4 +1,4 @@
-"""Back up a state folder to a tar file while it is in use, and restore it.
+"""Back up a state folder while it is in use, and restore it.
 
 The file contains the database, the results of finished jobs, and the input of unfinished jobs,
 which start again after a restore.
@@ -26,7 +26,7 @@ END_BYTES = 2 * tarfile.BLOCKSIZE  # zeros at the end of a tar file
 
 
 def back_up(folder: Path | None, archive: BinaryIO) -> None:
-    """Write a state folder to a tar file."""
+    """Back up a state folder to a tar file."""
     if folder is None or not has_state(folder):
         raise InvalidInput("DUBITO_STATE", "the folder of a service's state", "none, or another")
     with (
@@ -54,7 +54,7 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
 
 @contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """Make a locked folder, and delete the folders of backups that were killed."""
+    """Create a locked temporary folder, and delete the folders of killed backups."""
     for leftover in folder.glob(f"{DRAFT}*"):
         with suppress(OSError), _lock(leftover):  # another backup holds the lock
             shutil.rmtree(leftover, ignore_errors=True)
@@ -78,7 +78,7 @@ def _private(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def restore(folder: Path | None, archive: BinaryIO) -> None:
-    """Restore a state folder from a backup.
+    """Restore a state folder from a backup file.
 
     Raises:
         InvalidInput: if the folder is not empty, or the file is not a backup.
@@ -106,7 +106,7 @@ def restore(folder: Path | None, archive: BinaryIO) -> None:
 
 
 class _Stream:
-    """A stream that keeps its last bytes, because tarfile accepts a truncated file."""
+    """A stream that remembers its last bytes, because tarfile does not detect a truncated file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

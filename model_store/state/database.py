@@ -1,4 +1,4 @@
-"""The SQLite database of jobs and labels, shared by processes of one machine."""
+"""The SQLite database for jobs and labels, shared by the processes on one machine."""
 
 import errno
 import os
@@ -103,7 +103,7 @@ CREATE TABLE answers (  -- to requests with an Idempotency-Key
 
 
 class Database:
-    """A database connection in WAL mode. Thread-safe.
+    """A connection to the database in WAL mode. Thread-safe.
 
     Opening it creates the database if necessary.
     """
@@ -139,18 +139,18 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lock the connection for reading."""
+        """Lock the connection for read access."""
         with self._lock, as_state_errors():
             yield self._connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Lock the connection and start a transaction, which is durable when the context exits."""
+        """Lock the connection and start a transaction, which is committed on exit."""
         with self._lock, as_state_errors(), self._transaction():
             yield self._connection
 
     def probe(self) -> None:
-        """Write and delete a file, to detect a full disk."""
+        """Write and delete a test file to detect a full disk."""
         path = self.folder / PROBE
         with as_state_errors():
             try:
@@ -175,7 +175,7 @@ class Database:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise StateUnusable if a database cannot be created in a folder."""
+    """Raise StateUnusable if a database cannot be created in the folder."""
     with as_state_errors():
         path = folder.absolute()
         parent = next(p for p in (path, *path.parents) if p.exists())
@@ -185,7 +185,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def may_be_damaged(record: str) -> Iterator[None]:
-    """Raise StateUnusable if a record cannot be decoded."""
+    """Convert decoding errors of a record to StateUnusable."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -206,7 +206,7 @@ def as_state_errors() -> Iterator[None]:
 
 
 def convert_disk_error(error: OSError) -> NoSpace | StateUnusable:
-    """Convert a disk error, without paths."""
+    """Convert a disk error to StateUnusable or NoSpace, without paths in the message."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(NO_SPACE)
     return StateUnusable(f"{UNUSABLE}: {error.strerror}")

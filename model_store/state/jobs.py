@@ -1,4 +1,4 @@
-"""Jobs: background work that survives restarts of the service.
+"""Background jobs that survive restarts of the service.
 
 A job is queued, then running, and finally done, failed or cancelled. The process of a running job
 locks a *slot*, a file that the kernel unlocks when the process exits. If the slot of a running job
@@ -36,12 +36,12 @@ STRAY_S = 3600.0  # age at which folders without a job are deleted
 
 
 class TooManyJobs(Exception):
-    """The queue is full."""
+    """The error raised when the job queue is full."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job. Times are seconds since 1970, and `work` and `done` are rows x draws."""
+    """A background job. Times are in seconds since 1970, and `work` and `done` in rows x draws."""
 
     id: str
     kind: Kind
@@ -65,7 +65,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of a state folder, shared by threads and processes."""
+    """The jobs in a state folder, which is shared by threads and processes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -73,7 +73,7 @@ class Jobs:
         self.slots = database.folder / SLOTS
 
     def new_folder(self) -> tuple[str, Path]:
-        """Create the folder of a new job, and return the job's id and the folder."""
+        """Create the folder for a new job. Return the job's id and the folder."""
         name = secrets.token_hex(16)
         with as_state_errors():
             make_folder(self.folder)
@@ -92,7 +92,7 @@ class Jobs:
         max_bytes: int,
         note: Callable[[sqlite3.Connection, Job], None] | None = None,
     ) -> Job:
-        """Queue a job, with fair shares for clients.
+        """Add a job to the queue, which is scheduled fairly between clients.
 
         A job's `turn` is its client's pending work (rows x draws), but at least the turn of the
         running job. The job with the lowest `turn + done` is next.
@@ -136,7 +136,7 @@ class Jobs:
         return job
 
     def get(self, name: str, owner: str | None = None) -> Job:
-        """Return a job. Raises NotFound if it does not exist or has another owner."""
+        """Return a job. Raises NotFound if the job does not exist or belongs to another owner."""
         with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None or (owner is not None and row["owner"] != owner):
@@ -148,7 +148,7 @@ class Jobs:
     def page(
         self, owner: str, limit: int | None = None, after: int | None = None
     ) -> tuple[list[Job], int | None]:
-        """Return a page of an owner's jobs, latest first, and the start of the next page."""
+        """Return one page of an owner's jobs, newest first, and the start of the next page."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT rowid AS place, * FROM jobs WHERE owner = ? AND rowid < ? "
@@ -160,7 +160,7 @@ class Jobs:
         return [_job(row) for row in page_rows], next_start
 
     def latest_candidate(self, model: str) -> Job | None:
-        """Return the latest candidate job of a model."""
+        """Return the newest candidate job of a model."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM jobs WHERE kind = 'candidate' ORDER BY rowid DESC"
@@ -168,7 +168,7 @@ class Jobs:
         return next((job for job in map(_job, rows) if job.request["model"] == model), None)
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of queued and running jobs."""
+        """Return the number of queued jobs and the number of running jobs."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT state, count(*) FROM jobs WHERE state IN ('queued', 'running') GROUP BY "
@@ -178,7 +178,7 @@ class Jobs:
         return counts.get("queued", 0), counts.get("running", 0)
 
     def claim(self, slot: int) -> Job | None:
-        """Start the next job in a locked slot, or return None if the queue is empty."""
+        """Lock a slot and start the next job in it. Return None if the queue is empty."""
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
@@ -189,7 +189,7 @@ class Jobs:
         return None if row is None else _job(row)
 
     def should_yield(self, name: str) -> bool:
-        """Check whether a running job should yield to a queued job of another client.
+        """Check whether a running job should pause for a queued job of another client.
 
         Candidate jobs never yield, because they would lose the work since their last checkpoint.
         """
@@ -204,7 +204,7 @@ class Jobs:
         return bool(row[0])
 
     def progress(self, name: str, work: int, done: int, worked_s: float, max_bytes: int) -> bool:
-        """Record a job's progress. Return False if the job should stop."""
+        """Record the progress of a job. Return False if the job should stop."""
         size = self._bytes(name)
         with self._database.writing() as connection:
             row = connection.execute(
@@ -218,7 +218,7 @@ class Jobs:
         return row is not None and not row["cancel"]
 
     def finish(self, name: str, state: State, outcome: Any) -> None:
-        """Finish a running job, or mark it as cancelled if that was requested."""
+        """Mark a running job as finished, or as cancelled if cancellation was requested."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = CASE WHEN cancel THEN 'cancelled' ELSE ? END, "
@@ -228,7 +228,7 @@ class Jobs:
             )
 
     def requeue(self, name: str, reason: str | None = None, orphan_slot: int | None = None) -> None:
-        """Queue a running job again, or cancel it if that was requested.
+        """Return a running job to the queue, or cancel it if cancellation was requested.
 
         Args:
             reason: why its process died, or None if it exited normally. After several deaths
@@ -259,7 +259,7 @@ class Jobs:
             )
 
     def cancel(self, name: str) -> Job:
-        """Cancel a job. A running job stops at its next progress report."""
+        """Cancel a job. Running jobs stop when they next report their progress."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ? AND state = 'queued'",
@@ -271,7 +271,7 @@ class Jobs:
         return self.get(name)
 
     def clear_ended(self) -> None:
-        """Delete the files of ended jobs, except their results."""
+        """Delete the files of ended jobs, keeping their results."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND NOT cleared"
@@ -284,7 +284,7 @@ class Jobs:
                 )
 
     def _clear(self, job: Job) -> int:
-        """Delete an ended job's files except its result, and return the result's size in bytes."""
+        """Delete the files of an ended job except its result. Return the result's size in bytes."""
         with as_state_errors(), suppress(FileNotFoundError):
             for entry in os.scandir(self.folder / job.id):
                 if entry.is_dir():
@@ -297,7 +297,7 @@ class Jobs:
         return sum(file_sizes(self.folder / name).values())
 
     def forget(self, name: str) -> None:
-        """Delete an ended job and its files."""
+        """Delete an ended job, including its files."""
         if self.get(name).is_over:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             with self._database.writing() as connection:
@@ -309,7 +309,7 @@ class Jobs:
                 )
 
     def delete_old(self, retention_s: float) -> None:
-        """Delete jobs that ended more than `retention_s` ago, and stray folders."""
+        """Delete jobs that ended more than `retention_s` seconds ago, and leftover folders."""
         now = time.time()
         with self._database.reading() as connection:
             rows = connection.execute(
@@ -330,7 +330,7 @@ class Jobs:
             connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
     def requeue_orphans(self) -> None:
-        """Queue running jobs again whose process has died."""
+        """Return running jobs to the queue if their process has died."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT id, slot FROM jobs WHERE state = 'running'"
@@ -342,7 +342,7 @@ class Jobs:
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
-        """Lock a slot and yield its file descriptor, or None if it is already locked."""
+        """Lock a slot and yield its file descriptor. Yields None if the slot is already locked."""
         with as_state_errors():
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)

@@ -1,4 +1,4 @@
-"""Acquired rows and their labels."""
+"""Storage of acquired rows and their labels."""
 
 import json
 import time
@@ -33,7 +33,7 @@ class Acquisition:
 
 @dataclass(frozen=True, eq=False)
 class AcquiredRow:
-    """An acquired row. Control rows have a `prediction`."""
+    """A row that was acquired for labelling. Control rows include a `prediction`."""
 
     id: str
     rank: int
@@ -45,7 +45,7 @@ class AcquiredRow:
 
 @dataclass(frozen=True, eq=False)
 class Label:
-    """A label or target. The row `x` is required unless it was acquired."""
+    """A class label or a regression target. `x` is required for rows that were not acquired."""
 
     id: str
     value: str | float
@@ -54,7 +54,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Counts of new, known and replaced labels."""
+    """The numbers of new, known and replaced labels."""
 
     accepted: int
     known: int
@@ -63,7 +63,7 @@ class Accepted:
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """The labelled rows of a model, in the order of labelling."""
+    """The labelled rows of a model, in the order in which they were labelled."""
 
     ids: list[str]
     x: Float32[np.ndarray, "N I"]
@@ -73,7 +73,7 @@ class LabelledRows:
     left_out: int = 0  # rows in other formats
 
     def digest(self) -> str:
-        """Return a SHA-256 of the rows and labels."""
+        """Compute a SHA-256 digest of the rows and labels."""
         digest = sha256()
         for name, value, x, is_control in sorted(
             zip(self.ids, self.values, self.x, self.is_control.tolist(), strict=True),
@@ -85,7 +85,7 @@ class LabelledRows:
 
 
 def row_format(manifest: Manifest) -> str:
-    """Return a digest of a version's input encoding. Rows of different formats cannot be mixed."""
+    """Compute a digest of a version's input encoding. Rows of different formats cannot be mixed."""
     files = dict.fromkeys(FILE_FIELDS, True)
     spec = manifest.input.model_dump(
         mode="json",
@@ -114,7 +114,7 @@ def check_id(name: str, field: str) -> None:
 def save_acquired(
     database: Database, acquisition: Acquisition, rows: Sequence[AcquiredRow]
 ) -> None:
-    """Save acquired rows, except if the saved row is labelled or a control row."""
+    """Save acquired rows. Labelled rows and control rows are not overwritten."""
     now = time.time()
     columns = [
         {
@@ -155,7 +155,7 @@ def labelled_ids(database: Database, model: str, ids: Sequence[str]) -> set[str]
 
 
 def is_saved(database: Database, model: str, name: str) -> bool:
-    """Check whether the row of an id is saved."""
+    """Check whether the row with this id is stored."""
     with database.reading() as connection:
         row = connection.execute(
             """
@@ -176,7 +176,7 @@ def accept(
     key: str | None = None,
     note: Callable[[Connection, Accepted], None] | None = None,
 ) -> Accepted:
-    """Save labels with unique ids in one transaction. Known labels are ignored.
+    """Store labels in one transaction, ignoring known ones. The ids must be unique.
 
     Args:
         key: the name of the request's API key.
@@ -207,7 +207,7 @@ def _accept(
     key: str | None,
     now: float,
 ) -> str:
-    """Save a label, and return the name of its count in `Accepted`."""
+    """Store a label, and return whether it is new, known or replaced."""
     place = model, label.id
     acquired = connection.execute(
         "SELECT row, format FROM acquired WHERE model = ? AND id = ?", place
@@ -263,7 +263,7 @@ def count_labels(connection: Connection, model: str) -> int:
 
 
 def counts(database: Database, model: str) -> dict[str, int]:
-    """Count acquired, unlabelled and labelled rows, and labelled control rows."""
+    """Count the acquired, unlabelled and labelled rows, and the labelled control rows."""
     with database.reading() as connection:
         row = connection.execute(
             """
@@ -282,7 +282,7 @@ def counts(database: Database, model: str) -> dict[str, int]:
 def kept_labels(
     database: Database, model: str, key: str | None, after: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Return a page of a model's labels in the order of arrival.
+    """Return one page of a model's labels, in the order of arrival.
 
     Args:
         key: only labels with this API key.
@@ -303,7 +303,7 @@ def kept_labels(
 
 
 def delete_labels(database: Database, model: str, ids: Sequence[str]) -> int:
-    """Delete labels, record them as replaced, and return their number."""
+    """Delete labels, keeping a record of them. Return the number of deleted labels."""
     condition = "model = ? AND id IN (SELECT value FROM json_each(?))"
     values = model, json.dumps(list(ids))
     with database.writing() as connection:
@@ -316,7 +316,7 @@ def delete_labels(database: Database, model: str, ids: Sequence[str]) -> int:
 
 
 def labelled_rows(database: Database, model: str, row_format: str, size: int) -> LabelledRows:
-    """Return the labelled rows of a model in one format, shape (N, `size`)."""
+    """Return the labelled rows of a model that have a given format, shape (N, `size`)."""
     with database.reading() as connection:
         labelled = connection.execute(
             """
@@ -342,7 +342,7 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
 
 
 def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
-    """Return the version, prediction and label of each labelled control row."""
+    """Return the version, prediction and label for each labelled control row."""
     with database.reading() as connection:
         rows = connection.execute(
             """
