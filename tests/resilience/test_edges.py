@@ -76,9 +76,9 @@ def test_rows_that_repeat_count_once_and_raise_no_alarm():
         Drift(DriftTarget.from_statistics(ranking)),
         Drift(DriftTarget.from_statistics(ranking)),
     )
-    for _ in range(500):
+    for n in range(500):
         p_values = conformal_p_value(np.array([190.5]), ranking)
-        again.watch(p_values)
+        again.watch(p_values, np.array([n], dtype=np.uint64))
         once.watch(p_values, row_digests(row))
     assert again.report().alarm
     assert (once.report().alarm, once.report().rows) == (False, 1)
@@ -91,9 +91,9 @@ def test_rows_that_differ_count_as_before_and_their_memory_is_bounded():
         Drift(DriftTarget.from_statistics(ranking)),
         Drift(DriftTarget.from_statistics(ranking)),
     )
-    for part in np.split(scores, len(scores) // 16):
+    for n, part in enumerate(np.split(scores, len(scores) // 16)):
         p_values = conformal_p_value(part, ranking)
-        plain.watch(p_values)
+        plain.watch(p_values, np.arange(16 * n, 16 * (n + 1), dtype=np.uint64))
         hashed.watch(p_values, row_digests(generator.normal(size=(16, 4)).astype(np.float32)))
     assert plain.report() == hashed.report()
     assert hashed.report().alarm

@@ -83,7 +83,8 @@ def measure(model: Model, rows: MeasuredRows) -> Quality:
     """
     draws = int(model.calibration.draw_counts[-1])
     share = max(REQUEST_ROWS, rows_per_draw_set(model.runtime, len(rows.test), draws))
-    seed, noise_seed = (hash_key(rows.seed, key) for key in (ServedRows.TEST, ServedRows.NOISE))
+    seed = hash_key(rows.seed, ServedRows.TEST)
+    noise_seed = hash_key(rows.seed, ServedRows.NOISE)
     test, likelihoods = served_prediction(model, rows.test, draws, seed, share)
     noise, _ = served_prediction(model, rows.noise, draws, noise_seed, share)
     groups = match_groups(model.calibration, rows.test, rows.groups)
