@@ -1,4 +1,4 @@
-"""`python -m training COMMAND`: inspect data, fit models, evaluate and compare versions."""
+"""Command line of `python -m training`."""
 
 import argparse
 import sys

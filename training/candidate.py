@@ -1,4 +1,4 @@
-"""Fit a candidate on labels from the service, compare it with `latest`, and promote it.
+"""Retraining on labels from the service, with comparison and promotion.
 
 A candidate starts from the weights of `latest`. Its training rows are those of `latest` and all
 labelled rows except control rows. Validation, calibration and test rows stay the same. The
@@ -98,7 +98,7 @@ class CandidateData:
 def gather_labels(
     store: ModelStore, database: Database, name: str, root: Path, source: str | None = None
 ) -> CandidateData:
-    """Load the data of `latest` and the labels; `source` replaces the recipe's source."""
+    """Load the training data of `latest` and the new labels."""
     parent = open_parent(store, f"{name}:{LATEST}", "NAME")
     data = fitted_data(parent, root, source)
     splits = split(data, split_sizes(parent.recipe))
@@ -187,7 +187,7 @@ class Verdict:
 
 
 def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
-    """Return a version and the versions that it was derived from by adding labels, newest first.
+    """Return a version and its ancestors by added labels, newest first.
 
     The lineage ends before the first version with other data or without an entry in the store.
     """
@@ -206,7 +206,7 @@ def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
 
 
 def best_at(line: list[Manifest], metric: str) -> Manifest | None:
-    """Return the best version by a metric, or None if no version has the metric."""
+    """Return the version with the best value of a metric, or None if no version has it."""
     measured = [version for version in line if metric in version.quality]
 
     def distance(version: Manifest) -> float:
@@ -216,7 +216,7 @@ def best_at(line: list[Manifest], metric: str) -> Manifest | None:
 
 
 def measure_loss(best: Manifest, manifest: Manifest, metric: str) -> dict[str, Any]:
-    """Measure and log a candidate's loss relative to the best version of its lineage."""
+    """Measure and log how much worse a candidate is than the best version of its lineage."""
     before, after = best.quality[metric], manifest.quality[metric]
     loss = worse_by(metric, after, before)
     message = "%s: %.6g, %.6g worse than version %s (%.6g), the best of its lineage"
@@ -272,10 +272,6 @@ def _compare_on_control(
     gate: GateSection,
     rows: MeasuredRows,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Compare a candidate with `latest` on control rows.
-
-    Returns the figures, and the metrics in which the candidate is worse.
-    """
     manifest, seed = sources.parent.manifest, sources.parent.recipe.seed
     latest = Model.load(store.open(manifest.name, manifest.version, NEEDED))
     control_rows = replace(rows, test=sources.control)
@@ -294,7 +290,7 @@ def _compare_on_control(
 def compare_figures(
     first: dict[str, Figure], second: dict[str, Figure], seed: int
 ) -> dict[str, Any]:
-    """Compare the test figures of two versions, with confidence intervals."""
+    """Compare the test metrics of two versions, with confidence intervals."""
     content = {}
     for metric in first.keys() & second.keys():
         if metric.startswith("test_"):

@@ -1,4 +1,4 @@
-"""Diagnostics of a variational fit: bound, spread, and distance to the exact posterior.
+"""Diagnostics of a variational fit.
 
 A level bound proves little after the learning rate has decayed, so the spread is checked too. If
 theta = c + s z and the derivative of the bound with respect to log s is 0, then for every
@@ -70,7 +70,7 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
 
 
 def guess_nll(y: Tensor) -> float:
-    """Return the mean -log p(y) of the best constant prediction, in nats.
+    """Compute the negative log-likelihood of the best constant prediction, in nats.
 
     The prediction is the class frequencies or a Gaussian with the targets' mean and variance.
     """
@@ -82,7 +82,7 @@ def guess_nll(y: Tensor) -> float:
 
 
 def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
-    """Return the mean log standard deviation of theta by layer, or {} for point estimates."""
+    """Compute each layer's mean log standard deviation, or {} for point estimates."""
     posterior = model.posterior
     if not posterior.spread_parameters():
         return {}
@@ -105,7 +105,7 @@ def mean_log_std(model: BayesianModel, by_layer: dict[str, float]) -> float:
 def pulls(
     model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Return each layer's mean pull and its Monte Carlo error, or {} unless theta = c + s z."""
+    """Estimate each layer's mean pull and its Monte Carlo error, or {} unless theta = c + s z."""
     posterior = model.posterior
     if not isinstance(posterior, LocationScale):
         return {}
@@ -136,7 +136,7 @@ def pulls(
 def log_ratios(
     model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, draws: int, seed: int
 ) -> Float64[np.ndarray, "K"] | None:
-    """Compute log p(theta, data) - log q(theta) of draws, up to a constant.
+    """Compute log p(theta, data) - log q(theta) for each draw, up to a constant.
 
     The likelihood is tempered as in the fit: its mean over rows, divided by `kl_weight`. Returns
     None if the posterior has no density, or if the computation would take too long.
@@ -154,7 +154,7 @@ def log_ratios(
 
 
 def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
-    """Compute k-hat, the shape of the generalised Pareto distribution of the largest ratios.
+    """Estimate k-hat, the generalised Pareto shape of the largest importance ratios.
 
     Below 0.5 the importance ratios have a finite variance. Below 0.7 weighted means are reliable at
     practical numbers of draws (Vehtari et al. 2024, "Pareto smoothed importance sampling"; Yao et
@@ -196,7 +196,6 @@ def pareto_shape(excess: Float64[np.ndarray, "M"]) -> float:
 
 
 def _divergence(model: BayesianModel, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-    """Return log q(theta) - log p(theta) of draws, up to a constant."""
     posterior = model.posterior
     if not isinstance(posterior, FactorialGaussian):
         return posterior.sample(eps)[1]

@@ -12,7 +12,7 @@ from training.bayes.posterior import Posterior
 
 
 class MaskPosterior(Posterior):
-    """theta_i = 1 / keep_i if eps_i is below the keep_i-quantile of N(0, 1), else 0.
+    """A dropout mask: theta_i = 1 / keep_i with probability keep_i, else 0.
 
     See Gal and Ghahramani 2016, "Dropout as a Bayesian approximation". The KL is the network's
     weight decay. If `is_served` is false, masks are used only in training, and the only draw of

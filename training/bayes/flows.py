@@ -59,7 +59,7 @@ class WeightNormLinear(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Store the effective weight in V, which saves computation."""
+        """Replace V by the normalised weight to save computation."""
         direction = self._masked()
         norm = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
         self.direction.copy_(direction * (self.scale / norm)[:, None])
@@ -71,7 +71,7 @@ class WeightNormLinear(nn.Module):
 
 
 class Conditioner(nn.Module):
-    """An MLP with one hidden layer that computes shifts and log-scales of coordinates."""
+    """An MLP with one hidden layer that computes the shifts and log-scales of a flow step."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Conditioner(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch in"]
     ) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "*batch out"]]:
-        """Return shifts, and log-scales within +-`LOG_SCALE_BOUND`."""
+        """Compute the shifts, and the log-scales clipped to +-`LOG_SCALE_BOUND`."""
         shift, log_scale = self.output(torch.relu(self.hidden(z))).chunk(2, dim=-1)
         return shift, LOG_SCALE_BOUND * torch.tanh(log_scale * (1.0 / LOG_SCALE_BOUND))
 
@@ -134,12 +134,11 @@ class Coupling(nn.Module):
         return self._in_order((fixed, moving)), log_scale.sum(-1), score
 
     def _in_order(self, halves: Halves) -> Halves:
-        """Convert (first, second) to (fixed, moving), or back."""
         return halves[::-1] if self.flipped else halves
 
 
 class Autoregressive(nn.Module):
-    """A step of inverse autoregressive flow, z' = mean + std z (Kingma et al. 2016, equation 10).
+    """An inverse autoregressive flow step, z' = mean + std z (Kingma et al. 2016, equation 10).
 
     Mean and std of coordinate i depend only on coordinates before i, by MADE's masks (Germain et
     al. 2015, equations 8 and 9). The degrees of hidden units are spread evenly from D - 1 to 1. If
@@ -185,7 +184,7 @@ class ElementwiseAffine(nn.Module):
 
 
 class Composition(nn.Module):
-    """Couplings or autoregressive steps, followed by an elementwise affine transform."""
+    """A sequence of flow steps, followed by an elementwise affine transform."""
 
     def __init__(self, transforms: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -206,7 +205,7 @@ class Composition(nn.Module):
     def with_score(
         self, eps: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
-        """Map noise to theta, and also return the score d log q(theta)/dtheta without a gradient.
+        """Map noise to theta, and return theta with the detached score d log q(theta)/dtheta.
 
         Steps must be couplings.
         """
@@ -237,7 +236,7 @@ def flow(
     log_scale: float,
     generator: torch.Generator,
 ) -> Composition:
-    """Build a flow whose steps are flipped alternately; 0 couplings give a factorial Gaussian."""
+    """Build a normalizing flow; with 0 couplings, it is a factorial Gaussian."""
     steps = [kind(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
     return Composition([*steps, ElementwiseAffine(dimension, log_scale)])
 

@@ -1,4 +1,4 @@
-"""Factorial Gaussians over weights (Bayes by Backprop)."""
+"""Factorial Gaussian posteriors over weights (Bayes by Backprop)."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class GaussianPrior:
     def kl(
         self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
     ) -> Float[Tensor, "K"]:
-        """Return KL(N(mu, sigma^2) || p), which is the same for each draw."""
+        """Compute KL(N(mu, sigma^2) || p), which is the same for each draw."""
         ratio = (sigma / self.std).square()
         kl = 0.5 * (ratio + (mu / self.std).square() - 1.0 - ratio.log()).sum()
         return kl.expand(len(theta))
@@ -34,7 +34,7 @@ class GaussianPrior:
 
 @dataclass(frozen=True)
 class ScaleMixturePrior:
-    """pi N(0, std_1^2) + (1 - pi) N(0, std_2^2) (Blundell et al. 2015, equation 7)."""
+    """The prior pi N(0, std_1^2) + (1 - pi) N(0, std_2^2) (Blundell et al. 2015, equation 7)."""
 
     pi: float
     std_1: float
@@ -42,7 +42,7 @@ class ScaleMixturePrior:
     has_analytic_kl = False
 
     def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the log density of each weight, log(wide) + softplus(log(narrow / wide))."""
+        """Compute each weight's log prior density, log(wide) + softplus(log(narrow / wide))."""
         parts = sorted(((self.std_1, self.pi), (self.std_2, 1.0 - self.pi)), reverse=True)
         (wide, wide_share), (narrow, narrow_share) = parts
         first = math.log(wide_share / (wide * math.sqrt(2 * math.pi)))
@@ -56,7 +56,7 @@ class ScaleMixturePrior:
     def kl(
         self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
     ) -> Float[Tensor, "K"]:
-        """Return log q(theta) - log p(theta) of each draw.
+        """Compute log q(theta) - log p(theta) for each draw.
 
         With theta = mu + sigma eps, log q(theta) = log N(eps; 0, I) - sum log sigma. Hence
         eps = (theta - mu) / sigma has no gradient.
@@ -67,7 +67,7 @@ class ScaleMixturePrior:
 
 
 class GaussianPosterior(Posterior):
-    """theta = mu + softplus(rho) eps.
+    """A factorial Gaussian posterior, theta = mu + softplus(rho) eps.
 
     See Blundell et al. 2015, "Weight uncertainty in neural networks", section 3.2.
     """

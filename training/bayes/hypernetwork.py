@@ -11,7 +11,7 @@ CENTRE_DRAWS = 500
 
 
 class HypernetworkPosterior(Posterior):
-    """theta = flow(eps) with the prior N(0, prior_std^2 I) (Krueger et al. 2017, section 3.2).
+    """A flow posterior with the prior N(0, prior_std^2 I) (Krueger et al. 2017, section 3.2).
 
 
     With `follows_paths`, the gradient of log q omits the score of the flow's parameters, whose mean
@@ -65,7 +65,7 @@ class HypernetworkPosterior(Posterior):
 
     @property
     def output(self) -> ElementwiseAffine:
-        """The last layer, which is elementwise affine."""
+        """The last layer of the flow, which is elementwise affine."""
         last = self.flow.transforms[-1]
         assert isinstance(last, ElementwiseAffine)
         return last

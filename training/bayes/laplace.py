@@ -32,7 +32,7 @@ MAX_PRIOR_STD = 1e4  # the minimum is its inverse
 
 @dataclass(frozen=True, eq=False)
 class OutputHessian:
-    """L_n = diag(d) - u u' of each row; d = u = p for classes, and u = 0 for regression."""
+    """The Hessian L_n = diag(d) - u u' of each row; d = u = p for classes, u = 0 for regression."""
 
     d: Float[Tensor, "N C"]
     u: Float[Tensor, "N C"]
@@ -49,7 +49,7 @@ class OutputHessian:
 def output_hessian(
     likelihood: Likelihood, outputs: Float[Tensor, "N C"], y: Tensor
 ) -> OutputHessian:
-    """Compute L_n of each row, with class weights.
+    """Compute the output Hessian of each row, with class weights.
 
     L_n is diag(p) - p p' for classes, and diag(1 / s^2, 1/2) for a Gaussian's mean and log
     variance.
@@ -72,7 +72,7 @@ def output_hessian(
 
 @dataclass(frozen=True, eq=False)
 class Eigen:
-    """The eigenvalues of H, in the layout of the noise, and its eigenvectors as columns."""
+    """The eigenvalues of H in the layout of the noise, with its eigenvectors as columns."""
 
     values: Float64[Tensor, "..."]
     vectors: tuple[Float64[Tensor, "..."], ...] = ()
@@ -89,7 +89,7 @@ class Eigen:
 def log_marginal_likelihood(
     log_likelihood: float, eigen: Eigen, square: float, precision: float
 ) -> float:
-    """Compute log p(data) in nats; `square` is |m|^2.
+    """Compute the log marginal likelihood in nats; `square` is |m|^2.
 
         log p(data) = log p(data | m) - (sum_i log(1 + lambda_i / precision) + precision |m|^2) / 2
 
@@ -132,7 +132,7 @@ class DiagonalCurvature:
 
 
 class KroneckerCurvature:
-    """H = A x B / rows, where A is the sum of a a' and B the sum of L."""
+    """The Hessian H = A x B / rows, where A is the sum of a a' and B the sum of L."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
         self.input_sum = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
@@ -183,7 +183,7 @@ CURVATURES: dict[Structure, type[DiagonalCurvature | KroneckerCurvature | FullCu
 
 
 class DiagonalSpread(nn.Module):
-    """Deviations std * eps of independent weights."""
+    """The deviations std * eps of independent weights."""
 
     std: Tensor
 
@@ -199,7 +199,7 @@ class DiagonalSpread(nn.Module):
 
 
 class KroneckerSpread(nn.Module):
-    """Deviations U_A (S . E) U_B' with S_io = (a_i b_o + precision)^-1/2.
+    """The deviations U_A (S . E) U_B' with S_io = (a_i b_o + precision)^-1/2.
 
     See Ritter, Botev and Barber 2018, "A scalable Laplace approximation for neural networks". The
     prior precision is added in the eigenbasis of A x B, which is exact, instead of to the factors.
@@ -230,7 +230,7 @@ class KroneckerSpread(nn.Module):
 
 
 class FullSpread(nn.Module):
-    """Deviations eps R with covariance R' R."""
+    """The deviations eps R with covariance R' R."""
 
     root: Tensor
 
@@ -301,5 +301,5 @@ class LaplacePosterior(Posterior):
 
 
 def _rotate(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows with eigenvectors; with one dimension, only a sign could change."""
+    """Rotate rows by the eigenvectors, except in one dimension."""
     return rows if matrix.shape[-1] == 1 else rows @ matrix

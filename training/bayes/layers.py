@@ -1,4 +1,4 @@
-"""Layers that read their parameters from theta and replace Linear, Conv1d and Conv2d layers.
+"""Stochastic replacements for Linear, Conv1d and Conv2d layers.
 
 Axes: K draws and N rows. P is 1 if all rows share their draws, and N if draws differ by row (a
 paired theta). Draws are folded into the batch. After the first layer that reads theta, the batch
@@ -24,7 +24,7 @@ DRAWABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Stochastic:
-    """The layers to draw, and the kind of their random parameters."""
+    """A selection of layers to draw, and the kind of their random parameters."""
 
     kind: Literal["scales", "weights", "masks", "hypernet"]
     layers: Sequence[str] | None = None  # name patterns; None for all
@@ -54,7 +54,7 @@ class Slot:
 
 @dataclass
 class ForwardContext:
-    """The shared state of a network's layers during a forward pass."""
+    """The state that a network's layers share during a forward pass."""
 
     theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, shape (K, P, slot size)
     # By layer, shape (slot size). If set, theta is the mean of the weights.
@@ -70,7 +70,7 @@ class ForwardContext:
 
 
 class LayerContext:
-    """A layer's slot in theta, and the layout of draws in its input."""
+    """The position of a layer's parameters in theta, and the layout of its input."""
 
     def __init__(self, slot: Slot, forward: ForwardContext, folded: bool, first: bool) -> None:
         self.slot = slot
@@ -86,12 +86,12 @@ class LayerContext:
         return self.theta()[:, 0].unflatten(-1, self.slot.shape)
 
     def detect_shared_input(self, h: Tensor) -> None:
-        """In a trial, detect whether the layer's input depends on draws."""
+        """Detect, in a trial run, whether the layer's input depends on the draw."""
         if self.forward.trial_rows:
             self.shared = len(h) == self.forward.trial_rows
 
     def by_draw(self, h: Tensor) -> Tensor:
-        """Unfold draws into an axis, (K, N, ...); shared batches stay unchanged."""
+        """Reshape a batch to (K, N, ...); a batch shared by all draws stays unchanged."""
         is_batch = self.folded and not self.shared
         return h.unflatten(0, (self.forward.num_draws, -1)) if is_batch else h
 
@@ -106,7 +106,7 @@ class LayerContext:
         return h.flatten(0, 1) if self.folded else h
 
     def store_features(self, product: Tensor) -> None:
-        """Store the first layer's output before it depends on a draw."""
+        """Store the first layer's output as features before it depends on a draw."""
         if self.first:
             rows = product if self.shared or not self.folded else self.by_draw(product)[0]
             self.forward.features = rows.flatten(1)
@@ -161,12 +161,12 @@ class ScaledLayer(nn.Module):
         return (product / std + self.bias).movedim(-1, axis)
 
     def lengths(self) -> Float[Tensor, "U"]:
-        """Return |V_u|. Under these scales, the layer's weights equal its directions."""
+        """Compute |V_u|. Under these scales, the layer's weights equal its directions."""
         return torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Normalise the directions, which does not change the function."""
+        """Normalise the directions without changing the layer's output."""
         self.direction.div_(self.lengths().view(-1, *[1] * (self.direction.ndim - 1)))
 
 
@@ -190,7 +190,7 @@ def seed_layers(seed: int, device: torch.device) -> None:
 
 
 def product_and_norm(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute x . V_u and |V_u| of each unit, with a fast gradient.
+    """Compute x . V_u and |V_u| for each unit, with a fast gradient.
 
     Shapes: x (*batch, in) and V (out, in) give (*batch, out) and (out,). A weight-normalised unit
     computes g x . V / |V| + b (Salimans and Kingma 2016). Scaling the product instead of V saves a
@@ -260,14 +260,14 @@ class WeightLayer(nn.Module):
         return 1 if self.convolution is None else self.convolution.groups
 
     def keep(self, mask: Tensor) -> None:
-        """Draw only weights where `mask` (inputs, outputs) is true, and all biases."""
+        """Draw only the weights selected by `mask` (inputs, outputs), and all biases."""
         self.shape = (mask.shape[0], mask.shape[1])
         self.index = mask.flatten().nonzero()[:, 0].int()
         numbers = len(self.index) + self.has_bias * self.shape[1]
         self.context.slot = Slot(self.context.slot.name, (numbers,))
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
-        """Return matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
+        """Return the weight matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
         if self.index is None:
             weight = self.context.weight()
             return (weight[:, :-1], weight[:, -1:]) if self.has_bias else (weight, None)
@@ -296,7 +296,6 @@ class WeightLayer(nn.Module):
         return mean + self.context.repeated(std) * randn_in_pairs(mean)
 
     def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        """Apply matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
         if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:
             return self._convolve(h, matrix[0], None if bias is None else bias[0, 0])
         shape: tuple[int, ...] = ()
@@ -326,7 +325,7 @@ class WeightLayer(nn.Module):
 
 
 def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply so that onnxruntime's summation order does not depend on the number of rows.
+    """Multiply matrices so that results in onnxruntime do not depend on the number of rows.
 
     The order of its kernel for a single column does, so a single column is doubled.
     """
@@ -336,7 +335,7 @@ def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> Tensor:
-    """Multiply patches with the matrices of a grouped convolution.
+    """Multiply patches by the matrices of a grouped convolution.
 
     Patches are (..., N, offsets * channels), and matrices (K, offsets * channels / groups,
     outputs). Both are ordered by offset.
@@ -348,7 +347,7 @@ def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> T
 
 
 def initial_weights(layer: Drawable) -> Tensor:
-    """Return a layer's weights as the matrix of `WeightLayer`, with the bias as the last row."""
+    """Return a layer's weights as a `WeightLayer` matrix, with the bias as the last row."""
     weight = layer.weight.detach()
     # `patches` has the same order: by offset, then by channel.
     is_linear = isinstance(layer, nn.Linear)
@@ -357,7 +356,7 @@ def initial_weights(layer: Drawable) -> Tensor:
 
 
 def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a convolution's patches (B, positions, offsets * channels) and output size."""
+    """Extract a convolution's patches (B, positions, offsets * channels) and output size."""
     padding, mode = convolution._reversed_padding_repeated_twice, convolution.padding_mode
     if any(padding):
         h = functional.pad(h, padding, "constant" if mode == "zeros" else mode)
@@ -377,7 +376,7 @@ def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...
 
 
 class MaskLayer(nn.Module):
-    """Multiply units or channels by a random mask.
+    """A layer that multiplies its units or channels by a random mask.
 
     The mask applies to the last axis if `on_last_axis`, otherwise to the axis after the batch.
     """
@@ -396,7 +395,7 @@ class MaskLayer(nn.Module):
 
 
 class FeatureLayer(nn.Module):
-    """A first layer with fixed weights, whose output is the row's features."""
+    """A first layer with fixed weights, whose outputs are used as features."""
 
     def __init__(self, layer: nn.Module, context: LayerContext) -> None:
         super().__init__()
@@ -411,7 +410,6 @@ class FeatureLayer(nn.Module):
 
 
 def _weightless_convolution(layer: Drawable) -> Convolution | None:
-    """Return a copy of a convolution without its weights."""
     if isinstance(layer, nn.Linear):
         return None
     kind: type[Convolution] = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d

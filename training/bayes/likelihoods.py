@@ -1,4 +1,4 @@
-"""Likelihoods p(y | outputs), one class per task.
+"""Likelihoods p(y | outputs) for classification and regression.
 
 `forward` maps the network's outputs to the predictions of the served graph: log-probabilities, or
 mean and log variance.
@@ -29,37 +29,37 @@ class Likelihood(nn.Module):
     temperature: Tensor  # T; predictions are p(y | x, theta)^(1/T), normalised
 
     def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
-        """Return predictions (see `model_store.inference.runtime.OUTPUTS`)."""
+        """Compute the predictions listed in `model_store.inference.runtime.OUTPUTS`."""
         predictions: Tensor = super().__call__(outputs)
         return predictions
 
     def log_likelihood(
         self, predictions: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "K N"]:
-        """Return log p(y | x, theta) of each draw and row, in nats."""
+        """Compute log p(y | x, theta) for each draw and row, in nats."""
         raise NotImplementedError
 
     def weighted_log_likelihood(
         self, predictions: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "K N"]:
-        """Return the log-likelihood of each draw and row for training, with class weights."""
+        """Compute the class-weighted log-likelihood of each draw and row for training."""
         return self.log_likelihood(predictions, y)
 
     def mixture_log_likelihood(
         self, predictions: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "N"]:
-        """Return log mean_k p(y | x, theta_k) of each row, in nats."""
+        """Compute log mean_k p(y | x, theta_k) for each row, in nats."""
         log_likelihood = self.log_likelihood(predictions.double(), y)
         return torch.logsumexp(log_likelihood, dim=0) - math.log(len(predictions))
 
     def tempered(
         self, predictions: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
-        """Convert predictions at T = 1 to T = `temperature`."""
+        """Rescale predictions at temperature 1 to another temperature."""
         raise NotImplementedError
 
     def errors(self, predictions: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
-        """Return each row's error, which `to_metric` averages."""
+        """Compute the error of each row, to be averaged by `to_metric`."""
         raise NotImplementedError
 
     def to_metric(self, mean_error: float) -> float:
@@ -67,7 +67,7 @@ class Likelihood(nn.Module):
         return mean_error
 
     def validation(self, predictions: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N S"]:
-        """Return a proper score (less is better), the log-likelihood and the error of each row.
+        """Compute a proper score (lower is better), the log-likelihood and the error of each row.
 
         For classes, two columns follow: the log-probability of all wrong labels, and the mean of
         their log-likelihoods weighted by their probabilities.
@@ -75,15 +75,15 @@ class Likelihood(nn.Module):
         raise NotImplementedError
 
     def start(self, y: Tensor) -> None:
-        """Set the mean and scale of targets from training targets."""
+        """Initialise the mean and scale of the targets from the training set."""
 
     def guess(self, train: Tensor, y: Tensor) -> float:
-        """Return the metric on targets y of the best constant prediction for training targets."""
+        """Compute the metric of the best constant prediction on targets y."""
         raise NotImplementedError
 
 
 class Categorical(Likelihood):
-    """p(y | logits) = softmax(logits)_y.
+    """The categorical likelihood p(y | logits) = softmax(logits)_y.
 
     With class weights w, outputs fit p_w(y | x), which is proportional to w_y p(y | x). Predictions
     are p(y | x).
@@ -121,7 +121,7 @@ class Categorical(Likelihood):
     def tempered(
         self, log_probs: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
-        """Return log(p^(1/T) / sum_c p_c^(1/T)).
+        """Compute log(p^(1/T) / sum_c p_c^(1/T)).
 
         See Guo et al. 2017, "On calibration of modern neural networks".
         """
@@ -150,7 +150,7 @@ class Categorical(Likelihood):
 
 
 class Gaussian(Likelihood):
-    """p(y | m, s^2) = N(y; m, T s^2), with learned noise s and temperature T.
+    """The Gaussian likelihood N(y; m, T s^2), with learned noise s and temperature T.
 
     The outputs are m and, for heteroscedastic noise, log s^2. Homoscedastic noise is one parameter.
     Outputs refer to the standardised target, or to the target itself if `is_in_units` (for networks
@@ -174,7 +174,7 @@ class Gaussian(Likelihood):
         self.log_variance = nn.Parameter(torch.zeros(())) if noise == "homoscedastic" else None
 
     def forward(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N 2"]:
-        """Return mean and log variance in the target's units."""
+        """Compute the mean and log variance in the target's units."""
         mean = outputs[..., :1]
         if not self.is_in_units:
             mean = mean * self.target_std + self.target_mean
@@ -229,7 +229,7 @@ class Gaussian(Likelihood):
 
 
 def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """Compute the continuous ranked probability score of a mixture of Gaussians, in units of y.
+    """Compute the continuous ranked probability score of a Gaussian mixture, in units of y.
 
         mean_k A(y - m_k, s_k) - mean_kj A(m_k - m_j, sqrt(s_k^2 + s_j^2)) / 2
 
@@ -246,7 +246,7 @@ def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor
 
 
 def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return E|z| for z ~ N(mean, variance)."""
+    """Compute E|z| for z ~ N(mean, variance)."""
     std = variance.sqrt()
     z = mean / std
     density = (-0.5 * z.square()).exp() / math.sqrt(2.0 * math.pi)

@@ -1,4 +1,4 @@
-"""Matrix-variate Gaussians over weights."""
+"""Matrix-variate Gaussian posteriors over weights."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from training.bayes.posterior import Posterior, log_normal
 
 
 class MatrixNormalPosterior(Posterior):
-    """W = M + A^1/2 E B^1/2 for each layer, with diagonal A and B.
+    """A matrix-variate Gaussian for each layer, W = M + A^1/2 E B^1/2 with diagonal A and B.
 
     See Louizos and Welling 2016, section 3.1. The biases are the last row of W. The prior is
     MVN(0, prior_std^2 I, I).
@@ -61,7 +61,7 @@ class MatrixNormalPosterior(Posterior):
         return log_normal(theta, self.prior_std)
 
     def kl(self) -> Float[Tensor, ""]:
-        """Return KL(q || p), where layer l has i inputs and o outputs, and s is the prior's std.
+        """Compute KL(q || p), where layer l has i inputs and o outputs, and s is the prior's std.
 
         1/2 sum_l (tr A tr B + |M|^2) / s^2 - i o - o log |A| - i log |B| + i o log s^2
         """

@@ -1,4 +1,4 @@
-"""Posteriors whose draws are members of an ensemble."""
+"""Posteriors for ensembles, in which each draw is a member."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -10,7 +10,7 @@ from training.bayes.posterior import Posterior
 
 
 class MemberPosterior(Posterior):
-    """A posterior whose k-th draw is member k (Lakshminarayanan et al. 2017)."""
+    """An ensemble posterior, in which draw k is member k (Lakshminarayanan et al. 2017)."""
 
     algorithm = DRAW_INDEX
 
@@ -30,7 +30,7 @@ class MemberPosterior(Posterior):
 
 
 class MemberLinear(nn.Module):
-    """A linear layer of a BatchEnsemble: ((x * r_m) W) * s_m + b_m for member m.
+    """A BatchEnsemble linear layer: ((x * r_m) W) * s_m + b_m for member m.
 
     See Wen, Tran and Ba 2020, "BatchEnsemble", equation 5. Members share W, except in the output
     layer. In the first layer r_m starts at random signs; all other r_m and s_m start at 1

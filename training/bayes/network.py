@@ -1,4 +1,4 @@
-"""Base class of networks as functions of an input and theta, and the Bayesian model."""
+"""Base class of networks, and the Bayesian model."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ CHUNK_ROWS = 512  # rows * draws of a prediction that are computed together
 
 
 class Network(nn.Module):
-    """outputs[k, n] = f((x[n] - mean) / std, theta[k]).
+    """A network with standardised inputs: outputs[k, n] = f((x[n] - mean) / std, theta[k]).
 
     The mean and standard deviation are scalars or have one value per channel. If `takes_ids`, rows
     are ids, which the network gets unchanged as int64.
@@ -34,20 +34,20 @@ class Network(nn.Module):
 
     @property
     def draws_one_by_one(self) -> bool:
-        """Whether to predict one draw at a time, which allows torch's own convolutions."""
+        """Whether to predict one draw at a time, so that torch's own convolutions can be used."""
         return False
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        """Return the outputs of each draw and row, and features that do not depend on draws."""
+        """Compute the outputs of each draw and row, and features that do not depend on draws."""
         outputs, features, _ = self.run(x, theta)
         return outputs, features
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
-        """Return outputs, features, and the KL of layers whose posterior depends on their input.
+        """Compute outputs and features, and the KL of layers with input-dependent posteriors.
 
         The KL is None if there are no such layers.
         """
@@ -60,24 +60,24 @@ class Network(nn.Module):
         std: Float[Tensor, "D"],
         num_draws: int,
     ) -> Float[Tensor, "K N C"]:
-        """Return outputs under independent Gaussian weights, sampled separately for each row."""
+        """Compute outputs with independent Gaussian weights, sampled separately for each row."""
         raise NotImplementedError
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Return the input of the last layer with weights, under one draw."""
+        """Compute the input of the last layer with weights, for one draw."""
         raise NotImplementedError
 
     @torch.no_grad()
     def initialise(
         self, x: Float[Tensor, "N I"], standardise: bool = True
     ) -> Float[Tensor, "D"] | None:
-        """Set the standardisation from a batch, and return the initial theta, if defined."""
+        """Initialise the standardisation from a batch, and return the initial theta, if defined."""
         if standardise:
             self.fit_scale(x)
         return None
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return -log N(W; 0, prior_std^2) of fixed weights, up to a constant."""
+        """Compute -log N(W; 0, prior_std^2) of the fixed weights, up to a constant."""
         raise NotImplementedError
 
     def scale(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
@@ -87,12 +87,12 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def fit_scale(self, x: Float[Tensor, "N I"]) -> None:
-        """Set the mean and standard deviation to those of all numbers in a batch."""
+        """Set the scalar mean and standard deviation to those of a batch."""
         self.mean.copy_(x.mean())
         self.std.copy_(x.std().clamp(min=1e-12))
 
     def train(self, mode: bool = True) -> "Network":
-        """Set the mode of all layers; frozen layers stay in evaluation mode."""
+        """Set the training mode of all layers except frozen ones, which stay in evaluation mode."""
         super().train(mode)
         for layer in self.frozen:
             layer.training = False
@@ -100,7 +100,7 @@ class Network(nn.Module):
 
 
 class BayesianModel(nn.Module):
-    """outputs[k, n] = f(x[n], theta(eps[k])), and p(y[n] | outputs[k, n])."""
+    """A Bayesian network, f(x[n], theta(eps[k])), with its likelihood."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class BayesianModel(nn.Module):
     def sample(
         self, x: Float[Tensor, "N I"], eps: Float[Tensor, "S E"], groups: int = 1
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
-        """Return training predictions of each draw and row, and the KL of each draw in nats.
+        """Compute training predictions for each draw and row, and the KL of each draw in nats.
 
         With G `groups` of successive rows, there are S = K G draws. The first G draws are the first
         draws of all groups.
@@ -152,6 +152,6 @@ class BayesianModel(nn.Module):
     def serve(
         self, x: Num[Tensor, "N I"], theta: Float[Tensor, "K P D"], rows: int
     ) -> Float[Tensor, "K N C"]:
-        """Predict under draws of theta, `rows` rows at a time."""
+        """Predict in batches of `rows` rows, given draws of theta."""
         parts = [self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)]
         return torch.cat(parts, dim=1)

@@ -1,4 +1,4 @@
-"""Base class and protocols of posteriors, and the noise that they map to theta."""
+"""Base class and protocols of posteriors, and their noise."""
 
 import math
 from typing import Protocol, runtime_checkable
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Posterior(nn.Module):
-    """An approximate posterior: theta as a function of noise, and its divergence from the prior."""
+    """An approximate posterior, which maps noise to theta."""
 
     noise_dimension: int
     theta_dimension: int
@@ -33,11 +33,11 @@ class Posterior(nn.Module):
         raise NotImplementedError
 
     def spread_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of log standard deviations, which need a higher learning rate."""
+        """Return the log standard deviation parameters, which need a higher learning rate."""
         return []
 
     def centre(self) -> Float[Tensor, "D"]:
-        """Return the posterior mean, or the first draw if draws are member indices."""
+        """Return the posterior mean, or the first member of an ensemble."""
         raise NotImplementedError
 
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
@@ -51,17 +51,17 @@ class FactorialGaussian(Protocol):
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 
     def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-        """Return the KL(q || p) that `sample` returns."""
+        """Compute the KL(q || p) that `sample` returns."""
 
 
 @runtime_checkable
 class LocationScale(Protocol):
-    """A posterior with a density and draws of the form location + scale * noise."""
+    """A posterior with a density, whose draws are location + scale * noise."""
 
     def location(self) -> Float[Tensor, "D"]: ...
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
-        """Return log p(theta), up to a constant."""
+        """Compute log p(theta), up to a constant."""
 
 
 def step_noise(
@@ -71,7 +71,7 @@ def step_noise(
     in_pairs: bool = False,
     device: torch.device = CPU,
 ) -> Float[Tensor, "K E"]:
-    """Generate the noise of a training step.
+    """Generate the noise for a training step.
 
     Depending on the posterior it is normal noise (in antithetic pairs if `in_pairs`), member
     indices, or empty.
@@ -88,7 +88,7 @@ def step_noise(
 def noise(
     posterior: Posterior, num_draws: int, *key: int, device: torch.device = CPU
 ) -> Float[Tensor, "K E"]:
-    """Generate member indices or normal noise for up to `max_draws` draws.
+    """Generate normal noise or member indices for up to `max_draws` draws.
 
     Normal noise is a function of the integers in `key`.
     """
@@ -102,12 +102,12 @@ def noise(
 def standard_noise(
     num_draws: int, dimension: int, *key: int, device: torch.device = CPU
 ) -> Float[Tensor, "K D"]:
-    """Generate N(0, I) noise, which depends on the integers in `key` and the device type."""
+    """Generate N(0, I) noise, seeded by the integers in `key`."""
     generator = torch.Generator(device).manual_seed(hash_key(*key))
     return torch.randn(num_draws, dimension, generator=generator, device=device)
 
 
 def log_normal(x: Float[Tensor, "K D"], std: float) -> Float[Tensor, "K"]:
-    """Compute log N(x; 0, std^2 I) of each row, in nats."""
+    """Compute log N(x; 0, std^2 I) for each row, in nats."""
     constant = math.log(std) + 0.5 * math.log(2 * math.pi)
     return -0.5 * (x / std).square().sum(-1) - x.shape[-1] * constant

@@ -1,4 +1,4 @@
-"""Variational hypernetworks, whose layers infer a posterior of their weights from their input."""
+"""Variational hypernetworks, whose layers infer a weight posterior from their input."""
 
 import math
 
@@ -12,7 +12,7 @@ from training.bayes.posterior import Posterior
 
 
 class HyperLayer(nn.Module):
-    """A layer h W + c, where q(W | h) = MVN(M, A = diag(a), B = diag(b)).
+    """A layer h W + c with the inferred posterior q(W | h) = MVN(M, A = diag(a), B = diag(b)).
 
     See Kristiadi, "Variational hypernetworks", section 2. An inference network computes d, a and b
     from h. M = diag(d) V, where V is a parameter (vector scaling, equation 4). The prior is
@@ -57,7 +57,7 @@ class HyperLayer(nn.Module):
         return scale, log_a, log_b
 
     def forward(self, h: Tensor) -> Tensor:
-        """Compute the layer; in training, add the rows' mean KL to the network's KL."""
+        """Compute the output and, in training, add the rows' mean KL to the network's KL."""
         self.context.detect_shared_input(h)
         scale, log_a, log_b = self.infer(h)
         a, b = log_a.exp(), log_b.exp()
@@ -81,7 +81,7 @@ class HyperLayer(nn.Module):
 
 
 class NoisePosterior(Posterior):
-    """theta = eps, which contains E of each layer's W = M + A^1/2 E B^1/2.
+    """A posterior theta = eps, which contains E of each layer's W = M + A^1/2 E B^1/2.
 
     Layers compute the KL themselves and sample outputs without E in training.
     """

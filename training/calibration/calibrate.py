@@ -1,4 +1,4 @@
-"""Calibrate detectors on two held-out splits."""
+"""Calibration of detectors on two held-out splits."""
 
 from dataclasses import dataclass
 
@@ -61,7 +61,7 @@ def calibrate(
     transform: Transform | None = None,
     by_category: CategoryChoice | None = None,
 ) -> Calibration:
-    """Calibrate detectors on reference and ranking rows, which the fit does not use."""
+    """Calibrate detectors on the held-out reference and ranking rows."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     (reference_scores, reference_density), (scores, density) = (
         served_scores(runtime, rows, counts, key, share, transform)
@@ -116,7 +116,7 @@ def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray
 def match_groups(
     calibration: Calibration, rows: Rows, names: tuple[str, ...]
 ) -> Int64[np.ndarray, "N"] | None:
-    """Renumber the groups of rows as a calibration numbers them, with `UNKNOWN` for new groups.
+    """Map the groups of rows to a calibration's group numbers, with `UNKNOWN` for new groups.
 
     `names` are the names of the rows' groups. Returns None without a calibration by group, or if
     rows have no groups.

@@ -1,4 +1,4 @@
-"""Define the options of the commands in `python -m training` and `dubito`.
+"""Options of the commands in `python -m training` and `dubito`.
 
 A command's module is imported only when the command runs, so that help and completion are fast.
 """
@@ -43,7 +43,7 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of this package, and in a checkout those of `experiments`."""
+    """Add the training commands and, in a checkout, the commands of `experiments`."""
     _add_inspect(commands)
     _add_fit(commands)
     _add_evaluate(commands)
@@ -82,7 +82,7 @@ add_command = partial(_add_command, run=run)
 
 
 def configure_process() -> None:
-    """Configure threads and memory for training, before torch is imported.
+    """Configure threads and memory for training. Call this before importing torch.
 
     Threads of torch synchronise about fifty times per step. Long spinning takes CPU time from
     threads that wait for a core. A spin count of 4,000 lasts microseconds and still avoids most
@@ -104,7 +104,7 @@ def configure_process() -> None:
 
 @contextmanager
 def print_messages() -> Iterator[None]:
-    """Print training's log messages to standard error without prefix."""
+    """Print training's log messages to standard error without a prefix."""
     handler, level = logging.StreamHandler(sys.stderr), log.level
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
@@ -117,7 +117,7 @@ def print_messages() -> Iterator[None]:
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add options that several commands share."""
+    """Add the options shared by several commands."""
     for name in names:
         parser.add_argument(name, **SHARED_OPTIONS[name])
 

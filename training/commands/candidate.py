@@ -1,4 +1,4 @@
-"""Fit a candidate on the service's labels, and promote it if it is no worse."""
+"""The command `candidate`, which retrains a model on the service's labels."""
 
 import argparse
 import os

@@ -18,5 +18,5 @@ def print_quality(quality: dict[str, Any]) -> None:
 
 
 def format_figure(value: float) -> str:
-    """Format a figure with four decimals, or four digits if it is small."""
+    """Format a number with four decimals, or with four significant digits if it is small."""
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"

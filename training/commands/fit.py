@@ -146,7 +146,7 @@ def _select(record: object, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _warnings_before_fit(findings: Findings, section: DataSection) -> list[str]:
-    """List the warnings of a fit before it trains, or the error that stops it."""
+    """List the warnings known before training, or the error that prevents the fit."""
     if findings.task is None:
         return []
     lines: list[str] = []

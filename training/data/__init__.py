@@ -60,7 +60,7 @@ EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet
 def load(
     recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | None = None
 ) -> Dataset:
-    """Read the data of a recipe; relative paths are under `root`.
+    """Load a recipe's data; relative paths are resolved against `root`.
 
     Columns are encoded by the training split, so split the result by `split_sizes` of the same
     recipe. A version's `columns` and `tokenizer` (the content of its file) replace that encoding.
@@ -94,7 +94,7 @@ def load(
 
 
 def _remove_seen_rows(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
-    """Mark training rows, and remove test rows, that the network was trained on."""
+    """Mark the training rows already seen by the network, and remove such test rows."""
     source = recipe.data.trained_on
     section = recipe.data.model_copy(update={"source": source, "trained_on": None, "leave_out": []})
     recipe = recipe.model_copy(update={"data": section})

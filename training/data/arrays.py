@@ -1,4 +1,4 @@
-"""Load `npz:FILE`, `idx:DIR` (the MNIST file format), and scikit-learn's `digits`."""
+"""Loaders for `npz:FILE`, `idx:DIR` (the MNIST file format), and scikit-learn's `digits`."""
 
 import gzip
 import math
@@ -30,7 +30,7 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Resolve a path below `root`, or below the current folder if only that exists."""
+    """Resolve a path against `root`, or against the current folder if it exists only there."""
     check_not_workbook(rest, field)
     path = root / rest
     return Path(rest) if not path.exists() and Path(rest).exists() else path
@@ -43,7 +43,7 @@ def check_not_workbook(name: str, field: str) -> None:
 
 
 def digits() -> Dataset:
-    """Load scikit-learn's 1,797 handwritten digits of 8x8 pixels from 0 to 16 (UCI, 1998)."""
+    """Load scikit-learn's 1,797 handwritten digits, 8x8 pixels from 0 to 16 (UCI, 1998)."""
     from sklearn.datasets import load_digits  # This import is slow.
 
     bunch = load_digits()
@@ -56,7 +56,7 @@ def digits() -> Dataset:
 
 
 def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
-    """Make a data set from arrays x (N, ...) and y (N,) of labels (integers, strings) or targets.
+    """Create a data set from arrays x (N, ...) and y (N,) of labels (integers, strings) or targets.
 
     Arrays `x` and `y` are split at random into training and test rows. Bytes stay bytes. With
     `integers`, rows are ids from 0 to `vocabulary` - 1, or to the largest id in the arrays.

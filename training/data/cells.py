@@ -1,4 +1,4 @@
-"""Read CSV and Parquet files as Arrow tables with typed columns.
+"""Readers of CSV and Parquet files, which return Arrow tables with typed columns.
 
 A text column is numeric if every value is a number. If most but not all values are numbers, an
 error lists the others. A column contains times if every value is a time in one format. If two
@@ -128,7 +128,7 @@ def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Ta
 
 
 def find_index_column(names: list[str], used_names: set[str]) -> str | None:
-    """Find pandas' unnamed index, a first or last column, unless a recipe uses it."""
+    """Find an unnamed pandas index (first or last column) that the recipe does not use."""
     for name in (names[0], names[-1]) if names else ():
         if INDEX_NAMES.fullmatch(name) and name not in used_names and (name or names[0] == name):
             return name
@@ -149,7 +149,7 @@ def stored_writing(table: pa.Table, name: str) -> NumberStyle | None:
 def convert_times(
     table: pa.Table, names: set[str], kinds: Mapping[str, str], date_format: str | None
 ) -> tuple[pa.Table, dict[str, str | None]]:
-    """Convert dates and times to seconds; return the table and the date format of each column.
+    """Convert dates and times to seconds, and return the table and each column's date format.
 
     The format is None if requests must use ISO 8601. A text column is converted if every value is a
     date or time.
@@ -216,7 +216,7 @@ def to_floats(column: Column) -> Numbers:
 def infer_writing(
     texts: Collection[str], decimal: str | None, thousands: str | None
 ) -> NumberStyle | None:
-    """Infer the number format of texts; None if a text is not a number or formats disagree.
+    """Infer the number format of texts, or return None if they are not consistently numbers.
 
     All texts must have the same currency or percent sign, or none. All matching formats must yield
     the same numbers: 1,234 alone may be 1234 or 1.234. A configured `decimal` or `thousands`
@@ -273,7 +273,7 @@ def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
 
 
 def _trim(table: pa.Table, text_names: set[str]) -> pa.Table:
-    """Strip blanks around cells, except in `text_names`, and clear missing values."""
+    """Strip spaces from cells, except in `text_names`, and clear missing values."""
     for i, name in enumerate(table.column_names):
         column = table.column(i)
         if name not in text_names:
@@ -283,7 +283,7 @@ def _trim(table: pa.Table, text_names: set[str]) -> pa.Table:
 
 
 def _clear_values(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[str]]:
-    """Clear text cells that equal a value; return the table and the changed columns."""
+    """Clear text cells equal to a value, and return the table and the changed columns."""
     changed = set()
     for i, name in enumerate(table.column_names if values else ()):
         column = as_text(table.column(i))
@@ -297,7 +297,7 @@ def _clear_values(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, s
 
 
 def _drop_rows_without_target(table: pa.Table, target: str | None) -> pa.Table:
-    """Clear the rows without a target, so that they do not affect column types."""
+    """Drop rows without a target, so that they do not affect column types."""
     if table.column_names.count(target) != 1:
         return table
     is_dropped = compute.is_null(table.column(target), nan_is_null=True).to_numpy()
@@ -312,7 +312,7 @@ def _null_where(column: Column, trimmed: Column, values: Collection[str]) -> Col
 
 
 def _infer_number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
-    """Use the configured number format, or decimal commas if no number has a point."""
+    """Use the configured number format, or decimal commas if no number has a decimal point."""
     if section.decimal is not None:
         return NumberFormat(section.decimal, section.thousands, is_known=True)
     distinct = (column[:SAMPLE_ROWS].unique().to_pylist() for column in table.columns)
@@ -339,7 +339,7 @@ def _infer_types(
     booleans: set[str],
     number_format: NumberFormat,
 ) -> pa.Table:
-    """Convert text columns of numbers or booleans, unless they have a configured kind.
+    """Convert text columns to numbers or booleans, unless their kind is configured.
 
     Columns in `booleans` stay text, in lower case.
     """
@@ -390,7 +390,7 @@ def _infer_type(
 
 
 def _check_grouping(name: str, texts: Sequence[str]) -> None:
-    """Raise InvalidInput if points probably group thousands.
+    """Raise InvalidInput if the points are probably thousands separators.
 
     In such a column the other numbers have up to three digits and no point.
     """
@@ -422,7 +422,7 @@ def _map_cells(column: Column, values: Mapping[str, object], arrow_type: pa.Data
 def _times(
     values: Sequence[str | None], name: str, date_format: str | None, is_required: bool
 ) -> tuple[Numbers, str | None] | None:
-    """Read a column's times (NaN if missing) and its date format; None if a value is not a time.
+    """Parse a column's times (NaN if missing) and date format; None if a value is not a time.
 
     The format is None for ISO 8601, or if several formats fit.
     """
@@ -491,7 +491,7 @@ def check_mixed_numbers(
     is_number: Callable[[str], bool],
     rows: Iterable[int] | None = None,
 ) -> None:
-    """Raise InvalidInput if a few values of a numeric column are not numbers.
+    """Raise InvalidInput if a numeric column contains a few non-numeric values.
 
     `rows` are the row numbers in the file.
     """

@@ -1,4 +1,4 @@
-"""Infer the kind of each column of a table, and note possible mistakes."""
+"""Inference of column kinds, with notes on possible mistakes."""
 
 import re
 from collections import Counter, defaultdict
@@ -123,7 +123,7 @@ def _refused(
 
 
 def tail_length(present: Numbers) -> float:
-    """Compute the distance of the furthest value from the median in interquartile ranges, or 0."""
+    """Compute the largest distance from the median in interquartile ranges, or 0."""
     low, median, high = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
@@ -173,7 +173,7 @@ def _inspect_text(name: str, values: list[str | None], rows: Index, config: Any)
 
 
 def group_similar(values: Iterable[str]) -> list[list[str]]:
-    """Group values that differ only in spaces or capitals."""
+    """Group values that differ only in spacing or capitalisation."""
     groups = defaultdict(list)
     for value in sorted(values):
         groups["".join(value.split()).casefold()].append(value)
@@ -181,7 +181,7 @@ def group_similar(values: Iterable[str]) -> list[list[str]]:
 
 
 def describe_leak(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
-    """Describe how well a column alone predicts the target; None if it does not leak.
+    """Describe how well a column alone predicts the target, or return None if there is no leak.
 
     A small decision tree is fitted on half of the rows and tested on the other half.
     """

@@ -1,4 +1,4 @@
-"""Fit the encodings of columns on training rows; `model_store.sources.columns` applies them."""
+"""Column encodings, fitted on training rows and applied by `model_store.sources.columns`."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ TWO_WEEKS_S = 14 * DAY_S
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns without the target: numbers (NaN if missing) or categories (None if missing).
+    """The input columns of a table: numbers (NaN if missing) or categories (None if missing).
 
     Attributes:
         times: date formats of columns in seconds, None for ISO 8601.
@@ -76,7 +76,7 @@ def _cycles(seconds: Numbers) -> tuple[Cycle, ...]:
 
 
 def _moments(name: str, values: Numbers) -> dict[str, Any]:
-    """Compute the fields that columns of numbers and of times share.
+    """Compute the fields shared by number and time columns.
 
     These are mean, standard deviation (1 for a constant), median, 5 and 95 % quantiles, and whether
     values are missing.

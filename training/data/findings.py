@@ -1,4 +1,4 @@
-"""Inspect the task, columns and problems of a data source (`dubito inspect`)."""
+"""Inspection of a data source (`dubito inspect`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -68,7 +68,7 @@ class Findings:
         return [column for column in self.columns if column.kind not in ("ignored", "refused")]
 
     def report(self, is_full: bool) -> list[str]:
-        """Describe the source in lines, with all columns or only the ignored columns."""
+        """Describe a data source as lines of text, with all columns or only the ignored ones."""
         shape = f" of shape {self.shape}" if self.shape else ""
         task = self.task or "no task"
         lines = [f"{self.source}: {self.rows} rows{shape}; {task}: {self.reason}"]
@@ -119,7 +119,7 @@ def _shorten(texts: list[str], separator: str) -> str:
 
 
 def inspect_source(section: DataSection, root: Path, task: Task | None = None) -> Findings:
-    """Inspect a source, and report most problems as findings instead of errors."""
+    """Inspect a data source, and report most problems as findings instead of errors."""
     check_not_workbook(section.source, "--data")
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
@@ -258,7 +258,7 @@ def infer_task(values: Any, name: str) -> tuple[Task, str]:
 
 
 def _nearly_numbers(name: str, values: list[str | None]) -> list[str]:
-    """Warn if at least half of the classes are numbers."""
+    """Warn if at least half of the class names are numbers."""
     distinct = dict.fromkeys(value for value in values if value is not None)
     texts = [value for value in distinct if not is_number(value)]
     numbers = len(distinct) - len(texts)
@@ -282,7 +282,7 @@ def similar_class_warnings(classes: Iterable[str]) -> list[str]:
 
 
 def _close_targets(y: np.ndarray) -> list[str]:
-    """Warn if the targets' standard deviation is close to float32's precision."""
+    """Warn if the targets vary too little for float32."""
     finite = y[np.abs(y) <= np.finfo(np.float32).max]
     if not len(finite):
         return []
@@ -298,7 +298,7 @@ def _close_targets(y: np.ndarray) -> list[str]:
 def count_near_duplicates(
     train: Rows, other_splits: Mapping[str, Rows], takes_ids: bool = False
 ) -> dict[str, int]:
-    """Count the rows of each split that nearly equal a training row; ids must be equal."""
+    """Count the near-duplicates of training rows in each split; ids must be equal."""
     scale = 1.0 if takes_ids else _scale(train.x)
     train_keys = set(_keys(train, scale))
     return {
@@ -329,7 +329,7 @@ def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:
 
 
 def _keys(rows: Rows, scale: float) -> list[int]:
-    """Hash rows; rows that are equal after rounding share a key."""
+    """Hash rounded rows, so that near-duplicates share a key."""
     keys = []
     for first in range(0, len(rows), CHUNK_ROWS):
         chunk = rows.x[first : first + CHUNK_ROWS].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Load images from a folder or zip with a folder per class (`images:PATH`).
+"""Loader for image folders and zip files with one folder per class (`images:PATH`).
 
 Images are in `train/CLASS/*` and `test/CLASS/*`, or in `CLASS/*`. In the latter case a share of the
 images becomes test rows. Files are PNG, JPEG, WebP, BMP or TIFF. Other files are skipped, but a
@@ -78,7 +78,7 @@ def sample_images(
 
 
 def survey_images(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
-    """Inspect images by their headers.
+    """Read the sizes, modes and classes of all images from their headers.
 
     Returns:
         The number of training images by class, the number of images by size (width, height),
@@ -98,7 +98,7 @@ def survey_images(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]],
 
 @contextmanager
 def _files(path: Path) -> Iterator[tuple[list[str], Open]]:
-    """Yield the names of the files in a folder or zip, and a function that opens a file."""
+    """List the files of a folder or zip, with a function that opens them."""
     if path.is_dir():
         depths = ("/".join("*" * depth) for depth in range(1, 5))
         entries = [entry for pattern in depths for entry in path.glob(pattern)]
@@ -123,10 +123,6 @@ def _classes_for_training(files: list[str], path: Path) -> dict[str, dict[str, s
 
 
 def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
-    """Return the class of each image by name, for `train` and `test`.
-
-    Without folders of these names, all images are in `train`.
-    """
     is_folder = {PurePosixPath(name): name.endswith("/") for name in sorted(names)}
     hidden = (".", "__MACOSX")
     paths = [path for path in is_folder if not any(p.startswith(hidden) for p in path.parts)]
@@ -162,7 +158,7 @@ def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _count_outer_folders(files: Iterable[PurePosixPath]) -> int:
-    """Count the folders that contain all files, such as the top folder of a zip."""
+    """Count the folders that contain all files, e.g. the top folder of a zip."""
     parents = [path.parts[:-1] for path in files]
     outer = 0
     while parents and all(len(p) > outer + 1 and p[outer] == parents[0][outer] for p in parents):

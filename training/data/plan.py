@@ -1,4 +1,4 @@
-"""Plan a recipe for a data source by the rules of docs/your-data.md.
+"""Default recipes for a data source, by the rules of docs/your-data.md.
 
 The defaults come from validation rows of a panel of public data sets (docs/results/panel.md).
 """
@@ -101,7 +101,7 @@ def _plan_training(
 def _leave_out_rare_classes(
     findings: Findings, section: DataSection, content: dict[str, Any], reasons: dict[str, str]
 ) -> list[str]:
-    """Leave out classes with too few rows for all splits, if two classes remain."""
+    """Leave out classes that are too small to split, if at least two classes remain."""
     sizes = {label: n for label, n in findings.classes.items() if label not in section.leave_out}
     rare = [label for label, n in sizes.items() if n < MIN_CLASS_ROWS]
     if not rare or len(sizes) - len(rare) < 2:

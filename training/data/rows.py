@@ -1,4 +1,4 @@
-"""Define rows, data sets, and their splits."""
+"""Rows, data sets, and their splits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Inputs in the units of the source, and their class numbers or targets.
+    """A set of inputs in the units of the source, with their class numbers or targets.
 
     Pixels stay bytes until a batch needs float32. `ids` are values of a column, file names, or
     numbers from 0.
@@ -54,7 +54,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test rows, flat; `shape` is the shape of an input.
+    """A data set with flattened training and test rows; `shape` is the shape of an input.
 
     Regression has no `classes`. Rows are encoded `columns`, an `image`, ids (`takes_ids`) or tokens
     of `text`. Training rows are split by `groups` or `times`. `left_out` contains the test rows of
@@ -82,7 +82,7 @@ class Dataset:
 
     @property
     def rows(self) -> Rows:
-        """Unseen training rows, then test rows."""
+        """All unseen training rows, followed by the test rows."""
         train, test = self.train.unseen, self.test
         groups = None
         if train.groups is not None and test.groups is not None:
@@ -127,13 +127,13 @@ class Dataset:
 
 
 def row_digest(row: Shaped[np.ndarray, "I"]) -> bytes:
-    """Hash a row's numbers; bytes and floats of equal value have equal digests."""
+    """Hash a row's numbers. Bytes and floats of equal value have equal digests."""
     content = np.ascontiguousarray(row, dtype=np.float32).data
     return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Check for the shape of an image: (height, width) or (channels, height, width)."""
+    """Check for an image shape: (height, width) or (channels, height, width)."""
     return len(shape) in (2, 3)
 
 
@@ -169,7 +169,7 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
 
 
 def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
-    """Remove classes from a data set; their test rows become `left_out`.
+    """Remove classes from a data set, and move their test rows to `left_out`.
 
     The encoding of columns does not change. For tables, `training.data.tables` removes classes
     before it fits the encoding.
@@ -210,7 +210,7 @@ def match_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
 
 
 def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Renumber classes in the order of `classes`, which can include classes without rows."""
+    """Renumber the classes to match the order of `classes`, which can include unused classes."""
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
         expected = f"rows of the classes {list(classes)[:MAX_SHOWN]}"
@@ -229,7 +229,7 @@ def _number_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
 def class_numbers(
     train: Sequence[str], test: Sequence[str], field: str
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"], tuple[str, ...]]:
-    """Number labels by the sorted classes; numeric labels sort by value."""
+    """Map labels to numbers in sorted order; numeric labels are sorted by value."""
     classes = sorted({*train, *test}, key=_by_value)
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise InvalidInput(field, f"labels of 2 to {MAX_CLASSES} classes", f"{len(classes)}")
@@ -259,7 +259,7 @@ def class_weights(
     classes: Sequence[str],
     y: Int64[np.ndarray, "N"],
 ) -> Float64[np.ndarray, "C"]:
-    """Compute the weight of each class in a fit, with a mean of 1 over the rows.
+    """Compute class weights for a fit, with a mean of 1 over the rows.
 
     `balanced` weights are inverse to the class shares. In a table, the default weight is 1.
     """

@@ -1,4 +1,4 @@
-"""Split rows into training, validation, calibration and test rows.
+"""Splits into training, validation, calibration and test rows.
 
 Splits are random. A recipe can also split by class, by group or by time.
 """
@@ -38,7 +38,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class SplitSizes:
-    """Sizes of the splits: a number of rows, a share of the training rows, or None by default.
+    """The size of each split: a row count, a share of the training rows, or None by default.
 
     `is_stratified` splits keep the class shares.
     """
@@ -109,7 +109,7 @@ def default_test_fraction(rows: int) -> float:
 def hold_out(
     rows: int, test_fraction: float | None, keys: Keys | None = None
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
-    """Return sorted indices of the training and test rows, the same in every run.
+    """Split off a fixed test set, and return sorted indices of the training and test rows.
 
     Test rows are random, the latest by `times`, complete `groups`, or stratified by `labels`.
     """
@@ -138,7 +138,7 @@ def _order_by_time(times: Float64[np.ndarray, "N"], rng: Rng) -> Index:
 
 
 def _order_by_class(labels: Labels, rng: Rng) -> Index:
-    """Order rows by class, at random within each class.
+    """Order rows by class, and shuffle them within each class.
 
     Classes are in order of their first row, so their numbers do not matter.
     """
@@ -150,7 +150,7 @@ def _order_by_class(labels: Labels, rng: Rng) -> Index:
 def _split_systematically(
     order: Labels, size: int, rng: Rng
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
-    """Return the remaining rows and a systematic sample of `size` rows.
+    """Draw a systematic sample of `size` rows, and return the other rows and the sample.
 
     The sample takes rows at equal steps from a random start. Every row is equally likely, and each
     class keeps its share, rounded up or down.
@@ -162,7 +162,7 @@ def _split_systematically(
 
 
 def _select_groups(groups: Labels, size: int, rng: Rng, split: str) -> np.ndarray:
-    """Mark the rows of random groups that together have up to `size` rows.
+    """Select random groups with at most `size` rows in total.
 
     Raises:
         InvalidInput: if no group fits, or all do.

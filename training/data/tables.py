@@ -1,4 +1,4 @@
-"""Make data sets from tables: `csv:FILE`, `parquet:FILE` and `uci:DIR`."""
+"""Loaders for tables: `csv:FILE`, `parquet:FILE` and `uci:DIR`."""
 
 import warnings
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np
 
 
 def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:
-    """Read one of the standard splits of a UCI regression set (Hernandez-Lobato and Adams 2015).
+    """Load a standard split of a UCI regression set (Hernandez-Lobato and Adams 2015).
 
     `data.txt` contains all rows. `index_features.txt` and `index_target.txt` list columns, and
     `index_train_I.txt` and `index_test_I.txt` list the rows of split I. Columns are named x0, x1,
@@ -227,7 +227,7 @@ def _targets(values: Numbers | Categories, section: "DataSection", split_keys: K
 def _groups(
     table: pa.Table, section: "DataSection", index: Index
 ) -> tuple[tuple[str, ...], Index | None]:
-    """Return the groups and each row's group number.
+    """Return the group names and each row's group number.
 
     Without a calibration group, more than `MAX_GROUPS` groups are no error but are not returned.
     """

@@ -1,4 +1,4 @@
-"""Transform targets with heavy tails (`data.target_transform`).
+"""Transforms for heavy-tailed targets (`data.target_transform`).
 
 Transforms are fitted on the training targets. All targets determine whether targets can be
 negative, zero or fractional.
@@ -75,7 +75,7 @@ def apply_transform(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, 
 def _log(
     train: Float64[np.ndarray, "N"], targets: Float64[np.ndarray, "M"], is_counts: bool
 ) -> LogTransform:
-    """Choose log(y) for positive targets, log(1 + y) for counts, and otherwise log(c + y).
+    """Choose log(y) for positive targets, log(1 + y) for counts, and log(c + y) otherwise.
 
     c is the lower quartile of the positive targets, so the transform does not depend on their unit.
     """
@@ -91,7 +91,7 @@ def _log(
 
 
 def _rank(train: Float64[np.ndarray, "N"], minimum: float | None) -> RankTransform:
-    """Interpolate normal scores linearly between quantiles of the training targets.
+    """Map targets to normal scores by linear interpolation between training quantiles.
 
     The scores of the quantiles are equally spaced. The smallest and the largest target have the
     scores of the ranks 1/2 and N - 1/2 of N. At least `MIN_KNOT_ROWS` rows lie between two

@@ -1,4 +1,4 @@
-"""Tokenise a text column into rows of token ids."""
+"""Tokenisation of a text column."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class TextRows:
         return self.encode(columns[self.spec.column])
 
     def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
-        """Encode texts as rows of token ids; missing texts are empty, and long texts are cut."""
+        """Tokenise texts, truncating long ones; missing texts become empty."""
         x = np.empty((len(texts), self.spec.max_tokens), dtype=np.float32)
         truncated_texts = 0
         for n, text in enumerate(texts):

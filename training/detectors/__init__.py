@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
 
 
 def names_for(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
-    """Return the names of the detectors that support rows of a shape.
+    """Return the names of the detectors that support a row shape.
 
     Only detectors of the embedding support ids, because ids are not quantities.
     """

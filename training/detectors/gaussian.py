@@ -1,4 +1,4 @@
-"""Gaussian density detector with one mean per class."""
+"""A Gaussian density detector with one mean per class."""
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -11,7 +11,7 @@ SHRINKAGE = 1e-2  # share of the mean variance that is added to each variance
 
 
 class ClassGaussian(nn.Module):
-    """Squared Mahalanobis distance to the nearest class mean.
+    """The squared Mahalanobis distance to the nearest class mean.
 
     All classes share the within-class covariance (Lee et al. 2018, "A simple unified framework for
     detecting out-of-distribution samples and adversarial attacks", equation 2).

@@ -17,7 +17,7 @@ SOFTENING = 0.1  # share of the mean length that is added to each length
 
 
 class Neighbours(nn.Module):
-    """Squared distance to the k-th nearest row in a bank of training rows.
+    """The squared distance to the k-th nearest row in a bank of training rows.
 
     Rows are divided by their length (Sun et al. 2022, "Out-of-distribution detection with deep
     nearest neighbors", section 3) and projected on the leading `DIRECTIONS` principal components.
@@ -66,7 +66,7 @@ class Neighbours(nn.Module):
         return square_norms(self._from_neighbour(rows)).clamp(min=ROUNDING)
 
     def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return the vector from the k-th nearest row, along the axes of the input."""
+        """Return the vector from the k-th nearest training row, in input coordinates."""
         return matmul(self._from_neighbour(rows), self.components.T)
 
     def _from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
@@ -80,7 +80,7 @@ class Neighbours(nn.Module):
 
 
 class CosineNeighbours(nn.Module):
-    """Cosine distance to the k-th nearest row in a bank of training rows, from 0 to 2.
+    """The cosine distance to the k-th nearest row in a bank of training rows, from 0 to 2.
 
     For vectors u and v of length 1, this is |u - v|^2 / 2 (Sun et al. 2022, section 3). In contrast
     to `Neighbours`, all directions count, because unusual rows of a pretrained encoder often differ
@@ -117,7 +117,7 @@ def vectors_from_neighbour(
     bank_squares: Float[Tensor, "B"],
     neighbour: int,
 ) -> Float[Tensor, "N D"]:
-    """Return the vector to each point from its k-th nearest point in a bank; `neighbour` is k.
+    """Return the vector from the k-th nearest point in a bank to each point; `neighbour` is k.
 
     In float32, |b|^2 - 2 b'p cannot rank distances far shorter than p. So it only preselects 2 k
     points, which are then ranked by exact distances.
@@ -132,5 +132,5 @@ def vectors_from_neighbour(
 
 
 def _normalise(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:
-    """Divide rows by their length; rows of zeros stay unchanged."""
+    """Scale rows to unit length; zero rows stay unchanged."""
     return rows / square_norms(rows).sqrt().clamp(min=1e-12)[:, None]

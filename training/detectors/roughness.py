@@ -14,7 +14,7 @@ MIN_SCORE = 1e-6
 
 
 class Roughness(nn.Module):
-    """Mean squared difference of neighbouring pixels, divided by twice the variance of a channel.
+    """The mean squared difference of neighbouring pixels, divided by twice the channel's variance.
 
     This is von Neumann's ratio (1941, "Distribution of the ratio of the mean square successive
     difference to the variance") along both axes of an image. It is about 1 for independent pixels,

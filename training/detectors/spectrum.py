@@ -1,4 +1,4 @@
-"""Density detectors on the principal components of the training rows."""
+"""Density detectors based on the principal components of the training rows."""
 
 import torch
 from jaxtyping import Float, Num
@@ -16,7 +16,7 @@ Folded = Float[Tensor, "N F"]
 
 
 class Spectrum(nn.Module):
-    """Coordinates along the principal components of the training rows, by decreasing variance."""
+    """The training rows' principal components, sorted by decreasing variance."""
 
     def __init__(
         self, fold: "Fold", mean: Float[Tensor, "F"], components: Float[Tensor, "F D"]
@@ -36,12 +36,12 @@ class Spectrum(nn.Module):
         return matmul(self.fold(x) - self.mean, self.components)
 
     def invert(self, spectrum: Folded) -> Folded:
-        """Rotate coordinates back to the axes of the folded inputs."""
+        """Map component coordinates back to the axes of the folded inputs."""
         return matmul(spectrum, self.components.T)
 
 
 class Residual(nn.Module):
-    """Squared distance of an input from the span of the leading principal components.
+    """The squared distance of an input from the span of the leading principal components.
 
     The leading components explain `EXPLAINED` of the training rows' variance. Noise, perturbations
     and other data have larger residuals than natural data; smoothed or faded images have smaller
@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 
 class Mahalanobis(nn.Module):
-    """Squared Mahalanobis distance of an input from the training rows.
+    """The squared Mahalanobis distance of an input from the training rows.
 
         sum_i c_i^2 / (lambda_i + FLOOR mean(lambda))
 
@@ -92,7 +92,7 @@ class Mahalanobis(nn.Module):
         return matmul(spectrum.square(), self.weights)[:, 0]
 
     def deviation(self, spectrum: Folded) -> Folded:
-        """Return the whitened deviation from the mean.
+        """Compute the whitened deviation from the mean.
 
         Along the axes of the input it is S^(-1/2) (x - mean). Its squares attribute the distance to
         inputs (Garthwaite and Koch 2016, "Evaluating the contributions of individual variables to a
@@ -102,7 +102,7 @@ class Mahalanobis(nn.Module):
 
 
 class Fold(nn.Module):
-    """Sketch of rows with more than `MAX_LENGTH` numbers; shorter rows stay unchanged.
+    """A sketch that shortens rows with more than `MAX_LENGTH` numbers.
 
     Numbers `MAX_LENGTH` apart are added with random signs, which preserves inner products on
     average (Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams").
@@ -130,7 +130,7 @@ class Fold(nn.Module):
         return folded + nn.functional.pad(parts[-1], (0, missing))
 
     def spread(self, terms: Folded) -> Float[Tensor, "N I"]:
-        """Distribute each number of a folded row equally over the numbers of its sum."""
+        """Distribute each number of a folded row equally over the inputs that it sums."""
         if self.length <= MAX_LENGTH:
             return terms
         together = torch.bincount(torch.arange(self.length) % MAX_LENGTH, minlength=MAX_LENGTH)
@@ -140,7 +140,7 @@ class Fold(nn.Module):
 def principal_components(
     x: Num[Tensor, "N I"], fold: Fold
 ) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"], Float[Tensor, "F F"]]:
-    """Return mean, variances (largest first) and components (as columns), in float64."""
+    """Compute the mean, variances (largest first) and components (as columns) in float64."""
     parts = chunks(x)  # bytes take eight times as much memory in float64
     size = min(x.shape[1], MAX_LENGTH)
     zeros = torch.zeros(size, dtype=torch.float64)
@@ -163,5 +163,5 @@ def _mean_squares(rows: Folded) -> Float[Tensor, "F"]:
 
 
 def square_norms(rows: Folded) -> Float[Tensor, "N"]:
-    """Return squared lengths, summed in an order that does not depend on the number of rows."""
+    """Compute squared norms in a summation order that does not depend on the number of rows."""
     return matmul(rows.square(), torch.ones(rows.shape[1], 1, dtype=rows.dtype))[:, 0]
