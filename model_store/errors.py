@@ -145,12 +145,12 @@ class NoSpace(StateUnusable):
 
 
 def one_line(error: Exception) -> str:
-    """Format an error as one line of up to 300 characters."""
+    """Format an error message as a single line of up to 300 characters."""
     return clean_message(error)[:300]
 
 
 def clean_message(error: Exception) -> str:
-    """Format an error as one line of printable characters, without terminal colours."""
+    """Format an error message as a single line of printable text, without terminal colours."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 

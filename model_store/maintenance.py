@@ -1,4 +1,4 @@
-"""The commands `dubito store ...`."""
+"""Implementation of the `dubito store` commands."""
 
 import argparse
 

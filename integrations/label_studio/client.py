@@ -52,9 +52,7 @@ class LabelStudio:
         )
 
     def fetch(self, url: str) -> bytes:
-        """Download a file from the configured origin, such as an uploaded image. `url` may be
-        relative.
-        """
+        """Download a file from the configured origin. `url` may be relative."""
         expected = "images as data URIs, or files below DUBITO_LABEL_STUDIO_URL/data/"
         try:
             full_url = urljoin(self._base, url)

@@ -1,4 +1,4 @@
-"""Export a version as an MLflow model, and predict with it.
+"""Export versions as MLflow models, and load them for prediction.
 
     FOLDER/MLmodel                 flavour `python_function`, with this module as its loader
     FOLDER/requirements.txt        packages

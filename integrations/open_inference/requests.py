@@ -271,8 +271,7 @@ def read_rows(
     call: RequestContext,
     encoded: bool = False,
 ) -> tuple[Rows, list[str] | None]:
-    """Convert tensors to rows for `/predict`. If the model has groups, also return the rows'
-    groups.
+    """Convert tensors to rows for `/predict`, and to groups if the model has any.
 
     Extra tensors of another model's answer are ignored.
     """

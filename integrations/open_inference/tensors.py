@@ -51,9 +51,7 @@ class Tensor:
         return math.prod(self.shape)
 
     def values(self, call: RequestContext) -> list[Any]:
-        """Return the elements of a BYTES tensor. JSON yields strings or None, and binary data
-        yields bytes.
-        """
+        """Return the elements of a BYTES tensor, as strings or None in JSON, else as bytes."""
         if self.elements is not None:
             return self.elements
         assert self.content is not None

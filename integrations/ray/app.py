@@ -100,7 +100,7 @@ class Replica:
         self._context: Context | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Create the application in the replica's process, since it cannot be pickled."""
+        """Create the application in the replica's process, because it cannot be pickled."""
         listen_on_loopback()
         keep_heaps_whole()
         sys.setswitchinterval(SWITCH_S)

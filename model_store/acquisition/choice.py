@@ -156,8 +156,7 @@ def ranking(
     k: int,
     copies: Copies | None = None,
 ) -> list[dict[str, Any]]:
-    """Rank the k rows with the largest scores, in the format of /acquire. Without scores, the order
-    is random.
+    """Rank the k rows with the largest scores, or k random rows if there are no scores.
 
     If there are `copies`, the first row of each group precedes all repetitions.
 

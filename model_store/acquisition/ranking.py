@@ -155,8 +155,7 @@ async def _race(
 def race_stages(
     probability: float | None, name: str, task: Task, num_samples: int
 ) -> tuple[int, ...]:
-    """Return the draw counts after which a race drops rows, or no counts if there are too few
-    draws.
+    """Return the draw counts after which a race drops rows.
 
     Raises:
         InvalidInput: if the acquisition does not support races.

@@ -100,9 +100,7 @@ class Bucket(Storage):
         self.cache.save_listing(versions, listing.texts)
 
     def _read_aliases(self, listing: "Listing", before: "Listing") -> bool:
-        """Read the aliases that have changed since the `before` listing. Return False if the
-        listing is outdated.
-        """
+        """Read the changed aliases. Return False if the listing is outdated."""
         is_consistent = True
         for name, tags in listing.aliases.items():
             texts = listing.texts.setdefault(name, {})

@@ -292,5 +292,5 @@ class Cache:
 
 
 def _total_size(copies: list[Copy]) -> int:
-    """Return the size of all files. Copies can share files by hard links."""
+    """Return the total size of all cached files, counting hard-linked files once."""
     return sum({inode: size for copy in copies for inode, size in copy.sizes.items()}.values())

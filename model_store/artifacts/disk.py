@@ -1,4 +1,4 @@
-"""Read files without following links, and write them durably."""
+"""Read files without following symbolic links, and write files durably."""
 
 import hashlib
 import os
@@ -14,13 +14,13 @@ Inode = tuple[int, int]  # device and number
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Read a regular file. Return `limit` + 1 bytes if it has more than `limit`."""
+    """Read a regular file, up to `limit` + 1 bytes."""
     with open_regular(path) as file:
         return file.read(limit + 1)
 
 
 def digest(path: Path, limit: int) -> tuple[int, str]:
-    """Return the size and SHA-256 of a file, reading up to `limit` + 1 bytes."""
+    """Compute the size and SHA-256 digest of a file, reading up to `limit` + 1 bytes."""
     size, digest = 0, hashlib.sha256()
     with open_regular(path) as file:
         while part := file.read(min(PIECE_BYTES, limit + 1 - size)):
@@ -30,7 +30,7 @@ def digest(path: Path, limit: int) -> tuple[int, str]:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, without following links or blocking on a pipe."""
+    """Open a file for reading, without following symbolic links or blocking on a pipe."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
@@ -52,7 +52,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes, draft: Path | None = None) -> None:
-    """Replace a file atomically and durably, by renaming a draft."""
+    """Replace a file atomically and durably."""
     draft = draft or path.with_name(f".draft-{path.name}")
     write_synced(draft, content)
     draft.chmod(0o644)
@@ -61,7 +61,7 @@ def replace_file(path: Path, content: bytes, draft: Path | None = None) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, and sync them."""
+    """Create a folder and its parents durably."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ def sync_folder(path: Path) -> None:
 
 
 def file_sizes(folder: Path) -> dict[Inode, int]:
-    """Return the sizes of the files in a folder and below, each hard-linked file once."""
+    """Return the sizes of all files below a folder, counting hard-linked files once."""
     sizes = {}
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # deleted by another process

@@ -295,8 +295,7 @@ class DetectorSpec(Record):
 
 
 class CategorySpec(Record):
-    """Categories with separate guarantees for each class or group
-    (`model_store.conformal.mondrian`).
+    """Categories with separate guarantees (`model_store.conformal.mondrian`).
 
     `judged_rows` counts the ranking rows that are judged in each category: for classes, the rows
     predicted as that class. `true_rows` counts the rows that belong to it. `column` is the groups'
@@ -381,9 +380,7 @@ class Description(Record):
 
     @cached_property
     def priors(self) -> tuple[float, ...] | None:
-        """The class shares of the training rows, or None if they are unknown or the task is
-        regression.
-        """
+        """The class shares of the training rows, or None if unknown or for regression."""
         return self.output.priors if isinstance(self.output, ClassSpec) else None
 
     @cached_property

@@ -134,8 +134,7 @@ class Objects:
                 yield bytes(part)
 
     def span(self, path: str, first: int, size: int) -> tuple[bytes, str]:
-        """Read `size` bytes of an object from offset `first`, and return them with the object's
-        tag.
+        """Read `size` bytes of an object from offset `first`. Also return the object's tag.
 
         Raises:
             FileNotFoundError: if the object does not exist.

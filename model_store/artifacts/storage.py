@@ -163,7 +163,7 @@ def seal_name(path: str) -> str:
 
 
 def deleted_number(content: AliasContent | None) -> int:
-    """Return the number in `LAST_DELETED`, or 0."""
+    """Parse the version number in `LAST_DELETED`. Return 0 if there is none."""
     return int(content.text) if content is not None and is_version(content.text) else 0
 
 

@@ -114,7 +114,7 @@ class ModelStore:
         return sorted(self.storage.names())
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions of a model, oldest first, or [] for an unknown model."""
+        """Return the versions of a model, oldest first. The list is empty for unknown models."""
         check_is_known_name(name)
         return [str(number) for number in sorted(self.storage.numbers(name))]
 
@@ -395,9 +395,7 @@ class ModelStore:
         return deleted
 
     def keep(self, name: str, newest: int) -> list[str]:
-        """Delete all versions except the `newest` ones and those with an alias. Return the deleted
-        versions.
-        """
+        """Delete all versions that have no alias, except the `newest` ones, and return them."""
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self._check_exists(name)
@@ -472,9 +470,7 @@ def _parse_manifest(text: bytes, ignores_unknown: bool) -> Manifest:
 
 
 def first_error(error: ValidationError) -> str:
-    """Format the first error of a pydantic exception as `field: message`, without the invalid
-    value.
-    """
+    """Format the first error of a pydantic exception as `field: message`."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" if field else str(first["msg"])

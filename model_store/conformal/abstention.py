@@ -66,9 +66,7 @@ class Abstention:
         return NO_THRESHOLD if last < 0 else float(self.candidates[last])
 
     def smallest_risk(self, num_flagged: int) -> float:
-        """Find the smallest risk for which any row is answered, in steps of 10^-DECIMALS. Return 1
-        if there is none.
-        """
+        """Find the smallest risk at which any row is answered, or 1 if there is none."""
         steps = 10**DECIMALS
         answers = lambda i: self.threshold(num_flagged, i / steps) != NO_THRESHOLD  # noqa: E731
         return (1 + bisect_left(range(1, steps), True, key=answers)) / steps
@@ -96,9 +94,7 @@ class Answers:
         return cls(candidates, ranking_uncertainty, is_wrong)
 
     def abstention(self, j: int, order: Int64[np.ndarray, "k"]) -> Abstention:
-        """Select calibration rows by index for the j-th draw count, and sort them by the flag's
-        statistic.
-        """
+        """Select calibration rows by index for the j-th draw count, and sort them."""
         return Abstention(self.candidates[j], self.uncertainty[j, order], self.is_wrong[j, order])
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -148,9 +144,7 @@ def binomial_cdf(
 
 
 def _last_rejection(is_rejected: Bool[np.ndarray, "T"], start: int) -> int:
-    """Return the last of the consecutive rejections from `start`, or -1 if the first test does not
-    reject.
-    """
+    """Return the last of the consecutive rejections from `start`, or -1 if there are none."""
     acceptances = np.flatnonzero(~is_rejected[start:])
     stop = start + int(acceptances[0]) if len(acceptances) else len(is_rejected)
     return stop - 1 if stop > start else -1

@@ -130,9 +130,7 @@ class RankTables:
         confidence: float | None = None,
         categories: Numbers | None = None,
     ) -> Float64[np.ndarray, "N 2"]:
-        """Compute the prediction interval of each row. Intervals are infinite if there are too few
-        calibration rows.
-        """
+        """Compute prediction intervals, infinite if there are too few calibration rows."""
         q: Values | float
         if self.kind is None:
             q = quantile(self.nonconformity, coverage, confidence)
@@ -199,8 +197,7 @@ def conformal_p_value(score: Values, calibration: Float64[np.ndarray, "n"]) -> V
 
 
 def benjamini_hochberg(p_values: Values, fdr: float) -> Bool[np.ndarray, "N"]:
-    """Select the rows to flag with the Benjamini-Hochberg procedure at a false discovery rate of
-    `fdr`.
+    """Select the rows to flag with the Benjamini-Hochberg procedure.
 
     The rate is E[(flagged rows like the calibration data) / max(flagged rows, 1)]. With sorted
     p-values p_(1) <= ... <= p_(N), the procedure flags all rows with p-values up to the largest
@@ -258,9 +255,7 @@ def quantile(
 
 
 def coverage_rank(rows: int, coverage: float) -> int:
-    """Compute the rank of the quantile q for a coverage. It exceeds `rows` if there are too few
-    rows.
-    """
+    """Compute the rank of q for a coverage, which can exceed `rows` if there are too few."""
     return math.ceil((rows + 1) * coverage * (1.0 - RANK_ROUNDING))
 
 

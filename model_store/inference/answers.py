@@ -1,4 +1,4 @@
-"""Convert predictions to table columns with the names of the API (docs/api.md)."""
+"""Convert predictions to table columns, named like the fields of the API (docs/api.md)."""
 
 from typing import Any
 

@@ -39,7 +39,7 @@ class Encoder:
     """An encoder that is loaded in memory. Thread-safe."""
 
     def __init__(self, content: bytes, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
-        """Load a graph. `threads` 0 means one per available processor.
+        """Load an encoder graph. With `threads=0`, use one thread per available processor.
 
         Raises:
             GraphError: if the graph is not an encoder for rows of this size.

@@ -85,9 +85,7 @@ class Prediction:
     def prediction_sets(
         self, coverage: float, confidence: float | None = None
     ) -> Bool[np.ndarray, "N C"] | None:
-        """Compute prediction sets, which always contain the predicted label. Return None for
-        regression.
-        """
+        """Compute prediction sets including the predicted label. Return None for regression."""
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
         if isinstance(self.rank_tables, WeightedRows):

@@ -19,7 +19,7 @@ TIMEOUT_S = 120.0  # for commands
 
 @dataclass(frozen=True)
 class Failure:
-    """The file that cannot be served, and the reason."""
+    """The reason why a version cannot be served, and the file at fault."""
 
     file: str
     reason: str

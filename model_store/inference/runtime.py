@@ -87,9 +87,7 @@ class _Deferred:
 
 
 class Runtime:
-    """The sampler (eps -> theta) and the network (x, theta -> outputs, features, density) of a
-    model.
-    """
+    """The sampler and the network of a model."""
 
     def __init__(
         self,

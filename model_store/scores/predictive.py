@@ -47,8 +47,7 @@ class Predictive(ABC):
 
     @abstractmethod
     def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> "AnyScores":
-        """Compute the scores, with standard errors of all scores, of no scores or of the named
-        ones.
+        """Compute the scores, with the standard errors of all, no or the named scores.
 
         Raises:
             ValueError: if there are no draws.

@@ -1,4 +1,4 @@
-"""The predictive distribution of each task."""
+"""The predictive distributions for classification and regression."""
 
 from model_store.scores.classification import Classes, Scores
 from model_store.scores.predictive import Predictive

@@ -177,7 +177,7 @@ def parse_time(date_format: str | None, text: str) -> float:
 
 
 def is_date_format(date_format: str) -> bool:
-    """Check whether a `strptime` format preserves dates."""
+    """Check whether a `strptime` format can represent dates without loss."""
     try:
         return parse_time(date_format, date_example(date_format)) == seconds_since(EXAMPLE)
     except ValueError:

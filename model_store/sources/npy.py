@@ -106,9 +106,7 @@ class NpyFile(RowFile):
         return None
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield the array in chunks. Arrays in C order are read without memory mapping, to free
-        memory.
-        """
+        """Yield the array in chunks. Arrays in C order are not memory-mapped, to save memory."""
         array, max_rows = self._array, self.part_rows
         if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
             for start in range(first, self.rows, max_rows):
