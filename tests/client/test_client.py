@@ -302,7 +302,7 @@ def test_jobs_give_what_requests_give(client, digits_rows, tmp_path):
     np.savez(tmp_path / "rows.npz", x=digits_rows[:40], ids=np.array(ids))
     ranked = client.acquire_job(tmp_path / "rows.npz", k=5, seed=4)
     predicted = client.predict_job(inputs_file="digits.npy", seed=4)
-    assert [job.id for job in client.jobs()] == [predicted.id, ranked.id]
+    assert [job.id for job in client.jobs()][:2] == [predicted.id, ranked.id]  # latest first
     shares = []
     ranking = client.ranking(ranked, deadline_s=60, on_progress=shares.append)
     assert shares[-1] == 1.0
