@@ -51,8 +51,8 @@ def main() -> None:
         f"# Jobs on pools of 784 numbers a row, {options.draws} draws",
         "",
         f"`python -m benchmarks.jobs --rows {options.rows} --rounds {options.rounds} --write`; "
-        f"{processors()} processors, 784-800-800-10. `benchmarks/jobs.py` describes the columns; "
-        "latencies are in ms, median of rounds (minimum–maximum).",
+        f"{processors()} processors, 784-800-800-10. "
+        "Latencies are in ms, median of rounds (minimum–maximum).",
         "",
         "| precision | kernel, rows/s | job, rows/s | job over kernel | memory, MiB "
         f"| of {FEW_ROWS} rows | p99 alone | p99 with a job |",

@@ -412,15 +412,14 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
         "",
         "Each set is fitted by `dubito fit --data csv:FILE --target COLUMN`, and compared with "
         "logistic or ridge regression, a random forest and histogram gradient boosting. "
-        "`benchmarks/panel.py` describes the comparison. The defaults were selected without the "
-        "sets that are set aside.",
+        "The defaults were selected without the sets that are set aside.",
         "",
         *goals,
         "",
-        f"With coverage {COVERAGE:g}, the share of covered test rows is within the 99 % range of a "
-        f"fit that keeps its promise in {sum(stored)} of {len(stored)} fits. The flag at {FPR:g} "
-        f"fires on more rows than the same limit allows in {len(few_flagged) - sum(few_flagged)} "
-        f"of {len(few_flagged)}.",
+        f"With coverage {COVERAGE:g}, the share of covered test rows is in the expected 99 % range in "
+        f"{sum(stored)} of {len(stored)} fits. With the flag at {FPR:g}, "
+        f"{len(few_flagged) - sum(few_flagged)} of {len(few_flagged)} fits flag more rows than "
+        "expected.",
         "",
         f"The table shows means over {len(rows[0].cells)} seeds: log-likelihoods of test rows in "
         "nats, and the share of wrong labels or the RMSE of ours and of boosting. Bold figures "

@@ -154,8 +154,7 @@ def table(result: dict[str, object]) -> str:
         "",
         f"`python -m benchmarks.predict --write`; {result['rounds']} rounds, {result['cores']} "
         "cores.",
-        "A ratio is the loop's fastest round over that way's rounds, so what disturbs the loop "
-        "does not help us.",
+        "Ratios are relative to the loop's fastest round.",
         "",
         "| way | ms, median of rounds (minimum–maximum) | times faster than the loop (minimum–maximum) |",
         "|---|---|---|",

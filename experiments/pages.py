@@ -19,10 +19,8 @@ OTHERS = "Other comparisons"
 HEADER = f"""\
 # The papers' tables and figures
 
-`make reproduce` measures the missing cells and writes these pages. `dubito reproduce TARGET`
-measures one target, named like its page. A cell is one seed of one row, stored in a JSON file with
-its commit, versions and data digest. `table-1-cifar`, `alpha-cnn`, `alpha-mnist-wide` and
-`weight-uncertainty-600` need a GPU.
+`make reproduce` measures the missing cells and writes these pages. A cell is one seed of one row.
+`table-1-cifar`, `alpha-cnn`, `alpha-mnist-wide` and `weight-uncertainty-600` need a GPU.
 
 Tables show the mean±standard deviation over seeds, with the paper's figure in brackets. A row has
 {MIN_SEEDS} seeds unless its page says otherwise. It has figures if the validation curves of at

@@ -155,8 +155,7 @@ CHOICE = Target(
     },
     draw=_draw,
     remarks=(
-        "A seed is a split, and splits differ about as much as methods, so three seeds do not rank "
-        "methods closely.\n\n"
+        "Splits differ about as much as methods, so three seeds give only a rough ranking.\n\n"
         "* **Detection**: on tables, `ensemble` and `laplace` detect most. The flag's AUROC is 86 "
         "to 98 with every method.\n"
         "* **Likelihood**: no method is best everywhere. On yacht, `mle`, `laplace` and `ensemble` "

@@ -159,8 +159,8 @@ EXPLANATION = (
         "detectors",
         dict[str, DetectorShareAnswer],
         "each combined detector's `share` of the statistic. Shares sum to 1; the smallest tail "
-        "probability has the largest share. `low` marks an unusually low score of a two-sided "
-        "detector: the row is smoother or more average than training rows",
+        "probability has the largest share. `low` marks an unusually low score of `residual` or "
+        "`mahalanobis`: the row is smoother or more average than training rows",
         _detectors,
     ),
     Field(
@@ -168,9 +168,8 @@ EXPLANATION = (
         list[ColumnFallAnswer] | None,
         "for tabular models: the decrease of the statistic, under the same draws, if only this "
         "column had its usual value (median or most frequent category of the training rows). "
-        "Largest first. The values do not add up: if two columns contradict each other, correcting "
-        "either may suffice. A negative value means that the usual value would be more unusual in "
-        "this row",
+        "Largest first. The values do not add up. A negative value means that the usual value "
+        "would be more unusual in this row",
         attrgetter("explanation.falls"),
         json=_falls,
         unit="nats",

@@ -273,7 +273,7 @@ FIELDS = (
     ClassField(
         "bald_corrected",
         float | None,
-        "`bald` corrected for the [bias of few draws](#bias-of-few-draws); `null` with one draw",
+        "`bald` without the bias of K draws, which is about -`bald` / K; `null` with one draw",
         attrgetter("scores.bald_corrected"),
         unit="nats",
         place=2,
@@ -293,8 +293,8 @@ FIELDS = (
     Field(
         "standard_error",
         dict[str, float | None],
-        "[Monte Carlo error](#monte-carlo-errors) of each score. `null` if there are too few draws "
-        "to estimate it",
+        "Monte Carlo error: standard deviation of each score between seeds. `null` if there are "
+        "too few draws to estimate it",
         _standard_errors,
         unit="units of the score",
     ),
