@@ -1,1 +1,1 @@
-"""Reproduce the papers' results, certify posteriors, and simulate active learning."""
+"""Reproduction of the papers' results, certification of posteriors, and active learning."""

@@ -1,4 +1,4 @@
-"""Measure the cells of the papers' tables, and store each in a JSON file.
+"""Measurement and storage of the cells of the papers' tables.
 
 A cell is one seed of one row. It is measured once, and again only with `--again`. It records the
 commit and its target's `revision`. Raise the revision if a change affects the measurements.
@@ -89,7 +89,7 @@ class Target:
         }
 
     def missing(self, out: Path, again: bool = False) -> Iterator[tuple[str, int]]:
-        """Yield row and seed of missing cells, with `again` also of cells of other revisions."""
+        """Yield the row and seed of each missing cell and, with `again`, of outdated cells."""
         first = min(MIN_SEEDS, self.seeds)  # every row gets these seeds before any row gets more
         for seeds in (range(first), range(first, self.seeds)):
             for row, seed in product(self.rows, seeds):
@@ -111,7 +111,7 @@ def measure_missing(
     quiet: bool,
     again: bool = False,
 ) -> int:
-    """Measure missing cells until `minutes` have passed, and return the number of cells left.
+    """Measure missing cells for up to `minutes`, and return the number of remaining cells.
 
     A stopped cell resumes from its fit's checkpoint. Targets with the same recipe and rows share
     the fit. Several processes can work at once: each skips cells that another process has locked.
@@ -152,13 +152,13 @@ def _measure(target: Target, row: str, seed: int, out: Path, runs: Path) -> None
 
 
 def mean_and_spread(values: list[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation, which is 0 for one value."""
+    """Compute the mean and standard deviation (0 for a single value)."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 @cache
 def commit() -> str:
-    """Return the current commit, with the suffix "-dirty" if code has changed."""
+    """Return the current commit, with the suffix "-dirty" if the code has changed."""
 
     def git(*options: str) -> str:
         command = ["git", "-C", str(ROOT), *options]

@@ -1,4 +1,4 @@
-"""Test the claims of the papers. They were recorded before the cells were measured."""
+"""Tests of the papers' claims, which were recorded before the measurements."""
 
 import csv
 import math
@@ -19,7 +19,7 @@ CLAIMS = Path(__file__).parent / "claims.csv"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that a figure is larger in the first row of each pair, up to a margin.
+    """A claim that a metric is larger in the first row of each pair, up to a margin.
 
     One pair is tested by Welch's interval of the difference of means. For several pairs, the
     Clopper-Pearson interval of the share of pairs with a larger mean is compared with one half.
@@ -55,7 +55,7 @@ class Claim:
 
 
 def difference_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Compute Welch's interval of the difference of two means."""
+    """Compute Welch's confidence interval for the difference of two means."""
     means, variances = [], []
     for values in (first, second):
         mean, spread = mean_and_spread([*values])
@@ -79,7 +79,7 @@ def outcome(low: float, high: float, threshold: float) -> str:
 
 
 def read_claims(path: Path = CLAIMS) -> list[Claim]:
-    """Read claims from a CSV file; `*` in a row's name is replaced by each UCI set."""
+    """Read claims from a CSV file. `*` in a row's name stands for every UCI set."""
     claims = []
     with path.open(newline="") as file:
         for line in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""Fit, publish and measure recipes for the cells of several targets."""
+"""Measurements shared by several targets."""
 
 import json
 import tempfile
@@ -32,7 +32,7 @@ MIN_LEVEL_EPOCHS = 3
 
 
 def load_recipe(base: str, seed: int, /, **changes: Any) -> Recipe:
-    """Load one of the repository's recipes with a seed and changed keys.
+    """Load a recipe of the repository with a seed and overridden keys.
 
     Sections are merged, except for the posterior of another method, which is replaced.
     """
@@ -55,7 +55,7 @@ class Published:
     def evaluate(
         self, rows: int, sources: Sequence[str] = (), attacks: bool = False
     ) -> dict[str, Any]:
-        """Evaluate the version on up to `rows` test rows and rows of each outlier set."""
+        """Evaluate a version on up to `rows` test rows and on each outlier set."""
         parent = open_parent(self.store, f"{self.manifest.name}:{self.manifest.version}", "model")
         outliers = tuple(OutlierSource.parse(text, data_root()) for text in sources)
         options = EvaluationOptions(outliers, attacks=attacks, rows=rows)
@@ -83,7 +83,7 @@ def make_measured(result: Fitted, values: dict[str, Any]) -> Measured:
 
 
 def find_moving_curves(result: Fitted) -> list[str]:
-    """Describe the validation curves that are not level over their last fifth.
+    """Describe the validation curves that still change over their last fifth.
 
     The result is empty if the fit stopped because its curves were level.
     """
@@ -98,7 +98,7 @@ def find_moving_curves(result: Fitted) -> list[str]:
 
 
 def measure_rows(result: Fitted, rows: Rows) -> dict[str, Any]:
-    """Measure the accuracy in % or the RMSE, and the log-likelihood in nats per row."""
+    """Measure the accuracy in % or the RMSE, and the mean log-likelihood in nats."""
     likelihoods, errors = [], []
     for first in range(0, len(rows), CHUNK_ROWS):
         part = rows.take(np.arange(first, min(first + CHUNK_ROWS, len(rows))))

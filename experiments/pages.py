@@ -1,4 +1,4 @@
-"""Write the page and picture of each target, and the index of all targets."""
+"""Pages and pictures of all targets, with an index."""
 
 import math
 import os
@@ -58,7 +58,7 @@ def write_pages(targets: Sequence[Target], out: Path, findings: Path) -> None:
 
 
 def paper_order(target: Target) -> tuple[bool, str]:
-    """Return a sort key that groups targets by paper."""
+    """Return a sort key that groups targets by the paper named in their title."""
     _, paper = split_title(target)
     return not paper, paper.lower()
 
@@ -126,7 +126,7 @@ def count(values: list[float]) -> str:
 
 
 def counts(cells: list[Cell]) -> bool:
-    """Check whether enough seeds have level curves; chance alone raises a few level curves."""
+    """Check whether enough seeds have level curves to count the result."""
     level = sum(not cell.measured.moving for cell in cells)
     return level >= MIN_SEEDS and 2 * level > len(cells)
 
@@ -140,7 +140,7 @@ def column_values(cells: list[Cell], key: str) -> list[float]:
 
 
 def notes(target: Target, results: Results) -> list[str]:
-    """List the rows that were not run, the reasons for empty rows, and cells of old revisions."""
+    """List the reasons for empty rows, and the commits and torch versions of the cells."""
     lines = []
     not_run = [f"`{row}`" for row, cells in results.items() if not cells]
     if not_run:
@@ -161,7 +161,7 @@ def notes(target: Target, results: Results) -> list[str]:
 
 
 def dots(axis: Axes, target: Target, results: Results, key: str) -> None:
-    """Draw a dot for each seed, and a cross for the paper's figure."""
+    """Plot a dot for each seed, and a cross for the paper's value."""
     names = list(results)
     for position, (row, cells) in enumerate(results.items()):
         values = column_values(cells, key)
@@ -180,7 +180,7 @@ def first_seeds(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def group_rows(results: Results, names: Iterable[str]) -> dict[str, Results]:
-    """Group the rows `NAME-...` by name; names without cells are left out."""
+    """Group the rows `NAME-...` by name, leaving out names without cells."""
     groups = {
         name: {row: cells for row, cells in results.items() if row.startswith(f"{name}-")}
         for name in names
@@ -191,7 +191,7 @@ def group_rows(results: Results, names: Iterable[str]) -> dict[str, Results]:
 def panels(
     count: int, across: int, width: float, height: float, margin: float = 0.0, share: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure with a grid of axes. Its height is `margin` + `height` per row of axes."""
+    """Create a figure with a grid of axes."""
     down = -(-count // across)
     figure, axes = plt.subplots(
         down,
@@ -208,7 +208,7 @@ def panels(
 
 
 def draw_columns(target: Target, results: Results) -> Figure:
-    """Plot each column, with a dot for each seed and a cross for the paper's figure."""
+    """Plot each column, with a dot for each seed and a cross for the paper's value."""
     width, height = 1.5 + 3.5 * len(target.columns), 1.4 + 0.32 * len(results)
     figure, axes = plt.subplots(
         1,
@@ -226,7 +226,7 @@ def draw_columns(target: Target, results: Results) -> Figure:
 
 
 def draw_boxes(target: Target, results: Results) -> Figure:
-    """Draw box plots of the first column over seeds, with dots and crosses as in `dots`."""
+    """Draw box plots of the first column over seeds, with dots and crosses."""
     key = next(iter(target.columns))
     figure, axis = plt.subplots(figsize=(9, 1.6 + 0.5 * len(results)), layout="constrained")
     values = [column_values(cells, key) for cells in results.values()]

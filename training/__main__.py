@@ -1,4 +1,4 @@
-"""Command line of `python -m training`."""
+"""Inspect data, fit models, and evaluate and compare versions."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Fit a recipe to data, and publish the model: `publish(fit(recipe, data), store)`."""
+"""Fit recipes to data."""
 
 import math
 import shutil
@@ -83,7 +83,7 @@ class Fitted:
         return model.predict(rows, eps.to(device)).cpu().numpy()
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
-        """Compute log mean_k p(y | x, theta_k) of raw rows, in nats and the target's units."""
+        """Compute log mean_k p(y | x, theta_k) for raw rows, in nats and the target's units."""
         return self.score(rows)[1]
 
     def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
@@ -215,7 +215,7 @@ class _Fits:
     def refit(
         self, run: Run, splits: Splits, folder: Path, quiet: bool, callback: Callback | None
     ) -> tuple[BayesianModel, dict[str, Any]]:
-        """Fit again on training and validation rows, up to the epoch of the best checkpoint.
+        """Refit on training and validation rows for as many epochs as the best checkpoint took.
 
         Returns the model and the changes of its provenance.
         """
@@ -244,7 +244,7 @@ class _Fits:
         return model, facts
 
     def choose_transform(self, folder: Path) -> tuple[Transform | None, TransformChoice | None]:
-        """Choose the target transform: the parent's, the recipe's, or the best of short fits.
+        """Choose the target transform from the parent, the recipe, or short trial fits.
 
         The best transform has the highest log-likelihood of validation rows in the target's units.
         Transforms whose RMSE is more than twice the RMSE of a constant are excluded, because the
@@ -285,7 +285,7 @@ class _Fits:
     def _held_out(
         self, transform: Transform | None, folder: Path
     ) -> tuple[Float64[np.ndarray, "N"], float]:
-        """Return the log-likelihood of each validation row after a short fit, and the RMSE."""
+        """Compute validation log-likelihoods and the RMSE after a short fit."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
@@ -306,10 +306,6 @@ class _Fits:
 
 
 def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
-    """Return the transform with the highest log-likelihood.
-
-    A later transform must be better by more than the standard error of the mean difference.
-    """
     names = iter(likelihoods)
     best = next(names)
     for name in names:
@@ -328,7 +324,7 @@ def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> Temperatur
 
 
 def join(rows: Rows, extra: Rows) -> Rows:
-    """Append rows; bytes stay bytes if the extra rows can be stored as bytes."""
+    """Append rows, keeping the uint8 type if possible."""
     fit_bytes = ((extra.x >= 0) & (extra.x <= 255) & (extra.x % 1 == 0)).all()
     dtype = np.uint8 if rows.x.dtype == np.uint8 and fit_bytes else np.float32
     ids = groups = None
@@ -382,7 +378,7 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def check_pixels(recipe: Recipe, data: Dataset) -> None:
-    """Check that `network.pixel_mean` is set if, and only if, a trained network gets pixels.
+    """Check that `network.pixel_mean` is set exactly if a trained network receives pixels.
 
     It is optional for untrained networks.
     """

@@ -1,4 +1,4 @@
-"""The folders of data and runs, and locks on run folders."""
+"""Folders of data and runs, and locks on run folders."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ def data_root() -> Path:
 
 
 class RunLockedError(InvalidInput):
-    """Another process is working on the run."""
+    """The run is in use by another process."""
 
 
 @contextmanager

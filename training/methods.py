@@ -1,4 +1,4 @@
-"""The methods, one class for each value of the recipe key `method`.
+"""Training methods, one class for each value of the recipe key `method`.
 
 A method is also the recipe's `[posterior]` section. It builds the network and the posterior, and
 has training defaults.
@@ -37,7 +37,7 @@ MemberCount = Annotated[int, Field(ge=2, le=100)]
 
 @dataclass(frozen=True, eq=False)
 class Blueprint:
-    """The module of a recipe, with everything that a method needs to build a network."""
+    """A recipe's module, with the settings that a method needs to build a network."""
 
     make: Callable[[], nn.Module]  # returns a new module
     shape: tuple[int, ...]  # of a row
@@ -48,7 +48,7 @@ class Blueprint:
 
 
 class Method(Section):
-    """Base class of methods; fields are recipe keys, and class variables training defaults."""
+    """The base class of methods. Fields are recipe keys; class variables are training defaults."""
 
     name: ClassVar[str]
     is_variational: ClassVar[bool] = False  # maximises a bound
@@ -67,19 +67,19 @@ class Method(Section):
 
     @property
     def decay_prior_std(self) -> float | None:
-        """Standard deviation of the prior on fixed weights, or None without a prior."""
+        """The standard deviation of the prior on fixed weights, or None without a prior."""
         return None
 
 
 class DrawnMethod(Method):
-    """A method that draws layers of one network."""
+    """A method that draws the parameters of layers in a single network."""
 
     @property
     def stochastic(self) -> Stochastic:
         return Stochastic("weights")
 
     def patterns(self, _: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
-        """Return name patterns of layers to draw, or None for all layers."""
+        """Name patterns of the layers to draw, or None for all layers."""
         return blueprint.layers
 
     def network(self, blueprint: Blueprint) -> DrawnNetwork:
@@ -148,7 +148,7 @@ class WeightHypernetwork(RealNVP):
 
 
 class VariationalHypernet(DrawnMethod):
-    """Layers that infer a posterior of their weights from their input."""
+    """A network whose layers infer a posterior of their weights from their input."""
 
     name = "variational-hypernet"
     is_variational = True
@@ -166,7 +166,7 @@ class VariationalHypernet(DrawnMethod):
 
 
 class GaussianWeights(DrawnMethod):
-    """Base class of Gaussians over weights."""
+    """The base class of methods with Gaussian weights."""
 
     is_variational = True
     ramps_kl = True
@@ -188,7 +188,7 @@ class BayesByBackprop(GaussianWeights):
 
 
 class BayesByBackpropMixture(GaussianWeights):
-    """Independent Gaussians with a mixture of two Gaussians as the prior."""
+    """Independent Gaussians over weights, with a Gaussian mixture prior."""
 
     name = "bbb-mixture"
 
@@ -238,7 +238,7 @@ class Dropout(DrawnMethod):
 
 
 class AlphaDropout(Dropout):
-    """Dropout fitted by an alpha-divergence (Li and Gal 2017)."""
+    """Dropout trained with an alpha-divergence (Li and Gal 2017)."""
 
     name = "dropout-alpha"
     alpha = 0.5
@@ -253,7 +253,7 @@ class PlainDropout(Dropout):
 
 
 class Laplace(DrawnMethod):
-    """A Gaussian around the trained weights of the last layer (Daxberger et al. 2021)."""
+    """A Gaussian around the trained last-layer weights (Daxberger et al. 2021)."""
 
     name = "laplace"
 
@@ -282,7 +282,7 @@ class Laplace(DrawnMethod):
 
 
 class MaximumLikelihood(Method):
-    """A single network without uncertainty, from which other methods can start."""
+    """A single network without uncertainty, e.g. as a starting point for other methods."""
 
     name = "mle"
 

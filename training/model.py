@@ -1,4 +1,4 @@
-"""Build Bayesian models from recipes."""
+"""Construction of Bayesian models from recipes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def build(
     weights: Mapping[str, Tensor] | None = None,
     largest_id: int | None = None,
 ) -> BayesianModel:
-    """Build the model of a recipe, initialised from the recipe's seed.
+    """Build a recipe's model, and initialise it from the recipe's seed.
 
     Args:
         recipe: the recipe.
@@ -82,7 +82,6 @@ def build(
 
 
 def _row_shape(recipe: Recipe, shape: Sequence[int], encoded: int | None) -> tuple[int, ...]:
-    """Return the shape of the network's input."""
     if encoded is not None:
         return (encoded,)
     if recipe.network.hidden is not None:
@@ -98,7 +97,7 @@ def _examples(
     std: Tensor,
     takes_ids: bool,
 ) -> Num[Tensor, "R ..."]:
-    """Return rows for tests of the network: real rows, or noise if rows are standardised."""
+    """Return example rows for network tests: real rows, or noise if rows are standardised."""
     if recipe.is_standardised:
         examples = noise_rows(shape)
     elif rows is None:
@@ -111,7 +110,7 @@ def _examples(
 def with_knots(
     recipe: Recipe, data: Dataset, x: Num[np.ndarray, "N I"], start: "Parent | None" = None
 ) -> Recipe:
-    """Set the knots of a recipe with `bins` to those of `start`, or to quantiles of rows x."""
+    """Set a recipe's knots from `start`, or from the quantiles of x, if it has `bins`."""
     network = recipe.network
     if network.bins is None or network.knots is not None:
         return recipe
@@ -130,7 +129,7 @@ def get_likelihood(recipe: Recipe, classes: int) -> Likelihood:
 
 
 def _load_parent(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load the weights of a version's network.
+    """Load the network weights of a parent version.
 
     Raises:
         InvalidInput: if the factory has changed since that version.
@@ -157,7 +156,7 @@ def make_module(section: NetworkSection, shape: Sequence[int], outputs: int) -> 
 def standardisation(
     section: NetworkSection, shape: tuple[int, ...] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return a recipe's pixel mean and standard deviation, by default 0 and 1.
+    """Return the pixel mean and standard deviation of a recipe, by default 0 and 1.
 
     `shape` is None for encoded rows, which are not standardised by pixel statistics.
     """

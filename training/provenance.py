@@ -1,4 +1,4 @@
-"""The provenance of a version, stored as `training` in `manifest.json`."""
+"""The provenance of a version, stored under `training` in `manifest.json`."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class ParentVersion(Record):
 
 
 class Pruning(ParentVersion):
-    """Weights, sizes and request times before and after pruning."""
+    """The weights, sizes and request times before and after pruning."""
 
     fraction: float
     weights: int
@@ -32,7 +32,7 @@ class Pruning(ParentVersion):
 
 
 class Recalibration(ParentVersion):
-    """The rows that replaced the calibration split of the fit."""
+    """The rows that replaced the original calibration split."""
 
     source: str
     target: str | None = None
@@ -91,6 +91,6 @@ class Provenance(Record):
         return cls.model_validate(description.training)
 
     def derived(self, **facts: Any) -> "Provenance":
-        """Return the provenance of a derived version, without the run."""
+        """Return the provenance of a derived version, without its parent's run."""
         content = {name: value for name, value in self.content().items() if name != "run"}
         return Provenance.model_validate({**content, **facts})

@@ -64,7 +64,7 @@ Side = Annotated[int, Field(ge=1, le=4096)]  # pixels
 
 
 class DataSection(Section):
-    """`[data]`: the source, its columns and the split sizes."""
+    """The `[data]` section: the source, its columns and the split sizes."""
 
     requires = (
         ("text", "tokenizer"),
@@ -130,7 +130,7 @@ class DataSection(Section):
 
     @property
     def takes_ids(self) -> bool:
-        """Whether rows consist of ids, such as tokens."""
+        """Whether the inputs are ids, such as token ids."""
         return self.vocabulary is not None or self.text is not None
 
     @property
@@ -151,7 +151,7 @@ EncoderName = Annotated[str, StringConstraints(pattern=r"^(onnx:.+|[A-Za-z_][\w.
 
 
 class NetworkSection(Section):
-    """`[network]`: the network, its initial weights and its encoder."""
+    """The `[network]` section: the network, its initial weights and its encoder."""
 
     requires = (
         ("dropout", "hidden"),
@@ -200,7 +200,7 @@ class NetworkSection(Section):
 
     @property
     def is_custom(self) -> bool:
-        """Whether the network is a user's module."""
+        """Whether the network is a user-defined module."""
         return self.factory is not None and not self.factory.startswith(f"{mlp.__module__}:")
 
     @property
@@ -209,7 +209,7 @@ class NetworkSection(Section):
 
 
 class TrainingSection(Section):
-    """`[training]`: the optimiser and its schedule."""
+    """The `[training]` section: the optimiser and its schedule."""
 
     excludes = (("early_stopping", "epochs"), ("early_stopping", "choose"))
 
@@ -228,7 +228,7 @@ class TrainingSection(Section):
 
 
 class AugmentationSection(Section):
-    """`[augmentation]`: random transformations of training images."""
+    """The `[augmentation]` section: random transformations of training images."""
 
     flip: list[Literal["horizontal", "vertical"]] = Field(default=[])
     shift: Annotated[int, Field(ge=0)] = 0
@@ -240,7 +240,7 @@ class LikelihoodSection(Section):
 
 
 class ServingSection(Section):
-    """`[serving]`: request defaults, calibration and the detectors of the flag."""
+    """The `[serving]` section: request defaults, calibration, and detectors used for the flag."""
 
     draws: Annotated[int, Field(ge=2, le=1000)] = 100
     precision: Literal["float32", "int8"] = "float32"
@@ -252,7 +252,7 @@ class ServingSection(Section):
 
 
 class GateSection(Section):
-    """`[gate]`: refuse to publish a version that is worse than a reference version.
+    """The `[gate]` section: conditions for refusing a worse version.
 
     `against` is the alias of the reference version, `metrics` the tolerated loss in each metric,
     and `level` the probability of refusing a version with exactly this loss.
@@ -359,7 +359,7 @@ class Recipe(Section):
 
     @property
     def is_standardised(self) -> bool:
-        """Whether the network standardises rows by a batch of training rows."""
+        """Whether the network standardises its inputs with a batch of training rows."""
         network, is_encoded = self.network, self.network.encoder is not None
         if network.bins is not None or network.knots is not None:  # the data standardise columns
             return False
@@ -385,7 +385,7 @@ class Recipe(Section):
         return self.posterior.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
-        """Return a SHA-256 of the recipe, independent of the layout of its file.
+        """Compute a SHA-256 of the recipe that does not depend on the layout of its file.
 
         It excludes the gate, because the gate does not change the fit, and knots that follow from
         bins.
@@ -411,11 +411,11 @@ def load(path: Path, root: Path | None = None) -> Recipe:
         raise InvalidInput(str(path), "UTF-8 text", actual) from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(path), "TOML", str(error)) from None
-    return _find_files(validate(content, str(path)), path.parent, root or data_root())
+    return _make_paths_absolute(validate(content, str(path)), path.parent, root or data_root())
 
 
-def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
-    """Make paths absolute if their readers would not find them.
+def _make_paths_absolute(recipe: Recipe, folder: Path, root: Path) -> Recipe:
+    """Make paths absolute if they cannot be found otherwise.
 
     Readers look for data in `root` and the current folder, and for networks in the current folder.
     Other paths stay relative, so that a recipe has the same digest on every machine.
@@ -502,7 +502,7 @@ def _invalid_key(content: dict[str, Any], error: ValidationError, origin: str) -
 
 
 def _key_path(content: Any, error: Any) -> list[str]:
-    """Return the path of an error without the names of union members."""
+    """Format the path of an error without the names of union members."""
     path = []
     for part in error["loc"]:
         is_key = isinstance(content, dict) and part in content

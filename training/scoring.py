@@ -1,4 +1,4 @@
-"""Score rows as the service does, with a version's graphs and a seed per request."""
+"""Scoring of rows as in the service, with exported graphs and one seed per request."""
 
 import math
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ MIN_SHARING_ROWS = 16  # minimum rows per draw set, if draws are large
 
 
 def draw_counts(default_draws: int) -> list[int]:
-    """Return the draw counts to calibrate, up to the default."""
+    """Return the draw counts to calibrate, up to the default count."""
     return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
 
 
@@ -37,7 +37,7 @@ def draw_seed(seed: int, request: int) -> int:
 
 
 def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
-    """Return the number of calibration rows that share a draw set.
+    """Compute the number of calibration rows that share a draw set.
 
     Small draws are not shared. If a draw contains all weights, at least `MIN_SHARING_ROWS` rows
     share a draw set, which limits the noise to about `MAX_NOISE_NUMBERS`. This correlates their
@@ -55,7 +55,7 @@ def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
 def served_outputs(
     runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int = 1
 ) -> Iterator[tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]]:
-    """Yield outputs and density scores of batches of rows.
+    """Yield the outputs and density scores of each batch of rows.
 
     Each request has `share` rows, and request i has the seed `draw_seed(seed, i)`.
     """
@@ -80,7 +80,7 @@ def served_scores(
     share: int = 1,
     transform: Transform | None = None,
 ) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"]]:
-    """Score rows with the outputs of `served_outputs`, once for each draw count.
+    """Score rows from the outputs of `served_outputs`, once for each draw count.
 
     Smaller counts use a prefix of the draws. Returns the scores for each count and the density
     scores.
@@ -101,7 +101,7 @@ def served_scores(
 def served_prediction(
     model: Model, rows: Rows, num_draws: int, seed: int, share: int
 ) -> tuple[Prediction, Float64[np.ndarray, "N"] | None]:
-    """Predict rows with the outputs of `served_outputs`.
+    """Predict rows from the outputs of `served_outputs`.
 
     Returns the prediction and, for regression, the log-likelihood of each row under the mixture of
     draws, in nats.

@@ -25,11 +25,11 @@ class Section(BaseModel):
     excludes: ClassVar[Sequence[tuple[str, str]]] = ()
 
     def has(self, key: str) -> bool:
-        """Return whether the value of a key differs from its default."""
+        """Check whether a key has a non-default value."""
         return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     def refuse(self, expected: str, *path: str | int) -> NoReturn:
-        """Raise a `ValidationError` that names a key by its path."""
+        """Raise a `ValidationError` for a key, given by its path."""
         value: Any = self
         for part in path:
             value = value[part] if isinstance(part, int) else getattr(value, part)

@@ -12,7 +12,7 @@ import numpy as np
 
 @unique
 class Stream(IntEnum):
-    """Streams of a recipe's seed, or of the seed of `python -m training calibrate`."""
+    """The random streams of a recipe's seed, or of the seed of `python -m training calibrate`."""
 
     INITIALISATION = 0
     INITIAL_ROWS = 1
@@ -41,7 +41,7 @@ class ServedRows(IntEnum):
 
 @unique
 class EvaluationStream(IntEnum):
-    """Streams of the seed of `python -m training evaluate`."""
+    """The random streams of the seed of `python -m training evaluate`."""
 
     UNIFORM = 0
     GAUSSIAN = 1

@@ -1,4 +1,4 @@
-"""Published versions as inputs of training."""
+"""Published versions as inputs to training."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -66,7 +66,7 @@ class Parent:
 
 
 def open_parent(store: ModelStore, text: str, field: str) -> Parent:
-    """Open the version NAME[:VERSION]; VERSION is a number or an alias, by default `latest`."""
+    """Open a version given as NAME[:VERSION], where VERSION is a number or an alias."""
     artifact = open_version(store, text, (WEIGHTS, TOKENIZER))
     refuse_derived(artifact.manifest, "pruned", field)
     return load_parent(artifact, field)
@@ -103,7 +103,7 @@ def refuse_derived(
 
 
 def match_version(data: Dataset, manifest: Manifest, field: str) -> Dataset:
-    """Renumber the classes of data to match a version, and check the shape and ids of rows."""
+    """Renumber classes to match a version, and check that its input shape and ids match."""
     data, spec = renumber(data, manifest.classes or ()), manifest.input
     if data.shape != spec.shape:
         expected = f"rows of shape {spec.shape}, the input of {manifest.label}"
@@ -124,7 +124,7 @@ def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
 
 
 def load_unfitted(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | None) -> Dataset:
-    """Read data that a model was not fitted on, in the format of its recipe's data.
+    """Load held-out data in the format that the model's recipe expects.
 
     The data are not split, so ids are optional and all rows can belong to one group.
     """
@@ -146,7 +146,7 @@ def load_unfitted(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes
 
 
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:
-    """Load the data that a version was fitted on, from its recipe's source or from `source`.
+    """Load the data that a version was fitted on.
 
     Raises:
         InvalidInput: if the data are missing or have changed. Splits of changed data could mix the
@@ -174,7 +174,7 @@ def manifests(store: ModelStore, name: str) -> Iterator[Manifest]:
 def find_fitted(
     store: ModelStore, recipe: Recipe, data: Dataset, start: Parent | None
 ) -> Manifest | None:
-    """Find the latest intact version that was fitted with the same recipe and data.
+    """Find the latest intact version fitted with the same recipe and data.
 
     Returns None for networks from a factory, a weights file or an encoder, because the recipe does
     not identify their contents.

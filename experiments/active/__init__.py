@@ -1,1 +1,1 @@
-"""Simulate active learning on labelled data."""
+"""Simulations of active learning on labelled data."""

@@ -1,4 +1,4 @@
-"""Fit a recipe to few labels, from scratch or from the last fit.
+"""Fits on few labels, from scratch or from the last fit.
 
 A fit has a fixed number of epochs and no temperature, so it needs no validation labels.
 """

@@ -1,4 +1,4 @@
-"""Define the settings of a simulation: acquisitions, arms and their ends."""
+"""Settings of an active learning simulation."""
 
 from dataclasses import dataclass
 from enum import IntEnum, unique
@@ -13,7 +13,7 @@ Start = Literal["warm", "cold"]
 
 @unique
 class ActiveStream(IntEnum):
-    """Random streams of a simulation; a key is the seed, the stream and the round."""
+    """The random streams of a simulation, keyed by seed, stream and round."""
 
     INITIAL_LABELS = 0
     CANDIDATES = 1

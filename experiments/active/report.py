@@ -1,4 +1,4 @@
-"""Report a simulation as a page with a table and a plot, and as JSON."""
+"""Reports of a simulation, as JSON and as a page with a table and a plot."""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ DPI = 100
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """Labels needed by an arm, and labels saved compared with random choice."""
+    """The number of labels that an arm needs and saves compared with random choice."""
 
     curves: Curves
     needed: dict[int, Needed]  # by seed
@@ -101,7 +101,7 @@ class Report:
 
 
 def report(simulated: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
-    """Compare all arms that have rounds with random choice.
+    """Compare all measured arms with random choice.
 
     The default target is the last metric of random choice, averaged over its seeds.
     """
@@ -183,12 +183,12 @@ def _content(findings: Findings) -> dict[str, Any]:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format a number with few digits, and without decimals from 1,000."""
+    """Format a number with few digits, without decimals from 1,000."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
 def draw_curves(arms: Sequence[Findings], target: float, metric: str, unit: str = "") -> bytes:
-    """Plot the metric against labels as a PNG, with each arm's mean and the range of its seeds.
+    """Plot the metric against labels as a PNG, with the mean and range over seeds of each arm.
 
     Random choice is dashed; a dot marks the labels needed. Curves end with the shortest seed.
     """

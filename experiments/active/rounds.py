@@ -1,4 +1,4 @@
-"""Record the rounds of a simulation, and count the labels needed and saved.
+"""Records of a simulation's rounds, and the labels needed and saved.
 
 If a seed ends below the target, its number of labels is a lower bound.
 """
@@ -32,7 +32,7 @@ class Round:
 
 
 class Record:
-    """The rounds of an arm and a seed, in a folder.
+    """The recorded rounds of one arm and seed.
 
     `NAME.jsonl` has one line per round. `NAME-ROUND.safetensors` has the weights and the optimiser
     after the last round. The weights are written before the line, so a killed simulation resumes
@@ -86,7 +86,7 @@ class Curves:
         return [step.labels for step in shortest]
 
     def metrics(self, labels: int) -> list[float]:
-        """Return the metric of each seed after `labels` labels."""
+        """Return each seed's metric after `labels` labels."""
         return [
             next(step.metric for step in rounds if step.labels == labels)
             for rounds in self.seeds.values()
@@ -107,7 +107,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Saved:
-    """Labels saved compared with random choice, with the same seeds."""
+    """The labels saved compared with random choice on the same seeds."""
 
     mean: Mean
     low: float | None  # None if the interval is open, or for one seed

@@ -1,1 +1,1 @@
-"""Compare approximate posteriors with exact ones and Hamiltonian Monte Carlo."""
+"""Comparison of approximate posteriors with exact ones and Hamiltonian Monte Carlo."""

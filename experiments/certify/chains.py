@@ -1,4 +1,4 @@
-"""Compare posteriors with Hamiltonian Monte Carlo on UCI data sets, on and off the data."""
+"""Comparison of posteriors with Hamiltonian Monte Carlo on UCI data sets."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -49,7 +49,7 @@ def make_recipe(name: str, method: str, seed: int, **training: Any) -> Recipe:
 
 
 def rows_to_judge(result: Fitted, seed: int) -> Float32[np.ndarray, "M I"]:
-    """Return the test rows, followed by the same rows with every column shifted up or down."""
+    """Return the test rows, followed by copies with all columns shifted up or down."""
     x, spread = result.data.test.x, result.splits.train.x.std(axis=0)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], x.shape)
     return np.concatenate([x, x + SHIFT * spread * signs]).astype(np.float32)
@@ -66,7 +66,7 @@ class Exact:
 
 @cache
 def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
-    """Sample the weights and the noise, whose log variance has an improper flat prior."""
+    """Sample the weights and the noise, with an improper flat prior on its log variance."""
     result = fit(make_recipe(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
     places = rows_to_judge(result, seed)
     chains, draws, accepted = hmc.sample_answers(result, _moments, places, seed, extra=1)
@@ -82,7 +82,7 @@ def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
 
 
 def _moments(model: BayesianModel, draws: Tensor, x: Tensor) -> Tensor:
-    """Return mean and log variance; each draw has the noise's log variance after the weights."""
+    """Compute the mean and log variance; each draw ends with the noise's log variance."""
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     theta, log_variance = draws[:, :-1], draws[:, -1, None, None]
@@ -102,7 +102,7 @@ def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
 
 
 def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
-    """Compare epistemic deviations with the exact posterior, on test rows and off the data.
+    """Compare epistemic deviations with the exact posterior, on and off the data.
 
     For test rows, also return their rank correlation, the total variation between predictive
     distributions, and the mean log-likelihood.
@@ -126,7 +126,7 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
 
 
 def _draw(_: Target, results: Results) -> Figure:
-    """Plot epistemic deviations of the first seed against the exact deviations."""
+    """Plot the epistemic deviations against the exact ones, for the first seed."""
     figure, axes = plt.subplots(
         len(SETS),
         len(hmc.METHODS),

@@ -1,4 +1,4 @@
-"""Compare variational fits with exact posteriors, on linear regressions with Gaussian noise.
+"""Comparison of variational fits with exact posteriors of linear regressions.
 
 The reference is exact given the fit's noise and its other parameters.
 """
@@ -51,13 +51,13 @@ def linear(shape: Sequence[int], _: int) -> nn.Module:
 
 
 def summed(shape: Sequence[int], _: int) -> nn.Module:
-    """Add the units of one layer. The output is linear in their scales."""
+    """Sum the units of one layer, so that the output is linear in their scales."""
     return nn.Sequential(nn.Linear(shape[0], UNITS), Total())
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of a linear regression whose inputs are correlated."""
+    """A linear regression problem with correlated inputs."""
 
     splits: Splits
     inputs: int
@@ -80,7 +80,7 @@ def recipe(
     training: Mapping[str, Any] | None = None,
     **posterior: Any,
 ) -> Recipe:
-    """Make a recipe with the documented defaults, except for the start and the schedule.
+    """Create a recipe with the documented defaults, except for the start and the schedule.
 
     An empty `training` keeps the default schedule.
     """
@@ -108,7 +108,7 @@ def fit(problem: Problem, settings: Recipe, folder: Path) -> tuple[BayesianModel
 def exact(
     model: BayesianModel, problem: Problem
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D D"]]:
-    """Compute the posterior's mean and precision for the model's noise and the prior N(0, 1)."""
+    """Compute the exact posterior mean and precision under the prior N(0, 1)."""
     x = torch.from_numpy(problem.splits.train.x).double()
     y = torch.from_numpy(problem.splits.train.y).double()
     model = model.double()
@@ -131,7 +131,7 @@ def exact(
 def moments(
     model: BayesianModel, draws: int = 20_000
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-    """Estimate the mean and variance of each number of theta."""
+    """Estimate the mean and variance of each component of theta."""
     random = torch.Generator().manual_seed(1)
     eps = torch.randn(draws, model.posterior.noise_dimension, generator=random)
     theta = model.posterior(eps).double()

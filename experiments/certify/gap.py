@@ -1,4 +1,4 @@
-"""Compare posteriors with Hamiltonian Monte Carlo in a gap of the data.
+"""Comparison of posteriors with Hamiltonian Monte Carlo in a gap of the data.
 
 The reference has the network, prior and noise of `bbb-gaussian`; other methods have other priors.
 """
@@ -37,7 +37,7 @@ HELD_OUT = {"validation": 20, "reference": 1, "ranking": 1}
 
 
 def dataset(seed: int) -> Dataset:
-    """y = sin(3 x) + e, e ~ N(0, 0.01), x from two clusters."""
+    """Generate y = sin(3 x) + e, e ~ N(0, 0.01), with x from two clusters."""
     draws = np.random.default_rng(seed)
 
     def rows(count: int) -> Rows:
@@ -101,7 +101,7 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
 def compare(
     moments: Float64[np.ndarray, "K N 2"], exact: Float64[np.ndarray, "J N 2"]
 ) -> dict[str, Any]:
-    """Compute the epistemic deviation and the total variation from the exact one, by place."""
+    """Compute the epistemic deviation and the total variation distance at each place."""
     means, spread = moments[..., 0].mean(axis=0), moments[..., 0].std(axis=0)
     density, exact_density = (hmc.densities(m, TARGETS_GRID) for m in (moments, exact))
     step = TARGETS_GRID[1] - TARGETS_GRID[0]
@@ -118,7 +118,7 @@ def _rows(data: Dataset) -> list[list[float]]:
 
 
 def _draw(_: Target, results: Results) -> Figure:
-    """Plot the mean and two epistemic deviations of each method for the first seed."""
+    """Plot each method's mean and two epistemic deviations, for the first seed."""
     first = first_seeds(results)
     exact = first.pop(hmc.EXACT, None)
     figure, axes = panels(len(first), 4, 12, 2.6)

@@ -1,4 +1,4 @@
-"""Sample a small network's posterior by Hamiltonian Monte Carlo (Neal 2011).
+"""Hamiltonian Monte Carlo for small networks (Neal 2011).
 
 Approximate posteriors are compared with these draws.
 """
@@ -60,7 +60,7 @@ def compared_recipe(
     ramp_epochs: float = 300.0,
     **sections: Any,
 ) -> Recipe:
-    """Make the recipe of a method for the comparison.
+    """Create a method's recipe for the comparison.
 
     Posteriors over weights need a KL ramp. Without it they end in a poor optimum, a straight line.
     """
@@ -85,7 +85,7 @@ def sample(
     draws: int,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "M K D"], float]:
-    """Sample K chains; return the draws and the share of accepted proposals.
+    """Sample K chains, and return the draws and the acceptance rate.
 
     The warm-up adapts the step size, and halfway sets the masses to the inverse variances over the
     chains. A proposal has a random number of leapfrog steps, which avoids periodic orbits.
@@ -130,7 +130,7 @@ def sample_answers(
     seed: int,
     extra: int = 0,
 ) -> tuple[Float[Tensor, "S K M ..."], Float64[np.ndarray, "J M ..."], float]:
-    """Sample outputs at places; return them by chain, thinned over all chains, and the acceptance.
+    """Sample outputs by chain, and return them with the acceptance rate.
 
     The posterior has the likelihood and the prior of a `bbb-gaussian` fit, whose weights are not
     used. `extra` numbers after the weights have flat priors.
@@ -176,7 +176,7 @@ def densities(
 
 
 def split_r_hat(values: Float[Tensor, "M K ..."]) -> Float[Tensor, "..."]:
-    """Compute the potential scale reduction of half chains; values near 1 show agreement.
+    """Compute split R-hat; values near 1 indicate convergence.
 
     Gelman et al. 2013, equation 11.4.
     """

@@ -1,4 +1,4 @@
-"""Compare all methods after fits of the same processor time."""
+"""Comparison of all methods with equal CPU time for training."""
 
 import statistics
 import tempfile
@@ -60,7 +60,7 @@ def make_recipe(data: str, method: str, seed: int, epochs: int) -> Recipe:
 
 
 def fit_for(seconds: float, data: str, method: str, seed: int, runs: Path) -> tuple[Fitted, float]:
-    """Fit for about `seconds` of processor time, and return the fit and its time.
+    """Fit for about `seconds` of CPU time, and return the fit and its time.
 
     The first epochs are slower, so a fit that ends too early is repeated with more epochs.
     """
@@ -93,7 +93,7 @@ def measure(data: str, method: str, seed: int, _: Path) -> Measured:
 
 
 def request_ms(model: Model, row: np.ndarray, draws: int) -> float:
-    """Return the median processor time of a one-row prediction, in ms."""
+    """Measure the median CPU time of a one-row prediction, in ms."""
     times_ms = []
     for seed in range(TIMED_REQUESTS + 1):
         start_s = time.process_time()

@@ -1,4 +1,4 @@
-"""Detect other data, attacks and a digit left out by posterior scores and the flag.
+"""Detection of other data, attacks and a left-out digit.
 
 Tables 2 and 3 and Figures 5 and 7 of Krueger et al. 2017, "Bayesian hypernetworks".
 """
@@ -50,7 +50,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def evaluated(
     recipe: Recipe, runs: Path, sources: Sequence[str], attacks: bool
 ) -> tuple[Fitted, dict[str, Any]]:
-    """Fit and publish a recipe, and return the fit and its evaluation report."""
+    """Fit, publish and evaluate a recipe, and return the fit and its report."""
     result = fit(recipe, runs=runs, quiet=True)
     with published(result) as version:
         return result, version.evaluate(ROWS, sources, attacks)
@@ -69,7 +69,7 @@ def _measure_left_out(recipe: str, changes: dict[str, Any], digit: int, runs: Pa
 
 
 def read_report(report: dict[str, Any]) -> dict[str, float]:
-    """Return the figures of the test rows, and the AUROC in % of each score and set.
+    """Read the test metrics, and the AUROC in % of each score and outlier set.
 
     For attacks, also return the accuracy, the flag rate and the share of wrong unflagged rows in %.
     """
@@ -90,7 +90,7 @@ def read_report(report: dict[str, Any]) -> dict[str, float]:
 
 
 def read_fgsm(report: dict[str, Any]) -> dict[str, float]:
-    """Return the accuracy in % and the mean entropy for each step of FGSM by one draw."""
+    """Read the accuracy in % and the mean entropy at each FGSM step size."""
     values = {}
     for step in STEPS:
         attack = report["attacks"][f"fgsm-{step:g}-of-1-draws"]
@@ -100,7 +100,7 @@ def read_fgsm(report: dict[str, Any]) -> dict[str, float]:
 
 
 def draw_attacked(accuracy: Axes, entropy: Axes, results: Results) -> None:
-    """Plot the means of `read_fgsm` over seeds."""
+    """Plot the means over seeds of the values from `read_fgsm`."""
     for axis, key in ((accuracy, "accuracy"), (entropy, "entropy")):
         for i, (row, cells) in enumerate(results.items()):
             if cells:
@@ -114,7 +114,7 @@ def draw_attacked(accuracy: Axes, entropy: Axes, results: Results) -> None:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot accuracy and detection against the step of FGSM."""
+    """Plot accuracy and detection against the FGSM step size."""
     figure, axes = plt.subplots(
         len(DRAWS), len(CURVES), figsize=(13, 6), sharex=True, sharey="col", layout="constrained"
     )

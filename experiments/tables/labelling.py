@@ -88,7 +88,7 @@ def _conclude(results: Results) -> str:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot mean accuracies against labels, with random choice dashed."""
+    """Plot mean accuracies against labels, with random choice as a dashed line."""
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
     colors: dict[str, str] = {}
     for row, cells in results.items():

@@ -108,7 +108,7 @@ def make_toy_recipe(method: str, seed: int, changes: dict[str, Any]) -> Recipe:
 
 
 def measure_correlations(method: str, seed: int, runs: Path) -> Measured:
-    """Measure the correlations of theta in the fit of `toy-sines`."""
+    """Measure the correlations between parameters in the fit of `toy-sines`."""
     rows, units = toys.SINES_ROWS, toys.SINES_UNITS
     data = toys.dataset(toys.draw_sines, rows, seed)
     result = fit(toys.make_recipe(method, units, seed), data, runs=runs, quiet=True)
@@ -127,7 +127,7 @@ def measure_correlations(method: str, seed: int, runs: Path) -> Measured:
 
 
 def p_values(theta: Float64[np.ndarray, "K D"]) -> Float64[np.ndarray, "P"]:
-    """Compute the p-value of Pearson's correlation for every pair of columns."""
+    """Compute the p-value of Pearson's correlation for each pair of columns."""
     draws, size = theta.shape
     first, second = np.triu_indices(size, 1)
     r = np.corrcoef(theta, rowvar=False)[first, second].clip(-1 + 1e-12, 1 - 1e-12)

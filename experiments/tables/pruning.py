@@ -56,7 +56,7 @@ def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Mea
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot the ratio's density and CDF by seed, and the error against the share removed."""
+    """Plot the ratio's density and CDF by seed, and the error against the pruned share."""
     figure, (density, cdf, error) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for color, kind in enumerate(FITS):
         by_percent = {p: results.get(f"{kind}{p}", []) for p in ERRORS}

@@ -1,4 +1,4 @@
-"""Compare the bounds of converged fits with fits of ten times as many epochs."""
+"""Comparison of converged fits with fits of ten times as many epochs."""
 
 import json
 from dataclasses import replace
@@ -38,7 +38,7 @@ BATCH_ROWS = 32
 
 
 def make_recipe(data: str, method: str, seed: int, epochs: int | None = None) -> Recipe:
-    """Load the recipe for digits, or make a recipe with the documented defaults for tables."""
+    """Load the recipe for digits, or create a table recipe with the documented defaults."""
     if data == IMAGES:
         training = {} if epochs is None else {"epochs": epochs}
         return load_recipe(f"{data}-{method}", seed, training=training)
@@ -71,7 +71,7 @@ def measure(data: str, method: str, seed: int, runs: Path) -> Measured:
 
 
 def measure_bound(result: Fitted) -> dict[str, Any]:
-    """Measure the minimised bound and its Monte Carlo error, and read the convergence report."""
+    """Measure the bound with its Monte Carlo error, and read the convergence report."""
     assert result.folder is not None
     facts, train = result.provenance.convergence or {}, result.splits.train
     x, y = torch.from_numpy(train.x), torch.from_numpy(train.y)
@@ -94,7 +94,7 @@ def measure_bound(result: Fitted) -> dict[str, Any]:
 
 
 def compare(first: dict[str, Any], longer: dict[str, Any]) -> dict[str, Any]:
-    """Compare a fit's bound with that of a longer fit, in % of the longer fit's bound and gain."""
+    """Compare a fit's bound with that of a longer fit, in %."""
     above = first["bound"] - longer["bound"]
     return {
         "above": 100 * above / abs(longer["bound"]),

@@ -1,4 +1,4 @@
-"""Regression on the standard splits of UCI sets.
+"""Regression on the standard splits of the UCI data sets.
 
 Li and Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences", and other
 methods with the same network.
@@ -81,7 +81,7 @@ def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot the log-likelihoods of each measured set."""
+    """Plot the log-likelihoods of each measured data set."""
     measured = group_rows(results, PUBLISHED)
     figure, axes = panels(len(measured), 3, 12, 2.6, margin=0.6, share=False)
     for axis, (name, rows) in zip(axes, measured.items(), strict=True):
@@ -150,7 +150,7 @@ def _above(results: Results) -> str:
 
 
 def _draw_defaults(target: Target, results: Results) -> Figure:
-    """Plot the log-likelihoods of each set on a separate axis."""
+    """Plot the log-likelihoods of each data set on separate axes."""
     figure, axes = panels(len(results), 3, 12, 4 / 3, share=False)
     for axis, (name, cells) in zip(axes, results.items(), strict=True):
         dots(axis, target, {name: cells}, "log_likelihood")

@@ -73,7 +73,7 @@ def make_sets(model: Model, test: Rows, seed: int) -> dict[str, np.ndarray]:
 
 
 def doubtful_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
-    """Mark the rows whose uncertainty alone causes an abstention."""
+    """Mark the rows on which the model abstains only because of their uncertainty."""
     tables = prediction.rank_tables
     assert isinstance(tables, RankTables)
     largest = tables.thresholds(DEFAULT_FPR, RISK, prediction.categories)
@@ -81,7 +81,7 @@ def doubtful_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot the share of undecided rows of each set as bars."""
+    """Plot the share of undecided rows in each data set as bars."""
     figure, axes = plt.subplots(
         1, len(REASONS), figsize=(11, 3.6), sharey=True, layout="constrained"
     )

@@ -54,7 +54,7 @@ def compute_entropy(result: Fitted, x: np.ndarray) -> Float[np.ndarray, "N"]:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot the CDFs of entropy for the first seed, and accuracy and entropy under FGSM."""
+    """Plot the entropy CDFs of the first seed, and accuracy and entropy under FGSM."""
     figure, (cdf, accuracy, entropy) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     for i, (row, cells) in enumerate(results.items()):
         if not cells:

@@ -1,4 +1,4 @@
-"""The base class of the estimators.
+"""Base class of the scikit-learn estimators.
 
 Parameters are the sections of a recipe. A fitted estimator exports and calibrates its model like a
 published version, and predicts with the service's code. With the same seed, predictions are bit for
@@ -140,7 +140,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         fpr: float = DEFAULT_FPR,
         coverage: float = DEFAULT_COVERAGE,
     ) -> "pandas.DataFrame":
-        """Predict rows with their uncertainty scores, flags, and prediction sets or intervals.
+        """Predict each row with its uncertainty scores, flag, and prediction set or interval.
 
         Args:
             X: rows in the format of `fit`.
@@ -252,7 +252,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return method
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
-        """Convert X to an array unless it is a DataFrame, and y, if given, to an array."""
         is_text = "text" in (self.data or {})
         if not is_frame(X) or (self.start is not None and not is_text):
             return validate_data(
@@ -273,7 +272,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return X, y
 
     def _write_rows(self, X: Any, y: np.ndarray, name: object, folder: Path) -> DataSection:
-        """Write rows to a file in a folder, and return the `[data]` section for this file."""
+        """Write rows to a file, and return the `[data]` section that reads it."""
         data = {**(self.data or {})}
         if "tokenizer" in data:
             data["tokenizer"] = str(Path(data["tokenizer"]).absolute())
@@ -336,7 +335,7 @@ def _folder(runs: str | Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _value_errors() -> Iterator[None]:
-    """Convert InvalidInput to ValueError, which scikit-learn expects."""
+    """Convert InvalidInput errors to the ValueError that scikit-learn expects."""
     try:
         yield
     except InvalidInput as error:

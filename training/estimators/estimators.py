@@ -51,13 +51,13 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     _task = "classification"
 
     def predict(self, X: Any) -> Shaped[np.ndarray, "N"]:
-        """Return the most probable class of each row, shape (N,)."""
+        """Predict the most probable class of each row, shape (N,)."""
         return self._labels(self._predict(X))
 
     def predict_proba(
         self, X: Any, *, num_samples: int | None = None, seed: int | None = None
     ) -> Float64[np.ndarray, "N C"]:
-        """Return class probabilities averaged over draws, shape (N, C), in the order of `classes_`.
+        """Predict class probabilities averaged over draws, shape (N, C), in the order of `classes_`.
 
         For `num_samples` and `seed`, see `uncertainty`.
         """
@@ -66,7 +66,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return scores.probabilities[:, np.argsort(self._class_index())]
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """Convert classes to the service's class names."""
+        """Convert class labels to the service's class names."""
         check_classification_targets(y)
         self.classes_, index = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -81,7 +81,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         ]
 
     def _class_index(self) -> Int64[np.ndarray, "C"]:
-        """Return the index in `classes_` of each class of the model."""
+        """Map each class of the model to its index in `classes_`."""
         texts = [category_text(label) for label in self.classes_.tolist()]
         return np.array([texts.index(name) for name in self._model.manifest.classes or ()])
 
@@ -90,7 +90,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
 
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
-    """A Bayesian neural network for regression.
+    """A Bayesian neural network regressor.
 
     It has the parameters and attributes of `Classifier`, except `classes_`.
     """
@@ -100,7 +100,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     def predict(
         self, X: Any, *, num_samples: int | None = None, seed: int | None = None
     ) -> Float64[np.ndarray, "N"]:
-        """Return each row's predictive mean in the target's units, shape (N,).
+        """Predict the mean of each row in the target's units, shape (N,).
 
         For `num_samples` and `seed`, see `uncertainty`.
         """

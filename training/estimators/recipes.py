@@ -1,4 +1,4 @@
-"""Convert an estimator's rows and parameters to a data file and a recipe."""
+"""Conversion of an estimator's parameters and rows to a recipe and a data file."""
 
 import io
 import operator
@@ -32,7 +32,7 @@ TRAINED_METHOD = "laplace"  # default for trained networks
 def make_recipe(
     task: Task, parameters: Mapping[str, Any], section: DataSection, folder: Path
 ) -> Recipe:
-    """Plan a recipe for the rows in a folder, and override it by the parameters."""
+    """Plan a recipe for the rows in a folder, and apply the estimator's parameters."""
     seed = operator.index(parameters["random_state"])
     without_text = {key: DataSection.model_fields[key].default for key in TEXT_KEYS}
     plain = section.model_copy(update={**dict.fromkeys(HELD_OUT), **without_text})
@@ -71,7 +71,7 @@ def write_table(
     data: Mapping[str, Any],
     folder: Path,
 ) -> DataSection:
-    """Write a table and its targets to a folder, and complete the `[data]` section."""
+    """Write a table with its targets to a folder, and complete the `[data]` section."""
     names = table.column_names
     target_name = target if isinstance(target, str) and target not in names else "y"
     while target_name in names:

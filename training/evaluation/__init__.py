@@ -1,1 +1,1 @@
-"""Evaluate and compare published versions."""
+"""Evaluation and comparison of published versions."""

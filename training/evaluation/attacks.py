@@ -1,4 +1,4 @@
-"""Attack a fitted classifier: change rows until their label changes.
+"""Adversarial attacks on a fitted classifier.
 
 Shapes: K draws, N rows, I numbers in a flat row, in the units of the data. Step sizes and radii are
 fractions of the data's range, maximum - minimum. Attacked rows are clipped to that range. Attackers
@@ -59,7 +59,7 @@ Y = Int64[Tensor, "N"]
 
 @dataclass(frozen=True)
 class AttackDraws:
-    """The draws of an attacker's gradient."""
+    """The posterior draws that an attacker uses to compute gradients."""
 
     count: int
     seed: int = 0
@@ -68,7 +68,7 @@ class AttackDraws:
 
 @dataclass(frozen=True, eq=False)
 class AttackedModel:
-    """A classifier with gradients, and the range of its data."""
+    """A differentiable classifier with the range of its data."""
 
     network: ServedNetwork
     posterior: Posterior
@@ -77,7 +77,7 @@ class AttackedModel:
 
     @torch.no_grad()
     def theta(self, draws: AttackDraws, step: int = 0) -> Float[Tensor, "K 1 D"]:
-        """Sample theta for a step; posteriors with a limited number of draws repeat them."""
+        """Sample theta for a step, reusing draws if the posterior has a limited number."""
         max_draws = self.posterior.max_draws
         count = min(draws.count, max_draws or draws.count)
         first = count * step if draws.fresh and max_draws is None else 0
@@ -164,7 +164,7 @@ def pgd(
     draws: AttackDraws,
     start_seed: int = 0,
 ) -> X:
-    """Maximize the loss within `radius` of x in the maximum norm."""
+    """Maximise the loss within `radius` of x in the maximum norm."""
     ball = _Ball(attacked, x, radius * attacked.span)
     gradient = _loss_gradient(attacked, y, draws)
     return _climb(ball.start(start_seed), iterations, ball.step(iterations), ball.project, gradient)
@@ -180,7 +180,7 @@ def quiet_pgd(
     statistic: Statistic,
     start_seed: int = 0,
 ) -> X:
-    """Move rows within `radius` of x so that they lose their label but are not flagged.
+    """Attack rows within `radius` of x so that they are misclassified but not flagged.
 
     Return the point of each row's path with the lowest statistic among points with a lost label, or
     the last point if the label was never lost.
@@ -219,7 +219,7 @@ class _Ball:
     radius: float  # in the data's units
 
     def start(self, seed: int) -> Tensor:
-        """Draw a uniform start in each row's ball, which depends only on the seed and the row."""
+        """Draw a uniform starting point in each row's ball, determined by the seed and the row."""
         normal = torch.from_numpy(standard_normal(seed, 0, *self.centre.shape))
         return self.project(self.centre + self.radius * (2.0 * torch.special.ndtr(normal) - 1.0))
 
@@ -275,7 +275,7 @@ def log_mean_probs(log_probs: Float[Tensor, "K N C"]) -> Float[Tensor, "N C"]:
 
 
 def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) -> Statistic:
-    """Return a differentiable version of the flag's combined statistic.
+    """Build a differentiable version of the flag's combined statistic.
 
     It uses the largest calibrated draw count. `density_names` are in the order of their columns.
     """
@@ -300,7 +300,7 @@ def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) 
 
 
 def _scores(log_probs: Tensor) -> dict[str, Tensor]:
-    """Compute the scores of `model_store.scores.classification` in torch."""
+    """Torch version of `model_store.scores.classification`."""
     probs, log_mean = log_probs.exp(), log_mean_probs(log_probs)
     mean = probs.mean(0)
     entropy = -(mean * log_mean).sum(1)
@@ -314,7 +314,7 @@ def _scores(log_probs: Tensor) -> dict[str, Tensor]:
 
 
 def _surprisal(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tensor:
-    """Compute the surprisals of `model_store.conformal.detectors` in torch."""
+    """Torch version of the surprisals in `model_store.conformal.detectors`."""
     if detector.standard is not None:
         centre = torch.from_numpy(detector.standard.centre).to(score)[labels]
         spread = torch.from_numpy(detector.standard.spread).to(score)[labels]

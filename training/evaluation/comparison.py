@@ -1,4 +1,4 @@
-"""Compare two published versions on the same test rows (`dubito compare`)."""
+"""Comparison of two versions on the same test rows (`dubito compare`)."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Measure how well scores detect outliers and errors, and probabilities detect classes.
+"""Metrics for the detection of outliers, errors and classes.
 
 Scores are higher for rows more unlike the data and for more uncertain predictions. Shapes: P
 positive rows (outliers, errors), N negative rows. Confidence intervals, at `figures.LEVEL`:
@@ -32,7 +32,7 @@ Curve = tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]
 
 
 def detection(positive: Positive, negative: Negative) -> Detection:
-    """Compute all detection measures of a score.
+    """Compute all detection metrics of a score.
 
     `pr_plus` is the average precision for positive rows, with base rate P / (P + N). `pr_minus` is
     the average precision for negative rows by the negated score.
@@ -59,7 +59,7 @@ def roc_curve(positive: Positive, negative: Negative) -> Curve:
 
 
 def average_precision(positive: Positive, negative: Negative) -> float:
-    """Average the precision over all recalls. A random score gets the base rate, P / (P + N)."""
+    """Compute the average precision. A random score gets the base rate, P / (P + N)."""
     # Rounding can push scikit-learn's sum above 1.
     return min(1.0, float(metrics.average_precision_score(*_pool(positive, negative))))
 
@@ -67,7 +67,7 @@ def average_precision(positive: Positive, negative: Negative) -> float:
 def false_positive_rate(
     positive: Positive, negative: Negative, detection_rate: float = DETECTION_RATE
 ) -> float:
-    """Return the false-positive rate at the largest threshold with this detection rate."""
+    """Compute the false-positive rate at a given detection rate."""
     false, true = roc_curve(positive, negative)
     return float(false[np.argmax(true >= detection_rate - 1e-9)])
 
@@ -79,7 +79,7 @@ def auroc_interval(area: float, positive: Positive, negative: Negative) -> Ends:
 
 
 def auroc_variance(positive: Positive, negative: Negative) -> float:
-    """Estimate the variance of the area under the ROC curve. Both groups need two rows.
+    """Estimate the variance of the AUROC. Both groups need at least two rows.
 
     DeLong et al., "Comparing the areas under two or more correlated receiver operating
     characteristic curves: a nonparametric approach", 1988, computed by ranks.
@@ -121,7 +121,7 @@ def _newcombe(area: float, positive: int, negative: int) -> Ends:
 def false_positive_rate_interval(
     positive: Positive, negative: Negative, detection_rate: float
 ) -> Ends:
-    """Return a confidence interval of the false-positive rate at a detection rate.
+    """Compute a confidence interval for the false-positive rate at a detection rate.
 
     Half of the error probability goes to the threshold, which is between two order statistics of
     the positive rows. The other half goes to the false-positive rates at these thresholds.
@@ -141,7 +141,7 @@ def false_positive_rate_interval(
 def by_class(
     label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]
 ) -> list[ClassResult]:
-    """Compute each class's recall, precision and row of the confusion matrix.
+    """Compute the recall, the precision and the confusion matrix row of each class.
 
     Recall is None if the class has no rows, precision if the class was never predicted.
     """
@@ -170,7 +170,7 @@ def class_probabilities(
     classes: tuple[str, ...],
     resamples: Resamples,
 ) -> list[ClassProbability]:
-    """Measure the calibration and average precision of each class's probability, one-vs-rest.
+    """Compute the one-vs-rest calibration and average precision of each class probability.
 
     The average precision is None if no row, or every row, is of the class.
     """

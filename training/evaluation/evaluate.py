@@ -1,4 +1,4 @@
-"""Evaluate a published version and store its report (`dubito evaluate`)."""
+"""Evaluation of a published version (`dubito evaluate`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -205,7 +205,7 @@ def log_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
 
 
 def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
-    """Load a source in the version's format, and check whether the version was fitted on it."""
+    """Load a source in the version's format, and check whether the model was fitted on it."""
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
@@ -273,7 +273,7 @@ def _summary(
     test: records.ClassMeasures | records.RegressionMeasures,
     outliers: dict[str, records.SetMeasures],
 ) -> tuple[dict[str, float], dict[str, Ends]]:
-    """Select the main figures and intervals, for `GET /models/{name}`."""
+    """Select the main metrics and intervals for `GET /models/{name}`."""
     ends = test.confidence_intervals
     figures, intervals = {}, {}
     for key in SUMMARY:

@@ -1,4 +1,4 @@
-"""Compute figures of N rows, such as accuracy, and their confidence intervals.
+"""Metrics such as accuracy, with confidence intervals.
 
 A figure maps weights of shape (S, N) to S numbers. The weights count each row in each of S samples
 of N rows. So the same function computes the figure and its bootstrap, and two versions can be
@@ -57,7 +57,7 @@ def percentiles(values: Float64[np.ndarray, "R"]) -> Ends:
 
 
 def share_interval(hits: int, rows: int, level: float = LEVEL) -> Ends:
-    """Compute the Clopper-Pearson interval of a share, whose coverage is exact.
+    """Compute the exact Clopper-Pearson interval of a proportion.
 
     Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
     binomial", 1934. It equals that of `scipy.stats.binomtest`, a thousand times faster.
@@ -107,7 +107,7 @@ class RootMean(Mean):
 
 
 class BinnedGap(Figure):
-    """Calibration error: sum_b |G_b| / (N T), with G_b the sum of the gaps in bin b.
+    """The calibration error sum_b |G_b| / (N T), with G_b the sum of the gaps in bin b.
 
     A gap is an outcome (0 or 1) minus its predicted probability. Each of T tables assigns every row
     to one of B bins. Resampling does not change the bins.
@@ -153,7 +153,7 @@ class BinnedGap(Figure):
 
 
 class RiskCoverage(Figure):
-    """Area under the risk-coverage curve (AURC); lower is better.
+    """The area under the risk-coverage curve (AURC); lower is better.
 
     It is the mean over coverages 1/N to 1 of the mean loss of the answered rows, lowest scores
     first (Geifman et al., "Bias-reduced uncertainty estimation for deep neural classifiers", 2019).

@@ -1,4 +1,4 @@
-"""Measure predictions of classes and targets, their calibration, and risk against coverage.
+"""Accuracy, calibration and risk-coverage metrics of predictions.
 
 Shapes: K draws, N rows, C classes. A regression's outputs are the mean and the log variance of each
 draw and row, in the units of the target or of the transformed target.
@@ -31,7 +31,7 @@ Labels = Int64[np.ndarray, "N"]
 
 
 def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Figure]:
-    """Compute accuracy, log-likelihood (nats per row), Brier score and three calibration errors.
+    """Compute accuracy, log-likelihood (nats per row), Brier score and calibration errors.
 
     * expected: of the label's probability, in bins of equal width
     * adaptive: of the label's probability, in bins with equal numbers of rows (Nguyen and O'Connor,
@@ -63,7 +63,7 @@ def regression_figures(
     intervals: Float64[np.ndarray, "N 2"],
     y: np.ndarray,
 ) -> dict[str, Figure]:
-    """Compute RMSE, log-likelihood, mean standard deviation, and coverage and width of intervals.
+    """Compute RMSE, log-likelihood, mean standard deviation, and interval coverage and width.
 
     The log-likelihood is in nats per row, for a density in the target's units. `intervals` have
     nominal coverage .95. The mean width is left out if it is infinite.
@@ -107,7 +107,7 @@ def reliability(confidence: Values, correct: Bool[np.ndarray, "N"], bins: int = 
 def risk_coverage(
     score: Values, loss: Values
 ) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Return coverages, and the mean loss of the answered rows, as the score's limit rises."""
+    """Compute the risk-coverage curve of a score."""
     order = np.argsort(score, kind="stable")
     last = np.append(np.diff(score[order]) > 0, True)
     covered = np.arange(1, len(score) + 1)[last]
@@ -116,7 +116,7 @@ def risk_coverage(
 
 @dataclass(frozen=True, eq=False)
 class TargetMeasures:
-    """Measures of N targets under the mixture of their draws' Gaussians."""
+    """The measures of N targets under Gaussian mixture predictions."""
 
     log_likelihood: Values  # nats, for a density in the target's units
     crps: Values  # in the target's units
@@ -175,7 +175,7 @@ def mixture_quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
 
 
 def pinball_loss(predicted: Values, y: Values, q: float) -> Values:
-    """Compute max(q (y - predicted), (q - 1) (y - predicted)).
+    """Compute the pinball loss, max(q (y - predicted), (q - 1) (y - predicted)).
 
     Koenker and Bassett, "Regression quantiles", 1978.
     """

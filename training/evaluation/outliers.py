@@ -1,4 +1,4 @@
-"""Generate or load outlier rows for evaluation: noise, other data sets, and corrupted test rows.
+"""Outlier rows for evaluation: noise, other data sets, and corrupted test rows.
 
 | set | rows |
 |---|---|
@@ -183,7 +183,7 @@ def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
 
 
 def takes_even_rows(spec: InputSpec, x: Inputs) -> bool:
-    """Check whether even rows replace noise.
+    """Check whether uniformly drawn columns replace noise.
 
     They do for declared columns, and if a number other than a pixel has up to `MAX_DISCRETE_VALUES`
     values.
@@ -194,7 +194,7 @@ def takes_even_rows(spec: InputSpec, x: Inputs) -> bool:
 
 
 def even_rows(spec: InputSpec, x: Inputs, rows: int, *seed: int) -> OutlierRows:
-    """Draw each column independently and uniformly, over its values or its range in `x`.
+    """Draw each column independently and uniformly from its values or its range in `x`.
 
     Missing values are left out. Without declared columns, each number counts as a column.
     """
@@ -237,7 +237,7 @@ def mix(x: Rows, y: Labels, seed: int) -> OutlierRows:
 
 
 def cross(x: Inputs, y: Labels, spec: InputSpec, seed: int) -> OutlierRows:
-    """Take each column (or id) at random from a row or from a row of another class.
+    """Swap random columns (or ids) with a row of another class.
 
     It replaces `mix` because categories cannot be averaged. The result is empty if there is only
     one class.
@@ -255,7 +255,7 @@ def cross(x: Inputs, y: Labels, spec: InputSpec, seed: int) -> OutlierRows:
 
 
 def shuffle(x: Rows, spec: InputSpec, seed: int) -> Rows:
-    """Permute each column independently, which keeps the marginal distributions."""
+    """Permute each column independently, preserving its marginal distribution."""
     rng = generator(seed, EvaluationStream.SHUFFLED)
     return np.concatenate([part[rng.permutation(len(x))] for part in _split(x, spec)], axis=1)
 
@@ -283,7 +283,7 @@ def low_contrast(images: Images, *_: object) -> Images:
 
 
 def occlude(images: Images, spec: InputSpec, seed: int) -> Images:
-    """Set a randomly placed rectangle to the data's minimum."""
+    """Set a randomly placed rectangle to the minimum of the data."""
     rng = generator(seed, EvaluationStream.OCCLUDED)
     height, width = (max(1, round(OCCLUDED * side)) for side in images.shape[2:])
     tops = rng.integers(0, images.shape[2] - height + 1, len(images))

@@ -1,4 +1,4 @@
-"""Render evaluation reports as HTML pages with embedded plots."""
+"""HTML pages of evaluation reports, with embedded plots."""
 
 import base64
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def report_page(report: Report, plots: Mapping[str, bytes]) -> str:
-    """Render a report with its plots (PNG, by file name)."""
+    """Render a report as HTML, with PNG plots by file name."""
     test = report.test
     return render(
         "report.html",

@@ -1,4 +1,4 @@
-"""Compare two versions' figures on the same rows, with paired tests and intervals.
+"""Paired tests and intervals for two versions on the same rows.
 
 Shares of rows use the exact, binomial test of McNemar ("Note on the sampling error of the
 difference between correlated proportions or percentages", 1947) and the interval of Tango
@@ -58,7 +58,7 @@ class Worsening:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Counts of rows on which only one of two versions is right."""
+    """The numbers of rows that only one of two versions predicts correctly."""
 
     gained: int  # hits of the second version only
     lost: int  # hits of the first version only
@@ -75,11 +75,11 @@ class Pairs:
         return min(1.0, 2.0 * min(self.mcnemar_lost(), swapped.mcnemar_lost()))
 
     def mcnemar_lost(self) -> float:
-        """Return the one-sided p-value for losses."""
+        """Compute the one-sided McNemar p-value for losses."""
         return float(stats.binom.sf(self.lost - 1, self.gained + self.lost, 0.5))
 
     def score(self, difference: float) -> float:
-        """Return Tango's score statistic for a supposed difference of shares."""
+        """Compute Tango's score statistic for a hypothesised difference of proportions."""
         n, b, c = self.rows, self.gained, self.lost
         above = b - c - n * difference
         if above == 0.0 or abs(difference) >= 1.0:
@@ -136,7 +136,6 @@ def worsening(
 
 
 def _excess(first: Figure, second: Figure, resamples: Resamples) -> tuple[Values, Values]:
-    """Return lower and upper values of second - first in each sample of rows."""
     if not (isinstance(first, BinnedGap) and isinstance(second, BinnedGap)):
         sampled = resamples.values(second) - resamples.values(first)
         return sampled, sampled
@@ -163,5 +162,5 @@ def _worse_by_sample(
 
 
 def _tail(is_extreme: np.ndarray) -> float:
-    """Compute a bootstrap p-value, which counts the data set as one sample."""
+    """Compute a bootstrap p-value, counting the observed data as one sample."""
     return float((1 + np.count_nonzero(is_extreme)) / (len(is_extreme) + 1))

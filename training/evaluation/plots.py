@@ -1,4 +1,4 @@
-"""Draw the plots of an evaluation report, as PNG."""
+"""PNG plots for evaluation reports."""
 
 from collections.abc import Sequence
 from typing import Any

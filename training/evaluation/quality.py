@@ -1,4 +1,4 @@
-"""Measure a published version's predictions, scores and flag.
+"""Measurement of a published version's predictions, scores and flag.
 
 Predictions are computed as in the service, in requests of `REQUEST_ROWS` rows with one seed each.
 Scores are higher for more uncertain rows and for rows more unlike the data. N is the number of
@@ -88,7 +88,7 @@ class ServedPrediction:
 
 @dataclass(frozen=True)
 class ServedPredictor:
-    """Predicts rows like the service, with seeds that depend on the name of the set."""
+    """A predictor that behaves like the service, with seeds that depend on the set's name."""
 
     model: Model
     draws: int
@@ -257,7 +257,7 @@ def measure_parts(
     groups: tuple[str, ...],
     seed: int,
 ) -> list[records.PartMeasures]:
-    """Measure each true class, predicted label and group that has test rows.
+    """Measure the test rows of each true class, predicted label and group.
 
     Coverage and flag rates within a part can differ from the nominal rates, unless the version is
     calibrated by category. `classes` and `groups` are names.

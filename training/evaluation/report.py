@@ -1,4 +1,4 @@
-"""The records of an evaluation report (`report.json`).
+"""Records of an evaluation report (`report.json`).
 
 Shares are from 0 to 1. `confidence_intervals` contains intervals by figure name, or by path for
 nested figures, such as `flagged.0.05`.
@@ -14,7 +14,7 @@ ByName = dict[str, Ends]
 
 
 class Measures(BaseModel):
-    """A frozen record; fields that were not set are not written."""
+    """A frozen record that is written without unset fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,7 +59,7 @@ class PitBin(Measures):
 
 
 class Pit(Measures):
-    """Probability integral transforms: each target's predictive CDF at the target.
+    """The probability integral transforms: the predictive CDF at each target.
 
     They are uniform if the predictive distributions are right.
     """
@@ -85,7 +85,7 @@ class ErrorDetection(Measures):
 
 
 class PartMeasures(Measures):
-    """Test rows of a true class, a predicted label or a group."""
+    """The measures of a true class, a predicted label or a group."""
 
     by: Literal["class", "label", "group"]
     name: str
@@ -98,7 +98,7 @@ class PartMeasures(Measures):
 
 
 class ClassProbability(Measures):
-    """A class's probability, one-vs-rest.
+    """The one-vs-rest measures of a class probability.
 
     In its reliability, `confidence` is the mean probability of a bin and `accuracy` the share of
     rows of the class.
@@ -155,7 +155,7 @@ class SetMeasures(Measures):
 
 
 class AttackMeasures(SetMeasures):
-    """Attacked rows, against the test rows."""
+    """The measures of attacked rows, compared with the test rows."""
 
     accuracy: float
     hits: float  # share of rows that are wrong and not flagged at .05

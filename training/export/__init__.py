@@ -1,1 +1,1 @@
-"""From a fitted model to the two graphs that are served."""
+"""Export of fitted models to ONNX."""

@@ -1,4 +1,4 @@
-"""Build `encoder.onnx` from a torch module or an ONNX file.
+"""Export of encoders, from a torch module or an ONNX file.
 
 The graph maps raw rows `x` (rows, I) to encoded rows `encoded` (rows, F), both float32.
 """
@@ -38,7 +38,7 @@ MAX_DIFFERENCE = 0.01  # relative, between a row encoded alone and in a batch
 
 @dataclass(frozen=True, eq=False)
 class EncoderInput:
-    """The conversion of raw rows to the input of an encoder."""
+    """The conversion of raw rows to encoder input."""
 
     shape: tuple[int, ...]
     mean: Float32[np.ndarray, "..."] | None = None
@@ -74,7 +74,7 @@ def module_graph(encoder: nn.Module, rows: EncoderInput) -> onnx.ModelProto:
 
 
 def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onnx.ModelProto:
-    """Read an ONNX file, and add the conversion of raw rows.
+    """Read an ONNX file, and prepend the conversion of raw rows.
 
     The input can have any numeric type, channels first or last, and a first axis of length 1. The
     mask and token types of a text encoder are derived from the ids. `output` is the name of an
@@ -121,7 +121,7 @@ def serialise(model: onnx.ModelProto) -> bytes:
 def examine(
     path: Path, row_size: int, examples: Float32[np.ndarray, "N I"], rows_at_once: int | None
 ) -> EncoderSpec:
-    """Test an encoder, and return its entry in the manifest.
+    """Test an encoder, and return its manifest entry.
 
     Rows are encoded alone and in batches. If the bits differ, `rows_at_once` defaults to 1.
     """
@@ -154,7 +154,7 @@ def _difference(
     alone: Float32[np.ndarray, "N F"],
     together: int,
 ) -> float:
-    """Return the largest difference between rows encoded alone and in batches.
+    """Compute the largest difference between encoding rows alone and in batches.
 
     Differences are relative to the largest number of the encoded row.
     """
@@ -227,10 +227,6 @@ def _plain(name: str) -> str:
 def _prefix(
     value: onnx.ValueInfoProto, rows: EncoderInput
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], str]:
-    """Build the nodes that convert raw rows to a graph's input.
-
-    Returns the nodes, their constants, and the name of the converted rows.
-    """
     kind = value.type.tensor_type
     dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
     form = f"{TensorProto.DataType.Name(kind.elem_type).lower()} {[d or '?' for d in dims]}"
@@ -273,7 +269,7 @@ def _prefix(
 def _derive_from_ids(
     name: str, value: onnx.ValueInfoProto, ids: str, pad_id: int, tensors: list[onnx.TensorProto]
 ) -> list[onnx.NodeProto]:
-    """Build the nodes that compute the mask (0 for padding, else 1) or the token types (0)."""
+    """Build the nodes that derive the mask (0 for padding, else 1) or token types (0)."""
     kind = value.type.tensor_type.elem_type
     if kind not in (*FLOATS, *INTEGERS):
         actual = TensorProto.DataType.Name(kind).lower()

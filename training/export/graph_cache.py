@@ -1,4 +1,4 @@
-"""Export modules to ONNX, with a cache of graphs without weights.
+"""ONNX export of modules, with a cache of graphs without weights.
 
 torch's exporter takes seconds for a graph. The cache, in memory and in a folder, contains graphs
 without weights. Its key is a digest of:
@@ -47,7 +47,7 @@ _in_memory: dict[str, bytes] = {}
 def export_program(
     module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
 ) -> torch.onnx.ONNXProgram:
-    """Return a module's ONNX program with weights and folded constants."""
+    """Export a module to ONNX with weights and folded constants."""
     key = structure(module, inputs, dynamic_shapes)
     cached = None if key is None else _read(key)
     if cached is None:
@@ -75,7 +75,7 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:
-    """Return a graph without weights, or None if an initialiser differs from its weight."""
+    """Strip the weights from a graph, or return None if an initialiser was modified."""
     proto, weights = ir.serde.serialize_model(model), _weights(module)
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
@@ -112,14 +112,14 @@ def strip_notes(graph: onnx.ModelProto) -> None:
 
 
 def folder() -> Path | None:
-    """Return the cache folder, or None if `DUBITO_GRAPHS` is empty."""
+    """The cache folder, or None if `DUBITO_GRAPHS` is empty."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = os.environ.get("DUBITO_GRAPHS", str(Path(caches) / "dubito" / "graphs"))
     return Path(path) if path else None
 
 
 def _read(key: str) -> bytes | None:
-    """Return the cached graph of a key, or None if there is no intact one."""
+    """Read a graph from the cache, or return None if it is missing or corrupt."""
     if key not in _in_memory and (cache := folder()) is not None:
         with suppress(OSError):
             content = (cache / key).read_bytes()
@@ -129,7 +129,7 @@ def _read(key: str) -> bytes | None:
 
 
 def _write(key: str, graph: bytes) -> None:
-    """Cache a graph in memory and in the folder, if the folder is writable."""
+    """Cache a graph in memory, and on disk if the folder is writable."""
     _in_memory[key] = graph
     if (cache := folder()) is None:
         return
@@ -147,7 +147,7 @@ def _write(key: str, graph: bytes) -> None:
 def structure(
     module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
 ) -> str | None:
-    """Return the cache key of a module's graph.
+    """Compute the cache key of a module's graph.
 
     Returns None if the module reads values of tensors, which can change its graph.
     """
@@ -180,7 +180,6 @@ def _all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @functools.cache
 def _versions() -> str:
-    """Return the versions of libraries and a digest of the code that determines graphs."""
     digest = hashlib.sha256()
     for name in CODE_FOLDERS:
         for path in sorted((Path(__file__).parent.parent / name).glob("*.py")):
@@ -202,7 +201,7 @@ def _plain(value: object, depth: int = 0) -> object:
 
 
 class _Run(TorchDispatchMode):
-    """Hashes the operators of a run and their arguments; tensors are identified by their origin."""
+    """A hash of the operators in a run and their arguments; tensors are identified by origin."""
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Export a fitted model to ONNX graphs, and compare them with torch."""
+"""Export of a fitted model to ONNX graphs, with parity checks against torch."""
 
 import copy
 import io
@@ -45,7 +45,7 @@ UNTRANSLATED = re.compile(r"Error when translating node .*?target=torch\.ops\.(\
 
 
 class ParityError(DubitoError):
-    """The exported graphs and the fitted model have different outputs."""
+    """The exported graphs do not reproduce the fitted model's outputs."""
 
 
 def export(
@@ -80,7 +80,7 @@ def export(
 
 
 def temper_graph(network: bytes, factor: float) -> bytes:
-    """Multiply the temperature of `network.onnx` by a factor."""
+    """Multiply the temperature in `network.onnx` by a factor."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
     output = graph.output[0].name
@@ -113,7 +113,7 @@ class _WithTerms(nn.Module):
 
 
 def load_runtime(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
-    """Load graphs into a CPU runtime, because a GPU's bits can depend on the batch."""
+    """Load graphs into a CPU runtime, because GPU results can depend on the batch."""
     return Runtime(
         graphs["sampler.onnx"],
         graphs["network.onnx"],
@@ -125,7 +125,7 @@ def load_runtime(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
 
 
 def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -> None:
-    """Check before a fit that the service can run a model's network.
+    """Check before a fit that a model's network can be exported and served.
 
     `x` are valid input rows, by default noise.
 
@@ -149,7 +149,7 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
 
 @torch.no_grad()
 def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
-    """Explain a failed export as (expected, got), because the exporter's errors fill pages."""
+    """Summarise a failed export as (expected, got), instead of the exporter's long errors."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         assert isinstance(cause, Exception)
@@ -180,7 +180,7 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
 
 
 class ExportSubstitutes(TorchFunctionMode):
-    """Replaces functions that the exporter or onnxruntime do not support reliably.
+    """Replacements for functions that the exporter or onnxruntime does not support reliably.
 
     The exporter supports `scaled_dot_product_attention` only with four axes. The order of
     onnxruntime's sums depends on the number of rows, unless they are over the last axes.
@@ -195,7 +195,7 @@ class ExportSubstitutes(TorchFunctionMode):
 
 
 def _reduce_last_axes(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute a mean or sum after moving its axes to the end."""
+    """Compute a mean or sum after moving the reduced axes to the end."""
     names = ("input", "dim", "keepdim")
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     dim = arguments.get("dim", arguments.get("axis"))
@@ -229,7 +229,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute softmax(q k' scale + mask) v, as documented by torch, without dropout."""
+    """Compute softmax(q k' scale + mask) v as documented by torch, without dropout."""
     if enable_gqa:
         key, value = (
             part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value)
@@ -266,7 +266,7 @@ def export_graph(
     dynamic_shapes: dict[str, dict[int, torch.export.Dim]],
     outputs: list[str],
 ) -> onnx.ModelProto:
-    """Export a module to a graph with named inputs, variable axes and outputs."""
+    """Export a module to an ONNX graph with named inputs, dynamic axes and outputs."""
     discarded = io.StringIO()
     with (
         warnings.catch_warnings(),
@@ -293,7 +293,6 @@ def export_graph(
 
 
 def _largest_result(graph: onnx.GraphProto) -> int:
-    """Return the size of the largest intermediate result per row and draw, or 0."""
     sizes = []
     for value in graph.value_info:
         axes = value.type.tensor_type.shape.dim
@@ -304,7 +303,7 @@ def _largest_result(graph: onnx.GraphProto) -> int:
 
 
 def _pool_globally(graph: onnx.GraphProto) -> None:
-    """Replace means over image axes by global average pooling.
+    """Replace means over image axes with global average pooling.
 
     The order of sums in onnxruntime's ReduceMean depends on memory addresses.
     """
@@ -376,7 +375,7 @@ def parity(
 
 
 def _check_independent_rows(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> None:
-    """Check that each row's results have the same bits alone and in a batch."""
+    """Check that each row's results are bitwise equal alone and in a batch."""
 
     def answers(rows: np.ndarray) -> dict[str, np.ndarray]:
         outputs, densities = runtime.run(rows, theta)
@@ -403,12 +402,12 @@ def _differences(
 
 
 def _relative(actual: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Divide differences by the size or the mean size, whichever is larger."""
+    """Compute relative differences, using the value or the mean, whichever is larger."""
     scale = np.maximum(size, size.mean(axis=0))
     difference = actual - expected
     return np.divide(difference, scale, out=difference, where=scale > 0)
 
 
 def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value; NaNs propagate."""
+    """Return the largest absolute value, propagating NaNs."""
     return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

@@ -1,4 +1,4 @@
-"""Quantise graphs to int8 weights and 7-bit activations.
+"""Quantisation of graphs to int8 weights and 7-bit activations.
 
 **Network.** All draws share the directions V of a hidden layer. Large products are replaced by
 
@@ -38,7 +38,7 @@ FUSED = "com.microsoft"  # onnxruntime's operators, including MatMulIntegerToFlo
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """RMS change of mean probabilities by quantisation and by a new draw set."""
+    """The RMS change of mean probabilities by quantisation, and by a new draw set."""
 
     int8_probabilities: float
     int8_monte_carlo: float
@@ -50,7 +50,7 @@ class QuantisationError:
 
 
 def quantise_network(network: bytes) -> bytes:
-    """Quantise the large products of `network.onnx`; a small network stays unchanged."""
+    """Quantise the large matrix products of `network.onnx`, if there are any."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -104,7 +104,7 @@ def _length(direction: np.ndarray) -> np.ndarray:
 
 
 def _integer_product(activation: str, weight: str, product: str) -> list[onnx.NodeProto]:
-    """Return the nodes that multiply an activation by an int8 weight.
+    """Build the nodes that multiply an activation by an int8 weight.
 
     Negative activations are rounded to 0, which replaces a preceding Relu.
     """
@@ -124,7 +124,7 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
 
 
 def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
-    """Quantise the large linear layers of `sampler.onnx`; a small sampler stays unchanged."""
+    """Quantise the large linear layers of `sampler.onnx`, if there are any."""
     model = onnx.load_model_from_string(sampler)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -168,7 +168,7 @@ def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
 
 
 def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, tuple[float, float]]:
-    """Return the range of a sampler's tensors over `RANGE_DRAWS` draws."""
+    """Find the range of each sampler tensor over `RANGE_DRAWS` draws."""
     model = onnx.load_model_from_string(graph)
     names = list(dict.fromkeys(names))
     shapes = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
@@ -184,7 +184,7 @@ def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, t
 def _with_nodes(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
 ) -> bytes:
-    """Replace a model's nodes and add constants, without unused ones."""
+    """Replace a model's nodes, add constants, and remove unused ones."""
     graph = model.graph
     needed = {output.name for output in graph.output}
     needed_nodes: list[onnx.NodeProto] = []
@@ -208,7 +208,7 @@ def _with_nodes(
 def quantisation_error(
     exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int
 ) -> QuantisationError:
-    """Measure the errors of quantisation and of Monte Carlo sampling on rows."""
+    """Measure the quantisation error and the Monte Carlo error on rows."""
     x = rows.x[:CHECKED_ROWS].astype(np.float32)
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))
     actual = _scores(quantised, x, quantised.draw(0, 0, num_draws))

@@ -1,4 +1,4 @@
-"""The network with its detectors, which is exported as `network.onnx`."""
+"""The network with its detectors, exported as `network.onnx`."""
 
 import math
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class ServedNetwork(nn.Module):
 
     @property
     def attributed(self) -> tuple[str, ...]:
-        """Names of detectors whose scores can be attributed to inputs.
+        """The names of the detectors that can attribute their score to inputs.
 
         There are none for folded rows, unless the fold only adds the channels of each pixel.
         """
@@ -70,7 +70,7 @@ class ServedNetwork(nn.Module):
         )
 
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
-        """Attribute scores to the numbers of a row; contributions are non-negative."""
+        """Attribute scores to the inputs of a row, as non-negative contributions."""
         parts = []
         assert self.spectrum is not None
         for name in self.attributed:
@@ -139,7 +139,7 @@ def served_network(
 def fit_detectors(
     model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
 ) -> ServedNetwork:
-    """Fit the density detectors of the flag, and attach them to a model's network."""
+    """Fit the flag's density detectors, and attach them to a model's network."""
     labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
     densities = [name for name in recipe.combined if name in DENSITY_NAMES]
     seed = hash_key(recipe.seed, Stream.DETECTORS)

@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs, which replace hundreds of kernel launches by one."""
+"""Training steps as CUDA graphs, which save kernel launches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Graph:
 
 
 class GraphedFunction:
-    """Run a function of GPU tensors as CUDA graphs, one for each combination of input shapes.
+    """A function of GPU tensors that runs as a CUDA graph for each combination of shapes.
 
     The first `WARMUP_CALLS` calls run eagerly. The function must run the same kernels for all input
     values, and must not synchronise with the GPU.
@@ -43,7 +43,7 @@ class GraphedFunction:
         return graph.result.clone()
 
     def _call_on_side_stream(self, arguments: tuple[Tensor, ...]) -> Tensor:
-        """Compute on a side stream, as CUDA requires before a capture."""
+        """Run a function on a side stream, as CUDA requires before a capture."""
         main, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(main)
         with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""Write and read checkpoints, which are safetensors files with JSON metadata."""
+"""Checkpoints, stored as safetensors files with JSON metadata."""
 
 import json
 from pathlib import Path

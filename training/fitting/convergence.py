@@ -36,7 +36,7 @@ def convergence(
     start: dict[str, float],
     seed: int,
 ) -> dict[str, Any]:
-    """Return the manifest's convergence diagnostics; `says` summarises them in a line."""
+    """Compute convergence diagnostics for the manifest, with a one-line summary in `says`."""
     facts: dict[str, Any] = bound(model, *train, len(train[0]), seed)
     if getattr(model.likelihood, "log_weights", None) is None:
         facts["guess_nll"] = guess_nll(train[1])
@@ -86,7 +86,7 @@ def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, floa
 
 
 def later_fall(history: list[dict[str, float | int]]) -> tuple[float, float]:
-    """Return how much the bound fell over the second half of the path, and the standard error.
+    """Compute the decrease of the bound over the second half of the path, and its standard error.
 
     The path is the cumulative learning rate. After the learning rate has decayed, the slope per
     epoch is small even if the bound could still fall. The fall over half of the path is comparable

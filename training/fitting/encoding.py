@@ -1,4 +1,4 @@
-"""Export the encoder of a recipe (`network.encoder`), and encode rows before the fit."""
+"""Export of a recipe's encoder (`network.encoder`), and encoding of rows before the fit."""
 
 import math
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ BATCH_ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """A tested encoder, and its file in the run's folder."""
+    """A tested encoder with its file in the run's folder."""
 
     path: Path
     encoder: Encoder
@@ -39,7 +39,7 @@ class Encoding:
         return self.encoder.spec
 
     def encode(self, splits: Splits, quiet: bool = False) -> Splits:
-        """Encode training and validation rows into one memory-mapped array.
+        """Encode training and validation rows into a memory-mapped array.
 
         Other rows stay raw, because they are scored as the service scores raw rows.
         """
@@ -77,7 +77,7 @@ class Encoding:
 
 
 def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
-    """Return the ONNX graph of a recipe's encoder, or None without an encoder.
+    """Return the ONNX graph of a recipe's encoder, or None if it has none.
 
     Raises:
         InvalidInput: if the encoder is invalid.
@@ -107,7 +107,7 @@ def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
 def make_encoding(
     graph: bytes, recipe: Recipe, data: Dataset, train: Rows, folder: Path, parent: Parent | None
 ) -> Encoding:
-    """Test an encoder on some training rows, and save its graph in a run's folder.
+    """Test an encoder on some training rows, and save its graph in the run's folder.
 
     Raises:
         InvalidInput: if the encoder is invalid, or differs from the parent's.

@@ -1,4 +1,4 @@
-"""Fit the Laplace approximation of a trained network, and choose its prior."""
+"""Laplace approximation of a trained network, with the choice of its prior."""
 
 import math
 import time
@@ -38,7 +38,7 @@ LOST_NATS = 0.01  # tolerated loss per held-out row
 
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
-    """Check that a laplace recipe either trains its network or starts from a trained one."""
+    """Check that a laplace recipe trains its network or starts from a trained one."""
     if not isinstance(recipe.posterior, Laplace) or fixed_epochs(recipe, parent) != 0:
         return
     if parent is None and not recipe.network.is_trained:
@@ -63,7 +63,7 @@ class CurvatureFacts:
 
 @torch.no_grad()
 def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
-    """Compute the curvature of a model's last layer."""
+    """Compute the curvature of the loss in a model's last layer."""
     network, posterior, likelihood = model.network, model.posterior, model.likelihood
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, LaplacePosterior)
@@ -100,7 +100,7 @@ def fit_laplace(
     times: float = 1.0,
     finds_noise: bool = False,
 ) -> dict[str, Any]:
-    """Fit the Laplace posterior of a model, and return its summary for the manifest.
+    """Fit a model's Laplace posterior, and return its summary for the manifest.
 
     Args:
         model: a model whose posterior mean is trained.
@@ -154,7 +154,7 @@ def fit_laplace(
 
 @dataclass(frozen=True, eq=False)
 class _Losses:
-    """Negative log-likelihoods of held-out rows as a function of log10(prior_std)."""
+    """The held-out negative log-likelihoods as a function of log10(prior_std)."""
 
     model: BayesianModel
     eigen: Eigen
@@ -184,7 +184,7 @@ class _Losses:
         return 10.0 ** (-2.0 * width)
 
     def widest_precision(self, precision: float) -> float:
-        """Find the smallest acceptable precision that is not below `precision`.
+        """Find the smallest acceptable precision that is at least `precision`.
 
         A precision is acceptable if its mean held-out loss is within `LOST_NATS` or one standard
         error of the lowest loss. The precision with the lowest loss is often infinite, which would
@@ -213,13 +213,13 @@ class _Losses:
 
 @torch.no_grad()
 def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
-    """Predict rows; draws share one pass through all layers except the last."""
+    """Predict rows; draws share the forward pass except for the last layer."""
     theta = model.posterior(eps)[:, None]
     return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))
 
 
 def _set_noise(model: BayesianModel, facts: CurvatureFacts, rows: int) -> CurvatureFacts:
-    """Set homoscedastic noise to the RMSE, and return the facts under this noise."""
+    """Set the homoscedastic noise to the RMSE, and return the updated facts."""
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     assert likelihood.log_variance is not None
@@ -241,7 +241,7 @@ def loss_warning(
     likelihood: Likelihood,
     section: Laplace,
 ) -> str:
-    """Return a warning if draws predict significantly worse than the centre, otherwise "".
+    """Return a warning if draws predict significantly worse than the centre, else "".
 
     `before` and `after` are results of `Likelihood.validation`.
     """

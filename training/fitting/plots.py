@@ -1,4 +1,4 @@
-"""Plot the curves of a run, without pyplot, which would use a notebook's backend."""
+"""Plots of a run, drawn without pyplot to leave a notebook's backend unchanged."""
 
 import io
 import math
@@ -17,7 +17,7 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
 
 
 def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) -> None:
-    """Draw loss, KL, accuracy or RMSE, and the spread of theta by epoch."""
+    """Plot the loss, KL, accuracy or RMSE, and spread of theta by epoch."""
     panels = {
         "nats a row": {
             "loss": "-ELBO",
@@ -61,7 +61,7 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
 
 
 def _end_range(values: list[float]) -> tuple[float, float]:
-    """Return axis limits for the second half of a curve."""
+    """Compute axis limits that fit the second half of a curve."""
     later = values[len(values) // 2 :]
     margin = max(max(later) - min(later), 0.02 * abs(values[-1]), 1e-6)
     return min(later) - 0.5 * margin, max(later) + margin

@@ -198,11 +198,11 @@ class Run:
         return self.epochs * self.epoch_steps
 
     def stopped(self) -> str:
-        """Return when and why the fit ended, for the log."""
+        """Describe when and why the fit ended, for the log."""
         return self.stopping.reason(self.progress)
 
     def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
-        """Train the model, and return it with the parameters of the best epoch."""
+        """Train the model, and restore the parameters of the best epoch."""
         start_s = saved_s = time.monotonic()
         previous_s = self.progress.seconds
         bar = Bar(self.steps, "step", quiet, initial=self.progress.step)
@@ -337,7 +337,6 @@ class Run:
         return noise(posterior, draws, *key, device=self.device)
 
     def _validate(self) -> Float64[Tensor, "N S"]:
-        """Compute `Likelihood.validation` for all validation rows."""
         likelihood, eps = self.model.likelihood, self._validation_noise()
         self.model.eval()
         rows = max(1, MAX_OUTPUTS // (len(eps) * likelihood.outputs))
@@ -349,13 +348,13 @@ class Run:
         return torch.cat(parts)
 
     def validation_log_likelihood(self) -> float:
-        """Return the mean log-likelihood of validation rows under the best model, in nats."""
+        """Compute the best model's mean validation log-likelihood, in nats."""
         if self.laplace is None:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
         return self._validate()[:, 1].mean().item()
 
     def _is_best(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
-        """Check whether to save an epoch's parameters; false while the KL weight rises."""
+        """Check whether an epoch is the best so far; always false while the KL weight rises."""
         if self.recipe.choose == "last":
             return True
         if isinstance(self.stopping, EarlyStopping):

@@ -32,7 +32,7 @@ RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps an
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The loss of a step and its terms."""
+    """The loss of a training step, with its terms."""
 
     total: Float[Tensor, ""]  # nats per row
     nll: Float[Tensor, ""]  # likelihood term, nats per row
@@ -41,7 +41,7 @@ class Loss:
 
 
 class Steps:
-    """Performs the optimiser steps of a fit."""
+    """The optimiser steps of a fit."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Steps:
     def take(
         self, x: Num[Tensor, "N I"], y: Num[Tensor, "N"], kl_weight: float, step: int
     ) -> Float64[Tensor, "3"]:
-        """Take optimiser step number `step` (from 0) on a batch.
+        """Take optimiser step `step` (from 0) on a batch.
 
         Returns the likelihood term in nats per row, the mean KL of draws in nats, and the mean of
         `Likelihood.errors` under the first draw.
@@ -101,7 +101,7 @@ def step_inputs(
     samples: int,
     step: int,
 ) -> tuple[Float[Tensor, "N I"], Float[Tensor, "S E"]]:
-    """Augment rows, and generate the noise of `samples` draws for each group of rows."""
+    """Augment rows, and generate noise with `samples` draws for each group of rows."""
     x = x.float()
     if recipe.augmentation is not None:
         seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)
@@ -113,7 +113,7 @@ def step_inputs(
 
 
 def row_groups(recipe: Recipe, rows: int) -> int:
-    """Return the number of row groups with separate draws in a step."""
+    """Compute the number of row groups with separate draws in a step."""
     return min(ROW_GROUPS if recipe.posterior.groups_rows else 1, rows)
 
 
@@ -137,7 +137,7 @@ def alpha_objective(
     kl_weight: float | Tensor,
     alpha: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the loss per row in nats, and its likelihood term.
+    """Compute the alpha-divergence loss per row in nats, and its likelihood term.
 
         mean_n -1/alpha log mean_k p(y_n | x_n, theta_k)^alpha + kl_weight mean_k KL_k
 
@@ -155,7 +155,7 @@ def alpha_objective(
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
-    """Clip the global norm of gradients.
+    """Clip the global gradient norm.
 
     On a GPU, the scaling always runs, because a condition would wait for the norm.
     """
@@ -177,7 +177,7 @@ def flush_moments(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def restoring_torch(device: torch.device) -> Iterator[None]:
-    """Limit torch's threads, and restore their number and the random state on exit."""
+    """Limit torch's threads, and restore the thread count and random state on exit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, processors()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -188,7 +188,7 @@ def restoring_torch(device: torch.device) -> Iterator[None]:
 
 
 def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
-    """Limit torch to one thread if steps are small."""
+    """Limit torch to one thread if the training steps are small."""
     convolves = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not convolves and numbers * rows * samples < SMALL_STEP:
@@ -200,7 +200,7 @@ def full_kl_weight(settings: TrainingSection, rows: int) -> float:
 
 
 def kl_ramp(recipe: Recipe, epoch_steps: int) -> float:
-    """Return the number of epochs until the KL weight reaches its full value."""
+    """Compute the number of epochs until the KL weight reaches its full value."""
     if recipe.training.kl_ramp_epochs is not None:
         return recipe.training.kl_ramp_epochs
     if not (recipe.posterior.ramps_kl and recipe.task == "regression"):
@@ -218,7 +218,7 @@ def kl_weight(
 
 
 def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
-    """Create the optimiser, with a higher learning rate for log standard deviations."""
+    """Create an Adam optimiser with a higher learning rate for log standard deviations."""
     spread = model.posterior.spread_parameters()
     means = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
     final = settings.final_learning_rate
@@ -241,7 +241,7 @@ def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
 
 
 def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Set learning rates between the first (`decay` = 0) and the last (1), geometrically."""
+    """Interpolate learning rates geometrically from the first (`decay` = 0) to the last (1)."""
     for group in optimizer.param_groups:
         rate = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
         if isinstance(group["lr"], Tensor):
@@ -251,7 +251,7 @@ def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
 
 
 def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]) -> None:
-    """Check that rows are images and exceed the maximum shift."""
+    """Check that rows are images larger than the maximum shift."""
     if section is None:
         return
     if len(shape) not in (2, 3):

@@ -1,4 +1,4 @@
-"""Stopping rules, which also determine the decay of learning rates.
+"""Stopping rules, which also control the learning rate decay.
 
 * `FixedEpochs`: a fixed number of epochs, over which the rates decay.
 * `EarlyStopping`: ends `patience` epochs after the best held-out likelihood (Prechelt 1998). The
@@ -30,7 +30,7 @@ AT_LIMIT = "the limit of training.max_epochs"
 
 @dataclass
 class Progress:
-    """The state of a run in checkpoints, without tensors."""
+    """The state of a run in a checkpoint, without tensors."""
 
     step: int
     best_epoch: int
@@ -47,18 +47,18 @@ class FixedEpochs:
     number: int
 
     def epochs(self, _: Progress) -> int:
-        """Return the current estimate of the number of epochs."""
+        """The estimated total number of epochs."""
         return self.number
 
     def decay(self, progress: Progress, epoch_steps: int) -> float:
-        """Return the decay of the learning rates, from 0 (initial) to 1 (final)."""
+        """The decay of the learning rates, from 0 (initial) to 1 (final)."""
         return progress.step / (self.number * epoch_steps)
 
     def update(self, progress: Progress) -> None:
         """Update the progress at the end of an epoch."""
 
     def reason(self, _: Progress) -> str:
-        """Return why the fit ended, for the log."""
+        """Describe why the fit ended, for the log."""
         if self.number == 0:
             return "before the first epoch: the network was already trained"
         return f"after {self.number} epochs, as configured"
@@ -138,7 +138,7 @@ def stopping_rule(
 
 
 def fixed_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
-    """Return `training.epochs`, which defaults to 0 for laplace with a trained network."""
+    """Return `training.epochs`, or 0 for laplace with a trained network."""
     is_trained = recipe.network.is_trained or parent is not None
     skips_training = isinstance(recipe.posterior, Laplace) and is_trained
     return 0 if skips_training and recipe.training.epochs is None else recipe.training.epochs
@@ -157,7 +157,7 @@ def cooling_epochs(epochs: int, patience: int) -> int:
 
 
 def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[str]:
-    """Name the curves that have not levelled off over the last `patience` epochs.
+    """List the curves that have not levelled off over the last `patience` epochs.
 
     The curves are the held-out likelihood and, for methods with a bound, the bound and the spread
     of theta.
@@ -167,7 +167,7 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
     window = max(3, patience)
 
     def rise(key: str, min_rise: float) -> float:
-        """Return the rise over the window, or 0 if it is small or insignificant."""
+        """Compute the rise over the window, or 0 if it is small or insignificant."""
         per_epoch, error = slope([m[key] for m in history[-window:]], share=1.0)
         is_rise = abs(per_epoch) > 2 * error and abs(per_epoch) * window > min_rise
         return per_epoch * window if is_rise else 0.0
@@ -189,7 +189,7 @@ def add_wrong_row(
     log_wrong: Float[Tensor, "N"],
     wrong_log_likelihood: Float[Tensor, "N"],
 ) -> Float[Tensor, ""]:
-    """Return the mean log-likelihood of held-out rows and an additional row with a wrong label.
+    """Compute the mean held-out log-likelihood with an additional, mislabelled row.
 
     By the rule of succession, after N correct predictions the next one is wrong with probability
     1 / (N + 2). Without the additional row, a few correctly predicted rows would favour the most
@@ -201,7 +201,7 @@ def add_wrong_row(
 
 
 def is_as_good(scores: Float[Tensor, "N"], lowest: Float[Tensor, "N"], paired: bool) -> bool:
-    """Check that mean scores (less is better) are within a standard error of the lowest ones.
+    """Check whether mean scores are within a standard error of the lowest (best) ones.
 
     This is the one-standard-error rule (Breiman et al. 1984) for the difference of means, over the
     same rows (paired) or over different steps.

@@ -32,7 +32,7 @@ FREE_KEYS = {"prior_std", "pi", "std_1", "std_2", "initial_log_std"}
 
 
 def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
-    """Check that a recipe's model can start from a published version."""
+    """Check that a recipe's model can be initialised from a published version."""
     old = parent.recipe
     origin = f"as in {parent.label}"
     had_transform, configured = parent.manifest.transform, recipe.data.target_transform
@@ -73,7 +73,7 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
 def start_from_network(
     model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"]
 ) -> None:
-    """Initialise a model that was built with the network of an `mle` version."""
+    """Initialise a model from the network of an `mle` version."""
     initialise(model, x, standardise=False)
     model.network.mean, model.network.std = parent.network.mean, parent.network.std
     state = model.likelihood.state_dict()
@@ -85,7 +85,7 @@ def start_from_network(
 
 @torch.no_grad()
 def copy_weights(model: BayesianModel, parent: BayesianModel, new_classes: int) -> None:
-    """Copy the weights of a parent to a model with `new_classes` additional classes."""
+    """Copy a parent's weights to a model with `new_classes` additional classes."""
     posterior, old_posterior = model.posterior, parent.posterior
     old_slots: list[Slot] = getattr(parent.network, "slots", [])
     slots: list[Slot] = getattr(model.network, "slots", [])
@@ -124,7 +124,7 @@ def copy_weights(model: BayesianModel, parent: BayesianModel, new_classes: int) 
 
 
 def _fresh(model: BayesianModel, parent: BayesianModel) -> Float[Tensor, "D"]:
-    """Return initial values of theta: the module's weights, or the mean old scale by layer."""
+    """Compute initial values of theta: the module's weights, or each layer's mean old scale."""
     network, old_network = model.network, parent.network
     assert isinstance(network, DrawnNetwork)
     assert isinstance(old_network, DrawnNetwork)
@@ -157,7 +157,7 @@ def _copy_theta(
 
 
 def _copy_leading(name: str, old: Tensor, new: Tensor, new_classes: int) -> None:
-    """Copy a tensor into the leading part of a tensor that can have more classes."""
+    """Copy a tensor into the leading part of a tensor that may have more classes."""
     gains = sorted(b - a for a, b in zip(old.shape, new.shape, strict=False))
     fits = old.ndim == new.ndim and not any(gains[:-1])
     if not fits or max(gains, default=0) not in (0, new_classes):

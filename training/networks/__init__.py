@@ -1,1 +1,1 @@
-"""Networks as functions of an input and theta, converted from any module."""
+"""Networks as functions of an input and theta."""

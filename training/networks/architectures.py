@@ -1,4 +1,4 @@
-"""Build modules from standard architectures, user factories and weight files."""
+"""Standard architectures, user factories and weight files."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ from model_store.errors import InvalidInput, one_line
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, dropout: float | None = None
 ) -> nn.Sequential:
-    """Build an MLP with ReLUs, and a Dropout after each ReLU if `dropout` is set."""
+    """Build an MLP with ReLUs, each followed by a Dropout if `dropout` is set."""
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes[:-1]):
@@ -67,7 +67,7 @@ ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 
 def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
-    """Call a user's `package.module:factory` with the row shape and the number of outputs."""
+    """Call a user's `package.module:factory` with the row shape and the output count."""
     return call_factory("network.factory", path, tuple(shape), outputs)
 
 
@@ -91,7 +91,7 @@ def call_factory(field: str, path: str, *arguments: object) -> nn.Module:
 
 
 def source_digest(path: str) -> str:
-    """Return the SHA-256 of a factory's source files, with the local modules that it imports.
+    """Hash the source files of a factory and of the local modules that it imports.
 
     Checkpoints depend on it, so that weights are never restored into changed code.
     """
@@ -108,7 +108,7 @@ def source_digest(path: str) -> str:
 
 
 def _add_sources(module: ModuleType, folder: Path, files: set[Path]) -> None:
-    """Add the files of a module and of the modules that it uses, if they are below `folder`."""
+    """Add the files of a module and its imports, if they are below `folder`."""
     file = Path(getattr(module, "__file__", None) or "/")
     is_local = file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
     if not is_local or file in files:
@@ -151,5 +151,5 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 def channels_first(shape: Sequence[int]) -> tuple[int, ...]:
-    """Add a channel axis to the shape (height, width)."""
+    """Add a channel axis to a (height, width) shape."""
     return (1, *shape) if len(shape) == 2 else tuple(shape)

@@ -52,7 +52,6 @@ class BatchEnsemble(Network):
         return outputs, standard, None
 
     def _run(self, h: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs and the input of the last Linear layer."""
         draws = theta[:, 0, 0].long()
         last_input = h
         for layer in self.module:
@@ -63,12 +62,12 @@ class BatchEnsemble(Network):
         return h, last_input
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Return the input of the last layer for one member."""
+        """Compute the last layer's input for one member."""
         last_input = self._run(self.scale(x).flatten(1), theta)[1]
         return last_input if last_input.ndim == 2 else last_input[0]
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members."""
+        """Compute sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members."""
         layers = [layer for layer in self.module if isinstance(layer, MemberLinear)]
         squares = [layer.weight.square().sum() / layer.copies for layer in layers]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)

@@ -1,4 +1,4 @@
-"""Convert modules into networks: outputs[k, n] = f(x[n], theta[k]).
+"""Conversion of modules to networks: outputs[k, n] = f(x[n], theta[k]).
 
 In a copy of the module, selected Linear and convolution layers are replaced by layers that read a
 part of theta (`training.bayes.layers`).
@@ -81,7 +81,7 @@ Layer = TypeVar("Layer", ScaledLayer, WeightLayer)
 
 
 class DrawnNetwork(Network):
-    """A module with random layers; `slots` assigns parts of theta to layers."""
+    """A network with random layers, each of which has a slot in theta."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class DrawnNetwork(Network):
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
-        """Return outputs, features and KL.
+        """Compute outputs, features and KL.
 
         Features are the output of the first layer before it depends on the draw, or the
         standardised row.
@@ -185,7 +185,7 @@ class DrawnNetwork(Network):
     def initialise(
         self, x: Float[Tensor, "N I"], standardise: bool = True
     ) -> Float[Tensor, "D"] | None:
-        """Set the standardisation from a batch, and return the initial theta, if defined.
+        """Initialise the standardisation from a batch, and return the initial theta, if defined.
 
         Random weights start at the module's weights. Random scales start at values for which
         pre-activations have mean 0 and variance 1 over the batch (Salimans and Kingma 2016,
@@ -218,13 +218,13 @@ class DrawnNetwork(Network):
         return not self.is_paired
 
     def get_layers(self, kind: type[Layer]) -> list[Layer]:
-        """Return the random layers of a class, in the order of theta."""
+        """Return all random layers of a class, in the order of theta."""
         layers = [layer for layer in self.modules() if isinstance(layer, kind)]
         order = [slot.name for slot in self.slots]
         return sorted(layers, key=lambda layer: order.index(layer.context.slot.name))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of masked layers l.
+        """Compute sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of masked layers l.
 
         Up to a constant, this is the KL between a dropout posterior and the prior N(0, prior_std^2
         I) on weights (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", appendix,
@@ -307,7 +307,7 @@ class DrawnNetwork(Network):
 
     @torch.no_grad()
     def _try(self, examples: Num[Tensor, "R ..."]) -> None:
-        """Detect layers with shared inputs, and check that rows and draws do not mix."""
+        """Run the network to detect shared inputs, and check that rows and draws stay separate."""
         generator = torch.Generator().manual_seed(0)
         x = examples[:TRIAL_ROWS].flatten(1).float()
         x = x.repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]
@@ -383,7 +383,7 @@ class MemberNetwork(Network):
 
     @without_fast_path
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Return the input of the first member's last layer."""
+        """Compute the last layer's input for the first member."""
         standard = self.scale(x)
         return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
 
@@ -402,7 +402,7 @@ class MemberNetwork(Network):
                 self.anchors.append((parameter, anchor, scale))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members.
+        """||Compute sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members.
 
         Anchored members use (W - anchor) / scale instead of W.
         """
@@ -435,7 +435,7 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
 
 
 def _sum_squares(weight: Tensor, keep: Float[Tensor, "I"]) -> Float[Tensor, ""]:
-    """Return sum_i keep_i |W_i|^2 over inputs i."""
+    """Compute sum_i keep_i |W_i|^2 over inputs i."""
     squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
     groups = len(keep) // squares.shape[1]  # of a convolution
     return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), keep)
@@ -462,7 +462,7 @@ def _check_supported(module: nn.Module, selection: dict[str, Drawable]) -> None:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Whether a module consists only of Linear layers, encodings and elementwise functions."""
+    """Whether a module is a sequence of Linear layers, encodings and elementwise functions."""
     return isinstance(module, nn.Sequential) and all(
         isinstance(layer, (nn.Linear, PiecewiseLinear, *ELEMENTWISE, *DROPOUTS)) for layer in module
     )

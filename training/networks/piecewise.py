@@ -1,4 +1,4 @@
-"""Piecewise linear encoding of a table's columns, as the first layer of a network."""
+"""Piecewise linear encoding of table columns, as the first layer of a network."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +12,7 @@ MIN_VALUES = 3  # different values per encoded column
 
 
 class PiecewiseLinear(nn.Module):
-    """Append the piecewise linear encoding of each number of a row.
+    """A layer that appends a piecewise linear encoding of each number in a row.
 
     A number x with knots b_0 < ... < b_T is encoded as clip((x - b_{t-1}) / (b_t - b_{t-1}), 0, 1),
     t = 1, ..., T (Gorishniy et al. 2022, "On embeddings for numerical features in tabular deep
@@ -20,7 +20,7 @@ class PiecewiseLinear(nn.Module):
     """
 
     def __init__(self, knots: Sequence[Sequence[float]]) -> None:
-        """`knots` has a list for each number of a row; numbers with empty lists are not encoded."""
+        """Create the layer from a list of knots per number; an empty list disables its encoding."""
         super().__init__()
         bins = [(i, a, b) for i, edges in enumerate(knots) for a, b in pairwise(edges)]
         index, left, right = zip(*bins, strict=True) if bins else ((), (), ())
@@ -37,7 +37,7 @@ class PiecewiseLinear(nn.Module):
 
 
 def quantile_knots(x: Num[np.ndarray, "N I"], bins: int) -> list[list[float]]:
-    """Return the distinct quantiles of each column at 0, 1/bins, ..., 1.
+    """Compute the distinct quantiles of each column at 0, 1/bins, ..., 1.
 
     A column with fewer than `MIN_VALUES` distinct values gets no knots.
     """

@@ -1,4 +1,4 @@
-"""Test modules by running them on example rows."""
+"""Tests of modules on example rows."""
 
 import copy
 from collections import Counter
@@ -56,7 +56,7 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
 def check_outputs(
     module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], likelihood: Likelihood
 ) -> None:
-    """Check that a module returns the outputs of a likelihood, without a final softmax."""
+    """Check that a module's outputs fit a likelihood, without a final softmax."""
     width = likelihood.outputs
     layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
     calls: list[str] = []
@@ -103,7 +103,7 @@ def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
 
 
 def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
-    """Check that a module accepts rows of id 0 and rows of the largest id."""
+    """Check that a module accepts the smallest and the largest id."""
     try:
         run_on_rows(module, torch.tensor([0, largest]).view(2, *[1] * len(shape)).expand(2, *shape))
     except InvalidInput as error:
@@ -142,7 +142,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
 
 
 def are_close(a: Tensor, b: Tensor) -> bool:
-    """Whether outputs are equal up to rounding errors."""
+    """Check whether outputs are equal up to rounding errors."""
     if a.shape != b.shape:
         return False
     tolerance = 1e-3 + 1e-5 * float(b.nan_to_num().abs().max())
@@ -158,7 +158,7 @@ class _LayerCall(NamedTuple):
 def _run_with_seed(
     module: nn.Module, layers: Layers, rows: Tensor, seed: int
 ) -> tuple[Any, list[_LayerCall]]:
-    """Run a module, and return its outputs and the calls of its layers."""
+    """Run a module with a fixed seed, and return its outputs and the calls of its layers."""
     calls: list[_LayerCall] = []
 
     def note(name: str, inputs: object, outputs: object) -> None:
@@ -178,7 +178,7 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 
 def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R ..."]) -> None:
-    """Check that each selected layer runs once, and that no other code reads its weights.
+    """Check that each selected layer runs once, and that only the layer reads its weights.
 
     Its replacement reads theta and has no weights.
     """
@@ -219,7 +219,7 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
 
 
 def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
-    """Find the innermost layer that runs an operator such as `cumprod`."""
+    """Find the innermost layer that calls an operator such as `cumprod`."""
     layers = {name: layer for name, layer in module.named_modules() if name}
     running: list[str] = []
     matches: list[str] = []
@@ -234,7 +234,7 @@ def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -
 
 
 def reads_values(run: Callable[[], object]) -> bool:
-    """Whether a function converts tensors to Python values, for example by `if` or `item`."""
+    """Check whether a function reads tensor values in Python, e.g. with `if` or `.item()`."""
     reads: list[str] = []
     with _OperatorRecorder(lambda name: reads.extend([name] if name in READS_VALUES else [])):
         run()
@@ -252,7 +252,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
 
 class FunctionRecorder(TorchFunctionMode):
-    """Records calls of torch functions with their arguments."""
+    """A recorder of torch function calls and their arguments."""
 
     def __init__(self, note: Callable[[Any, tuple[Any, ...]], None]) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class FunctionRecorder(TorchFunctionMode):
 
 
 def _are_equal(a: object, b: object) -> bool:
-    """Compare the tensors in two values, which can be nested lists."""
+    """Compare two values that may contain tensors in nested lists."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -273,7 +273,7 @@ def _are_equal(a: object, b: object) -> bool:
 
 
 def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
-    """Return the names of the Dropouts that masks replace."""
+    """Return the names of the Dropouts to replace by masks."""
     return [
         name
         for name, layer in layers_by_name(module).items()
@@ -284,7 +284,7 @@ def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> list[str
 def count_dropout_units(
     module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, list[int]]:
-    """Return the number of units or channels in each call of each Dropout."""
+    """Count the units or channels in each call of each Dropout."""
     dropouts = {name: module.get_submodule(name) for name in names}
     units: dict[str, list[int]] = {name: [] for name in dropouts}
     with watch(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
@@ -295,7 +295,7 @@ def count_dropout_units(
 def keep_probabilities(
     module: nn.Module, names: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, Float[Tensor, "I"]]:
-    """Return the probability that Dropouts keep each input or channel of layers.
+    """Compute the probability that Dropout keeps each input or channel of the layers.
 
     An input depends on a Dropout if zeroing the Dropout's output zeroes the input. Outputs of
     Linear and convolution layers are replaced by noise, so that only Dropouts between successive
@@ -335,7 +335,7 @@ def keep_probabilities(
 
 @contextmanager
 def watch(layers: Layers, note: Callable[[str, Any], None]) -> Iterator[None]:
-    """Call `note` with the first argument of each layer before it runs."""
+    """Call `note` with each layer's first argument before the layer runs."""
     with ExitStack() as stack:
         for name, layer in layers.items():
             hook = layer.register_forward_pre_hook(
@@ -347,7 +347,7 @@ def watch(layers: Layers, note: Callable[[str, Any], None]) -> Iterator[None]:
 
 @contextmanager
 def watch_outputs(layers: Layers, note: Callable[[str, Any, Any], None]) -> Iterator[None]:
-    """Call `note` with the inputs and outputs of each layer after it runs."""
+    """Call `note` with each layer's inputs and outputs after the layer runs."""
     with ExitStack() as stack:
         for name, layer in layers.items():
             hook = layer.register_forward_hook(

@@ -1,4 +1,4 @@
-"""Registry of networks that a program passes as objects.
+"""Registry of networks passed as Python objects.
 
 A registered network has the factory `training.networks.registry:network_ID` in this process.
 """
@@ -13,7 +13,7 @@ _NETWORKS: dict[str, nn.Module] = {}
 
 
 def register(network: nn.Module) -> str:
-    """Register a network, and return its value for the recipe key `network.factory`."""
+    """Register a network, and return the value to use as `network.factory`."""
     tensors = {name: t.detach().clone().contiguous() for name, t in network.state_dict().items()}
     name = f"network_{sha256(save(tensors) + repr(network).encode()).hexdigest()[:16]}"
     _NETWORKS[name] = network

@@ -1,4 +1,4 @@
-"""Select the layers of a module to draw and to train."""
+"""Selection of the layers to draw and to train."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -22,7 +22,7 @@ def layers_by_name(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def select_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, Drawable]:
-    """Return the layers to draw by name, or all drawable layers without patterns.
+    """Return the layers to draw, by name; without patterns, all drawable layers.
 
     A pattern (see `fnmatch`) selects the matching layers and all layers inside them.
     """
@@ -58,7 +58,7 @@ def select_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str
 
 
 def is_named(name: str, patterns: Sequence[str] | None) -> bool:
-    """Whether patterns match a layer or an enclosing layer; no patterns match every layer."""
+    """Check whether a pattern matches a layer or one of its parents; no patterns match all."""
     if patterns is None:
         return True
     parts = name.split(".")
@@ -73,7 +73,7 @@ def is_within(name: str, outer: str) -> bool:
 def freeze(
     module: nn.Module, patterns: Sequence[str] | None, random_layers: Sequence[str]
 ) -> list[nn.Module]:
-    """Freeze all layers except random ones and those that match a pattern.
+    """Freeze all layers except random layers and those matched by a pattern.
 
     Without patterns, no layer is frozen. Returns the frozen layers.
     """

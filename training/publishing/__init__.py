@@ -1,1 +1,1 @@
-"""Publish fitted models as versions."""
+"""Publication of fitted models as versions."""

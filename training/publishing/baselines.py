@@ -1,4 +1,4 @@
-"""Fit baselines to a table, and warn if the model is worse.
+"""Baselines for tables, with warnings if the model is worse.
 
 | name | classification | regression |
 |---|---|---|
@@ -55,7 +55,7 @@ Figures = dict[str, Figure]
 
 
 def baselines(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[str, Figures]:
-    """Fit baselines, and return the figures of the baselines whose figures are finite.
+    """Fit the baselines, and return those with finite metrics.
 
     Regression has 0 classes.
     """
@@ -135,14 +135,14 @@ def _stage(stages: Iterator[np.ndarray], index: int) -> np.ndarray:
 
 
 def gaussian_figures(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) -> Figures:
-    """Compute the figures of Gaussians around `mean` with a common standard deviation."""
+    """Compute the metrics of Gaussian predictions with a common standard deviation."""
     squares = np.square(mean - y.astype(np.float64))
     log_density = -0.5 * (np.log(2 * np.pi * std**2) + squares / std**2)
     return {ERROR: RootMean(squares), LOG_LIKELIHOOD: Mean(log_density)}
 
 
 def _boosted(train: Rows, trees: int) -> tuple[Rows, dict[str, Any]]:
-    """Choose rows and settings for boosting with `trees` per iteration."""
+    """Choose the rows and settings for boosting with `trees` per iteration."""
     columns = train.x.shape[1]
     rows = spread(train, max(MIN_ROWS, int(TREES / (ITERATIONS * trees * columns))))
     iterations = int(TREES / (len(rows) * columns * trees))
@@ -151,7 +151,7 @@ def _boosted(train: Rows, trees: int) -> tuple[Rows, dict[str, Any]]:
 
 
 def spread(rows: Rows, max_rows: int) -> Rows:
-    """Select up to `max_rows` rows, evenly spread over the classes or targets."""
+    """Select up to `max_rows` rows, spread evenly over the classes or targets."""
     max_rows = min(max_rows, int(MAX_NUMBERS / rows.x.shape[1]))
     if len(rows) <= max_rows:
         return rows
@@ -160,7 +160,7 @@ def spread(rows: Rows, max_rows: int) -> Rows:
 
 
 def add_baselines(draft: Draft, result: "Fitted") -> Draft:
-    """Fit the baselines of a table, and add their figures and warnings to a draft.
+    """Fit the baselines of a table, and add their metrics and warnings to a draft.
 
     Models with class weights get no warnings, because their weighted class shares differ from the
     test rows'. Models with an encoder have no baselines.
@@ -190,7 +190,7 @@ def add_baselines(draft: Draft, result: "Fitted") -> Draft:
 
 
 def check_constant(name: str, draft: Draft) -> None:
-    """Raise GateError if the model is worse than the constant."""
+    """Raise GateError if the model is worse than a constant prediction."""
     if "constant" not in draft.baselines:
         return
     model, constant = draft.figures[LOG_LIKELIHOOD], draft.baselines["constant"][LOG_LIKELIHOOD]
@@ -207,7 +207,7 @@ def check_constant(name: str, draft: Draft) -> None:
 def warn_if_worse(
     model_figures: Figures, by_name: dict[str, Figures], constant: str
 ) -> Iterator[str]:
-    """Yield a warning for each baseline and figure that is better than the model's."""
+    """Yield a warning for each metric in which a baseline beats the model."""
     for name, figures in by_name.items():
         model, baseline = model_figures[LOG_LIKELIHOOD], figures[LOG_LIKELIHOOD]
         gain, error = lead(model, baseline)
@@ -231,7 +231,7 @@ def warn_if_worse(
 
 
 def lead(first: Figure, second: Figure) -> tuple[float, float]:
-    """Compute the mean difference of two figures' rows, and its standard error."""
+    """Compute the mean per-row difference of two metrics, and its standard error."""
     gains = first.row_values.astype(np.float64) - second.row_values
     error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
     return float(gains.mean()), float(error)
@@ -244,7 +244,7 @@ def describe_constant(description: Description) -> str:
 
 
 def lines(description: Description) -> list[str]:
-    """Format each figure of the model and its baselines as a line."""
+    """Format each metric of the model and its baselines as a line."""
     by_name = description.baselines
     titles = {
         "boosting": "boosting",

@@ -1,4 +1,4 @@
-"""Prune published versions, or recalibrate them on other rows."""
+"""Pruning and recalibration of published versions."""
 
 import math
 import statistics
@@ -58,7 +58,7 @@ def prune_version(
     name: str,
     anyway: bool = False,
 ) -> tuple[Manifest, Pruning]:
-    """Remove the weights of lowest |mu| / sigma, and publish the next version of `name`.
+    """Prune the weights with the lowest |mu| / sigma, and publish the next version of `name`.
 
     `data` must be the data of the parent's fit. Its splits calibrate and test the new version.
     """
@@ -107,7 +107,7 @@ def prune_version(
 
 
 def warn_of_loss(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str]:
-    """Warn if the log-likelihood of test rows is clearly below the parent's."""
+    """Warn if the test log-likelihood is clearly below the parent's."""
     before, current = parent.manifest.quality[LOG_LIKELIHOOD], log_likelihood.value
     error = float(log_likelihood.row_values.std()) / math.sqrt(log_likelihood.rows)
     if before - current > CLEAR_ERRORS * error:
@@ -122,7 +122,7 @@ def warn_of_loss(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str
 def request_times_ms(
     runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], draws: int
 ) -> list[float]:
-    """Measure the median time of one row under fresh draws for each runtime, in milliseconds."""
+    """Measure each runtime's median time for one row with new draws, in milliseconds."""
     times: list[list[float]] = [[] for _ in runtimes]
     for seed in range(TIMED_REQUESTS + 1):
         for runtime, times_ms in zip(runtimes, times, strict=True):
@@ -133,7 +133,7 @@ def request_times_ms(
 
 
 def load_for_version(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
-    """Read a source with the columns, tokenizer, classes and shape of a published model."""
+    """Load a source with a published model's columns, tokenizer, classes and input shape."""
     manifest = parent.manifest
     recipe = override(read_recipe(manifest, "model"), source=source, target=target, leave_out=[])
     loaded = load_unfitted(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
@@ -147,7 +147,7 @@ def load_for_version(parent: Artifact, root: Path, source: str, target: str | No
 def split_rows(
     data: Dataset, reference_rows: int, ranking_rows: int, seed: int, validation_rows: int = 0
 ) -> HeldOut:
-    """Split all rows at random into calibration splits, rows for a temperature, and test rows."""
+    """Split rows at random into calibration, temperature and test rows."""
     rows = data.rows
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
@@ -168,7 +168,7 @@ def split_rows(
 def refit_temperature(
     parent: Artifact, rows: Rows, seed: int
 ) -> tuple[Artifact, TemperatureChoice]:
-    """Refit a version's temperature on other rows (`training.calibration.temperature`).
+    """Refit a version's temperature on other rows (see `training.calibration.temperature`).
 
     The version stays unchanged if no other temperature is clearly better.
     """

@@ -1,4 +1,4 @@
-"""Calibrate, measure, preflight and publish exported graphs."""
+"""Drafts of versions: calibration, measurement, preflight and publication."""
 
 import math
 import shutil
@@ -56,12 +56,12 @@ PREFIX = ".trial-"  # stores skip folders with this prefix
 
 
 class PreflightError(DubitoError):
-    """The service could not load a version or predict with it; nothing is published."""
+    """The service cannot load the version or predict with it, so it is not published."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Disjoint rows that the model was not fitted on."""
+    """The disjoint sets of held-out rows."""
 
     reference: Rows  # distribution of the detectors' scores
     ranking: Rows  # distribution of the flag's statistic
@@ -72,7 +72,7 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """Graphs and weights as files, their runtime, and their entries in the manifest."""
+    """A model's exported files, with their runtime and manifest entries."""
 
     files: dict[str, bytes | Path]
     runtime: Runtime
@@ -125,7 +125,7 @@ def draft_version(
     output: ClassSpec | TargetSpec,
     provenance: Provenance,
 ) -> Draft:
-    """Calibrate exported graphs and measure their quality as served.
+    """Calibrate exported graphs, and measure their quality as served.
 
     `risk` is the default risk of requests.
     """
@@ -186,7 +186,7 @@ def draft_version(
 
 
 def fit_warnings(provenance: Provenance) -> Iterator[str]:
-    """Warn of a tempered posterior, an overconfident network or a collapsed posterior."""
+    """Warn about a tempered posterior, an overconfident network or a collapsed posterior."""
     recipe, rows, tempering = provenance.recipe, provenance.rows, provenance.temperature
     if recipe is not None and rows is not None and recipe["training"].get("kl_weight") is not None:
         temperature = recipe["training"]["kl_weight"] * rows["train"]
@@ -210,7 +210,7 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
 def _agreement_warnings(
     quality: Quality, method: type[Method], max_draws: int | None
 ) -> Iterator[str]:
-    """Warn if draws agree on test rows and on noise."""
+    """Warn if draws hardly disagree on test rows and on noise."""
     shares = quality.disagreement, quality.disagreement_on_noise
     if max_draws == 1 or max(shares) > MIN_DISAGREEMENT:
         return

@@ -1,4 +1,4 @@
-"""Refuse versions that are significantly worse than another version.
+"""The gate, which refuses versions that are significantly worse than another version.
 
 The recipe names the metrics, and how much worse each may be. Both versions are scored as served on
 the same test rows and compared in pairs (`training.evaluation.pairs`).
@@ -32,7 +32,7 @@ class GateError(DubitoError):
 def check_gate(
     recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path
 ) -> None:
-    """Compare a draft with the version of the gate's alias, if that alias exists.
+    """Compare a draft with the version at the gate's alias, if it exists.
 
     `rows` are the rows on which the draft's quality was measured.
 
@@ -63,7 +63,7 @@ def check_no_worse(
     rows: MeasuredRows,
     root: Path,
 ) -> None:
-    """Compare a draft with a published version, which messages call `title`.
+    """Raise GateError if a draft is worse than a published version, called `title` in messages.
 
     Raises:
         GateError: if the draft is significantly worse.
@@ -95,7 +95,7 @@ def list_worse_metrics(
     seed: int,
     kind: str = "rows",
 ) -> list[str]:
-    """Describe the metrics that are significantly worse, and log the others."""
+    """List the metrics that are significantly worse, and log the others."""
     lines = []
     for metric, allowed in gate.metrics.items():
         figure, baseline = figures.get(metric), baselines.get(metric)
@@ -121,7 +121,7 @@ def list_worse_metrics(
 def _list_worse_recorded(
     gate: GateSection, manifest: Manifest, draft: Draft, label: str
 ) -> list[str]:
-    """Describe the metrics of a draft's manifest that are worse by more than the allowed amount."""
+    """List the recorded metrics that are worse by more than the allowed amount."""
     lines = []
     for metric, allowed in gate.metrics.items():
         value, baseline = draft.description.quality.get(metric), manifest.quality.get(metric)

@@ -1,4 +1,4 @@
-"""Prune weights by their signal-to-noise ratio |mu| / sigma.
+"""Pruning of weights by their signal-to-noise ratio |mu| / sigma.
 
 Blundell et al. 2015, "Weight uncertainty in neural networks", sections 3.2 and 5.1.
 
@@ -22,7 +22,7 @@ from training.networks.networks import DrawnNetwork
 
 
 class InputUnits(nn.Module):
-    """Select the numbers of a row that have outgoing weights."""
+    """The selection of inputs that have outgoing weights."""
 
     def __init__(self, index: Tensor) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class InputUnits(nn.Module):
 
 
 def signal_to_noise(model: BayesianModel) -> Float[Tensor, "D"]:
-    """Compute |mu| / sigma of every weight and bias, in theta's order."""
+    """Compute |mu| / sigma for every weight and bias, in the order of theta."""
     posterior = model.posterior
     if not isinstance(posterior, GaussianPosterior):
         expected = "bbb-gaussian or bbb-mixture, whose weights have a mu and a sigma"
@@ -51,7 +51,7 @@ def is_weight(model: BayesianModel) -> Bool[Tensor, "D"]:
 
 
 def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
-    """Mark the numbers of theta that remain without a fraction of the weakest weights.
+    """Mark the weights that remain after removing a fraction of the weakest.
 
     All biases remain.
     """
@@ -71,7 +71,7 @@ def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]
 
 
 def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
-    """Remove the numbers of theta that are not in `mask` or do not affect an output.
+    """Remove the parameters that are not in `mask` or do not affect an output.
 
     The buffer `network.kept` contains the indices of the others in the old theta.
     """
@@ -112,7 +112,7 @@ def _layers(model: BayesianModel) -> list[WeightLayer]:
 
 
 def _matrices(model: BayesianModel, mask: Bool[Tensor, "D"]) -> list[Tensor]:
-    """Split a mask of theta into the weights of each layer, (inputs, outputs)."""
+    """Split a mask of theta into one weight mask (inputs, outputs) per layer."""
     parts = mask.split([layer.context.slot.size for layer in _layers(model)])
     return [
         part.unflatten(0, layer.context.slot.shape)[: layer.shape[0]]

@@ -1,4 +1,4 @@
-"""Export a fitted model and publish it."""
+"""Export and publication of a fitted model."""
 
 import platform
 from contextlib import nullcontext
@@ -57,7 +57,7 @@ def publish(
     anyway: bool = False,
     draft: Draft | None = None,
 ) -> Manifest:
-    """Publish a fitted model as the next version of `name`, by default the recipe's name.
+    """Publish a fitted model as the next version of `name`, which defaults to the recipe's name.
 
     A run is published only once, even if its process was killed after the publication.
 
@@ -98,7 +98,7 @@ def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
 
 
 def assemble(result: "Fitted") -> Draft:
-    """Export, calibrate and measure a fitted model, and fit the baselines of a table."""
+    """Export, calibrate and measure a fitted model, and fit baselines for tables."""
     return add_baselines(assemble_without_baselines(result), result)
 
 
@@ -133,7 +133,7 @@ def assemble_without_baselines(result: "Fitted") -> Draft:
 
 
 def _export(result: "Fitted") -> Exported:
-    """Export a fitted model with its detectors and check parity.
+    """Export a fitted model with its detectors, and check parity.
 
     int8 graphs are used if the recipe requests them and their error is below the Monte Carlo error.
     """
@@ -200,7 +200,7 @@ def _export(result: "Fitted") -> Exported:
 def nearest_rows(
     train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool = False
 ) -> dict[str, bytes | Path]:
-    """Make the file of random training rows for explanations by nearest rows.
+    """Write a sample of training rows, used to explain predictions by their nearest rows.
 
     Distances use encoded columns, pixel values, or numbers and encodings in standard deviations.
     Rows of ids have no distance, so they get no file.

@@ -1,4 +1,4 @@
-"""Measure the quality of a version for its manifest and the gate."""
+"""Quality measurements of a version for its manifest and the gate."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ MIN_UNCERTAINTY = 1e-300  # avoids a division by 0
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """Test rows, and the settings of the noise rows.
+    """The test rows, and the settings of the noise rows.
 
     `classes` and `groups` are the names of the test rows' class and group numbers. Regression has
     no classes.
@@ -39,7 +39,7 @@ class MeasuredRows:
 
     @property
     def noise(self) -> Rows:
-        """Rows of uniform noise, of random ids, or even rows. Their labels are not used."""
+        """Rows of uniform noise, random ids or uniformly drawn columns, with unused labels."""
         shape = (min(len(self.test), NOISE_ROWS), self.test.x.shape[1])
         if self.inputs is not None and self.inputs.takes_ids:
             ids = random_ids(
@@ -64,7 +64,7 @@ class Quality:
 
 
 def disagreement(scores: AnyScores) -> float:
-    """Return mean BALD over mean entropy, or mean epistemic variance over mean variance.
+    """Compute mean BALD / mean entropy, or mean epistemic variance / mean variance.
 
     It is 0 if all draws agree.
     """
@@ -76,7 +76,7 @@ def disagreement(scores: AnyScores) -> float:
 
 
 def measure(model: Model, rows: MeasuredRows) -> Quality:
-    """Measure the predictions on test rows, and the flag's rate on test rows and on noise.
+    """Measure the predictions on test rows, and the flag rate on test rows and on noise.
 
     Rows are scored as served, in requests of `REQUEST_ROWS` rows (or more, if more must share a
     draw set) with the default draws. The flag's rates are at fpr .05.
@@ -107,7 +107,7 @@ def measure(model: Model, rows: MeasuredRows) -> Quality:
 def _reorder(
     probs: Float64[np.ndarray, "N C"], names: tuple[str, ...], classes: tuple[str, ...]
 ) -> Float64[np.ndarray, "N D"]:
-    """Order the probabilities of `names` by `classes`, followed by the other names.
+    """Reorder class probabilities to match `classes`, with additional classes at the end.
 
     Classes that are not among the names get probability 0.
     """
