@@ -152,7 +152,7 @@ def candidate_rows(labelled: Index, rows: int, count: int, seed: int, number: in
 def choose(
     predict: Predict, x: Float32[np.ndarray, "N I"], ids: Sequence[str], choice: Choice, seed: int
 ) -> Index:
-    """Select rows by an acquisition function, best first."""
+    """Select rows by an acquisition function, best first. Ids and the seed break ties."""
     ranked = rank_pool_sync(LearnerPool(predict, x, ids, choice, seed), choice)
     return np.array([row["index"] for row in ranked.rows], dtype=np.int64)
 

@@ -57,7 +57,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def predict_proba(
         self, X: Any, *, num_samples: int | None = None, seed: int | None = None
     ) -> Float64[np.ndarray, "N C"]:
-        """Predict class probabilities averaged over draws, shape (N, C), in the order of `classes_`.
+        """Predict class probabilities averaged over draws, shape (N, C), ordered as `classes_`.
 
         For `num_samples` and `seed`, see `uncertainty`.
         """

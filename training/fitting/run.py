@@ -354,7 +354,7 @@ class Run:
         return self._validate()[:, 1].mean().item()
 
     def _is_best(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
-        """Check whether an epoch is the best so far; always false while the KL weight rises."""
+        """Check whether to save an epoch's parameters as the best ones."""
         if self.recipe.choose == "last":
             return True
         if isinstance(self.stopping, EarlyStopping):
