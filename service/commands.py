@@ -1,4 +1,4 @@
-"""Options of the commands that the service adds to `dubito`.
+"""Options for the commands that the service adds to `dubito`.
 
 A command's module is imported when the command runs, so that help and completion are fast.
 """

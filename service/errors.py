@@ -32,7 +32,7 @@ class Unauthorized(RequestError, FieldError):
 
 
 class Forbidden(RequestError, FieldError):
-    """The key lacks the scope in `detail`, or a web page of another origin sent the request (421:
+    """The key lacks the scope in `detail`, or a web page from another origin sent the request (421:
     the host name is not in `DUBITO_ALLOWED_HOSTS`)."""
 
     status, code, remedy = 403, "forbidden", "use a key with that scope"

@@ -1,4 +1,4 @@
-"""Base class of recipe sections, and types of their keys."""
+"""Base class for recipe sections, and the types of their keys."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NoReturn, Self

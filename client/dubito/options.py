@@ -1,4 +1,4 @@
-"""Options of requests. See `docs/api.md` for their default values."""
+"""Options for requests. See `docs/api.md` for their default values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
@@ -24,7 +24,7 @@ class _Common(TypedDict, total=False):
 
 
 class PredictJobOptions(_Common, total=False):
-    """Options of `predict_job`."""
+    """Options for `predict_job`."""
 
     fpr: float
     """False-positive rate of the flag; .05 by default."""
@@ -42,7 +42,7 @@ class PredictJobOptions(_Common, total=False):
 
 
 class PredictOptions(PredictJobOptions, total=False):
-    """Options of `predict`."""
+    """Options for `predict`."""
 
     return_samples: bool
     """Whether to return each draw as `samples`, or `samples.mean` and `samples.std` for
@@ -67,7 +67,7 @@ Acquisition = Literal[
 
 
 class AcquireOptions(_Common, total=False):
-    """Options of `acquire` and `acquire_job`."""
+    """Options for `acquire` and `acquire_job`."""
 
     ids: Sequence[str]
     """Unique name of each row; its index by default. Replaces the ids in a file."""

@@ -1,4 +1,4 @@
-"""Settings of an active learning simulation."""
+"""Settings for an active learning simulation."""
 
 from dataclasses import dataclass
 from enum import IntEnum, unique

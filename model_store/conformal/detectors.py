@@ -122,7 +122,7 @@ class Standard:
     def fit(
         cls, score: Float64[np.ndarray, "n"], label: Int64[np.ndarray, "n"], num_labels: int
     ) -> "Standard":
-        """Fit to nonnegative reference scores, shrinking labels with few rows."""
+        """Fit to non-negative scores, with estimates shrunk for labels that have few rows."""
         z = np.log(np.maximum(score, MIN_SCORE))
         count = np.bincount(label, minlength=num_labels)
         share = count / (count + SHRINKAGE_ROWS)

@@ -1,4 +1,4 @@
-"""Settings of onnxruntime sessions, such as devices, threads and memory."""
+"""Settings for onnxruntime sessions, such as devices, threads and memory."""
 
 import onnxruntime as ort
 

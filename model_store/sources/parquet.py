@@ -163,7 +163,7 @@ class ParquetFile(RowFile):
         return convert_ids(values, self.id_column, first)
 
     def part(self, batch: pa.RecordBatch, first: int) -> Part:
-        """Convert a batch to rows. Errors count rows from `first`."""
+        """Convert a batch to rows. Row numbers in errors start at `first`."""
         spec = self.spec
         if spec.columns:
             return {column.name: self._cells(batch, column) for column in spec.columns}

@@ -1,4 +1,4 @@
-"""Response fields of explanations."""
+"""Response fields for explanations."""
 
 from dataclasses import dataclass, replace
 from operator import attrgetter

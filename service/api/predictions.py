@@ -1,4 +1,4 @@
-"""Response fields of predictions, in the order of the JSON."""
+"""Response fields for predictions, in the order of the JSON."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

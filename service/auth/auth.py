@@ -57,7 +57,7 @@ def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
 
 
 def _check_origin(scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]) -> None:
-    """Reject requests that a web page of another origin sent.
+    """Reject requests sent by web pages from another origin.
 
     After DNS rebinding, Host contains a domain name. Otherwise browsers identify the page by Origin
     or, with TLS and on loopback, by Sec-Fetch-Site.

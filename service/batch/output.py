@@ -19,7 +19,7 @@ STRING_BATCH = 1000
 
 
 class ColumnFiles:
-    """Growing columns in a folder, which keep all synced rows after a crash.
+    """Append-only columns in a folder. Synced rows survive a crash.
 
     Each column is a file of raw numbers, starting with `0.bin`. `columns.json` has the number of
     rows, and the name, type and row shape of each column.

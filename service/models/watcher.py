@@ -121,7 +121,7 @@ class Watcher:
             self.last_read = time.time()
 
     def _read_storage(self) -> None:
-        """Read the storage, and log changes of its reachability."""
+        """Read the storage, and log when it becomes unreachable or reachable."""
         try:
             self.store.storage.refresh()
         except StoreUnreachable as error:

@@ -84,7 +84,7 @@ class Connections:
             next(iter(self.beyond)).evict()
 
     def _evict(self, client: Hashable = None) -> bool:
-        """Close an idle connection of a client, by default the one with most connections.
+        """Close an idle connection, by default of the client with the most connections.
 
         Returns False if no connection is idle.
         """

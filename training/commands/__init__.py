@@ -1,4 +1,4 @@
-"""Options of the commands in `python -m training` and `dubito`.
+"""Options for the commands in `python -m training` and `dubito`.
 
 A command's module is imported only when the command runs, so that help and completion are fast.
 """
@@ -104,7 +104,7 @@ def configure_process() -> None:
 
 @contextmanager
 def print_messages() -> Iterator[None]:
-    """Print training's log messages to standard error without a prefix."""
+    """Print training log messages to standard error without a prefix."""
     handler, level = logging.StreamHandler(sys.stderr), log.level
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
