@@ -33,7 +33,7 @@ LinkPrefix = Annotated[str, Depends(_link_prefix)]
 
 
 async def check_query_is_read(request: Request) -> None:
-    """Reject query parameters if the route has none."""
+    """Reject query parameters if the route does not take any."""
     route = request.scope["route"]
     reads_query = route.dependant.query_params or "parameters" in (route.openapi_extra or {})
     if request.query_params and not reads_query:

@@ -208,7 +208,7 @@ EXPLANATION = (
         "nearest",
         list[NearestAnswer] | None,
         "the five nearest training rows "
-        "[published with the model](detectors.md#training-rows-that-explanations-name). `id` is "
+        "[published with the model](detectors.md#training-rows-in-a-version). `id` is "
         "the value of the column `data.id`, a file name, or the row's index in its source. "
         "`distance` is the root-mean-square difference of encoded columns, of pixels, or of other "
         "numbers in units of their standard deviations",

@@ -240,7 +240,7 @@ def _row(
     dependencies=[needs("read")],
 )
 async def get_label_figures(context: CurrentContext, name: str) -> dict[str, Any]:
-    """Count acquired and labelled rows, and measure the versions of a model on control rows."""
+    """Count acquired and labelled rows, and evaluate versions of a model on control rows."""
     return await context.threads.state(partial(_figures, context, context.models.name(name)))
 
 

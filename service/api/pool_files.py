@@ -159,7 +159,7 @@ def _plain(cell: Any) -> Any:
 
 
 def resolve_path(folder: Path | None, name: str, field: str) -> Path:
-    """Return the path of a file in the folder of pools."""
+    """Return the path of a file in the pools folder."""
     if folder is None:
         expected = "none, because DUBITO_POOLS is not set"
         raise InvalidInput(field, expected, "a name")

@@ -393,7 +393,7 @@ def reserve_json(
 
 
 def _count_marks(body: bytes | bytearray, pause: Pause) -> dict[str, int]:
-    """Count the punctuation marks of JSON.
+    """Count the structural characters of a JSON text.
 
     `bytes.count` would block other threads, and is slower if there are many matches.
     """

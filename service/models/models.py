@@ -1,4 +1,4 @@
-"""Loaded models, and the versions that aliases serve.
+"""Loaded models, and the versions that aliases point to.
 
 `service.models.watcher` moves the aliases. Requests can load other versions. Each version must pass
 a preflight (`service.models.preflights`) before it is loaded.
