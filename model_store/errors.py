@@ -98,7 +98,8 @@ class BrokenArtifact(StoreError):
 class UnsupportedFormat(StoreError):
     """A version has an unknown `format_version`."""
 
-    status, code, remedy = 503, "unsupported_format", "update the service"
+    status, code = 503, "unsupported_format"
+    remedy = "update the service, or publish the version again"
 
 
 class StoreUnreachable(StoreError):
