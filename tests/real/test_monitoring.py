@@ -138,7 +138,7 @@ def test_the_drift_alert_fires_when_inputs_drift_and_not_before(watched, digits_
     alert = firing(server)["DubitoDrift"]
     assert (alert["labels"]["model"], alert["labels"]["version"]) == ("digits", "1")
     assert alert["annotations"]["description"].startswith(
-        "Rows that come to model digits version 1 differ"
+        "The inputs of model digits version 1 differ"
     )
     assert firing(server).keys() <= {"DubitoDrift"}
 
