@@ -179,7 +179,7 @@ def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
         if options.fdr is None
         else benjamini_hochberg(p_values.p_value, options.fdr),
         fired={name: p_value <= fpr for name, p_value in p_values.detector_p_values.items()},
-        prediction_set=prediction.prediction_sets(options.coverage, options.confidence),
         interval=prediction.intervals(options.coverage, options.confidence),
+        prediction_set=prediction.prediction_sets(options.coverage, options.confidence),
         abstain=None if options.risk is None else prediction.abstains(fpr, options.risk),
     )

@@ -112,6 +112,8 @@ def negotiate_media_type(request: Request, default: str, *others: str) -> str:
     Raises:
         NotAcceptable: if the client accepts none of them.
     """
+    if all(name != b"accept" for name, _ in request.scope["headers"]):
+        return default
     accept = list_header(request.scope, b"accept")
     best, media_type = weight(accept, default), default
     for other in others:

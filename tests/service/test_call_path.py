@@ -2,8 +2,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 
@@ -11,7 +9,6 @@ MAX_MODULES, MAX_MOVES = 29, 90
 TRIES = 3
 
 
-@pytest.mark.slow
 def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
     environment = environment_with(
         DUBITO_STORE=str(digits_store),
