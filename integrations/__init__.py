@@ -1,1 +1,1 @@
-"""Integrations with other protocols and programs, each in a folder of its own."""
+"""Integrations with other protocols and programs, one folder each."""

@@ -105,7 +105,7 @@ def write_key_pair(path: Path) -> Path:
 
 
 def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
-    """Read a private key that has no passphrase."""
+    """Read an unencrypted private key."""
     _need_cryptography(field)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
