@@ -13,7 +13,7 @@ from tests.support.environment import ROOT
 pytestmark = pytest.mark.slow
 
 FOLDER = ROOT / "docker" / "kubernetes"
-OTHER_KINDS = {"kustomization.yaml", "prometheus-adapter.yaml", "ray-service.yaml"}
+OTHER_KINDS = {"kustomization.yaml", "prometheus-adapter.yaml"}
 FILES = {path.name: [*yaml.safe_load_all(path.read_text())] for path in FOLDER.glob("*.yaml")}
 RESOURCES = {
     (resource["kind"], resource["metadata"]["name"]): resource
@@ -21,20 +21,14 @@ RESOURCES = {
     for resource in FILES[name]
 }
 (ADAPTER,) = FILES["prometheus-adapter.yaml"]
-(RAY,) = FILES["ray-service.yaml"]
-CLUSTER = RAY["spec"]["rayClusterConfig"]
-SERVE = yaml.safe_load(RAY["spec"]["serveConfigV2"])
+INGRESS = RESOURCES["Ingress", "dubito"]
 SERVICE = {
     "replica": RESOURCES["Deployment", "dubito"]["spec"]["template"],
     "state": RESOURCES["StatefulSet", "dubito-state"]["spec"]["template"],
 }
 KSERVE = yaml.safe_load((ROOT / "docs" / "kserve.yaml").read_text())["spec"]["predictor"]
 KSERVE_FIELDS = {"minReplicas", "maxReplicas"}
-PODS = SERVICE | {
-    "ray head": CLUSTER["headGroupSpec"]["template"],
-    "ray worker": CLUSTER["workerGroupSpecs"][0]["template"],
-    "kserve": {"spec": KSERVE},
-}
+PODS = SERVICE | {"kserve": {"spec": KSERVE}}
 SHARED = dict(
     line.split("=", 1)
     for line in (FOLDER / "settings.env").read_text().splitlines()
@@ -145,18 +139,6 @@ def test_requests_do_not_exceed_limits(name):
         assert quantity(amount) <= quantity(resources["limits"][kind])
 
 
-def test_ray_s_arguments_are_settings_and_its_replicas_fit_its_workers():
-    (application,) = SERVE["applications"]
-    (deployment,) = application["deployments"]
-    workers = CLUSTER["workerGroupSpecs"][0]
-    assert str(Settings(**application["args"]).store) == SHARED["DUBITO_STORE"]
-    cpus = get_container(PODS["ray worker"])["resources"]["limits"]["cpu"]
-    assert deployment["ray_actor_options"]["num_cpus"] == quantity(cpus)
-    scaling = deployment["autoscaling_config"]
-    assert scaling["min_replicas"] == workers["minReplicas"]
-    assert scaling["max_replicas"] == workers["maxReplicas"]
-
-
 def test_selectors_match_the_pods():
     for kind, name, pod in (
         ("Deployment", "dubito", "replica"),
@@ -172,18 +154,6 @@ def test_selectors_match_the_pods():
         assert policy.items() <= pod["metadata"]["labels"].items()
 
 
-def test_the_guide_s_service_monitor_finds_both_services():
-    guide = (ROOT / "docs" / "monitoring.md").read_text()
-    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)]
-    (monitor,) = [block["spec"] for block in blocks if block.get("kind") == "ServiceMonitor"]
-    for name in ("dubito", "dubito-state"):
-        service = RESOURCES["Service", name]
-        labels = service["metadata"]["labels"]
-        assert monitor["selector"]["matchLabels"].items() <= labels.items()
-        assert labels[monitor["jobLabel"]] == "dubito"
-        assert service["spec"]["ports"][0]["name"] == monitor["endpoints"][0]["port"]
-
-
 def test_the_autoscaler_uses_a_metric_that_exists_at_a_length_that_a_queue_reaches(app):
     autoscaler = RESOURCES["HorizontalPodAutoscaler", "dubito"]["spec"]
     (metric,) = [metric["pods"] for metric in autoscaler["metrics"]]
@@ -197,7 +167,7 @@ def test_the_autoscaler_uses_a_metric_that_exists_at_a_length_that_a_queue_reach
 
 def find_backend(path):
     """Return the Service of the ingress rule with the longest matching prefix."""
-    (rule,) = RESOURCES["Ingress", "dubito"]["spec"]["rules"]
+    (rule,) = INGRESS["spec"]["rules"]
     backends = {
         entry["path"]: entry["backend"]["service"]["name"] for entry in rule["http"]["paths"]
     }
@@ -206,9 +176,18 @@ def find_backend(path):
 
 
 def test_routes_of_jobs_and_labels_lead_to_the_pod_with_state(app):
-    rooms = {"acquire", "jobs", "label_studio", "labels"}
+    rooms = {"acquire", "admin", "jobs", "label_studio", "labels"}
     for route in app.state.routes:
         if rooms & {*route.endpoint.__module__.split(".")}:
-            assert find_backend(route.path) == "dubito-state", route.path
+            for path in (route.path, f"/v1{route.path}"):
+                assert find_backend(path) == "dubito-state", path
     for path in ("/", "/predict", "/invocations", "/v2/models/{name}/infer", "/health/ready"):
         assert find_backend(path) == "dubito", path
+
+
+def test_the_ingress_accepts_all_bodies_and_deadlines_of_the_service():
+    annotations = INGRESS["metadata"]["annotations"]
+    size = annotations["nginx.ingress.kubernetes.io/proxy-body-size"]
+    assert quantity(size.replace("m", "Mi")) > settings("replica").max_body_bytes
+    timeout_s = annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"]
+    assert float(timeout_s) > settings("replica").deadline_s

@@ -1,4 +1,4 @@
-"""Validate the Kubernetes manifests with `kubectl` and Ray."""
+"""Validate the Kubernetes manifests with `kubectl`."""
 
 import shutil
 import subprocess
@@ -6,16 +6,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.support.environment import ROOT
-from tests.test_kubernetes import FOLDER, RAY, RESOURCES, SHARED
-
-RAY_PYTHON = ROOT / ".venv-ray" / "bin" / "python"
-CHECK = """
-import sys, yaml
-from ray.serve.schema import ServeDeploySchema
-(application,) = ServeDeploySchema.model_validate(yaml.safe_load(sys.stdin)).applications
-print(application.import_path)
-"""
+from tests.test_kubernetes import FOLDER, RESOURCES, SHARED
 
 pytestmark = pytest.mark.real
 
@@ -41,13 +32,3 @@ def test_kubectl_puts_the_files_together():
                 "configMapRef": {"name": settings["metadata"]["name"]}
             }
             assert container["image"] == "dubito-service:latest"
-
-
-@pytest.mark.skipif(not RAY_PYTHON.exists(), reason="`make cluster` makes .venv-ray")
-def test_ray_accepts_the_configuration_of_serve():
-    config = RAY["spec"]["serveConfigV2"]
-    completed = subprocess.run(
-        [RAY_PYTHON, "-c", CHECK], input=config, capture_output=True, text=True, timeout=120
-    )
-    assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.splitlines()[-1] == "integrations.ray.app:build"
