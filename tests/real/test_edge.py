@@ -23,6 +23,15 @@ daemon off; user {user}; pid {folder}/pid; error_log stderr warn;
 events {{ worker_connections 64; }}
 http {{ access_log off; {temporary} {guide} }}
 """
+METRICS = [f"{prefix}{version}/metrics" for prefix in ("", "/doubt") for version in ("", "/v1")]
+OTHER_SPELLINGS = [
+    "//metrics",
+    "/%6detrics",
+    "/x/../metrics",
+    "/v1//metrics",
+    "/%2e/metrics",
+    "/metrics?x",
+]
 KINDS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
@@ -91,7 +100,13 @@ def test_the_guide_s_proxies_hand_on_what_they_should(edge, service):
     for path in re.findall(r'src="([^"]+)"', page.text):
         assert edge.get(path).status_code == 200, path
     assert '"/doubt/openapi.json"' in edge.get("/docs").text.replace("'", '"')
-    assert edge.get("/metrics").status_code == 404
+
+
+def test_the_guide_s_proxies_close_the_metrics(edge, service):
+    assert all(httpx.get(service + path).status_code == 200 for path in METRICS)
+    for path in METRICS + OTHER_SPELLINGS:
+        answer = edge.get("/", extensions={"target": f"/doubt{path}".encode()})
+        assert "dubito_" not in answer.text, path
 
 
 def test_what_is_too_large_is_refused_by_the_service_and_says_why(edge):
