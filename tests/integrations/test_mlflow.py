@@ -132,49 +132,27 @@ def test_csv_is_a_table_of_the_default_model(kinds, client):
     ("content", "words"),
     [
         (b"{", "body: expected JSON"),
-        (
-            {},
-            "body: expected one of dataframe_split, dataframe_records, instances, inputs, got 0 "
-            "of them",
-        ),
-        (
-            {"inputs": [], "instances": []},
-            "body: expected one of dataframe_split, dataframe_records, instances, inputs",
-        ),
+        ({}, "body: expected one of dataframe_split, dataframe_records, instances, inputs, got 0"),
+        ({"inputs": [], "instances": []}, "body: expected"),
         ({"inputs": [[0]], "signature_name": "x"}, "body: expected one of dataframe_split"),
         ({"inputs": []}, "inputs: expected at least one row, got none"),
         ({"inputs": 3}, "inputs: expected an array of rows, got 3"),
         ({"inputs": {}}, "inputs: expected arrays of equal length, by column"),
-        (
-            {"inputs": {"a": [1], "b": [2]}},
-            "inputs: expected a single array of rows, since the model has no columns",
-        ),
+        ({"inputs": {"a": [1], "b": [2]}}, "inputs: expected a single array"),
         ({"inputs": [[0]]}, "inputs.0: expected an array of 64"),
         ({"inputs": [[0]], "params": []}, "params: expected an object, got an array of 0"),
         ({"inputs": [[0]], "params": {"sead": 1}}, "params.sead: expected one of"),
         ({"inputs": [[0]], "params": {"fpr": 2}}, "params.fpr: expected less than 1, got 2"),
         ({"inputs": [[0]], "params": {"model": 3}}, "params.model: expected a valid string"),
-        (
-            {"dataframe_split": {"columns": ["a"]}},
-            "dataframe_split: expected an object with columns, data",
-        ),
+        ({"dataframe_split": {"columns": ["a"]}}, "dataframe_split: expected an object"),
         (
             {"dataframe_split": {"columns": ["a", "a"], "data": []}},
             "dataframe_split.columns: expected an array of dist",
         ),
-        (
-            {"dataframe_split": {"columns": ["a"], "data": [3]}},
-            "dataframe_split.data.0: expected an array of 1",
-        ),
-        (
-            {"dataframe_split": {"columns": ["a"], "data": 3}},
-            "dataframe_split.data: expected an array of rows, got 3",
-        ),
+        ({"dataframe_split": {"columns": ["a"], "data": [3]}}, "dataframe_split.data.0: expected"),
+        ({"dataframe_split": {"columns": ["a"], "data": 3}}, "dataframe_split.data: expected"),
         ({"dataframe_records": [3]}, "dataframe_records: expected an array of objects"),
-        (
-            {"dataframe_records": [{"a": 1}, {"b": 1}]},
-            "dataframe_records.1: expected the columns of the first row",
-        ),
+        ({"dataframe_records": [{"a": 1}, {"b": 1}]}, "dataframe_records.1: expected the columns"),
         (
             {"dataframe_records": [{"age": 1}], "params": {"model": "people"}},
             "dataframe_records: expected a column city",

@@ -430,10 +430,7 @@ def changed(**fields):
         (b"{", "body: expected JSON"),
         ({}, "inputs: expected an array of at least one tensor, got none"),
         ({"inputs": []}, "inputs: expected an array of at least one tensor, got none"),
-        (
-            {"inputs": "x"},
-            "inputs: expected an array of at least one tensor, got a string of 1 characters",
-        ),
+        ({"inputs": "x"}, "inputs: expected an array of at least one tensor, got a string of 1"),
         ({"inputs": [3]}, "inputs.0: expected an object, got 3"),
         ({"inputs": [ROW], "more": 1}, "body: expected only the fields id, inputs, model_name"),
         ({"inputs": [ROW], "id": 3}, "id: expected a string of up to 1024 characters, got 3"),
@@ -441,26 +438,11 @@ def changed(**fields):
         ({"inputs": [ROW], "parameters": {"sead": 3}}, "parameters.sead: expected one of"),
         ({"inputs": [ROW], "parameters": {"explain": True}}, "parameters.explain: expected one of"),
         ({"inputs": [ROW], "parameters": {"<b>": 3}}, "parameters: expected one of"),
-        (
-            {"inputs": [ROW], "parameters": {"seed": -1}},
-            "parameters.seed: expected greater than or equal to 0, got -1",
-        ),
-        (
-            {"inputs": [ROW], "parameters": {"seed": "x"}},
-            "parameters.seed: expected a number, possibly as a string",
-        ),
-        (
-            {"inputs": [ROW], "parameters": {"fpr": "1.5"}},
-            "parameters.fpr: expected less than 1, got 1.5",
-        ),
-        (
-            {"inputs": [ROW], "parameters": {"num_samples": 9999}},
-            "num_samples: expected at most 1000, got 9999",
-        ),
-        (
-            {"inputs": [ROW], "parameters": {"timeout": -1}},
-            "parameters.timeout: expected microseconds, up to one day",
-        ),
+        ({"inputs": [ROW], "parameters": {"seed": -1}}, "parameters.seed: expected greater than"),
+        ({"inputs": [ROW], "parameters": {"seed": "x"}}, "parameters.seed: expected"),
+        ({"inputs": [ROW], "parameters": {"fpr": "1.5"}}, "parameters.fpr: expected less than"),
+        ({"inputs": [ROW], "parameters": {"num_samples": 9999}}, "num_samples: expected at most"),
+        ({"inputs": [ROW], "parameters": {"timeout": -1}}, "parameters.timeout: expected"),
         (
             {"inputs": [ROW], "parameters": {"timeout": 5, "deadline_s": 1}},
             "parameters.timeout: expected either timeout or deadline_s",
@@ -470,54 +452,27 @@ def changed(**fields):
             "parameters.binary_data_output: expected true or false",
         ),
         ({"inputs": [ROW], "outputs": [{"name": "nothing"}]}, "outputs.0.name: expected one of"),
-        (
-            {"inputs": [ROW], "outputs": [{"name": "label"}] * 2},
-            "outputs.1: expected outputs with distinct names",
-        ),
-        (
-            {"inputs": [ROW], "outputs": [{}]},
-            "outputs.0.name: expected a string of 1 to 1000 characters",
-        ),
+        ({"inputs": [ROW], "outputs": [{"name": "label"}] * 2}, "outputs.1: expected outputs"),
+        ({"inputs": [ROW], "outputs": [{}]}, "outputs.0.name: expected a string of 1 to 1000"),
         (
             {"inputs": [ROW], "outputs": [{"name": "label", "parameters": {"classification": 3}}]},
             "outputs.0.parameters: expected only binary_data",
         ),
         (changed(name=""), "inputs.0.name: expected a string of 1 to 1000"),
         (changed(datatype="STRING"), "inputs.0.datatype: expected one of BOOL, INT8"),
-        (
-            changed(datatype="BOOL", data=[True] * 64),
-            "inputs.0.datatype: expected a numeric datatype",
-        ),
-        (
-            changed(datatype="BYTES", data=["a"] * 64),
-            "inputs.0.datatype: expected a numeric datatype",
-        ),
+        (changed(datatype="BOOL", data=[True] * 64), "inputs.0.datatype: expected a numeric"),
+        (changed(datatype="BYTES", data=["a"] * 64), "inputs.0.datatype: expected a numeric"),
         (changed(shape=[1, 63]), "inputs.0.data: expected 63 elements, by its shape, got 64"),
-        (
-            changed(shape=[64, 1]),
-            "inputs: expected an array of shape (N, 8, 8) or (N, 64), got shape (64, 1)",
-        ),
+        (changed(shape=[64, 1]), "inputs: expected an array of shape (N, 8, 8)"),
         (changed(shape=[0, 64]), "inputs.0.shape: expected an array of 1 to 32 whole numbers"),
-        (
-            changed(data=None),
-            "inputs.0: expected either data or parameters.binary_data_size, got neither",
-        ),
+        (changed(data=None), "inputs.0: expected either data"),
         (changed(data=[None] * 64), "inputs.0.0: expected a finite number in float32's range"),
         (changed(data=[1e300] * 64), "inputs.0.0: expected a finite number in float32's range"),
         (changed(more=1), "inputs.0: expected only the fields data, datatype, name"),
-        (
-            changed(parameters={"binary_data_size": 4}),
-            "inputs.0: expected either data or parameters.binary",
-        ),
-        (
-            changed(parameters={"shared_memory_region": "x"}),
-            "inputs.0.parameters: expected only binary_data_size",
-        ),
+        (changed(parameters={"binary_data_size": 4}), "inputs.0: expected either data"),
+        (changed(parameters={"shared_memory_region": "x"}), "inputs.0.parameters: expected"),
         ({"inputs": [ROW, {**ROW, "name": "y"}]}, "inputs: expected one tensor of rows, got 2"),
-        (
-            {"inputs": [ROW, ROW]},
-            "inputs: expected tensors with distinct names, got duplicates",
-        ),
+        ({"inputs": [ROW, ROW]}, "inputs: expected tensors with distinct names, got duplicates"),
     ],
 )
 def test_what_is_wrong_is_named(client, content, words):
@@ -564,29 +519,13 @@ def test_tables_that_are_wrong_are_named(client):
         ("x", [256], "a length from 1 to"),
         ("99999999", [256], "a length from 1 to"),
         ("9" * 30, [256], "a length from 1 to"),
-        (
-            None,
-            [255],
-            "inputs.0: expected a binary_data_size that matches FP32 and the shape, got 255 bytes",
-        ),
-        (
-            None,
-            [257],
-            "inputs.0.parameters.binary_data_size: expected up to 256, the remaining bytes",
-        ),
-        (
-            None,
-            [1 << 62],
-            "inputs.0.parameters.binary_data_size: expected up to 256, the remaining bytes",
-        ),
+        (None, [255], "inputs.0: expected a binary_data_size that matches FP32"),
+        (None, [257], "inputs.0.parameters.binary_data_size: expected up to 256, the remaining"),
+        (None, [1 << 62], "inputs.0.parameters.binary_data_size: expected"),
         (None, [-4], "inputs.0.parameters.binary_data_size: expected up to"),
         (None, [True], "inputs.0.parameters.binary_data_size: expected up to"),
         (None, ["256"], "inputs.0.parameters.binary_data_size: expected up to"),
-        (
-            None,
-            [128, 128],
-            "inputs.0: expected a binary_data_size that matches FP32 and the shape, got 128 bytes",
-        ),
+        (None, [128, 128], "inputs.0: expected a binary_data_size that matches FP32"),
     ],
 )
 def test_lengths_that_lie_are_refused(client, length, sizes, words):

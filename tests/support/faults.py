@@ -22,7 +22,6 @@ from tests.support.serving import metric, wait_until
 
 TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.1"}
 SOON = {"DUBITO_POLL_INTERVAL_S": "0.05"}
-ADMIN_KEY = "an-administrators-key"
 RECOVERY_S = 5.0
 
 
@@ -194,12 +193,6 @@ def terminated(serve, store, made, pool, workers="1"):
         assert set(output.statuses) == {200}
         assert (output.ended, output.refused) == (0, 0)
     return f"{output.right:,} seeded answers and 3 large pools right, none lost, ended {seconds:.1f} s after"
-
-
-def corrupted(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def full_disk(serve, digits_store, rows, folder):

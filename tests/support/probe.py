@@ -1,6 +1,6 @@
 """Poll `/health/live` and predictions of a service under load.
 
-    python -m tests.support.probe PORT SECONDS [BODY_FILE]
+    python -m tests.support.probe PORT SECONDS BODY_FILE
 
 Prints JSON with latencies, statuses and the number of 429 without a valid Retry-After.
 """
@@ -20,9 +20,7 @@ PREDICT_EVERY = 10
 def main():
     port, seconds = int(sys.argv[1]), float(sys.argv[2])
     live = request("GET", "/health/live")
-    predict = (
-        request("POST", "/predict", Path(sys.argv[3]).read_bytes()) if len(sys.argv) > 3 else None
-    )
+    predict = request("POST", "/predict", Path(sys.argv[3]).read_bytes())
     latencies, health, predicted, without = [], Counter(), Counter(), 0
     end = time.monotonic() + seconds
     with Connection(port) as connection, Connection(port) as other:
@@ -30,7 +28,7 @@ def main():
             start = time.perf_counter()
             health[connection.ask(live).status] += 1
             latencies.append(time.perf_counter() - start)
-            if predict is not None and len(latencies) % PREDICT_EVERY == 0:
+            if len(latencies) % PREDICT_EVERY == 0:
                 answer = other.ask(predict)
                 predicted[answer.status] += 1
                 without += (

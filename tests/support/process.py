@@ -1,4 +1,4 @@
-"""Memory, threads and open files of processes."""
+"""Memory and open files of processes."""
 
 import ctypes
 import gc
@@ -32,11 +32,6 @@ def most_bytes(pid):
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
     raise AssertionError("no VmHWM in status")
-
-
-def threads(pid):
-    """Number of threads of a process."""
-    return len([*Path(f"/proc/{pid}/task").iterdir()])
 
 
 def open_files(pid):

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,14 +26,12 @@ WITH_TRIALS = {"DUBITO_PREFLIGHT_TIMEOUT_S": "30"}
 @contextmanager
 def serving(
     store: Path,
-    within: Sequence[str] = (),
     limits: Mapping[str, float] | None = None,
     **settings: str,
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `python -m service` on a free local port, and wait until it is live.
 
     Args:
-        within: command that runs the service, such as a wrapper.
         limits: values of constants in `service.limits`, by name.
     """
     port = free_port()
@@ -46,7 +44,7 @@ def serving(
     }
     environment = environment_with(**basics | {"DUBITO_STATE": custom.name} | settings)
     process = subprocess.Popen(
-        [*within, sys.executable, *(service_arguments(limits))],
+        [sys.executable, *service_arguments(limits)],
         env=environment,
         cwd=ROOT,
         stderr=subprocess.PIPE,

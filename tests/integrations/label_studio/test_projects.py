@@ -59,20 +59,11 @@ def test_a_configuration_says_which_control_and_field_are_the_model_s():
     [
         (None, "label_config: expected XML of up to"),
         ("<View", "label_config: expected XML, got"),
-        (
-            '<!DOCTYPE v [<!ENTITY a "aaaa">]><View>&a;</View>',
-            "label_config: expected XML of up to",
-        ),
+        ('<!DOCTYPE v [<!ENTITY a "aaaa">]><View>&a;</View>', "label_config: expected XML"),
         ("<View>" + " " * 100_000 + "</View>", "label_config: expected XML of up to"),
         (NUMBER, "label_config: expected <Choices name=... toName=...>"),
-        (
-            CHOICES.replace('value="$image"', 'value="fixed"'),
-            "label_config: expected an object with the name in toName",
-        ),
-        (
-            CHOICES.replace('<Choice value="no"/>', ""),
-            r"label_config: expected a <Choice> for each .*, got none for \['no'\]",
-        ),
+        (CHOICES.replace('value="$image"', 'value="fixed"'), "label_config: expected an object"),
+        (CHOICES.replace('<Choice value="no"/>', ""), "label_config: expected a <Choice>"),
     ],
 )
 def test_a_configuration_that_does_not_suit_the_model_is_named(text, expected):

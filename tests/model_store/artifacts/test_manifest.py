@@ -55,19 +55,10 @@ def test_rows_that_are_described_alike_in_all_parts_are_accepted(spec):
         ({**GREY, "shape": (4, 4, 6), "image": {"mode": "RGB"}}, "image: expected a shape"),
         ({**GREY, "shape": (3, 4, 6), "image": {"mode": "L"}}, "image.mode: expected L"),
         ({**GREY, "image": {"mode": "RGB"}}, "image.mode: expected L"),
-        (
-            {**GREY, "image": {**CROP, "shorter": 5}},
-            "image.shorter: expected at least the longer side",
-        ),
+        ({**GREY, "image": {**CROP, "shorter": 5}}, "image.shorter: expected at least the longer"),
         ({**GREY, "image": CROP}, "shorter: expected a number of pixels with"),
-        (
-            {**GREY, "image": {**CROP, "shorter": 6, "resize": False}},
-            "shorter: expected a number of pixels with",
-        ),
-        (
-            {**GREY, "image": {"mode": "L", "resize": True, "shorter": 6}},
-            "shorter: expected a number of pixels with",
-        ),
+        ({**GREY, "image": {**CROP, "shorter": 6, "resize": False}}, "shorter: expected a number"),
+        ({**GREY, "image": {"mode": "L", "resize": True, "shorter": 6}}, "shorter: expected"),
         (
             {
                 **GREY,
@@ -80,18 +71,9 @@ def test_rows_that_are_described_alike_in_all_parts_are_accepted(spec):
         ({**IDS, "minimum": 0.5}, "minimum, maximum: expected whole numbers"),
         ({**IDS, "maximum": LARGEST_ID + 1}, "minimum, maximum: expected whole numbers"),
         ({**IDS, "minimum": 10}, "minimum, maximum: expected whole numbers"),
-        (
-            {**IDS, "shape": (4, 6), "image": {"mode": "L"}},
-            "dtype: expected float32 of images and columns",
-        ),
-        (
-            {**IDS, "text": {**TEXT, "max_tokens": 6}},
-            "text: expected int32 and a shape of max_tokens",
-        ),
-        (
-            {**IDS, "dtype": "float32", "text": TEXT},
-            "text: expected int32 and a shape of max_tokens",
-        ),
+        ({**IDS, "shape": (4, 6), "image": {"mode": "L"}}, "dtype: expected float32 of images"),
+        ({**IDS, "text": {**TEXT, "max_tokens": 6}}, "text: expected int32 and a shape"),
+        ({**IDS, "dtype": "float32", "text": TEXT}, "text: expected int32 and a shape"),
         ({**IDS, "text": {**TEXT, "pad_id": 1}}, "text.pad_id: expected 2 to 9"),
         ({**IDS, "text": {**TEXT, "pad_id": 10}}, "text.pad_id: expected 2 to 9"),
     ],

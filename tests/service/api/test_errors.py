@@ -289,10 +289,7 @@ def test_a_long_unknown_field_is_not_repeated_whole(client):
         (npy_bytes(np.zeros((0, 64))), "another shape"),
         (npy_bytes(np.zeros((5, 0))), "another shape"),
         (npy_bytes(np.full((1, 64), np.nan)), "inputs.0.0: expected a finite number"),
-        (
-            npy_bytes(np.full((1, 64), -np.inf, dtype=np.float32)),
-            "inputs.0.0: expected a finite number",
-        ),
+        (npy_bytes(np.full((1, 64), -np.inf, dtype=np.float32)), "inputs.0.0: expected a finite"),
         (npy_bytes(np.full((1, 64), 1e39)), "inputs.0.0: expected a finite number"),
         (npy_bytes(np.zeros((2, 64)))[:-1], "1023 bytes of data"),
         (npy_bytes(np.zeros((2, 64))) + b"\0", "1025 bytes of data"),

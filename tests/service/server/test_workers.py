@@ -1,10 +1,8 @@
-import io
 import json
 import os
 import re
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 
 from model_store.processes import processors
-from service.engine.batching import BATCH_ROW_DRAWS
 from service.settings import Settings
 from service.shared_state import merge_metrics
 from tests.support.raw import Connection, request
@@ -77,42 +74,6 @@ def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers
         wait_until(lambda: not any(is_running(pid) for pid in left))
 
 
-@pytest.mark.slow
-def test_workers_answer_what_they_have_accepted_when_the_supervisor_is_told_to_end(
-    serve, digits_store
-):
-    file = io.BytesIO()
-    np.save(
-        file,
-        np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8),
-        allow_pickle=False,
-    )
-
-    def rank(url):
-        headers = {"Content-Type": "application/x-npy"}
-        return httpx.post(
-            f"{url}/acquire?k=3", content=file.getvalue(), headers=headers, timeout=300
-        )
-
-    with (
-        serve(digits_store, **TWO, DUBITO_SHUTDOWN_TIMEOUT_S="300") as (url, process),
-        ThreadPoolExecutor() as pool,
-    ):
-        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
-        request = [pool.submit(rank, url) for _ in range(2)]
-        wait_until(lambda: row_draws(url) == 2 * BATCH_ROW_DRAWS)
-        process.terminate()
-        assert [answer.result().status_code for answer in request] == [200] * 2
-        log = process.communicate(timeout=60)[1]
-        assert process.returncode == 0
-        assert "Traceback" not in log
-
-
-def row_draws(url):
-    page = httpx.get(f"{url}/metrics", timeout=60).text
-    return sum(metric(page, "dubito_queued_row_draws", worker=worker) for worker in "01")
-
-
 def test_from_sigterm_on_the_service_is_not_ready_but_answers_until_its_notice_is_over(
     serve, digits_store
 ):
@@ -151,7 +112,7 @@ def test_workers_share_the_processors(threads, workers):
 
 def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, digits_store):
     admin = {"X-API-Key": "the-key-of-the-administrator"}
-    publish_again(own_store, digits_store)
+    settings = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "3600"}
     generator = np.random.default_rng(0)
 
     def worker_metrics(name, version):
@@ -174,7 +135,11 @@ def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, 
         ask(version)
         return min(worker_metrics(name, version)) >= 1
 
-    with serve(own_store.root, **TWO, DUBITO_ADMIN_KEY=admin["X-API-Key"]) as (url, _):
+    with serve(own_store.root, **settings, DUBITO_ADMIN_KEY=admin["X-API-Key"]) as (url, _):
+        wait_until(lambda: asked_of_both("1", "dubito_loaded_version"), 60)
+        publish_again(own_store, digits_store)
+        assert httpx.post(f"{url}/admin/refresh", headers=admin, timeout=60).status_code == 200
+        wait_until(lambda: worker_metrics("dubito_loaded_version", "2") == [1, 1])
         wait_until(lambda: asked_of_both("1", "dubito_loaded_version"), 60)
         wait_until(lambda: asked_of_both("2", "dubito_flag_p_value_count"), 60)
         path = f"{url}/admin/models/digits/versions"
@@ -183,60 +148,6 @@ def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, 
         assert httpx.post(f"{path}/1/unload", headers=admin).json()["unloaded"]
         wait_until(lambda: worker_metrics("dubito_loaded_version", "1") == [0, 0])
         assert worker_metrics("dubito_loaded_version", "2") == [1, 1]
-
-
-@pytest.mark.slow
-def test_a_look_at_the_store_that_one_worker_is_told_to_take_is_taken_by_all(
-    serve, own_store, digits_store
-):
-    admin = {"X-API-Key": "the-key-of-the-administrator"}
-    settings = {
-        "DUBITO_WORKERS": "2",
-        "DUBITO_POLL_INTERVAL_S": "3600",
-        "DUBITO_ADMIN_KEY": admin["X-API-Key"],
-    }
-    with serve(own_store.root, **settings) as (url, _):
-
-        def loaded():
-            page = httpx.get(f"{url}/metrics", headers=admin, timeout=60).text
-            labels = {"model": "digits", "version": "2"}
-            return [
-                metric(page, "dubito_loaded_version", **labels, worker=worker) for worker in "01"
-            ]
-
-        wait_until(
-            lambda: answers(f"{url}/health/ready") and ready_workers(url, admin) == {"0", "1"}, 60
-        )
-        publish_again(own_store, digits_store)
-        assert httpx.post(f"{url}/admin/refresh", headers=admin, timeout=60).status_code == 200
-        wait_until(lambda: loaded() == [1, 1])
-
-
-@pytest.mark.slow
-def test_workers_watch_for_drift_together(serve, digits_store, digits_rows):
-    def worker_metrics(name):
-        page = httpx.get(f"{url}/metrics", timeout=60).text
-        return [metric(page, name, worker=worker, model="digits", version="1") for worker in "01"]
-
-    def rows_seen():
-        return {
-            httpx.get(f"{url}/models/digits", timeout=60).json()["drift"]["rows"] for _ in range(8)
-        }
-
-    with serve(digits_store, **TWO) as (url, process):
-        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
-        for start in range(0, 160, 4):
-            httpx.post(
-                f"{url}/predict",
-                json={"inputs": digits_rows[start : start + 4].tolist()},
-                timeout=60,
-            )
-        wait_until(lambda: rows_seen() == {160})
-        wait_until(lambda: min(worker_metrics("dubito_flag_p_value_count")) > 0)
-        evidence = httpx.get(f"{url}/models/digits", timeout=60).json()["drift"]["evidence"]
-        wait_until(lambda: worker_metrics("dubito_drift_evidence_nats") == [evidence, evidence])
-        os.kill(min(get_workers(process)), signal.SIGKILL)
-        wait_until(lambda: rows_seen() == {160} and len(get_workers(process)) == 2)
 
 
 def test_requests_that_the_drain_cuts_off_get_503_and_are_recorded_as_such(serve, digits_store):

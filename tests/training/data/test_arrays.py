@@ -92,10 +92,7 @@ def test_targets_of_regression_are_float32(tmp_path):
         ({"x": X, "y": Y + 0.5}, "strings, booleans or whole numbers, got fractions of dtype <f8"),
         ({"x": X, "y": Y * 0}, "labels of 2 to 1000 classes, got 1"),
         ({"x": X, "y": np.where(Y, "a", "\ud800")}, "labels that can be encoded as UTF-8"),
-        (
-            {"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y},
-            "x_test: expected rows of shape (3, 4)",
-        ),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "x_test: expected rows"),
     ],
     ids=lambda value: str(value)[:30],
 )

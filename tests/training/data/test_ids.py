@@ -99,24 +99,12 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (
-            {"text": "words"},
-            "data.text: expected one of the columns ['text', 'label', 'stars'], got 'words'",
-        ),
+        ({"text": "words"}, "data.text: expected one of the columns"),
         ({"text": "label"}, "data.text: expected a column other than the target"),
         ({"tokenizer": "none.json"}, "data.tokenizer: expected a tokenizer.json at "),
-        (
-            {"tokenizer": "reviews.csv"},
-            "data.tokenizer: expected a tokenizer.json of Hugging Face's tokenizers",
-        ),
-        (
-            {"max_tokens": 1},
-            "data.tokenizer: expected more tokens than 1 special tokens, got 1",
-        ),
-        (
-            {"source": "npz:a.npz", "target": None},
-            "data.text: expected no value, because `npz` has no named columns",
-        ),
+        ({"tokenizer": "reviews.csv"}, "data.tokenizer: expected a tokenizer.json of Hugging"),
+        ({"max_tokens": 1}, "data.tokenizer: expected more tokens than 1 special tokens, got 1"),
+        ({"source": "npz:a.npz", "target": None}, "data.text: expected no value, because `npz`"),
     ],
 )
 def test_what_text_cannot_be_read_by_is_refused_in_one_line(tmp_path, changes, says):
@@ -310,10 +298,7 @@ def test_the_flag_looks_at_no_density_of_ids():
             {"network": {**FACTORY, "pixel_mean": [0.0], "pixel_std": [1.0]}},
             "network.pixel_mean: expected no value",
         ),
-        (
-            {"network": FACTORY, "augmentation": {"flip": ["vertical"]}},
-            "augmentation: expected none",
-        ),
+        ({"network": FACTORY, "augmentation": {"flip": ["vertical"]}}, "augmentation: expected"),
         (
             {"network": FACTORY, "serving": {"combined": ["entropy", "residual"]}},
             "serving.combined.1: expected no",
@@ -322,10 +307,7 @@ def test_the_flag_looks_at_no_density_of_ids():
             {"network": FACTORY, "data": {"vocabulary": 21}},
             "a module that accepts ids from 0 to 20 in rows of shape",
         ),
-        (
-            {"network": FACTORY, "data": {"vocabulary": 5}},
-            "x: expected ids: whole numbers from 0 to 4",
-        ),
+        ({"network": FACTORY, "data": {"vocabulary": 5}}, "x: expected ids: whole numbers from 0"),
     ],
 )
 def test_what_does_not_go_with_ids_ends_a_fit_before_it_begins(tmp_path, capsys, changes, says):

@@ -171,38 +171,22 @@ def test_labels_of_numbers_are_sorted_by_value_and_targets_of_regression_are_flo
         ({}, {"target": None}, "data.target: expected the name of a column"),
         ({}, {"target": "price"}, "data.target: expected one of the columns ['age', 'city'"),
         ({}, {"columns": {"price": "numeric"}}, "data.columns: expected one of the columns"),
-        (
-            {},
-            {"columns": {"label": "categorical"}},
-            "data.columns: expected kinds without the target's",
-        ),
+        ({}, {"columns": {"label": "categorical"}}, "data.columns: expected kinds without"),
         (
             {},
             {"columns": dict.fromkeys(["age", "city", "vip", "income"], "ignored")},
             "a column in addition to the target",
         ),
         ({"label": ["a"] * ROWS}, {}, "data.target: expected labels of 2 to 1000 classes, got 1"),
-        (
-            {"label": [None] * (ROWS - 1) + ["yes"]},
-            {},
-            "data.target: expected a value of label in at least two rows",
-        ),
-        (
-            {"age": ["inf", *AGE[1:]]},
-            {},
-            "column age: expected finite numbers, got infinity in row 0",
-        ),
+        ({"label": [None] * (ROWS - 1) + ["yes"]}, {}, "data.target: expected a value of label"),
+        ({"age": ["inf", *AGE[1:]]}, {}, "column age: expected finite numbers, got infinity"),
         ({"age": [None] * ROWS}, {}, "column age: expected a value in at least one training row"),
         (
             {"city": [f"c{i}" for i in range(ROWS)] * 1},
             {"columns": {"city": "numeric"}},
             "column city: expected numbers",
         ),
-        (
-            {"age": ["1e200"] * 20 + ["-1e200"] * 20},
-            {},
-            "column age: expected numbers with a variance",
-        ),
+        ({"age": ["1e200"] * 20 + ["-1e200"] * 20}, {}, "column age: expected numbers"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -216,10 +200,7 @@ def test_a_table_that_is_not_as_it_should_be_is_refused(tmp_path, columns, data,
     [
         ([*LABEL[:-1], "maybe"], "column label: expected numbers, got 'no' in row 0"),
         ([None] * ROWS, "data.target: expected a value of label in at least two rows, got 0 of 40"),
-        (
-            ["nan"] * (ROWS - 1) + [1],
-            "data.target: expected a value of label in at least two rows, got 1 of 40",
-        ),
+        (["nan"] * (ROWS - 1) + [1], "data.target: expected a value of label in at least two"),
         (["inf", *range(ROWS - 1)], "column label: expected finite numbers"),
         (["1e39", *range(ROWS - 1)], "data.target: expected numbers in float32's range"),
     ],
@@ -315,10 +296,7 @@ def test_a_uci_split_is_the_one_that_the_recipe_names(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (
-            {"index_test_4": np.arange(11)},
-            "index_test_4.txt: expected rows that are not training rows",
-        ),
+        ({"index_test_4": np.arange(11)}, "index_test_4.txt: expected rows that are not training"),
         ({"index_test_4": np.arange(28, 31)}, "whole numbers from 0 to 29"),
         ({"index_test_4": [0.5]}, "whole numbers from 0 to 29"),
         ({"index_test_4": []}, "finite numbers"),
@@ -451,10 +429,7 @@ def test_other_data_need_no_column_that_the_model_does_not_read(tmp_path):
     ("columns", "says"),
     [
         ({}, "data.calibration_group: expected one of the columns"),
-        (
-            {"site": [None, *["a"] * (ROWS - 1)]},
-            "data.calibration_group: expected a value of site in every row",
-        ),
+        ({"site": [None, *["a"] * (ROWS - 1)]}, "data.calibration_group: expected a value of site"),
     ],
 )
 def test_groups_that_are_not_there_are_refused(tmp_path, columns, says):

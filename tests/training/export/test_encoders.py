@@ -189,20 +189,10 @@ def text(folder):
     [
         (lambda folder: folder / "none.onnx", "network.encoder: expected a file at "),
         (text, "network.encoder: expected an ONNX model, got a file of another format"),
-        (
-            two_inputs,
-            r"network.encoder: expected one input, in addition to attention_mask and token_type_ids, got \['a', 'b'\]",
-        ),
-        (
-            two_outputs,
-            r"network.output: expected one of \['y', 'z'\], got no name",
-        ),
+        (two_inputs, "network.encoder: expected one input, in addition to attention_mask"),
+        (two_outputs, "network.output: expected one of \\['y', 'z'\\], got no name"),
         (custom, "got .*expected supported operators, got com.example.Own"),
-        (
-            without_its_weights,
-            r"network.encoder: expected the weights of theirs\.onnx in the file, or in a second file of "
-            r"the same folder, got .*w\.bin",
-        ),
+        (without_its_weights, "network.encoder: expected the weights of theirs\\.onnx"),
         (with_weights_elsewhere, r"in a second file of the same folder, got .*\.\./wb"),
         (
             lambda folder: relu(folder, kind=TensorProto.STRING),

@@ -341,16 +341,8 @@ def test_what_contradicts_itself_is_refused_in_a_line():
             "posterior.structure: expected kronecker or diagonal for 33003 weights (full: up to",
             "11000), got 'full', whose matrix takes 8.71 GB",
         ),
-        (
-            {"factory": f"{__name__}:squashed"},
-            "network: expected a final Linear layer",
-            "got layer 1: Linear(",
-        ),
-        (
-            {"factory": f"{__name__}:pooled"},
-            "network: expected a final Linear layer",
-            "got layer 0: Conv2d(",
-        ),
+        ({"factory": f"{__name__}:squashed"}, "network: expected a final", "got layer 1: Linear("),
+        ({"factory": f"{__name__}:pooled"}, "network: expected a final", "got layer 0: Conv2d("),
     ],
 )
 def test_networks_without_such_a_last_layer_are_refused(network, field, message):
