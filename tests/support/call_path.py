@@ -16,7 +16,7 @@ from tests.support.environment import ROOT
 
 PACKAGES = tuple(str(ROOT / package) + os.sep for package in ("service", "model_store"))
 BODY = json.dumps({"inputs": [[0.0] * 64]}).encode()
-WARM_UP, REQUESTS = 20, 20
+WARM_UP, REQUESTS = 5, 15
 
 calls: list[str] | None = None  # the modules called, in order, while a request is counted
 
@@ -31,7 +31,7 @@ def count(port):
     counted = []
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     for i in range(WARM_UP + REQUESTS):
-        time.sleep(0.1)  # draws are made ahead meanwhile
+        time.sleep(0.05)  # draws are made ahead meanwhile
         calls = [] if i >= WARM_UP else None
         connection.request("POST", "/predict", BODY, {"Content-Type": "application/json"})
         answer = connection.getresponse()

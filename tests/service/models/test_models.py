@@ -115,17 +115,6 @@ def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_trie
     assert models.errors("tiny") == {}
 
 
-def test_a_look_at_the_store_tries_broken_versions_at_once(store, models, watcher):
-    file = store.root / "tiny" / "1" / "network.onnx"
-    content = file.read_bytes()
-    file.write_bytes(b"nothing")
-    with pytest.raises(BrokenArtifact):
-        models.get("tiny", "1")
-    file.write_bytes(content)
-    watcher.refresh_now()
-    assert models.get("tiny", "1").version == "1"
-
-
 def test_a_version_that_several_want_at_once_is_loaded_once(monkeypatch, models):
     """The first is kept at it until all others wait, or a moment has passed: they must not begin as
     well."""

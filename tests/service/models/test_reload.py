@@ -1,4 +1,3 @@
-import shutil
 import threading
 
 import httpx
@@ -45,23 +44,6 @@ def test_an_alias_that_moves_to_a_broken_version_goes_on_with_the_one_before_and
     assert all("model digits version 2: network.onnx: " in line for line in message)
     assert "champion keeps serving version 1" in log
     assert "latest keeps serving version 3" in log
-
-
-def test_a_version_of_an_unknown_format_is_refused_by_its_format(serve, own_store, digits_store):
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
-        shutil.copytree(own_store.root / "digits" / "1", own_store.root / "digits" / ".draft-2")
-        manifest = own_store.root / "digits" / ".draft-2" / "manifest.json"
-        manifest.write_text(
-            manifest.read_text().replace('"format_version": 1', '"format_version": 2', 1)
-        )
-        (own_store.root / "digits" / ".draft-2").rename(own_store.root / "digits" / "2")
-        own_store.set_alias("digits", "latest", "2")
-        wait_until(lambda: "format_version" in model(client)["broken"].get("2", ""))
-        assert predict_blank(client).json()["version"] == "1"
-        assert "fit the model again" in predict_blank(client, version="2").json()["detail"]
 
 
 def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(

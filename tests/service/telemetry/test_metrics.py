@@ -13,16 +13,28 @@ from service import limits
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.telemetry.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
 from tests.support.environment import ROOT
-from tests.support.serving import SOON, metric, wait_until
+from tests.support.serving import SOON, metric, open_client, wait_until
 from tests.support.stores import publish_again
 
 VERSION_LABELS = {"model": "digits", "version": "1"}
 
 
-@pytest.fixture
-def fresh(open_client, digits_store):
+@pytest.fixture(scope="module")
+def service(digits_store):
     with open_client(digits_store) as client:
         yield client
+
+
+@pytest.fixture
+def increase(service):
+    """By how much a metric has risen since the start of the test."""
+    before = service.get("/metrics").text
+
+    def get_increase(name, **labels):
+        page = service.get("/metrics").text
+        return metric(page, name, **labels) - metric(before, name, **labels)
+
+    return get_increase
 
 
 @pytest.fixture
@@ -34,28 +46,28 @@ def buckets(page, name, **labels):
     """The rows of a histogram by bucket, those beyond the last edge included."""
     edges = re.findall(rf'{name}_bucket{{le="([^"]*)"', page)
     up_to = [metric(page, f"{name}_bucket", le=edge, **labels) for edge in dict.fromkeys(edges)]
-    return np.diff(up_to, prepend=0).tolist()
+    return np.diff(up_to, prepend=0)
 
 
-def test_counters_move_by_what_requests_use(fresh, digits_rows):
+def test_counters_move_by_what_requests_use(service, increase, digits_rows):
     noise = np.random.default_rng(0).uniform(0, 16, (30, 64))
     rows = np.concatenate([digits_rows[:30], noise]).tolist()
-    answer = fresh.post("/predict", json={"inputs": rows, "num_samples": 50, "fpr": 0.1})
+    answer = service.post("/predict", json={"inputs": rows, "num_samples": 50, "fpr": 0.1})
     flags = sum(prediction["flag"] for prediction in answer.json()["predictions"])
     assert flags > 0
-    fresh.post("/predict", json={"inputs": rows[:1]})
-    fresh.post("/acquire", json={"pool": rows, "num_samples": 10})
-    page = fresh.get("/metrics").text
-    assert metric(page, "dubito_rows_total", **VERSION_LABELS) == 60 + 1
-    assert metric(page, "dubito_pool_rows_total", **VERSION_LABELS) == 60
-    assert metric(page, "dubito_draws_total", **VERSION_LABELS) == 50 + 100 + 10
-    assert metric(page, "dubito_draws_made_total", **VERSION_LABELS) == 50 + 100 + 10
-    assert metric(page, "dubito_draws_reused_total", **VERSION_LABELS) == 0
-    assert flags <= metric(page, "dubito_flags_total", **VERSION_LABELS) <= flags + 1
-    assert metric(page, "dubito_requests_total", route="/predict", status="200") == 2
-    assert metric(page, "dubito_requests_total", route="/acquire", status="200") == 1
-    assert metric(page, "dubito_request_seconds_count", route="/predict") == 2
-    assert metric(page, "dubito_request_seconds_sum", route="/predict") > 0
+    service.post("/predict", json={"inputs": rows[:1]})
+    service.post("/acquire", json={"pool": rows, "num_samples": 10})
+    assert increase("dubito_rows_total", **VERSION_LABELS) == 60 + 1
+    assert increase("dubito_pool_rows_total", **VERSION_LABELS) == 60
+    assert increase("dubito_draws_total", **VERSION_LABELS) == 50 + 100 + 10
+    assert increase("dubito_draws_made_total", **VERSION_LABELS) == 50 + 100 + 10
+    assert increase("dubito_draws_reused_total", **VERSION_LABELS) == 0
+    assert flags <= increase("dubito_flags_total", **VERSION_LABELS) <= flags + 1
+    assert increase("dubito_requests_total", route="/predict", status="200") == 2
+    assert increase("dubito_requests_total", route="/acquire", status="200") == 1
+    assert increase("dubito_request_seconds_count", route="/predict") == 2
+    assert increase("dubito_request_seconds_sum", route="/predict") > 0
+    page = service.get("/metrics").text
     assert metric(page, "dubito_queued_row_draws") == 0
     assert metric(page, "dubito_queued_requests") == 0
     assert metric(page, "dubito_loaded_version", **VERSION_LABELS) == 1
@@ -63,64 +75,76 @@ def test_counters_move_by_what_requests_use(fresh, digits_rows):
     assert metric(page, "process_resident_memory_bytes") > 1 << 20
 
 
-def test_rows_fall_into_the_buckets_of_their_entropies(fresh, digits_rows):
+def test_rows_fall_into_the_buckets_of_their_entropies(service, increase, digits_rows):
     noise = np.random.default_rng(0).uniform(0, 16, (100, 64))
+    before = buckets(service.get("/metrics").text, "dubito_entropy", **VERSION_LABELS)
     entropies = []
     for rows in (np.concatenate([digits_rows, noise]), digits_rows[:3], noise[:1]):
-        answer = fresh.post("/predict", json={"inputs": rows.tolist()}).json()
+        answer = service.post("/predict", json={"inputs": rows.tolist()}).json()
         entropies += [prediction["entropy"] for prediction in answer["predictions"]]
-    page = fresh.get("/metrics").text
+    page = service.get("/metrics").text
     expected = np.bincount(
         [sum(edge < value for edge in NATS) for value in entropies], minlength=len(NATS) + 1
     )
     assert np.count_nonzero(expected) > 3
-    assert buckets(page, "dubito_entropy", **VERSION_LABELS) == expected.tolist()
-    assert metric(page, "dubito_entropy_sum", **VERSION_LABELS) == pytest.approx(
-        sum(entropies), rel=1e-9
-    )
+    received = buckets(page, "dubito_entropy", **VERSION_LABELS)
+    assert (received - before if len(before) else received).tolist() == expected.tolist()
+    total = increase("dubito_entropy_sum", **VERSION_LABELS)
+    assert total == pytest.approx(sum(entropies), rel=1e-9)
     assert "dubito_std_bucket" not in page
 
 
-def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(fresh, digits_rows):
-    fresh.post("/predict", json={"inputs": digits_rows[:3].tolist()})
+def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(
+    service, increase, digits_rows
+):
+    service.post("/predict", json={"inputs": digits_rows[:3].tolist()})
     pool = np.tile(digits_rows, (3, 1))
-    fresh.post("/acquire", json={"pool": pool.tolist()})
-    page = fresh.get("/metrics").text
+    service.post("/acquire", json={"pool": pool.tolist()})
     parts = -(-len(pool) // (BATCH_ROW_DRAWS // 100))
-    assert metric(page, "dubito_batch_rows_count", **VERSION_LABELS) == 1 + parts
-    assert metric(page, "dubito_batch_rows_sum", **VERSION_LABELS) == 3 + len(pool)
-    assert metric(page, "dubito_batch_requests_sum", **VERSION_LABELS) == 1 + parts
+    assert increase("dubito_batch_rows_count", **VERSION_LABELS) == 1 + parts
+    assert increase("dubito_batch_rows_sum", **VERSION_LABELS) == 3 + len(pool)
+    assert increase("dubito_batch_requests_sum", **VERSION_LABELS) == 1 + parts
+    assert increase("dubito_queue_seconds_count", **VERSION_LABELS) == 1 + parts
+    assert increase("dubito_compute_seconds_count", **VERSION_LABELS) == 1 + parts
     waited, worked = (
-        metric(page, f"dubito_{kind}_seconds_sum", **VERSION_LABELS)
-        for kind in ("queue", "compute")
+        increase(f"dubito_{kind}_seconds_sum", **VERSION_LABELS) for kind in ("queue", "compute")
     )
-    assert metric(page, "dubito_queue_seconds_count", **VERSION_LABELS) == 1 + parts
-    assert metric(page, "dubito_compute_seconds_count", **VERSION_LABELS) == 1 + parts
     request = sum(
-        metric(page, "dubito_request_seconds_sum", route=route)
-        for route in ("/predict", "/acquire")
+        increase("dubito_request_seconds_sum", route=route) for route in ("/predict", "/acquire")
     )
     assert waited > 0
     assert worked > 0
     assert waited + worked < request
 
 
-def test_failures_are_counted_by_reason(open_client, digits_store):
-    with open_client(digits_store, DUBITO_MAX_ROWS="2") as client:
-        client.post("/predict", json={"inputs": [[0] * 64]})
-        client.post("/predict", json={"inputs": [[0] * 64], "model": "nothing"})
-        client.post("/predict", json={"inputs": [[0] * 64] * 3})
-        client.post("/predict", content=b"{}")
-        client.post("/predict", json={})
-        client.post("/acquire", json={})
-        client.get("/predict")
-        client.get("/nothing")
-        page = client.get("/metrics").text
-    of_predict = ("not_found", "too_large", "unsupported", "invalid_input", "method_not_allowed")
-    expected = {("/predict", reason): 1 for reason in of_predict}
-    expected |= {("/acquire", "invalid_input"): 1, ("other", "not_found"): 1}
-    counted = re.findall(r'dubito_failures_total{reason="(.*)",route="(.*)"} (.*)', page)
-    assert {(route, reason): float(count) for reason, route, count in counted} == expected
+def test_refused_requests_are_counted_by_route_status_and_reason_and_never_by_path(
+    service, increase
+):
+    service.post("/predict", json={"inputs": [[0] * 64], "model": "nothing"})
+    service.post("/predict", json={"inputs": [[0]] * 5000})
+    service.post("/predict", content=b"{}")
+    for _ in range(3):
+        service.post("/predict", json={"inputs": [[1]]})
+    service.post("/acquire", json={})
+    service.get("/predict")
+    for name in ("nothing", "else"):
+        service.get(f"/models/{name}")
+        service.get(f"/{name}")
+    expected = {
+        ("/predict", "404", "not_found"): 1,
+        ("/predict", "413", "too_large"): 1,
+        ("/predict", "415", "unsupported"): 1,
+        ("/predict", "422", "invalid_input"): 3,
+        ("/acquire", "422", "invalid_input"): 1,
+        ("/predict", "405", "method_not_allowed"): 1,
+        ("/models/{name}", "404", "not_found"): 2,
+        ("other", "404", "not_found"): 2,
+    }
+    for (route, status, reason), count in expected.items():
+        assert increase("dubito_requests_total", route=route, status=status) == count
+        assert increase("dubito_failures_total", route=route, reason=reason) == count
+    assert increase("dubito_rows_total", **VERSION_LABELS) == 0
+    assert "nothing" not in service.get("/metrics").text
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 1000])
@@ -157,7 +181,7 @@ def test_only_the_versions_used_last_are_counted_however_many_come(metrics):
     assert retained[-2] == str(3 * MAX_VERSIONS - 1)
 
 
-def test_deleted_versions_have_no_series(own_store, open_client):
+def test_deleted_versions_have_no_series(own_store):
     with open_client(own_store.root, **SOON) as client:
         publish_again(own_store, own_store.root)
         wait_until(
@@ -189,23 +213,6 @@ def test_models_without_a_version_have_no_series(metrics):
     assert 'model="gone"' not in page
 
 
-def test_refused_requests_are_counted_by_route_and_status_and_never_by_path(fresh):
-    for _ in range(3):
-        fresh.post("/predict", json={"inputs": [[1]]})
-    fresh.post("/predict", content=b"{}")
-    fresh.get("/predict")
-    for name in ("nothing", "else"):
-        fresh.get(f"/models/{name}")
-        fresh.get(f"/{name}")
-    page = fresh.get("/metrics").text
-    counts = {("/predict", "422"): 3, ("/predict", "415"): 1, ("/predict", "405"): 1}
-    counts |= {("/models/{name}", "404"): 2, ("other", "404"): 2}
-    for (route, status), count in counts.items():
-        assert metric(page, "dubito_requests_total", route=route, status=status) == count
-    assert "nothing" not in page
-    assert metric(page, "dubito_rows_total", model="digits", version="1") == 0
-
-
 def test_every_metric_is_in_the_guide(client):
     guide = (ROOT / "docs" / "api.md").read_text()
     kinds = re.findall(r"^# TYPE (dubito_\w+) (\w+)$", client.get("/metrics").text, re.M)
@@ -215,18 +222,17 @@ def test_every_metric_is_in_the_guide(client):
     ] == []
 
 
-def test_labels_and_rows_kept_for_them_are_counted(fresh, digits_rows):
+def test_labels_and_rows_kept_for_them_are_counted(service, increase, digits_rows):
     pool = {
         "pool": digits_rows[:20].tolist(),
         "ids": [f"r{i}" for i in range(20)],
         "k": 10,
         "num_samples": 10,
     }
-    fresh.post("/acquire", json=pool)
-    fresh.post("/acquire", json={**pool, "keep": True, "control": 0.5})
-    page = fresh.get("/metrics").text
-    assert metric(page, "dubito_acquired_rows_total", **VERSION_LABELS) == 10
-    assert metric(page, "dubito_control_rows_total", **VERSION_LABELS) == 5
+    service.post("/acquire", json=pool)
+    service.post("/acquire", json={**pool, "keep": True, "control": 0.5})
+    assert increase("dubito_acquired_rows_total", **VERSION_LABELS) == 10
+    assert increase("dubito_control_rows_total", **VERSION_LABELS) == 5
     rows = digits_rows[:3].tolist()
     labels = [{"id": f"own{n}", "label": "3", "input": row} for n, row in enumerate(rows)]
     for sent in (
@@ -234,19 +240,18 @@ def test_labels_and_rows_kept_for_them_are_counted(fresh, digits_rows):
         {"labels": labels[:2]},
         {"labels": [{"id": "unknown", "label": "3"}]},
     ):
-        fresh.post("/labels", json=sent)
-    fresh.post("/labels", json={"labels": [{**labels[0], "label": "4"}], "replace": True})
-    page = fresh.get("/metrics").text
+        service.post("/labels", json=sent)
+    service.post("/labels", json={"labels": [{**labels[0], "label": "4"}], "replace": True})
     counted = {
-        outcome: metric(page, "dubito_labels_total", model="digits", outcome=outcome)
+        outcome: increase("dubito_labels_total", model="digits", outcome=outcome)
         for outcome in ("accepted", "known", "replaced")
     }
     assert counted == {"accepted": 3, "known": 2, "replaced": 1}
 
 
-def test_what_is_served_and_what_it_was_calibrated_on(fresh, digits_rows):
-    fresh.post("/predict", json={"inputs": digits_rows[:3].tolist()})
-    page = fresh.get("/metrics").text
+def test_what_is_served_and_what_it_was_calibrated_on(service, digits_rows):
+    service.post("/predict", json={"inputs": digits_rows[:3].tolist()})
+    page = service.get("/metrics").text
     assert metric(page, "dubito_ready") == 1
     assert metric(page, "dubito_alias", model="digits", alias="latest", version="1") == 1
     assert "dubito_broken_version{" not in page
@@ -254,13 +259,13 @@ def test_what_is_served_and_what_it_was_calibrated_on(fresh, digits_rows):
     assert metric(page, "dubito_max_queued_row_draws") == limits.MAX_QUEUED_ROW_DRAWS
     calibration = metric(page, "dubito_calibration_rows", **VERSION_LABELS)
     assert (
-        calibration == fresh.get("/models/digits").json()["manifest"]["detectors"]["ranking_rows"]
+        calibration == service.get("/models/digits").json()["manifest"]["detectors"]["ranking_rows"]
     )
     expected = metric(page, "dubito_expected_flag_rate", **VERSION_LABELS)
     assert 0.05 - 1 / calibration < expected <= 0.05
 
 
-def test_what_cannot_be_served_or_kept_is_told(open_client, own_store, digits_store, tmp_path):
+def test_what_cannot_be_served_or_kept_is_told(own_store, digits_store, tmp_path):
     publish_again(own_store, digits_store, network=b"nothing")
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.sqlite").write_text("no database" * 100)

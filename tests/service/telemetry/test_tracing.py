@@ -124,8 +124,10 @@ def test_a_request_is_a_span_of_its_caller_s_trace_and_its_phases_are_spans_with
     assert attributes(refused)["http.response.status_code"] == 422
 
 
-def test_nothing_that_a_client_sends_is_in_a_span(traced):
+def test_nothing_that_a_client_sends_is_in_a_span_and_a_bad_traceparent_begins_a_new_trace(traced):
     def send(client):
+        for wrong in (CANARY, f"00-{'0' * 32}-{CALLER}-01", f"ff-{TRACE}-{CALLER}-01", "é", ""):
+            assert client.get("/models", headers={"traceparent": wrong.encode()}).status_code == 200
         client.headers.update(
             {
                 "User-Agent": CANARY,
@@ -140,6 +142,9 @@ def test_nothing_that_a_client_sends_is_in_a_span(traced):
     spans = traced(send)
     assert spans.named("GET /models/{name}")
     assert not any(CANARY in str(span) for span in spans.spans)
+    fresh = spans.named("GET /models")
+    assert len(fresh) == 5
+    assert not any(span.parent_span_id for span in fresh)
 
 
 def test_a_caller_s_decision_counts_and_else_the_share(traced):
@@ -154,16 +159,6 @@ def test_a_caller_s_decision_counts_and_else_the_share(traced):
             send, OTEL_TRACES_SAMPLER="parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0"
         ).spans
     } == {"GET other"}
-
-
-def test_a_traceparent_that_is_none_begins_a_new_trace(traced):
-    def send(client):
-        for wrong in (CANARY, f"00-{'0' * 32}-{CALLER}-01", f"ff-{TRACE}-{CALLER}-01", "é", ""):
-            assert client.get("/models", headers={"traceparent": wrong.encode()}).status_code == 200
-
-    spans = traced(send).named("GET /models")
-    assert len(spans) == 5
-    assert not any(span.parent_span_id for span in spans)
 
 
 @pytest.mark.slow

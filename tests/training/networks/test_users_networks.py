@@ -1,5 +1,4 @@
 import math
-import subprocess
 import sys
 import threading
 
@@ -20,7 +19,7 @@ from training.bayes.posterior import noise
 from training.export import graphs
 from training.export.graphs import check_exports
 from training.model import build
-from training.networks.architectures import from_factory, gal_cnn, papers_cnn
+from training.networks.architectures import from_factory, gal_cnn, papers_cnn, source_digest
 from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.recipe import Recipe
 
@@ -515,16 +514,10 @@ def test_attention_norms_and_recurrent_layers_are_fitted_and_some_exported(
         check_exports(model)
 
 
-DIGEST = """
-import subprocess
-import sys
-sys.path.insert(0, sys.argv[1])
-from training.networks.architectures import source_digest
-print(source_digest("users_net.models:build"))
-"""
-
-
-def test_checkpoints_depend_on_the_source_of_the_factory_and_of_its_local_imports(tmp_path):
+def test_checkpoints_depend_on_the_source_of_the_factory_and_of_its_local_imports(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
     package = tmp_path / "users_net"
     (package / "blocks").mkdir(parents=True)
     for folder in (package, package / "blocks"):
@@ -533,16 +526,11 @@ def test_checkpoints_depend_on_the_source_of_the_factory_and_of_its_local_import
     (package / "blocks" / "conv.py").write_text("def block(): return 1")
     source = "from torch import nn\nfrom users_net.blocks.conv import block\ndef build(*_): return nn.Linear(1, 1)"
     (package / "models.py").write_text(source)
-
-    def get_digest():
-        command = [sys.executable, "-c", DIGEST, str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    before = get_digest()
+    before = source_digest("users_net.models:build")
     (package / "unused.py").write_text("x = 2")
-    assert get_digest() == before
+    assert source_digest("users_net.models:build") == before
     (package / "blocks" / "conv.py").write_text("def block(): return 2")
-    changed = get_digest()
+    changed = source_digest("users_net.models:build")
     assert changed != before
     (package / "models.py").write_text(source + "\n")
-    assert get_digest() not in (before, changed)
+    assert source_digest("users_net.models:build") not in (before, changed)
