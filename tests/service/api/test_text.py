@@ -103,7 +103,10 @@ def test_texts_come_as_strings_objects_files_and_ids(client):
         (5, ": expected a string, like the first row, got 5"),
         ({"text": None}, ".text: expected a string, like the first row, got null"),
         ({"body": "good"}, ".text: expected a string, got no such column"),
-        ({"text": "good", "stars": 1}, ".stars: expected only the column text, got an unknown"),
+        (
+            {"text": "good", "stars": 1},
+            ".stars: expected only the column text, got an unknown column",
+        ),
     ],
 )
 def test_a_row_that_is_no_text_is_refused_by_its_name(client, row, says):
