@@ -224,15 +224,16 @@ class DrawnNetwork(Network):
         return sorted(layers, key=lambda layer: order.index(layer.context.slot.name))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Compute sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of masked layers l.
+        """Compute sum_l sum_i |W_li|^2 / (2 keep_li prior_std^2) over inputs i of masked layers l.
 
-        Up to a constant, this is the KL between a dropout posterior and the prior N(0, prior_std^2
-        I) on weights (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", appendix,
-        equation 13).
+        A draw of the weights is W_li / keep_li with probability keep_li, else 0. Up to a constant,
+        this is the KL between that posterior and the prior N(0, prior_std^2 I) on weights (Gal and
+        Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation 13).
         """
         weights = self.module.get_parameter
         squares = [
-            _sum_squares(weights(name), getattr(self, keep)) for name, keep in self.masked_weights
+            _sum_squares(weights(name), 1.0 / getattr(self, keep))
+            for name, keep in self.masked_weights
         ]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
@@ -434,11 +435,11 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
     return [layer for child in module.children() for layer in _outermost(child)]
 
 
-def _sum_squares(weight: Tensor, keep: Float[Tensor, "I"]) -> Float[Tensor, ""]:
-    """Compute sum_i keep_i |W_i|^2 over inputs i."""
+def _sum_squares(weight: Tensor, factors: Float[Tensor, "I"]) -> Float[Tensor, ""]:
+    """Compute sum_i factor_i |W_i|^2 over inputs i."""
     squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
-    groups = len(keep) // squares.shape[1]  # of a convolution
-    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), keep)
+    groups = len(factors) // squares.shape[1]  # of a convolution
+    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), factors)
 
 
 def _check_supported(module: nn.Module, selection: dict[str, Drawable]) -> None:

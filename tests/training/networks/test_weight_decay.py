@@ -43,7 +43,7 @@ def decay(module, shape, **rates):
 
 def test_masks_before_every_layer_keep_all_its_inputs_alike():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    expected = 0.9 * module[0].weight.square().sum() + 0.6 * module[2].weight.square().sum()
+    expected = module[0].weight.square().sum() / 0.9 + module[2].weight.square().sum() / 0.6
     torch.testing.assert_close(decay(module, (3,), rate=0.4, input_rate=0.1), expected)
 
 
@@ -60,19 +60,19 @@ def test_a_module_s_own_dropouts_count_for_the_layers_that_they_stand_before():
         *(nn.Flatten(), nn.Linear(8, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3)),
     )
     squares = [p.square().sum() for p in module.parameters() if p.ndim > 1]
-    expected = squares[0] + 0.75 * squares[1] + squares[2] + 0.5 * squares[3]
+    expected = squares[0] + squares[1] / 0.75 + squares[2] + squares[3] / 0.5
     torch.testing.assert_close(decay(module, (1, 6, 6)), expected)
 
 
 def test_inputs_of_one_layer_count_each_by_the_masks_on_its_way():
     module = Branches()
     squares = module.last.weight.square()
-    expected = module.stem.weight.square().sum() + 0.8 * module.grouped.weight.square().sum()
+    expected = module.stem.weight.square().sum() + module.grouped.weight.square().sum() / 0.8
     expected = (
         expected
         + squares[:, :6].sum()
-        + 0.5 * squares[:, 6:12].sum()
-        + 0.5 * 0.7 * squares[:, 12:].sum()
+        + squares[:, 6:12].sum() / 0.5
+        + squares[:, 12:].sum() / (0.5 * 0.7)
     )
     torch.testing.assert_close(decay(module, (2, 6, 6)), expected)
 
@@ -94,16 +94,19 @@ def test_channels_of_a_convolution_with_groups_count_in_their_group():
 
     module = HalfMasked()
     squares = module.grouped.weight.square()
-    expected = module.last.weight.square().sum() + 0.8 * (squares[:3].sum() + squares[3:, 0].sum())
+    expected = module.last.weight.square().sum() + (squares[:3].sum() + squares[3:, 0].sum()) / 0.8
     torch.testing.assert_close(decay(module, (4, 5, 5)), expected + squares[3:, 1].sum())
 
 
-def test_the_decay_pulls_a_weight_by_its_input_s_probability():
-    module = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))
-    network = DrawnNetwork(module, Stochastic("masks"), (3,))
-    network.weight_decay(PRIOR_STD).backward()
-    (weight,) = (p for p in network.parameters() if p.ndim == 2)
-    torch.testing.assert_close(weight.grad, 0.5 * weight.detach() / PRIOR_STD**2)
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.5])
+def test_weight_decay_is_the_exact_kl_of_dropout(rate):
+    network = DrawnNetwork(nn.Linear(3, 2, bias=False), Stochastic("masks", input_rate=rate), (3,))
+    masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3)
+    probability = torch.where(masks > 0, 1 - rate, rate).prod(1)
+    weights = network(torch.eye(3), (masks / (1 - rate))[:, None])[0]
+    # E[-log p(W)] of a narrow Gaussian around each draw, up to the same constant
+    expected = probability @ weights.square().sum((1, 2)) / (2 * PRIOR_STD**2)
+    torch.testing.assert_close(network.weight_decay(PRIOR_STD), expected)
 
 
 def test_a_dropout_that_runs_twice_is_refused():
