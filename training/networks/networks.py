@@ -36,11 +36,13 @@ from training.networks.probes import (
     are_close,
     check_calls,
     check_repeatable,
+    check_training,
     copy_module,
     count_dropout_units,
     keep_probabilities,
     mask_dropouts,
     run_on_rows,
+    turn_off_dropout,
     watch,
     without_fast_path,
 )
@@ -121,6 +123,9 @@ class DrawnNetwork(Network):
         check_calls(module, selection, examples)
         module = copy_module(module)
         self.frozen = freeze(module, trained, list(selection))
+        check_training(module, self.frozen, examples)
+        for layer in module.modules():
+            turn_off_dropout(layer)
         self.module = self._convert(module, stochastic, list(selection), examples)
         self.slots = [context.slot for context in self.contexts if context.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
@@ -368,11 +373,13 @@ class MemberNetwork(Network):
         self.anchors: list[tuple[nn.Parameter, str, float]] = []
         if anchor_std is not None:
             self._draw_anchors(anchor_std)
-        self.frozen = [layer for member in members for layer in freeze(member, trained, [])]
+        frozen = [freeze(member, trained, []) for member in members]
+        self.frozen = [layer for layers in frozen for layer in layers]
         self.theta_dimension = 1
         self.is_paired = False
         check_repeatable(members[0], examples)
         copy_module(members[0])  # fails early, since the export check needs a copy
+        check_training(members[0], frozen[0], examples)
 
     @without_fast_path
     def run(

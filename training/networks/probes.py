@@ -115,21 +115,12 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
     """Check that outputs are deterministic and independent of other rows."""
     rows = examples[:REPEATED_ROWS]
     layers = {name: layer for name, layer in module.named_modules() if name}
-    first, first_calls = _run_with_seed(module, layers, rows, 1)
+    runs = [_run_with_seed(module, module, rows, seed) for seed in (1, 2)]
+    first = runs[0].outputs
     if not isinstance(first, Tensor):
         actual = f"a {type(first).__name__}"
         raise InvalidInput("network", "a module that returns a tensor", actual)
-    second, second_calls = _run_with_seed(module, layers, rows, 2)
-    if not _are_equal(first, second):
-        # Hooks of inner layers run first, so the first difference belongs to the innermost layer.
-        random = (
-            f"layer {a.name}: {type(layers[a.name]).__name__}"
-            for a, b in zip(first_calls, second_calls, strict=False)
-            if _are_equal(a.inputs, b.inputs) and not _are_equal(a.outputs, b.outputs)
-        )
-        expected = "a forward without random numbers and without state between calls"
-        place = next(random, "forward itself")
-        raise InvalidInput("network", expected, f"different outputs in a second call, from {place}")
+    _check_equal(runs, "a forward without random numbers and without state between calls")
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
     if not are_close(alone, first):
         steps_first = (
@@ -139,6 +130,32 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
         )
         actual = f"a module that mixes rows{next(steps_first, '')}"
         raise InvalidInput("network", SEPARATE_ROWS, actual)
+
+
+def check_training(
+    module: nn.Module, frozen: Sequence[nn.Module], examples: Num[Tensor, "R ..."]
+) -> None:
+    """Check that outputs in training are deterministic without Dropout and torch's own dropout."""
+    runs = []
+    for seed in (1, 2):
+        # Separate copies, because layers such as spectral norms update their state in training.
+        trial, evaluated = copy.deepcopy((module, list(frozen)))
+        trial.train()
+        for layer in evaluated:
+            layer.training = False
+        for layer in trial.modules():
+            turn_off_dropout(layer)
+            if isinstance(layer, DROPOUTS):
+                layer.p = 0.0
+        runs.append(_run_with_seed(trial, trial.__call__, examples[:REPEATED_ROWS], seed))
+    expected = "a forward without random numbers in training (use Dropout layers)"
+    _check_equal(runs, expected)
+
+
+def turn_off_dropout(layer: nn.Module) -> None:
+    """Turn off the dropout inside an attention or recurrent layer."""
+    if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)):
+        layer.dropout = 0.0
 
 
 def are_close(a: Tensor, b: Tensor) -> bool:
@@ -155,10 +172,15 @@ class _LayerCall(NamedTuple):
     outputs: object
 
 
-def _run_with_seed(
-    module: nn.Module, layers: Layers, rows: Tensor, seed: int
-) -> tuple[Any, list[_LayerCall]]:
-    """Run a module with a fixed seed, and return its outputs and the calls of its layers."""
+class _Run(NamedTuple):
+    layers: Layers
+    outputs: Any
+    calls: list[_LayerCall]
+
+
+def _run_with_seed(module: nn.Module, run: Callable[..., Any], rows: Tensor, seed: int) -> _Run:
+    """Run a module with a fixed seed, and record the calls of its layers."""
+    layers = {name: layer for name, layer in module.named_modules() if name}
     calls: list[_LayerCall] = []
 
     def note(name: str, inputs: object, outputs: object) -> None:
@@ -166,7 +188,21 @@ def _run_with_seed(
 
     with watch_outputs(layers, note), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return run_on_rows(module, rows), calls
+        return _Run(layers, run_on_rows(run, rows), calls)
+
+
+def _check_equal(runs: Sequence[_Run], expected: str) -> None:
+    first, second = runs
+    if _are_equal(first.outputs, second.outputs):
+        return
+    # Hooks of inner layers run first, so the first difference belongs to the innermost layer.
+    random = (
+        f"layer {a.name}: {type(first.layers[a.name]).__name__}"
+        for a, b in zip(first.calls, second.calls, strict=False)
+        if _are_equal(a.inputs, b.inputs) and not _are_equal(a.outputs, b.outputs)
+    )
+    place = next(random, "forward itself")
+    raise InvalidInput("network", expected, f"different outputs in a second call, from {place}")
 
 
 def copy_module(module: nn.Module) -> nn.Module:

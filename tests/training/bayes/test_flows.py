@@ -39,7 +39,7 @@ for _couplings in (0, 1, 2, 4):
     TRANSFORMS[f"realnvp-{_couplings}"] = lambda d, g, c=_couplings: realnvp(d, c, HIDDEN, -1.0, g)
     TRANSFORMS[f"iaf-{_couplings}"] = lambda d, g, c=_couplings: iaf(d, c, HIDDEN, -1.0, g)
 CASES = [(name, dimension) for name in TRANSFORMS for dimension in (2, 5, 8)]
-CASES += [(name, 1) for name in ("affine", "realnvp-0", "iaf-0", "iaf-1")]
+CASES += [(name, 1) for name in ("affine", "realnvp-0", "realnvp-4", "iaf-0", "iaf-1")]
 every_flow = pytest.mark.parametrize(("name", "dimension"), CASES)
 
 

@@ -74,6 +74,8 @@ class Uses(nn.Module):
                 return self.last(self.first(torch.relu(self.first(x))))
             case "random":
                 return self.last(self.first(x) + torch.rand(4))
+            case "functional dropout":
+                return self.last(nn.functional.dropout(self.first(x), 0.5, self.training))
             case "masked":
                 return self.last(self.mask(self.first(x)))
         return self.last(self.first(x))
@@ -113,6 +115,11 @@ class Uses(nn.Module):
             "it with",
         ),
         (Uses("random"), "different outputs in a second call, from forward itself"),
+        (
+            nn.Sequential(nn.Linear(4, 4), Uses("functional dropout")),
+            "without random numbers in training (use Dropout layers), got different outputs in a second "
+            "call, from layer 1: Uses",
+        ),
         (Uses("masked"), "different outputs in a second call, from layer mask: Masked"),
         (
             nn.Sequential(nn.Embedding(4, 3)),
@@ -133,6 +140,31 @@ def test_what_is_not_supported_is_refused_by_name(module, says):
         with pytest.raises(InvalidInput, match=r"network: ") as refused:
             DrawnNetwork(module, Stochastic(samples), (4,))
         assert says in str(refused.value)
+
+
+def test_functional_dropout_is_refused_unless_frozen():
+    module = nn.Sequential(Uses("functional dropout"), nn.Linear(4, 3))
+    with pytest.raises(InvalidInput, match="layer 0: Uses"):
+        MemberNetwork([module], (4,))
+    DrawnNetwork(module, Stochastic("scales", layers=["1"]), (4,), trained=[])
+
+
+def test_training_uses_no_dropout_inside_attention_and_recurrent_layers():
+    attention = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
+    recurrent = nn.Sequential(attention, Last(nn.GRU(4, 4, 2, dropout=0.5, batch_first=True)))
+    module = nn.Sequential(recurrent, nn.Flatten(), nn.Linear(20, 3))
+    network = DrawnNetwork(module, Stochastic("scales"), (5, 4)).train()
+    x, theta = torch.randn(3, 20), torch.ones(1, 1, network.theta_dimension)
+    torch.testing.assert_close(network(x, theta)[0], network(x, theta)[0], rtol=0, atol=0)
+
+
+class Last(nn.Module):
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, x):
+        return self.steps(x)[0]
 
 
 def test_a_network_without_a_place_for_a_mask_is_refused():
