@@ -58,10 +58,6 @@ def server(answer: Callable[[int], bytes | None]) -> Iterator[int]:
                 thread.join()
 
 
-def test_even_arrivals_are_one_period_apart():
-    assert np.allclose(arrival_times(50, 2, poisson=False), np.arange(100) / 50)
-
-
 def test_poisson_arrivals_are_sorted_within_the_time_and_as_many_as_the_rate_says():
     times = arrival_times(1000, 10, poisson=True)
     assert (np.diff(times) >= 0).all()
@@ -103,42 +99,6 @@ def test_statuses_and_hang_ups_are_counted_by_kind_and_the_connection_is_made_an
     with server(lambda number: answers[number % 4]) as port:
         load = open_loop(port, [REQUEST], 400, 0.25, warm_up_s=0.0, connections=1, poisson=False)
     assert load.counts == {"200": 50, "429": 25, "closed": 25}
-
-
-def test_requests_of_the_warm_up_are_sent_but_not_counted():
-    observed: list[int] = []
-
-    def answer(number: int) -> bytes:
-        observed.append(number)
-        return OK
-
-    with server(answer) as port:
-        load = open_loop(port, [REQUEST], 100, 0.2, warm_up_s=0.3, poisson=False)
-    assert len(observed) == 50
-    assert sum(load.counts.values()) == 20
-
-
-def test_a_server_that_never_answers_ends_in_timeouts():
-    hold = threading.Event()
-
-    def answer(number: int) -> bytes | None:
-        hold.wait()
-        return None
-
-    with server(answer) as port:
-        load = open_loop(port, [REQUEST], 20, 0.2, warm_up_s=0.0, poisson=False, timeout_s=0.5)
-        hold.set()
-    assert load.counts == {"timeout": 4}
-    assert (load.latencies_s >= 0.5).all()
-
-
-def test_nobody_listening_is_counted_as_refused():
-    with socket.socket() as unheard:
-        unheard.bind(("127.0.0.1", 0))
-        load = open_loop(
-            unheard.getsockname()[1], [REQUEST], 100, 0.1, warm_up_s=0.0, poisson=False
-        )
-    assert load.counts == {"refused": 10}
 
 
 def test_a_closed_loop_keeps_one_request_under_way_on_each_connection():

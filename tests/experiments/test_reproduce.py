@@ -2,7 +2,6 @@ import json
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +19,6 @@ from experiments.measures import load_recipe
 from experiments.pages import OLDER, draw_columns, write_pages
 from experiments.tables import (
     alpha,
-    choice,
     detection,
     labelling,
     parameters,
@@ -35,8 +33,6 @@ from training.__main__ import main
 from training.bayes.posterior import standard_noise
 from training.fit import Fitted, fit
 from training.folders import hold
-from training.methods import METHODS
-from training.recipe import TrainingSection
 
 MOVING = "the held-out likelihood still rose"
 
@@ -169,12 +165,6 @@ def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
     assert "TARGET: expected one of" in capsys.readouterr().err
 
 
-def test_targets_that_publish_their_fits_come_after_those_that_share_them():
-    names = [*load_targets()]
-    assert names.index("table-1") < names.index("table-2")
-    assert names.index("weight-uncertainty") < names.index("pruning")
-
-
 def test_some_rows_of_a_target_are_named_by_a_pattern(tmp_path, capsys):
     assert main(["reproduce", "uci/yacht-*", "--list", "--out", str(tmp_path)]) == 0
     target = load_targets()["uci"]
@@ -221,24 +211,6 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
     assert extra.judge(target, tmp_path) == ("holds", "in 9 of 9, 1 not measured")
     (tmp_path / "table" / "b-2.json").unlink()
     assert several.judge(target, tmp_path) == ("not measured", "")
-
-
-def test_table_2_says_what_each_detector_finds_and_what_gets_past_all():
-    names = ("uniform", "fgsm", "fgsm_errors")
-    values = {f"{name}_{score}": 90.0 for name in names for score in ("bald", "residual")}
-    values |= {"fgsm_accuracy": 50.0, "fgsm_flagged": 75.0, "fgsm_hits": 20.0}
-    cells = [
-        Cell(detection.DETECTORS_ROW, seed, Measured(values, ""), 1.0, "", 1, {})
-        for seed in range(3)
-    ]
-    target = load_targets()["table-2"]
-    assert target.conclude is not None
-    output = target.conclude({detection.DETECTORS_ROW: cells}).splitlines()
-    assert "| | bald | residual |" in output
-    assert "| uniform | 90.0 | 90.0 |" in output
-    assert "| fgsm | 50.0 | 75.0 | 20.0 |" in output
-    assert not [line for line in output if line.startswith("| fgsm_errors")]
-    assert target.conclude({detection.DETECTORS_ROW: cells[:2]}) == ""
 
 
 def test_a_claim_of_no_loss_has_a_margin(tmp_path):
@@ -353,31 +325,6 @@ def test_only_a_fit_that_is_called_settled_is_made_again_for_ten_times_as_many_e
     )
 
 
-def test_a_table_s_fit_that_may_settle_has_the_documented_defaults():
-    for data, method in product(settled.SETS, settled.BOUNDED):
-        recipe = settled.make_recipe(data, method, 3)
-        assert (recipe.method, recipe.seed) == (method, 3)
-        if data != settled.IMAGES:
-            assert recipe.training == TrainingSection(batch_rows=settled.BATCH_ROWS)
-            assert recipe.posterior == METHODS[method]()
-            assert recipe.data.split == 3
-        longer = settled.make_recipe(data, method, 3, epochs=7)
-        training = recipe.training.model_copy(update={"epochs": 7})
-        assert longer == recipe.model_copy(update={"training": training})
-
-
-@pytest.mark.fits
-def test_the_bound_of_a_fit_is_the_one_that_it_minimised(tmp_path):
-    recipe = settled.make_recipe("digits", "bbb-gaussian", 0, epochs=3)
-    model = fit(recipe, runs=tmp_path, quiet=True)
-    facts = model.provenance.convergence
-    values = settled.measure_bound(model)
-    expected = facts["nll"] + recipe.training.kl_weight * facts["kl"]
-    error = values["bound_error"] + facts["negative_elbo_error"]
-    assert values["bound"] == pytest.approx(expected, abs=5 * error)
-    assert values["epochs"] == 3.0
-
-
 def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_ones_small_ones():
     generator = np.random.default_rng(0)
     theta = generator.normal(size=(500, 60))
@@ -411,16 +358,6 @@ def test_the_divergence_from_the_exact_posterior_is_that_of_draws(tmp_path):
         ratios = log_ratio - log_likelihood(theta) + evidence
     error = ratios.std().item() * (1 / (10 * parameters.EVALUATIONS)) ** 0.5
     assert actual == pytest.approx(ratios.mean().item(), abs=5 * error)
-
-
-@pytest.mark.slow
-def test_which_method_is_measured_on_the_digits(tmp_path, monkeypatch):
-    monkeypatch.setitem(choice.SECONDS, "digits", 0.1)
-    for method in ("mle", "dropout"):
-        measured = choice.measure("digits", method, 0, tmp_path)
-        assert {*choice.CHOICE.columns} <= {*measured.values}
-        assert measured.values["seconds"] > 0.0
-    assert 50.0 < measured.values["posterior"] <= 100.0
 
 
 @pytest.mark.slow
@@ -523,20 +460,3 @@ def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():
     assert "`bhn-warm-bald` unknown." in output  # no seed of either arm is there
     half = stats.t.ppf(0.975, 4) * math.sqrt(2 / 3)  # of a difference of 4, variances of 1
     assert f"`bhn-warm-bald` {4 - half:.1f} to {4 + half:.1f} at 30." in output
-
-
-def test_every_figure_of_a_report_is_kept_by_its_set_and_score():
-    scores = {"bald": {"auroc": 0.7}, "flag": {"auroc": 0.9}}
-    test = {"accuracy": 0.9, "flagged": {"0.05": 0.06}, "error_detection": {"scores": scores}}
-    test |= {"log_likelihood": -0.3, "brier": 0.1, "expected_calibration_error": 0.02}
-    attack = {"accuracy": 0.0, "flagged": {"0.05": 0.75}, "hits": 0.25, "scores": scores}
-    report = {
-        "test": test,
-        "outliers": {"noise": {"scores": scores}},
-        "attacks": {"fgsm": {**attack, "error_detection": None}},
-    }
-    values = detection.read_report(report)
-    assert values["errors_bald"] == values["noise_bald"] == values["fgsm_bald"] == 70.0
-    assert (values["accuracy"], values["flagged"], values["log_likelihood"]) == (90.0, 6.0, -0.3)
-    assert (values["fgsm_accuracy"], values["fgsm_flagged"], values["fgsm_hits"]) == (0, 75, 25)
-    assert "fgsm_errors_bald" not in values

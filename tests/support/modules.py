@@ -1,14 +1,13 @@
 """Random modules of `torch.nn` layers."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 Shape = Sequence[int]
-Make = Callable[[Shape], nn.Module]
 CLASSES = 3
 
 ACTIVATIONS = (
@@ -94,113 +93,50 @@ class Own(nn.Module):
         return h.clamp(-1, 1) * torch.sin(x)
 
 
-OWN = (
-    "attention",
-    "twice",
-    "weight",
-    "random",
-    "control",
-    "rows",
-    "sorted",
-    "normal",
-    "cumulative",
-    "sine",
+OWN = "attention twice weight random control rows sorted normal cumulative sine"
+
+# Layers as expressions of the row's axes: `first`, `last` and `shape`.
+OF_ANY = (
+    *(f"nn.{name}()" for name in ACTIVATIONS.split()),
+    *(f"nn.{name}(-1)" for name in ("Softmax", "Softmin", "LogSoftmax", "GLU")),
+    *(f"nn.{name}(last)" for name in ("LayerNorm", "RMSNorm")),
+    *(f"Own('{name}', last)" for name in OWN.split()),
+    *("nn.Linear(last, 5)", "nn.Linear(last, 4, bias=False)", "Residual(nn.Linear(last, last))"),
+    "InParallel(nn.Linear(last, 3), nn.Linear(last, 2))",
+    *("nn.Threshold(0.1, 0.0)", "nn.Flatten()", "nn.Unflatten(-1, (2, last // 2))"),
+    *("nn.Embedding(10, 4)", "nn.utils.parametrizations.weight_norm(nn.Linear(last, 4))"),
 )
-OF_ANY: tuple[Make, ...] = (
-    *(lambda _, name=name: getattr(nn, name)() for name in ACTIVATIONS.split()),
-    *(
-        lambda _, name=name: getattr(nn, name)(-1)
-        for name in ("Softmax", "Softmin", "LogSoftmax", "GLU")
-    ),
-    *(lambda shape, name=name: getattr(nn, name)(shape[-1]) for name in ("LayerNorm", "RMSNorm")),
-    *(lambda shape, name=name: Own(name, shape[-1]) for name in OWN),
-    lambda shape: nn.Linear(shape[-1], 5),
-    lambda shape: nn.Linear(shape[-1], 4, bias=False),
-    lambda shape: Residual(nn.Linear(shape[-1], shape[-1])),
-    lambda shape: InParallel(nn.Linear(shape[-1], 3), nn.Linear(shape[-1], 2)),
-    lambda _: nn.Threshold(0.1, 0.0),
-    lambda _: nn.Flatten(),
-    lambda shape: nn.Unflatten(-1, (2, shape[-1] // 2)),
-    lambda _: nn.Embedding(10, 4),
-    lambda shape: nn.utils.parametrizations.weight_norm(nn.Linear(shape[-1], 4)),
+OF_ROWS = ("nn.BatchNorm1d(first)", "First(nn.GRUCell(first, 4))", "nn.CircularPad1d(1)")
+OF_STEPS = (
+    *(f"nn.{name}(first, 4, 3, padding=1)" for name in ("Conv1d", "ConvTranspose1d")),
+    *(f"nn.{name}(first)" for name in ("BatchNorm1d", "InstanceNorm1d")),
+    *("nn.GroupNorm(2, first)", "nn.LocalResponseNorm(2)"),
+    *(f"nn.{name}(2)" for name in ("MaxPool1d", "AvgPool1d", "Dropout1d")),
+    *(f"nn.{name}(3)" for name in ("AdaptiveAvgPool1d", "AdaptiveMaxPool1d")),
+    "nn.LPPool1d(2, 2)",
+    *(f"nn.{kind}Pad1d(1)" for kind in ("Reflection", "Replication", "Zero", "Circular")),
+    "nn.ConstantPad1d(1, 0.5)",
+    *(f"First(nn.{name}(last, 4, batch_first=True))" for name in ("RNN", "GRU", "LSTM")),
+    "First(nn.GRU(last, 2, batch_first=True, bidirectional=True))",
+    "First(nn.MultiheadAttention(last, 1, batch_first=True), 3)",
+    "nn.TransformerEncoderLayer(last, 1, 8, batch_first=True)",
+    *("nn.Upsample(scale_factor=2)", "nn.ChannelShuffle(2)"),
 )
-OF_ROWS: tuple[Make, ...] = (
-    lambda shape: nn.BatchNorm1d(shape[0]),
-    lambda shape: First(nn.GRUCell(shape[0], 4)),
-    lambda shape: nn.CircularPad1d(1),
-)
-OF_STEPS: tuple[Make, ...] = (
-    *(
-        lambda shape, name=name: getattr(nn, name)(shape[0], 4, 3, padding=1)
-        for name in ("Conv1d", "ConvTranspose1d")
-    ),
-    *(
-        lambda shape, name=name: getattr(nn, name)(shape[0])
-        for name in ("BatchNorm1d", "InstanceNorm1d")
-    ),
-    lambda shape: nn.GroupNorm(2, shape[0]),
-    lambda _: nn.LocalResponseNorm(2),
-    *(
-        lambda _, name=name: getattr(nn, name)(2)
-        for name in ("MaxPool1d", "AvgPool1d", "Dropout1d")
-    ),
-    *(
-        lambda _, name=name: getattr(nn, name)(3)
-        for name in ("AdaptiveAvgPool1d", "AdaptiveMaxPool1d")
-    ),
-    lambda _: nn.LPPool1d(2, 2),
-    *(
-        lambda _, name=name: getattr(nn, name)(1)
-        for name in ("ReflectionPad1d", "ReplicationPad1d", "ZeroPad1d")
-    ),
-    *(lambda _, name=name: getattr(nn, name)(1) for name in ("CircularPad1d",)),
-    lambda _: nn.ConstantPad1d(1, 0.5),
-    *(
-        lambda shape, name=name: First(getattr(nn, name)(shape[-1], 4, batch_first=True))
-        for name in ("RNN", "GRU", "LSTM")
-    ),
-    lambda shape: First(nn.GRU(shape[-1], 2, batch_first=True, bidirectional=True)),
-    lambda shape: First(nn.MultiheadAttention(shape[-1], 1, batch_first=True), 3),
-    lambda shape: nn.TransformerEncoderLayer(shape[-1], 1, 8, batch_first=True),
-    lambda _: nn.Upsample(scale_factor=2),
-    lambda _: nn.ChannelShuffle(2),
-)
-OF_PICTURES: tuple[Make, ...] = (
-    *(
-        lambda shape, name=name: getattr(nn, name)(shape[0], 4, 3, padding=1)
-        for name in ("Conv2d", "ConvTranspose2d")
-    ),
-    lambda shape: nn.Conv2d(shape[0], 4, (2, 3), stride=(1, 2), bias=False),
-    lambda shape: nn.Conv2d(shape[0], shape[0], 3, padding="same", groups=shape[0]),
-    lambda shape: nn.Conv2d(shape[0], 2, 3, padding=1, padding_mode="circular"),
-    lambda shape: Residual(nn.Conv2d(shape[0], shape[0], 3, padding=1)),
-    *(
-        lambda shape, name=name: getattr(nn, name)(shape[0])
-        for name in ("BatchNorm2d", "InstanceNorm2d")
-    ),
-    lambda shape: nn.GroupNorm(2, shape[0]),
-    *(lambda _, name=name: getattr(nn, name)(2) for name in ("LocalResponseNorm", "CrossMapLRN2d")),
-    *(
-        lambda _, name=name: getattr(nn, name)(2)
-        for name in ("MaxPool2d", "AvgPool2d", "PixelUnshuffle", "Unfold")
-    ),
-    *(
-        lambda _, name=name: getattr(nn, name)(2)
-        for name in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "PixelShuffle")
-    ),
-    lambda _: nn.AdaptiveAvgPool2d(1),
-    lambda _: nn.LPPool2d(2, 2),
-    lambda _: nn.FractionalMaxPool2d(2, output_size=2),
-    *(
-        lambda _, name=name: getattr(nn, name)(1)
-        for name in ("ReflectionPad2d", "ReplicationPad2d", "ZeroPad2d")
-    ),
-    lambda _: nn.CircularPad2d(1),
-    lambda _: nn.ConstantPad2d(1, 0.5),
-    *(lambda _, name=name: getattr(nn, name)() for name in ("Dropout2d", "Softmax2d")),
-    lambda _: nn.Upsample(scale_factor=2, mode="bilinear"),
-    lambda _: nn.UpsamplingNearest2d(scale_factor=2),
-    lambda _: nn.ChannelShuffle(2),
+OF_PICTURES = (
+    *(f"nn.{name}(first, 4, 3, padding=1)" for name in ("Conv2d", "ConvTranspose2d")),
+    "nn.Conv2d(first, 4, (2, 3), stride=(1, 2), bias=False)",
+    "nn.Conv2d(first, first, 3, padding='same', groups=first)",
+    "nn.Conv2d(first, 2, 3, padding=1, padding_mode='circular')",
+    "Residual(nn.Conv2d(first, first, 3, padding=1))",
+    *(f"nn.{name}(first)" for name in ("BatchNorm2d", "InstanceNorm2d")),
+    *("nn.GroupNorm(2, first)", "nn.LocalResponseNorm(2)", "nn.CrossMapLRN2d(2)"),
+    *(f"nn.{name}(2)" for name in ("MaxPool2d", "AvgPool2d", "PixelUnshuffle", "Unfold")),
+    *(f"nn.{name}(2)" for name in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "PixelShuffle")),
+    *("nn.AdaptiveAvgPool2d(1)", "nn.LPPool2d(2, 2)", "nn.FractionalMaxPool2d(2, output_size=2)"),
+    *(f"nn.{kind}Pad2d(1)" for kind in ("Reflection", "Replication", "Zero", "Circular")),
+    *("nn.ConstantPad2d(1, 0.5)", "nn.Dropout2d()", "nn.Softmax2d()"),
+    *("nn.Upsample(scale_factor=2, mode='bilinear')", "nn.UpsamplingNearest2d(scale_factor=2)"),
+    "nn.ChannelShuffle(2)",
 )
 BY_AXES = {1: OF_ANY + OF_ROWS, 2: OF_ANY + 2 * OF_STEPS, 3: OF_ANY + 2 * OF_PICTURES, 4: OF_ANY}
 
@@ -231,7 +167,8 @@ def _layer(
 ) -> tuple[nn.Module, tuple[int, ...]] | None:
     for _ in range(20):
         try:
-            layer = chance.choice(BY_AXES[len(shape)])(shape).eval()
+            expression = chance.choice(BY_AXES[len(shape)])
+            layer = eval(expression, globals(), {"first": shape[0], "last": shape[-1]}).eval()
             options = layer(torch.zeros(2, *shape))
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ZeroDivisionError):
             continue

@@ -1,12 +1,11 @@
 import builtins
 import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from model_store.artifacts.bucket import CLAIM
-from model_store.artifacts.objects import Objects, check_url
+from model_store.artifacts.objects import Objects
 from model_store.artifacts.report import evaluation_report, publish_report
 from model_store.artifacts.store import open_store
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, StoreUnreachable
@@ -74,13 +73,6 @@ def test_a_server_that_ignores_conditions_is_read_but_not_written_to(
         ):
             change()
     assert paths(server) == before
-
-
-def test_a_writer_tries_the_server_once(server, store):
-    store.publish("m", DESCRIPTION, CONTENT)
-    first = server.requests["put"]
-    store.set_alias("m", "champion", "1")
-    assert server.requests["put"] == first + 1
 
 
 # Writers that are killed
@@ -321,25 +313,6 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
     assert [*(tmp_path / "small").rglob("network.onnx")] == []
 
 
-def test_a_new_alias_on_a_polled_bucket_is_set(server, store):
-    store.publish("m", DESCRIPTION, CONTENT)
-    store.storage.refresh()
-    store.set_alias("m", "champion", "1")
-    store.storage.refresh()
-    assert store.aliases("m") == {"latest": "1", "champion": "1"}
-
-
-def test_publishing_to_a_bucket_reads_no_manifests(server, store, tmp_path):
-    network = tmp_path / "network.onnx"
-    network.write_bytes(CONTENT[network.name])
-    counts = []
-    for _ in range(4):
-        server.requests.clear()
-        store.publish("m", DESCRIPTION, CONTENT | {network.name: network})
-        counts.append(server.requests.total())
-    assert counts[1:] == [counts[1]] * 3
-
-
 def test_copies_that_share_files_count_them_once(store):
     for _ in range(3):
         manifest = store.publish("m", DESCRIPTION, CONTENT)
@@ -351,22 +324,6 @@ def test_copies_that_share_files_count_them_once(store):
     store.storage.cache.max_bytes = 2 * SIZE + seals
     store.open("m", "3")
     assert first.exists() and second.exists()
-
-
-def test_drafts_of_listings_have_unique_names(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in every container
-    drafts, replace = [], Path.replace
-
-    def record(path, target):
-        drafts.append(path.name)
-        return replace(path, target)
-
-    monkeypatch.setattr(Path, "replace", record)
-    for _ in range(2):
-        store = server.store(tmp_path / "cache")
-        store.publish("m", DESCRIPTION, CONTENT)
-        store.storage.refresh()
-    assert len({*drafts}) == 2
 
 
 def test_what_a_killed_download_left_is_cleared(server, store, tmp_path):
@@ -439,11 +396,6 @@ def test_what_is_no_url_of_a_bucket_is_refused_and_what_is_secret_in_it_not_repe
     ) as raised:
         open_store(url)
     assert "secret" not in str(raised.value)
-
-
-def test_the_urls_of_three_kinds_are_taken():
-    for url in ("s3://bucket", "s3://bucket/a/b", "gs://bucket/prefix", "az://container/prefix"):
-        check_url(url)
 
 
 def test_a_missing_extra_is_named(monkeypatch):

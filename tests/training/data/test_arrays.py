@@ -106,20 +106,6 @@ def test_a_label_of_test_rows_alone_is_a_class(tmp_path):
     assert data.test.y.tolist() == [data.classes.index(str(Y[0] + 5))]
 
 
-def test_a_target_that_is_no_number_is_refused(tmp_path):
-    refused(make_splits(tmp_path, "regression", x=X, y=np.where(Y, np.nan, 1.0)), "finite numbers")
-    refused(
-        make_splits(tmp_path, "regression", x=X, y=np.where(Y, "a", "b")),
-        "float or integer numbers",
-    )
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00", bytes(100)])
-def test_a_file_that_is_no_npz_is_refused(tmp_path, content):
-    (tmp_path / "a.npz").write_bytes(content)
-    refused(lambda: load(get_recipe("npz:a.npz"), tmp_path), "a.npz", "an npz file")
-
-
 def test_objects_are_refused_and_never_unpickled(tmp_path):
     header = b"{'descr': '|O', 'fortran_order': False, 'shape': (2,)}\n"
     member = io.BytesIO(

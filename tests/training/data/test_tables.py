@@ -220,30 +220,6 @@ def test_a_column_of_too_many_categories_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "that names the columns, got an empty file"),
-        (b"a,label\n", "at least two rows, got 0"),
-        (b"a,label\n1,x\n2,y,3\n", "2 cells, as the first line, got 3"),
-        (b"a,label\n1,x\n2\n", "2 cells, as the first line, got 1"),
-        (b"# of May\na,label\n1,x\n", "1 cell, as the first line, '# of May', got 2"),
-        (b"a,a,label\n1,2,x\n3,4,y\n", "columns with unique names"),
-        (b"a,,label\n1,2,x\n3,4,y\n", "columns with unique names"),
-        (b"PAR1" + bytes(40), "data"),
-    ],
-    ids=["empty", "header", "long row", "short row", "comment", "names twice", "no name", "binary"],
-)
-def test_a_file_that_is_no_table_is_refused(tmp_path, content, says):
-    (tmp_path / "a.csv").write_bytes(content)
-    refused(lambda: read(tmp_path), says)
-    (tmp_path / "a.parquet").write_bytes(content)
-    refused(
-        lambda: read(tmp_path, source="parquet:a.parquet"),
-        "data.source: expected a whole parquet file",
-    )
-
-
 def test_what_is_not_there_or_of_another_type_is_refused(tmp_path):
     for source in ("csv:absent.csv", "parquet:absent.parquet", "csv:."):
         refused(

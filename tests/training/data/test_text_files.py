@@ -120,13 +120,6 @@ def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, capl
     )
 
 
-def test_a_file_without_a_header_is_refused(tmp_path):
-    refused(
-        lambda: read(tmp_path, "1,2,3\n4,5,6\n"),
-        "a first line of a.csv that names the columns, got only numbers",
-    )
-
-
 @pytest.mark.parametrize(
     ("written", "form"),
     [
