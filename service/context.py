@@ -68,6 +68,7 @@ class Context:
         self.metrics.max_queued_row_draws.set(limits.MAX_QUEUED_ROW_DRAWS)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)
         self.metrics.registry.register(LoadedCollector(self.watcher))
+        self.metrics.registry.register(key_ring)
         self.admission = Admission(idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads(settings.deadline_s)

@@ -17,18 +17,22 @@ is sufficient because keys are long and random, unlike passwords.
 
 import argparse
 import logging
+import math
 import re
 import secrets
 import sys
 import threading
+import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import (
     AwareDatetime,
     BaseModel,
@@ -69,8 +73,13 @@ class Key:
     expires: datetime | None = None
 
     @property
+    def expiry_s(self) -> float:
+        """Seconds since 1970."""
+        return math.inf if self.expires is None else self.expires.timestamp()
+
+    @property
     def has_expired(self) -> bool:
-        return self.expires is not None and datetime.now(UTC) >= self.expires
+        return time.time() >= self.expiry_s
 
 
 class Keys:
@@ -81,6 +90,7 @@ class Keys:
         self.has_administration = has_administration
         self._by_digest = {key.digest: key for key in keys}
         self.names = [key.name for key in self._by_digest.values()]
+        self.expiries = dict(sorted((key.name, key.expiry_s) for key in self._by_digest.values()))
 
     def find(self, key: bytes) -> Key | None:
         """Look up a key, which may have expired."""
@@ -181,7 +191,7 @@ def _describe(error: ValidationError) -> InvalidInput:
     return InvalidInput(".".join([FILE_VARIABLE, *map(str, place)]), expected, HIDDEN_VALUE)
 
 
-class KeyRing:
+class KeyRing(Collector):
     def __init__(self, settings: Settings) -> None:
         self._file = settings.keys_file
         if self._file is None:
@@ -196,6 +206,17 @@ class KeyRing:
         self._problem: str | None = None  # last logged error
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the expiry of the last key of each name."""
+        gauge = GaugeMetricFamily(
+            "dubito_key_expiry_timestamp_seconds",
+            "When a key expires, in seconds since 1970; +Inf for never",
+            labels=("key",),
+        )
+        for name, expiry in self.keys.expiries.items():
+            gauge.add_metric((name,), expiry)
+        yield gauge
 
     def start(self) -> None:
         if self._file is not None:

@@ -7,6 +7,7 @@ slot.
 import contextlib
 import logging
 import math
+import shutil
 import subprocess
 import threading
 import time
@@ -71,14 +72,16 @@ class JobRunner:
         self._thread.join()
 
     def _work(self) -> None:
-        logged = ""
+        logged, folder = "", self.settings.state
         while not self._ending:
             try:
                 self._jumps.look()
-                if has_state(self.settings.state):  # without a folder there are no jobs
+                if folder is not None and has_state(folder):
+                    disk = shutil.disk_usage(folder)
+                    self.metrics.state_free_ratio.set(disk.free / disk.total)
                     self._look(Jobs(self._state()))
-                elif self.settings.state is not None:
-                    check_writable(self.settings.state)
+                elif folder is not None:
+                    check_writable(folder)
                 self.metrics.state_usable.set(1)
                 logged = ""
             except DubitoError as error:

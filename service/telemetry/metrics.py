@@ -127,6 +127,10 @@ class Metrics(Collector):
             "dubito_state_usable", "1 if jobs and labels can be read and written, otherwise 0"
         )
         self.state_usable.set(1)
+        self.state_free_ratio = gauge(
+            "dubito_state_free_ratio", "Free share of the disk that holds the state"
+        )
+        self.state_free_ratio.set(1)  # without state
         build = gauge("dubito_build_info", "1, labelled with versions of the software", BUILD)
         build.labels(VERSION, platform.python_version(), onnxruntime.__version__).set(1)
         self._versions: OrderedDict[VersionKey, VersionMetrics] = OrderedDict()

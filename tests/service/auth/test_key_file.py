@@ -112,6 +112,7 @@ def test_a_key_ends_when_its_time_is_over():
     ends = {"before": now - timedelta(seconds=1), "after": now + timedelta(hours=1)}
     keys = parse_keys("".join(entry(name, ["read"], end.isoformat()) for name, end in ends.items()))
     assert [keys.find(get_key(name).encode()).has_expired for name in ends] == [True, False]
+    assert keys.expiries == {name: end.timestamp() for name, end in ends.items()}
 
 
 def test_the_log_says_which_key_asked_and_never_the_key(serve, digits_store, tmp_path):

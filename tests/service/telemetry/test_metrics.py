@@ -272,6 +272,7 @@ def test_what_cannot_be_served_or_kept_is_told(own_store, digits_store, tmp_path
     with open_client(own_store.root, **SOON, DUBITO_STATE=str(tmp_path / "state")) as client:
         wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
         page = client.get("/metrics").text
+    assert 0 < metric(page, "dubito_state_free_ratio") < 1
     assert metric(page, "dubito_broken_version", model="digits", version="2") == 1
     assert metric(page, "dubito_degraded_alias", model="digits", alias="latest") == 1
     assert "dubito_ready 0.0" in page
