@@ -36,6 +36,7 @@ from model_store.scores.classification import Scores
 from model_store.state.labels import is_saved
 from model_store.types import Pause
 from service import limits
+from service.api.dependencies import Audit
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers
@@ -49,6 +50,7 @@ from service.context import Context, get_context
 from service.errors import PastDeadline, TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext
+from service.telemetry.logs import AuditLog
 
 LABEL_ACTIONS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
 MAX_WEBHOOK_BYTES = 4 << 20
@@ -186,7 +188,7 @@ def _write_predictions(
     openapi_extra=JSON_OBJECT_BODY,
     dependencies=[needs("label")],
 )
-async def post_label_studio_webhook(request: Request, name: str) -> Response:
+async def post_label_studio_webhook(request: Request, name: str, audit: Audit) -> Response:
     """Store the label of a new or changed annotation. Returns 201 if one was stored, else 200."""
     context = get_context(request)
     call = context.begin(request)
@@ -196,9 +198,8 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     if not isinstance(action, str) or action not in LABEL_ACTIONS:
         return json_response({"kept": False})
     loaded = await context.find_model(call, Envelope(model=name))
-    key = key_name(request.scope)
     is_stored = await context.threads.integrations(
-        partial(_store, _fetch, context, loaded, content, call, key)
+        partial(_store, _fetch, context, loaded, content, call, audit)
     )
     return json_response({"kept": is_stored}, 201 if is_stored else 200)
 
@@ -248,7 +249,7 @@ def _store(
     loaded: ServedModel,
     content: dict[str, Any],
     call: RequestContext,
-    key: str | None,
+    audit: AuditLog,
 ) -> bool:
     """Store the label of a webhook, or return False if there is no label. This call blocks.
 
@@ -267,5 +268,5 @@ def _store(
     if not is_saved(context.state, loaded.name, name):
         data = task.get("data") if isinstance(task, dict) else None
         entry.input = read_row(manifest, config, data, "task.data", fetch)
-    keep_labels(context, loaded, [entry], call, True, key)
+    keep_labels(context, loaded, [entry], call, audit, True)
     return True

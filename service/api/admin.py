@@ -19,8 +19,8 @@ from service.api.answers import (
     RefreshAnswer,
     UnloadAnswer,
 )
-from service.api.dependencies import CurrentContext, CurrentRequest, Owner
-from service.api.jobs import job_json
+from service.api.dependencies import Audit, CurrentContext, CurrentRequest, Owner
+from service.api.jobs import cancel_job, job_json
 from service.api.openapi import errors
 from service.api.schemas import Envelope
 from service.auth.scopes import needs
@@ -55,21 +55,25 @@ async def _refresh(context: Context) -> None:
     responses=errors(404, 409, 503),
 )
 async def post_promote(
-    context: CurrentContext, call: CurrentRequest, name: str, version: str
+    context: CurrentContext, call: CurrentRequest, name: str, version: str, audit: Audit
 ) -> dict[str, Any]:
     """Load a version, then move `latest` to it. Use this to promote or roll back."""
     models = context.models
     loaded = await context.find_model(call, Envelope(model=name, version=version))
-    before = models.latest(name)
+    latest = models.latest(name)
+    before = None if latest is None else latest.version
+
+    def promote() -> None:
+        models.store.set_alias(loaded.name, LATEST, loaded.version)
+        audit("promote", *loaded.key, before, loaded.version)
+
     try:
-        move = partial(models.store.set_alias, loaded.name, LATEST, loaded.version)
-        await context.threads.files(move)
+        await context.threads.files(promote)
     except OSError as error:
         expected = "a writable store"
         raise NotDone(LATEST, expected, str(error.strerror)) from None
     await _refresh(context)
-    previous = None if before is None else before.version
-    return {"model": loaded.name, "version": loaded.version, "before": previous}
+    return {"model": loaded.name, "version": loaded.version, "before": before}
 
 
 @router.get(
@@ -89,7 +93,9 @@ async def get_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
     response_model=CandidateJobAnswer,
     responses=errors(404, 409, 503, 507),
 )
-async def post_candidate(context: CurrentContext, owner: Owner, name: str) -> dict[str, Any]:
+async def post_candidate(
+    context: CurrentContext, owner: Owner, name: str, audit: Audit
+) -> dict[str, Any]:
     """Create a job that fits a candidate from the labels, or return an unfinished job."""
     name = context.models.name(name)
     latest = context.models.latest(name)
@@ -110,6 +116,8 @@ async def post_candidate(context: CurrentContext, owner: Owner, name: str) -> di
             request |= {"read_as": "labels", "ignored": []}
             job, max_bytes = jobs.new_folder()[0], context.settings.max_job_bytes
             jobs.add(job, "candidate", owner, owner, request, 1, lambda _: True, max_bytes)
+            before = None if last is None else last.state
+            audit("fit candidate", name, latest.version, before, "queued", job)
         return _candidate(context, name)
 
     content = await context.threads.state(begin)
@@ -122,15 +130,14 @@ async def post_candidate(context: CurrentContext, owner: Owner, name: str) -> di
     response_model=CandidateJobAnswer,
     responses=errors(404, 503),
 )
-async def delete_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
+async def delete_candidate(context: CurrentContext, name: str, audit: Audit) -> dict[str, Any]:
     """Cancel the job that fits a candidate."""
     name = context.models.name(name)
 
     def stop() -> dict[str, Any]:
-        jobs = Jobs(context.state)
-        last = jobs.latest_candidate(name)
+        last = Jobs(context.state).latest_candidate(name)
         if last is not None:
-            jobs.cancel(last.id)
+            cancel_job(context, last, audit)
         return _candidate(context, name)
 
     content = await context.threads.state(stop)
@@ -159,9 +166,17 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
     response_model=UnloadAnswer,
     responses=errors(404, 409),
 )
-async def post_unload(context: CurrentContext, name: str, version: str) -> dict[str, Any]:
+async def post_unload(
+    context: CurrentContext, name: str, version: str, audit: Audit
+) -> dict[str, Any]:
     """Unload a version that `latest` does not serve. The next request loads it again."""
-    number, unloaded = await context.threads.files(partial(context.models.unload, name, version))
+
+    def unload() -> tuple[str, bool]:
+        number, unloaded = context.models.unload(name, version)
+        audit("unload", name, number, "loaded" if unloaded else "unloaded", "unloaded")
+        return number, unloaded
+
+    number, unloaded = await context.threads.files(unload)
     await context.threads.files(partial(context.shared_state.post, "unload", name, number))
     return {"model": name, "version": number, "unloaded": unloaded}
 
@@ -171,8 +186,17 @@ async def post_unload(context: CurrentContext, name: str, version: str) -> dict[
     response_model=DriftResetAnswer,
     responses=errors(404),
 )
-async def post_drift_reset(context: CurrentContext, name: str, version: str) -> dict[str, Any]:
+async def post_drift_reset(
+    context: CurrentContext, name: str, version: str, audit: Audit
+) -> dict[str, Any]:
     """Reset the drift detector of a version in all workers."""
-    number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))
+
+    def reset() -> tuple[str, bool]:
+        number, report = context.models.reset_drift(name, version)
+        before = None if report is None else {"rows": report.rows, "alarm": report.alarm}
+        audit("reset drift", name, number, before, None)
+        return number, report is not None
+
+    number, was_reset = await context.threads.files(reset)
     await context.threads.files(partial(context.shared_state.post, "reset_drift", name, number))
-    return {"model": name, "version": number, "reset": reset}
+    return {"model": name, "version": number, "reset": was_reset}

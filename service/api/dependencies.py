@@ -8,6 +8,7 @@ from model_store.errors import InvalidInput
 from service.auth.scopes import get_owner
 from service.context import Context, get_context
 from service.request_context import RequestContext, get_link_prefix
+from service.telemetry.logs import AuditLog
 
 
 async def _context(request: Request) -> Context:
@@ -22,6 +23,10 @@ async def _owner(request: Request) -> str:
     return get_owner(request.scope)
 
 
+async def _audit(request: Request) -> AuditLog:
+    return AuditLog(request.scope)
+
+
 async def _link_prefix(request: Request) -> str:
     return get_link_prefix(request.scope)
 
@@ -29,6 +34,7 @@ async def _link_prefix(request: Request) -> str:
 CurrentContext = Annotated[Context, Depends(_context)]
 CurrentRequest = Annotated[RequestContext, Depends(_begin)]  # subject to admission
 Owner = Annotated[str, Depends(_owner)]  # digest of the API key
+Audit = Annotated[AuditLog, Depends(_audit)]
 LinkPrefix = Annotated[str, Depends(_link_prefix)]
 
 

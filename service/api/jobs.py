@@ -8,7 +8,7 @@ from fastapi.responses import FileResponse
 from model_store.errors import NotFound
 from model_store.state.database import may_be_damaged
 from model_store.state.jobs import Job, Jobs
-from service.api.dependencies import CurrentContext, LinkPrefix, Owner
+from service.api.dependencies import Audit, CurrentContext, LinkPrefix, Owner
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, ROW_ERRORS, answers, errors
 from service.api.requests import NPZ, PARQUET
@@ -17,6 +17,7 @@ from service.api.schemas import AcquireAnswer, JobAnswer, JobsAnswer, JobsQuery
 from service.auth.scopes import needs
 from service.context import Context
 from service.errors import NotDone
+from service.telemetry.logs import AuditLog
 
 MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
 
@@ -91,10 +92,10 @@ async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
     dependencies=[needs("read")],
 )
 async def post_job_cancel(
-    context: CurrentContext, prefix: LinkPrefix, job: OwnJob
+    context: CurrentContext, prefix: LinkPrefix, job: OwnJob, audit: Audit
 ) -> dict[str, Any]:
     """Cancel a queued or running job."""
-    cancelled = await context.threads.jobs(lambda: Jobs(context.state).cancel(job.id))
+    cancelled = await context.threads.jobs(lambda: cancel_job(context, job, audit))
     context.runner.wake()
     return job_json(context, cancelled, prefix)
 
@@ -105,13 +106,32 @@ async def post_job_cancel(
     responses=errors(404, 409),
     dependencies=[needs("read")],
 )
-async def delete_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> dict[str, Any]:
+async def delete_job(
+    context: CurrentContext, prefix: LinkPrefix, job: OwnJob, audit: Audit
+) -> dict[str, Any]:
     """Delete a finished job and its result."""
     if not job.is_over:
         expected = "a finished job (POST /jobs/{job}/cancel stops it)"
         raise NotDone("job", expected, job.state)
-    await context.threads.jobs(lambda: Jobs(context.state).forget(job.id))
+
+    def forget() -> None:
+        Jobs(context.state).forget(job.id)
+        _audit(audit, "delete job", job, None)
+
+    await context.threads.jobs(forget)
     return job_json(context, job, prefix)
+
+
+def cancel_job(context: Context, job: Job, audit: AuditLog) -> Job:
+    cancelled = Jobs(context.state).cancel(job.id)
+    _audit(audit, "cancel job", job, "cancelled" if cancelled.cancel else cancelled.state)
+    return cancelled
+
+
+def _audit(audit: AuditLog, action: str, job: Job, after: str | None) -> None:
+    with may_be_damaged(f"job {job.id}"):
+        version = job.request["model"], job.request["version"]
+    audit(action, *version, job.state, after, job.id)
 
 
 def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:

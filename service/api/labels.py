@@ -26,7 +26,7 @@ from model_store.state.labels import (
 )
 from model_store.state.live import MIN_CONTROL_ROWS, live_figures
 from service import limits
-from service.api.dependencies import CurrentContext, CurrentRequest
+from service.api.dependencies import Audit, CurrentContext, CurrentRequest
 from service.api.idempotency import identify_request
 from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, json_body
@@ -49,6 +49,7 @@ from service.context import Context
 from service.errors import TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext
+from service.telemetry.logs import AuditLog
 
 MAX_BODY_BYTES = 4 << 20
 OBJECT_BYTES = 16  # memory per byte of JSON
@@ -64,30 +65,32 @@ router = APIRouter(tags=["Labels"])
     openapi_extra=json_body(LabelsRequest),
     dependencies=[needs("label")],
 )
-async def post_labels(context: CurrentContext, call: CurrentRequest) -> Response:
+async def post_labels(context: CurrentContext, call: CurrentRequest, audit: Audit) -> Response:
     """Store labels on disk, all or none. A repeated request has no effect."""
     require_json(call.request)
     body = await _body(call)
     try:
         repeat = await identify_request(context, call, body)
-        answer = orjson.dumps(await _keep(context, call, body, repeat))
+        answer = orjson.dumps(await _keep(context, call, audit, body, repeat))
     except Repeated as repeated:
         answer = repeated.answer
     return Response(answer, media_type=JSON)
 
 
 async def _keep(
-    context: Context, call: RequestContext, body: bytes | bytearray, repeat: Repeatable | None
+    context: Context,
+    call: RequestContext,
+    audit: AuditLog,
+    body: bytes | bytearray,
+    repeat: Repeatable | None,
 ) -> dict[str, Any]:
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     count, max_labels = len(envelope.labels), context.settings.max_rows
     if count > max_labels:
         raise TooLarge("labels", f"at most {max_labels}", str(count))
     loaded = await context.find_model(call, Envelope(model=envelope.model))
-    key, replace, encoded = key_name(call.request.scope), envelope.replace, envelope.encoded
-    work = partial(
-        keep_labels, context, loaded, envelope.labels, call, replace, key, encoded, repeat
-    )
+    options = envelope.replace, envelope.encoded, repeat
+    work = partial(keep_labels, context, loaded, envelope.labels, call, audit, *options)
     return await context.threads.state(work)
 
 
@@ -129,7 +132,9 @@ async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Quer
     openapi_extra=json_body(LabelsDeletion),
     dependencies=[needs("label")],
 )
-async def post_labels_delete(context: CurrentContext, call: CurrentRequest) -> dict[str, Any]:
+async def post_labels_delete(
+    context: CurrentContext, call: CurrentRequest, audit: Audit
+) -> dict[str, Any]:
     """Delete labels by row id. Ids without a label are skipped."""
     require_json(call.request)
     body = await _body(call)
@@ -141,7 +146,9 @@ async def post_labels_delete(context: CurrentContext, call: CurrentRequest) -> d
         if state is None:
             return {"model": name, "deleted": 0, "labels": 0}
         count = delete_labels(state, name, request.ids)
-        return {"model": name, "deleted": count, "labels": counts(state, name)["labels"]}
+        labels = counts(state, name)["labels"]
+        audit("delete labels", name, None, labels + count, labels)
+        return {"model": name, "deleted": count, "labels": labels}
 
     return await context.threads.state(delete)
 
@@ -151,8 +158,8 @@ def keep_labels(
     loaded: ServedModel,
     entries: list[LabelEntry],
     call: RequestContext,
+    audit: AuditLog,
     replace: bool,
-    key: str | None,
     encoded: bool = False,
     repeat: Repeatable | None = None,
 ) -> dict[str, Any]:
@@ -191,7 +198,10 @@ def keep_labels(
         if repeat is not None:
             repeat.save(connection, orjson.dumps(answer))
 
-    accepted = accept(context.state, loaded.name, row_format(manifest), labels, replace, key, note)
+    key, rows = key_name(call.request.scope), row_format(manifest)
+    accepted = accept(context.state, loaded.name, rows, labels, replace, key, note)
+    after = asdict(accepted) | {"labels": answer["labels"]}
+    audit("store labels", *loaded.key, after["labels"] - accepted.accepted, after)
     context.metrics.count_labels(loaded.name, accepted)
     return answer
 

@@ -32,7 +32,7 @@ from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
 from service import limits
 from service.errors import InUse, NotReady, TooLargeToLoad
-from service.models.drift import Drift, DriftTarget, Evidence, row_digests
+from service.models.drift import Drift, DriftReport, DriftTarget, Evidence, row_digests
 from service.models.preflights import Preflights
 from service.models.reservoir import READY_BYTES, Reservoir
 from service.settings import Settings
@@ -409,11 +409,11 @@ class Models:
         for drift in drifts:
             drift.send()
 
-    def reset_drift(self, name: str, version: str) -> tuple[str, bool]:
+    def reset_drift(self, name: str, version: str) -> tuple[str, DriftReport | None]:
         """Reset the drift test of a version, given its number or alias.
 
         Returns:
-            The version's number, and whether it had a drift test.
+            The version's number, and the last report of its drift test.
 
         Raises:
             NotReady: if the shared tests are unreachable.
@@ -421,10 +421,12 @@ class Models:
         name = self.name(name)
         number = self._number(name, version)
         drift = self._drifts.get((name, number))
-        if drift is not None:
-            try:
-                drift.reset()
-            except OSError:
-                reason = "the shared drift tests are unreachable; try again"
-                raise NotReady(reason) from None
-        return number, drift is not None
+        if drift is None:
+            return number, None
+        report = drift.report()
+        try:
+            drift.reset()
+        except OSError:
+            reason = "the shared drift tests are unreachable; try again"
+            raise NotReady(reason) from None
+        return number, report

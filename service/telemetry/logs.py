@@ -1,8 +1,9 @@
 """Logging to standard error, as text or JSON lines.
 
 A thread writes the log, so that a slow reader does not delay requests or the end of the process. If
-too many records wait, further ones are dropped and counted. Except for request ids, the log
-contains no text from clients.
+too many records wait, further ones are dropped, counted and reported. Places are reserved for the
+audit log, and without a place the service refuses changes. The log contains no text from clients,
+except request ids and the paths of refused requests.
 """
 
 import atexit
@@ -15,24 +16,39 @@ from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from prometheus_client import Counter
+from starlette.types import Scope
 
-from service.request_context import RequestRecord
+from service.errors import NotReady
+from service.request_context import RequestRecord, get_record
 from service.settings import Settings
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_WAITING = 10_000  # records
+AUDIT_RESERVE = 1000  # further audit records
+MAX_PATH_CHARACTERS = 200
 END_S = 1.0  # for the last records
 STDERR = 2
 REQUESTS = logging.getLogger("dubito.requests")
+AUDIT = logging.getLogger("dubito.audit")
+AUDIT.setLevel(logging.INFO)  # whatever the root logger's level is
 DROPPED = Counter("dubito_log_dropped", "Log records dropped", registry=None)
 
 # These loggers would write content from clients.
 DISABLED_LOGGERS = ("python_multipart.multipart", "python_multipart.decoders")
 
 RequestLog = Callable[[RequestRecord, str, int | None, float], None]
+_waiting = Queue[Any](MAX_WAITING + AUDIT_RESERVE)
+
+
+class TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        texts = [f"{name}={orjson.dumps(value).decode()}" for name, value in fields.items()]
+        return " ".join([super().format(record), *texts])
 
 
 class JsonFormatter(logging.Formatter):
@@ -50,12 +66,26 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Queue(QueueHandler):
+    queue: Queue[Any]
+    dropped = 0  # since the last report
+
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Leave the formatting to the writing thread."""
         return record
 
+    def enqueue(self, record: logging.LogRecord) -> None:
+        if record.name != AUDIT.name and self.queue.qsize() >= MAX_WAITING:
+            raise Full
+        if self.dropped and self.queue.qsize() < MAX_WAITING // 2:
+            message = f"{self.dropped} log records were dropped"
+            level = {"levelno": logging.ERROR, "levelname": "ERROR"}
+            super().enqueue(logging.makeLogRecord({"name": "dubito", "msg": message, **level}))
+            self.dropped = 0
+        super().enqueue(record)
+
     def handleError(self, _: logging.LogRecord) -> None:
         """Drop a record if the queue is full."""
+        self.dropped += 1
         DROPPED.inc()
 
 
@@ -82,12 +112,11 @@ class _Writer(QueueListener):
 
 
 def configure(settings: Settings) -> None:
-    formatter = JsonFormatter() if settings.log == "json" else logging.Formatter(TEXT)
-    records = Queue[Any](MAX_WAITING)
-    writer = _Writer(records, formatter)
+    formatter = JsonFormatter() if settings.log == "json" else TextFormatter(TEXT)
+    writer = _Writer(_waiting, formatter)
     writer.start()
     atexit.register(writer.close)
-    logging.basicConfig(level=logging.INFO, handlers=[_Queue(records)], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[_Queue(_waiting)], force=True)
     logging.captureWarnings(True)
     for name in DISABLED_LOGGERS:
         logging.getLogger(name).disabled = True
@@ -108,6 +137,44 @@ def log_request(record: RequestRecord, route: str, status: int | None, seconds: 
     if record.trace_id is not None:
         fields["trace_id"] = record.trace_id
     REQUESTS.info("request", extra={"fields": fields})
+
+
+class AuditLog:
+    """Log who makes a request and what it changes.
+
+    Raises:
+        NotReady: if the log is not being read.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        if _waiting.qsize() >= MAX_WAITING:
+            raise NotReady("the log is not being read, and changes must be logged")
+        self._scope = scope
+
+    def __call__(
+        self,
+        action: str,
+        model: str,
+        version: str | None,
+        before: Any,
+        after: Any,
+        job: str | None = None,
+    ) -> None:
+        change = {"model": model, "version": version, "before": before, "after": after}
+        AUDIT.info(action, extra={"fields": _origin(self._scope) | change | {"job": job}})
+
+
+def log_refusal(scope: Scope) -> None:
+    """Log a request without sufficient authentication."""
+    path = quote(scope["path"], errors="replace")[:MAX_PATH_CHARACTERS]
+    fields = _origin(scope) | {"path": path, "reason": get_record(scope).reason}
+    AUDIT.warning("refuse", extra={"fields": fields})
+
+
+def _origin(scope: Scope) -> dict[str, str | None]:
+    record, peer = get_record(scope), scope.get("client")
+    address = peer[0] if peer else None
+    return {"request_id": record.request_id, "key": record.key, "address": address}
 
 
 def where(error: BaseException) -> str:

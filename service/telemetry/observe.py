@@ -15,7 +15,7 @@ from model_store.errors import DubitoError
 from service.api.problems import error_response
 from service.errors import ShuttingDown
 from service.request_context import PREFIX_KEY, RECORD_KEY, RequestRecord
-from service.telemetry.logs import RequestLog, where
+from service.telemetry.logs import RequestLog, log_refusal, where
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import Tracing
 
@@ -25,6 +25,7 @@ ID_BYTES = 16
 METHODS = frozenset(
     {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 )
+REFUSALS = {401, 403, 421}  # of `service.auth`
 VERSION_PREFIX = "/v1"  # of the API, before any path
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -92,6 +93,8 @@ class Observe:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - record.started
             self.metrics.count_request(route, status, record.reason, seconds)
+            if status in REFUSALS:
+                log_refusal(scope)
             if self.log is not None:
                 self.log(record, route, status, seconds)
             if span is not None and self.tracing is not None:

