@@ -178,6 +178,8 @@ def to_json(value: Any, field: str) -> Any:
     pandas = sys.modules.get("pandas")
     if pandas is not None and value is pandas.NA:
         return None
+    if pandas is not None and isinstance(value, pandas.Interval):  # a category of pandas.cut
+        return str(value)
     raise InvalidInput(field, "a number, a string, a date or None", type(value).__name__)
 
 

@@ -21,6 +21,7 @@ from model_store.inference.prediction import (
     check_computed,
     decide,
 )
+from model_store.sources.arrow import name_categories
 from model_store.sources.columns import encode_cells
 from model_store.sources.images import image_content, open_image, pixels
 from model_store.sources.parquet import ParquetFile, write_tables
@@ -42,8 +43,21 @@ def to_table(X: Any, names: list[str] | None) -> pa.Table:
     elif hasattr(X, "to_arrow"):  # polars
         table = X.to_arrow()
     else:
-        table = pa.Table.from_pandas(X, preserve_index=False).replace_schema_metadata(None)
+        columns = [_pandas_column(X.iloc[:, i], name) for i, name in enumerate(X.columns)]
+        table = pa.Table.from_arrays(columns, names=list(map(str, X.columns)))
+    table = pa.Table.from_arrays(list(map(name_categories, table.columns)), table.column_names)
     return table.rename_columns(names or [f"x{i}" for i in range(table.num_columns)])
+
+
+def _pandas_column(values: Any, name: object) -> Any:
+    if str(values.dtype) == "category" and str(values.cat.categories.dtype).startswith("interval"):
+        values = values.cat.rename_categories(str)  # of pandas.cut
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, OverflowError):
+        kinds = sorted({type(value).__name__ for value in values})
+        expected = "values of one type (convert them by .astype(str), or leave the column out)"
+        raise InvalidInput(f"column {name}"[:100], expected, ", ".join(kinds[:5])) from None
 
 
 def to_parquet(table: pa.Table) -> bytes:

@@ -11,8 +11,10 @@ converted to seconds since 1970.
 import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 from unicodedata import normalize
 
@@ -41,6 +43,13 @@ TIME_EXAMPLE = "2024-05-01 or 2024-05-01T13:30"
 ISO = re.compile(
     r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?)?",
     re.ASCII,
+)
+Numbers = Float64[np.ndarray, "N"]  # numbers or times, NaN for missing values
+Categories = list[str | None]  # None for missing values
+# Numbers as programs write them, in contrast to codes such as 007 and 1E5
+WHOLE = re.compile(r"([+-]?(?:0|[1-9]\d{0,99}))(?:\.0{0,99})?", re.ASCII)
+DECIMAL = re.compile(
+    r"[+-]?(?=[\d.])(?:0|[1-9]\d{0,99})?(?:\.\d{1,99})?(?:e[+-]\d{2,3})?", re.ASCII
 )
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0
@@ -84,17 +93,38 @@ def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[
     return read
 
 
+def category_text(value: str | float | Decimal | date) -> str:
+    """Convert a value to the name of a category. Equal numbers have one name, such as 3 for 3.0.
+
+    Text with leading zeros, such as 007, is not a number.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str):
+        if match := WHOLE.fullmatch(value):
+            return str(int(match[1]))
+        if not DECIMAL.fullmatch(value):
+            return value
+        value = float(value)
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    return str(int(value)) if int(value) == value else repr(float(value))
+
+
 def match_category(text: str, categories: AbstractSet[str]) -> str:
     """Return the known category that a text stands for, or the text.
 
-    The text can have outer spaces, another Unicode normal form, or booleans in upper case.
+    The text can have outer spaces, another Unicode normal form, booleans in upper case, or an equal
+    number.
     """
     if text in categories:
         return text
     trimmed = text.strip()
     if categories <= BOOLEANS:
         trimmed = trimmed.lower()
-    forms = (trimmed, normalize("NFC", trimmed), normalize("NFD", trimmed))
+    forms = (trimmed, normalize("NFC", trimmed), normalize("NFD", trimmed), category_text(trimmed))
     return next((form for form in forms if form in categories), text)
 
 

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float32
 
 from model_store.artifacts.manifest import (
     AnyColumn,
@@ -25,6 +25,9 @@ from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_e
 from model_store.sources.cells import (
     ISO,
     TIME_EXAMPLE,
+    Categories,
+    Numbers,
+    category_text,
     date_example,
     match_category,
     number_example,
@@ -34,8 +37,6 @@ from model_store.sources.cells import (
 )
 
 Columns = Sequence[AnyColumn]
-Numbers = Float64[np.ndarray, "N"]  # numbers or times, NaN for missing values
-Categories = list[str | None]  # None for missing values
 OR_NULL = ", or null"  # for columns with missing values
 MAX_SHOWN = 10
 
@@ -259,12 +260,14 @@ def _number(style: NumberStyle | None, cell: Any, field: str) -> float:
 
 
 def _time(date_format: str | None, cell: Any, field: str) -> float:
-    if cell is None:
+    if cell is None or cell != cell:
         return float("nan")
     as_text = ""
     if date_format is not None:
         as_text = f", or as the training data had it, such as {date_example(date_format)!r}"
     expected = f"a date or time in ISO 8601, such as {TIME_EXAMPLE}{as_text}{OR_NULL}"
+    if date_format is not None and type(cell) in (int, float):  # such as 20240531
+        cell = category_text(cell)
     if type(cell) is not str:
         raise InvalidInput(field, expected, describe_value(cell))
     try:
@@ -279,12 +282,3 @@ def _category(cell: Any, field: str) -> str | None:
     if type(cell) not in (str, int, float, bool):
         raise InvalidInput(field, f"a string, number or boolean{OR_NULL}", describe_value(cell))
     return category_text(cell)
-
-
-def category_text(value: str | int | float | bool) -> str:
-    """Convert a JSON value to the name of a category."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(int(value)) if float(value).is_integer() else repr(value)

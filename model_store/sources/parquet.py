@@ -4,8 +4,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute, parquet, types
 
-from model_store.artifacts.manifest import AnyColumn, InputSpec, NumericColumn
+from model_store.artifacts.manifest import AnyColumn, InputSpec
 from model_store.errors import InvalidInput
+from model_store.sources.arrow import column_type, read_categories, read_numbers, read_times
 from model_store.sources.cells import cell_reader
 from model_store.sources.row_file import (
     ID_LETTERS,
@@ -352,23 +351,18 @@ def _length(value: Any) -> int:
 
 
 def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
-    """Convert a column to JSON values, or to a numeric array with NaN for missing values."""
-    kind = column.type
-    if types.is_timestamp(kind) and kind.unit == "ns":  # not representable in Python
-        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    if isinstance(spec, NumericColumn) and (types.is_floating(kind) or types.is_integer(kind)):
-        return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
-    cells = column.to_pylist()
-    if types.is_floating(kind):
-        return [None if cell is None or cell != cell else cell for cell in cells]
-    if types.is_timestamp(kind) or types.is_date(kind):
-        return [cell.isoformat() if isinstance(cell, date | datetime) else None for cell in cells]
-    if types.is_decimal(kind):
-        return [float(cell) if isinstance(cell, Decimal) else None for cell in cells]
-    if any(type(cell) is str for cell in cells):
+    """Convert a column to numbers, times, or JSON values."""
+    kind = column_type(column)
+    if kind == "text":
         read = cell_reader(spec, missing)
-        return [read(cell) if type(cell) is str else cell for cell in cells]
-    return cells
+        return [None if cell is None else read(cell) for cell in column.to_pylist()]
+    if spec.kind == "numeric" and kind in ("numbers", "integers"):
+        return read_numbers(column)
+    if spec.kind == "time" and kind == "times":
+        return read_times(column)
+    if kind == "times" or (kind is not None and spec.kind == "categorical"):
+        return read_categories(column)
+    return column.to_pylist()
 
 
 def _delta_columns(metadata: parquet.FileMetaData) -> set[str]:

@@ -13,7 +13,7 @@ from jaxtyping import Float32, UInt8
 
 from model_store.artifacts.manifest import LARGEST_ID, ImageSpec
 from model_store.errors import InvalidInput
-from model_store.sources.columns import category_text
+from model_store.sources.cells import category_text
 from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, hold_out
 

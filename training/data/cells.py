@@ -9,18 +9,29 @@ import gzip
 import json
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute, types
+from pyarrow import compute
 
 from model_store.artifacts.manifest import CategoricalColumn, Decimal, NumberStyle, Thousands
 from model_store.errors import InvalidInput
+from model_store.sources.arrow import (
+    EXACT_INTEGERS,
+    Column,
+    as_text,
+    column_type,
+    name_categories,
+    read_categories,
+    read_numbers,
+    read_times,
+)
 from model_store.sources.cells import (
     BOOLEANS,
     COMMA_NUMBER,
@@ -29,12 +40,16 @@ from model_store.sources.cells import (
     POINT_NUMBER,
     THOUSANDS,
     TIME_EXAMPLE,
+    WHOLE,
+    Categories,
+    Numbers,
+    category_text,
     find_sign,
     is_number,
     parse_number,
     parse_time,
 )
-from model_store.sources.columns import Categories, Columns, Numbers, category_text
+from model_store.sources.columns import Columns
 from model_store.sources.csv import CsvTable
 from model_store.sources.parquet import read_table
 from training import log
@@ -59,10 +74,9 @@ DATES = {  # date formats by pattern
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)  # the point may group thousands
 SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
 MIN_GROUPED = 5  # fewer grouped numbers may be accidental
+HAS_OFFSET = re.compile(r":\d{2}.*(?:Z|[+-]\d{2}:?\d{2})$")
 MAX_SHOWN = 40  # characters per cell
-NUMERIC = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
-
-Column = Any  # a pyarrow array or chunked array
+ISO_FORMAT = ""  # in place of a `strptime` format
 
 
 @dataclass(frozen=True)
@@ -119,12 +133,26 @@ def csv_table(
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
-    table, changed = _clear_values(read_table(path, "data.source"), section.missing_values)
+    table = _declare_categories(read_table(path, "data.source"))
+    table, changed = _clear_values(table, section.missing_values)
     table = _drop_rows_without_target(table, section.target)
     names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
     if section.target is not None:
         names = names | {section.target} if task == "regression" else names - {section.target}
     return _infer_types(table, names, {**section.columns}, set(), PLAIN)
+
+
+def _declare_categories(table: pa.Table) -> pa.Table:
+    """Encode the columns that pandas stored as categories, because Parquet drops this type."""
+    columns = (table.schema.pandas_metadata or {}).get("columns", ())
+    declared = {
+        column["field_name"] for column in columns if column["pandas_type"] == "categorical"
+    }
+    for i, name in enumerate(table.column_names):
+        if name in declared and column_type(table.column(i)) in ("numbers", "integers"):
+            categories = table.column(i).dictionary_encode()
+            table = table.set_column(i, name, name_categories(categories))
+    return table
 
 
 def find_index_column(names: list[str], used_names: set[str]) -> str | None:
@@ -135,82 +163,89 @@ def find_index_column(names: list[str], used_names: set[str]) -> str | None:
     return None
 
 
-def as_text(column: Column) -> Column | None:
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column if types.is_string(column.type) or types.is_large_string(column.type) else None
-
-
 def stored_writing(table: pa.Table, name: str) -> NumberStyle | None:
     metadata = table.schema.field(name).metadata or {}
     return NumberStyle.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
 
 
-def convert_times(
-    table: pa.Table, names: set[str], kinds: Mapping[str, str], date_format: str | None
-) -> tuple[pa.Table, dict[str, str | None]]:
-    """Convert dates and times to seconds, and return the table and each column's date format.
+def read_column(
+    column: Column, name: str, kind: str | None = None, date_format: str | None = None
+) -> tuple[Numbers | Categories, str | None]:
+    """Read a column as numbers or categories, unless it has a kind, or as times.
 
-    The format is None if requests must use ISO 8601. A text column is converted if every value is a
-    date or time.
+    Without a kind, text becomes times if every value is a time, and categories otherwise. Integers
+    that float64 cannot represent become categories.
+
+    Returns:
+        The values, and the date format of times, which is "" for ISO 8601 and None without times.
 
     Raises:
-        InvalidInput: if a column of kind `time` has another value.
+        InvalidInput: if a value does not have the kind, or the type is not supported.
     """
-    formats: dict[str, str | None] = {}
-    for i, name in enumerate(table.column_names):
-        column, kind = table.column(i), kinds.get(name)
-        if name not in names or kind not in (None, "time"):
-            continue
-        date_form = None
-        if types.is_date(column.type) or types.is_timestamp(column.type):
-            micros = pa.timestamp("us", getattr(column.type, "tz", None))
-            numbers = compute.cast(compute.cast(column, micros, safe=False), pa.int64())
-            seconds = compute.divide(compute.cast(numbers, pa.float64()), 1e6)
-        elif (text := as_text(column)) is not None:
-            cells = compute.utf8_trim_whitespace(text).to_pylist()
-            times = _times(cells, name, date_format, kind == "time")
-            if times is None:
-                continue
-            seconds, date_form = pa.array(times[0], from_pandas=True), times[1]
-        elif kind == "time":
-            raise InvalidInput(f"column {name}", "dates or times", f"type {column.type}"[:80])
-        else:
-            continue
-        formats[name] = date_form
-        table = table.set_column(i, name, seconds)
-    return table, formats
-
-
-def read_values(column: Column, name: str, kind: str | None) -> Numbers | Categories:
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    arrow_type, text = column.type, as_text(column)
-    if not (is_numeric(arrow_type) or types.is_boolean(arrow_type) or text is not None):
+    column_kind, text = column_type(column), as_text(column)
+    if kind == "text" and text is not None:
+        return text.to_pylist(), None
+    if column_kind is None:
         expected = "numbers, booleans, strings or dates (or `ignored` in data.columns)"
-        raise InvalidInput(f"column {name}", expected, f"type {arrow_type}"[:80])
-    if is_numeric(arrow_type) and kind != "categorical":
-        numbers = to_floats(column)
+        raise InvalidInput(f"column {name}", expected, f"type {column.type}"[:80])
+    if kind in (None, "time"):
+        times = find_times(column, name, date_format, kind == "time")
+        if times is not None:
+            return times
+    if kind != "categorical" and (
+        column_kind == "numbers" or (column_kind == "integers" and kind == "numeric")
+    ):
+        numbers = read_numbers(column)
         if np.isinf(numbers).any():
             row = int(np.argmax(np.isinf(numbers)))
             raise InvalidInput(f"column {name}", "finite numbers", f"infinity in row {row}")
-        return numbers
-    cells = column.to_pylist()
+        return numbers, None
     if kind == "numeric":
+        cells = column.to_pylist()
         _check_numbers(cells, name, _is_finite)
-        return np.array([np.nan if cell is None else float(cell) for cell in cells])
+        return np.array([np.nan if cell is None else float(cell) for cell in cells]), None
     if kind is None and text is not None:
-        check_mixed_numbers(cells, name, is_number)
-    return [None if cell is None or cell != cell else category_text(cell) for cell in cells]
+        check_mixed_numbers(text.to_pylist(), name, is_number)
+    return _merge_numbers(name, column), None
 
 
-def is_numeric(arrow_type: pa.DataType) -> bool:
-    return any(is_kind(arrow_type) for is_kind in NUMERIC)
+def find_times(
+    column: Column, name: str, date_format: str | None, is_required: bool = False
+) -> tuple[Numbers, str] | None:
+    """Read a column of times with its date format, or return None for other columns.
+
+    With a date format, whole numbers such as 20240531 can be times.
+    """
+    kind, text = column_type(column), as_text(column)
+    if kind == "times":
+        try:
+            return read_times(column), ISO_FORMAT
+        except OverflowError:
+            expected = "times from year 1 to 9999 (or `ignored` in data.columns)"
+            raise InvalidInput(f"column {name}", expected, "another year") from None
+    if text is not None:
+        texts = compute.utf8_trim_whitespace(text).to_pylist()
+        return _times(texts, name, date_format, is_required)
+    if kind == "numbers" and date_format is not None:
+        return _times(read_categories(column), name, date_format, is_required)
+    if is_required:
+        raise InvalidInput(f"column {name}", "dates or times", f"type {column.type}"[:80])
+    return None
 
 
-def to_floats(column: Column) -> Numbers:
-    numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return np.asarray(numbers, dtype=np.float64)
+def _merge_numbers(name: str, column: Column) -> Categories:
+    categories = read_categories(column)
+    text = as_text(column)
+    if text is not None:
+        names = {value: category_text(value) for value in text.unique().to_pylist() if value}
+        groups = defaultdict(list)
+        for value, category in names.items():
+            groups[category].append(value)
+        merged = next((values for values in groups.values() if len(values) > 1), None)
+        if merged:
+            message = "column %s: %s are one category, because they are equal numbers"
+            log.warning(message, name, " and ".join(map(repr, merged[:3])))
+    return categories
 
 
 def infer_writing(
@@ -369,7 +404,10 @@ def _infer_type(
     if len(plain) == len(texts) and not is_grouped:
         if number_format.is_ambiguous and kind != "ignored":
             _check_grouping(name, texts)
-        return name, _floats(column, plain, number_format)
+        floats = _floats(column, plain, number_format)
+        is_large = np.nanmax(np.abs(read_numbers(floats)), initial=0.0) > EXACT_INTEGERS
+        is_exact = kind == "numeric" or not (is_large and all(map(WHOLE.fullmatch, texts)))
+        return name, floats if is_exact else column
     if kind == "ignored":
         return name, column
     decimal = number_format.decimal if number_format.is_known else None
@@ -421,10 +459,10 @@ def _map_cells(column: Column, values: Mapping[str, object], arrow_type: pa.Data
 
 def _times(
     values: Sequence[str | None], name: str, date_format: str | None, is_required: bool
-) -> tuple[Numbers, str | None] | None:
+) -> tuple[Numbers, str] | None:
     """Parse a column's times (NaN if missing) and date format; None if a value is not a time.
 
-    The format is None for ISO 8601, or if several formats fit.
+    The format is "" for ISO 8601, or if several formats fit.
     """
     distinct = {value for value in values if value is not None}
     forms = _date_forms(min(distinct, default=""), date_format)
@@ -446,22 +484,27 @@ def _times(
             "data.columns or by --ignore)"
         )
         raise InvalidInput(f"column {name}", expected, repr(next(ambiguous)[:MAX_SHOWN]))
+    local_times = [text for text in distinct if not HAS_OFFSET.search(text)]
+    if 0 < len(local_times) < len(distinct):
+        message = "column %s: %d of %d times, such as %r, have no UTC offset and are read as UTC"
+        log.warning(message, name, len(local_times), len(distinct), min(local_times))
     seconds = [np.nan if value is None else seconds_by_text[value] for value in values]
-    return np.array(seconds, dtype=np.float64), next(iter(parsed)) if len(parsed) == 1 else None
+    date_form = next(iter(parsed)) if len(parsed) == 1 else ISO_FORMAT
+    return np.array(seconds, dtype=np.float64), date_form
 
 
-def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]:
+def _date_forms(example: str, date_format: str | None) -> tuple[str, ...]:
     if ISO.fullmatch(example):
-        return (None,)
+        return (ISO_FORMAT,)
     if date_format is not None:
         return (date_format,)
     matches = (formats for pattern, formats in DATES.items() if pattern.fullmatch(example))
     return next(matches, ())
 
 
-def _parse_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
+def _parse_seconds(form: str, texts: Collection[str]) -> dict[str, float] | None:
     try:
-        return {text: parse_time(form, text) for text in texts}
+        return {text: parse_time(form or None, text) for text in texts}
     except (ValueError, OverflowError):
         return None
 
@@ -470,7 +513,7 @@ def _first_invalid_time(values: Sequence[str | None], date_format: str | None) -
     formats = [date_format] if date_format else [f for forms in DATES.values() for f in forms]
     present = [(row, value) for row, value in enumerate(values) if value is not None]
     for row, value in present:
-        if all(_parse_seconds(form, [value]) is None for form in (None, *formats)):
+        if all(_parse_seconds(form, [value]) is None for form in (ISO_FORMAT, *formats)):
             return row, value
     return 0, present[0][1] if present else ""
 

@@ -11,9 +11,15 @@ from jaxtyping import Int64
 from pyarrow import types
 
 from model_store.errors import InvalidInput
-from model_store.sources.cells import is_number
-from model_store.sources.columns import Numbers, category_text
-from training.data.cells import as_text, check_mixed_numbers, convert_times, is_numeric, to_floats
+from model_store.sources.arrow import (
+    EXACT_INTEGERS,
+    as_text,
+    column_type,
+    read_categories,
+    read_numbers,
+)
+from model_store.sources.cells import WHOLE, Numbers, is_number
+from training.data.cells import check_mixed_numbers, find_times
 from training.data.columns import MAX_CATEGORIES, MIN_CATEGORY_ROWS
 
 Index = Int64[np.ndarray, "N"]
@@ -56,26 +62,24 @@ def inspect_column(
     """
     column = table.column(name)
     missing = column.null_count / max(1, len(column))
-    kinds = {} if config in (None, "time") else {name: "-"}
-    texts = as_text(column)
+    kind, text = column_type(column), as_text(column)
+    if kind is None:
+        reason = f"type {column.type} is not numeric, categorical or a date"
+        return ColumnFinding(name, "ignored", reason, missing, [])
     try:
-        timed, times = convert_times(table.select([name]), {name}, kinds, date_format)
+        is_open = config in (None, "time")
+        times = find_times(column, name, date_format) if is_open else None
     except InvalidInput as error:
-        return _refused(error, name, missing, [] if texts is None else texts.to_pylist())
-    if name in times:
-        seconds = to_floats(timed.column(name))
+        return _refused(error, name, missing, [] if text is None else text.to_pylist())
+    if times is not None:
+        seconds = times[0]
         ends = (0.0, 0.0) if np.isnan(seconds).all() else (np.nanmin(seconds), np.nanmax(seconds))
         first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
         return ColumnFinding(name, "time", f"dates or times, {first} to {last}", missing, seconds)
-    if is_numeric(column.type):
-        return _inspect_numbers(name, to_floats(column), rows, config)
-    if not (types.is_boolean(column.type) or texts is not None):
-        reason = f"type {column.type} is not numeric, categorical or a date"
-        return ColumnFinding(name, "ignored", reason, missing, [])
-    cells = (column if texts is None else texts).to_pylist()
-    return _inspect_text(
-        name, [None if c is None else category_text(c) for c in cells], rows, config
-    )
+    if kind == "numbers" or (kind == "integers" and config == "numeric"):
+        return _inspect_numbers(name, read_numbers(column), rows, config)
+    is_declared = types.is_dictionary(column.type)
+    return _inspect_text(name, read_categories(column), rows, config, is_declared)
 
 
 def _inspect_numbers(name: str, numbers: Numbers, rows: Index, config: Any) -> ColumnFinding:
@@ -128,7 +132,9 @@ def tail_length(present: Numbers) -> float:
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
 
-def _inspect_text(name: str, values: list[str | None], rows: Index, config: Any) -> ColumnFinding:
+def _inspect_text(
+    name: str, values: list[str | None], rows: Index, config: Any, is_declared: bool
+) -> ColumnFinding:
     counts = Counter(value for value in values if value is not None)
     present = counts.total()
     missing = 1.0 - present / max(1, len(values))
@@ -139,21 +145,13 @@ def _inspect_text(name: str, values: list[str | None], rows: Index, config: Any)
         if counts:
             reason = f"the same in every row ({next(iter(counts))[:40]!r})"
         return ColumnFinding(name, "ignored", reason, missing, values)
+    notes = []
     try:
-        check_mixed_numbers(values, name, is_number, rows.tolist())
+        if not is_declared:
+            check_mixed_numbers(values, name, is_number, rows.tolist())
+            notes += _format_hints(counts)
     except InvalidInput as error:
         return _refused(error, name, missing, values)
-    notes = []
-    if all(FORMATTED_NUMBER.fullmatch(value.strip()) for value in counts):
-        notes.append(
-            f"numbers ({next(iter(counts))[:30]!r})? Their format is ambiguous, or they have "
-            "several signs (set data.decimal and data.thousands)"
-        )
-    if all(DATE_LIKE.fullmatch(value.strip()) for value in counts):
-        notes.append(
-            f"dates ({next(iter(counts))[:30]!r})? Set data.date_format or --date-format, such as "
-            "%d/%m/%y"
-        )
     is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < RARE
     if is_rare or len(counts) == present >= MIN_ROWS:
         reason = f"an id or free text: {len(counts)} different values in {present} rows"
@@ -170,6 +168,23 @@ def _inspect_text(name: str, values: list[str | None], rows: Index, config: Any)
     if group_similar(counts):
         notes.append("some categories differ only in spaces or capitals")
     return ColumnFinding(name, "categorical", f"{len(counts)} categories", missing, values, notes)
+
+
+def _format_hints(counts: Iterable[str]) -> list[str]:
+    notes = []
+    if all(map(WHOLE.fullmatch, counts)) and max(map(float, counts)) > EXACT_INTEGERS:
+        notes.append("whole numbers that float64 cannot represent (set `numeric` to round them)")
+    elif all(FORMATTED_NUMBER.fullmatch(value.strip()) for value in counts):
+        notes.append(
+            f"numbers ({next(iter(counts))[:30]!r})? Their format is ambiguous, or they have "
+            "several signs (set data.decimal and data.thousands)"
+        )
+    if all(DATE_LIKE.fullmatch(value.strip()) for value in counts):
+        notes.append(
+            f"dates ({next(iter(counts))[:30]!r})? Set data.date_format or --date-format, such as "
+            "%d/%m/%y"
+        )
+    return notes
 
 
 def group_similar(values: Iterable[str]) -> list[list[str]]:

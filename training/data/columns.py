@@ -18,8 +18,7 @@ from model_store.artifacts.manifest import (
     TimeColumn,
 )
 from model_store.errors import InvalidInput
-from model_store.sources.cells import CYCLES_S, DAY_S
-from model_store.sources.columns import Categories, Numbers
+from model_store.sources.cells import CYCLES_S, DAY_S, Categories, Numbers
 from training import log
 
 MAX_CATEGORIES = 256
@@ -33,12 +32,12 @@ class Table:
     """The input columns of a table: numbers (NaN if missing) or categories (None if missing).
 
     Attributes:
-        times: date formats of columns in seconds, None for ISO 8601.
+        times: date formats of columns in seconds, "" for ISO 8601.
         number_formats: formats of columns that were not plain numbers.
     """
 
     columns: dict[str, Numbers | Categories]
-    times: Mapping[str, str | None] = field(default_factory=dict)
+    times: Mapping[str, str] = field(default_factory=dict)
     number_formats: Mapping[str, NumberStyle] = field(default_factory=dict)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
@@ -59,7 +58,7 @@ def _fit_column(table: Table, name: str) -> AnyColumn:
     if isinstance(values, list):
         return _fit_categories(name, values)
     if name in table.times:
-        cycles, date_format = _cycles(values[~np.isnan(values)]), table.times[name]
+        cycles, date_format = _cycles(values[~np.isnan(values)]), table.times[name] or None
         return TimeColumn(name=name, **_moments(name, values), cycles=cycles, written=date_format)
     written = table.number_formats.get(name)
     return NumericColumn(name=name, written=written, **_moments(name, values))

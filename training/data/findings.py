@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
-from model_store.sources.cells import is_number
-from model_store.sources.columns import category_text, presence
+from model_store.sources.cells import category_text, is_number
+from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
 from training.data.arrays import SPLIT, check_not_workbook, resolve_path
-from training.data.cells import csv_table, find_index_column, parquet_table, read_values
+from training.data.cells import csv_table, find_index_column, parquet_table, read_column
 from training.data.column_findings import (
     CONFIGURED,
     ColumnFinding,
@@ -184,7 +184,7 @@ def _add_target(
     if target.kind in ("time", "refused") and is_regression:
         raise InvalidInput(f"column {name}", "numbers or classes as the target", target.reason)
     kind = "numeric" if is_regression else "categorical"
-    values: Any = read_values(column, name, kind)
+    values: Any = read_column(column, name, kind)[0]
     if is_regression:
         findings, y = replace(findings, targets=values, warnings=_close_targets(values)), values
     else:

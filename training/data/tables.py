@@ -13,17 +13,11 @@ from pyarrow import types
 
 from model_store.artifacts.manifest import CategoricalColumn, column_width
 from model_store.errors import InvalidInput
-from model_store.sources.columns import (
-    Categories,
-    Columns,
-    Numbers,
-    category_text,
-    encode,
-    presence,
-)
+from model_store.sources.cells import Categories, Numbers, category_text
+from model_store.sources.columns import Columns, encode, presence
 from model_store.sources.parquet import is_list
 from training import log
-from training.data.cells import convert_times, find_index_column, read_values, stored_writing
+from training.data.cells import find_index_column, find_times, read_column, stored_writing
 from training.data.columns import Table, fit_columns, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
@@ -49,7 +43,7 @@ def id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np
     unused = [name for name in used if name not in (lists[0], target)]
     if unused:
         log.info("ignoring %s, because rows are the ids of %r", ", ".join(unused)[:300], lists[0])
-    y = read_values(table.column(target), target, _target_kind(task))
+    y, _ = read_column(table.column(target), target, _target_kind(task))
     index = _rows_with_target(y, target)
     rows = table.column(lists[0]).combine_chunks().take(index)
     lengths = rows.value_lengths().to_numpy(zero_copy_only=False)  # NaN for missing lists
@@ -107,24 +101,26 @@ def make_table_dataset(
     features = _features(table, section, version_columns)
     assert section.target is not None
     categorical = [c for c in version_columns if isinstance(c, CategoricalColumn)]
-    kinds = {c.name: c.kind for c in categorical} | section.columns
+    kinds: dict[str, str] = {c.name: c.kind for c in categorical}
+    kinds |= section.columns
     if texts is not None:
         unused = [name for name in features if name != section.text]
         if unused:
             names = ", ".join(unused)[:300]
             log.info("ignoring %s, because the model reads only %r", names, section.text)
         features = [texts.spec.column]
-        kinds |= {texts.spec.column: "categorical"}  # Text must not be converted.
-    timed, times = convert_times(table, set(features), kinds, section.date_format)
-    columns = {
-        name: read_values(timed.column(name), name, "numeric" if name in times else kinds.get(name))
+        kinds |= {texts.spec.column: "text"}
+    cells = {
+        name: read_column(table.column(name), name, kinds.get(name), section.date_format)
         for name in features
     }
-    values = read_values(table.column(section.target), section.target, _target_kind(task))
+    columns = {name: column for name, (column, _) in cells.items()}
+    times = {name: form for name, (_, form) in cells.items() if form is not None}
+    values, _ = read_column(table.column(section.target), section.target, _target_kind(task))
     index = _rows_with_target(values, section.target)
     split_keys = _keys(table, section, take(values, index), index)
     targets = _targets(take(values, index), section, split_keys)
-    writings = {name: stored_writing(timed, name) for name in features}
+    writings = {name: stored_writing(table, name) for name in features}
     number_formats = {name: writing for name, writing in writings.items() if writing is not None}
     rows = Table(columns, times, number_formats).take(index)
     if texts is None:
@@ -247,7 +243,7 @@ def _groups(
 def _number_groups(
     table: pa.Table, column: str, field: str, index: Index
 ) -> tuple[Shaped[np.ndarray, "G"], Index]:
-    values = take(read_values(table.column(column), column, "categorical"), index)
+    values = take(read_column(table.column(column), column, "categorical")[0], index)
     _check_complete(values, field, column)
     names, numbers = np.unique(values, return_inverse=True)
     return names, numbers.astype(np.int64)
@@ -259,8 +255,9 @@ def _keys(
     if section.group is not None:
         return Keys(groups=_number_groups(table, section.group, "data.group", index)[1])
     if section.time is not None:
-        table, _ = convert_times(table, {section.time}, {}, section.date_format)
-        times = take(read_values(table.column(section.time), section.time, "numeric"), index)
+        column, name = table.column(section.time), section.time
+        found = find_times(column, name, section.date_format)
+        times = take(found[0] if found else read_column(column, name, "numeric")[0], index)
         _check_complete([None if t != t else t for t in times.tolist()], "data.time", section.time)
         return Keys(times=times)
     if section.is_stratified and isinstance(values, list):
@@ -336,7 +333,7 @@ def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:
 
 
 def _id(value: Any) -> str:
-    return category_text(value) if isinstance(value, str | int | float) else str(value)
+    return category_text(value) if isinstance(value, int | float) else str(value)
 
 
 def _target_kind(task: str) -> str:

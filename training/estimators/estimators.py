@@ -9,7 +9,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
-from model_store.sources.columns import category_text
+from model_store.sources.cells import category_text
 from training.estimators.base import Estimator
 
 
@@ -68,10 +68,12 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _targets(self, y: np.ndarray) -> np.ndarray:
         """Convert class labels to the service's class names."""
         check_classification_targets(y)
-        self.classes_, index = np.unique(y, return_inverse=True)
+        labels, index = np.unique(y, return_inverse=True)
+        names = np.array([category_text(label) for label in labels.tolist()])
+        self.classes_ = labels[np.sort(np.unique(names, return_index=True)[1])]
         if len(self.classes_) < 2:
             raise ValueError(f"y: expected two classes or more, got 1 class, {self.classes_[0]}")
-        return np.array([category_text(label) for label in self.classes_.tolist()])[index]
+        return names[index]
 
     def _load(self) -> None:
         super()._load()

@@ -2,6 +2,7 @@
 
 import io
 import operator
+import warnings
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,8 @@ from jaxtyping import Shaped
 from model_store.inference.frames import to_parquet
 from model_store.types import Task
 from training import log
-from training.data.findings import inspect_source
+from training.data.column_findings import CONFIGURED
+from training.data.findings import MAX_SHOWN, Findings, inspect_source
 from training.data.plan import SPLITS, make_plan
 from training.networks import registry
 from training.recipe import DataSection, Recipe, validate
@@ -36,7 +38,9 @@ def make_recipe(
     seed = operator.index(parameters["random_state"])
     without_text = {key: DataSection.model_fields[key].default for key in TEXT_KEYS}
     plain = section.model_copy(update={**dict.fromkeys(HELD_OUT), **without_text})
-    plan = make_plan(inspect_source(section, folder, task), plain, NAMES[task], seed)
+    findings = inspect_source(section, folder, task)
+    _warn_ignored(findings)
+    plan = make_plan(findings, plain, NAMES[task], seed)
     for warning in plan.warnings:
         log.warning("%s", warning)
     content = plan.recipe.model_dump(exclude_unset=True)
@@ -61,6 +65,19 @@ def make_recipe(
         merged = {**content.get(key, {}), **(parameters[key] or {})}
         content |= {key: merged} if merged else {}
     return validate(content, NAMES[task].capitalize())
+
+
+def _warn_ignored(findings: Findings) -> None:
+    columns = [c for c in findings.columns if c.kind == "ignored" and c.reason != CONFIGURED]
+    if columns:
+        listed = "; ".join(f"{column.name} ({column.reason})" for column in columns[:MAX_SHOWN])
+        rest = f" and {len(columns) - MAX_SHOWN} more" if len(columns) > MAX_SHOWN else ""
+        message = (
+            f"ignoring columns {listed}{rest}; to use one, convert it or set its kind, such as "
+            f'data={{"columns": {{{columns[0].name!r}: "categorical"}}}}'
+        )
+        log.info("%s", message)
+        warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def write_table(

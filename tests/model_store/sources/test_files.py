@@ -355,7 +355,7 @@ def test_a_column_may_be_in_the_names_of_folders(tmp_path):
     pool = ParquetFile(path, NAMED, "source", {"width": "2.5", "city": "Bern"})
     part = {
         "width": [2.5, 2.5],
-        "is sold": [True, None],
+        "is sold": ["true", None],
         "city": ["Oslo", "Rome"],
     }  # the file's own, where it has some
     assert list(pool.parts()) == [part]

@@ -1,0 +1,213 @@
+"""A fit, a request, a file and a DataFrame read a value in the same way."""
+
+import datetime as dt
+import io
+import json
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+
+from dubito.rows import encode_rows
+from model_store.artifacts.manifest import InputSpec, column_width
+from model_store.errors import InvalidInput
+from model_store.inference.frames import to_parquet, to_table
+from model_store.sources.columns import encode_cells, encode_objects
+from model_store.sources.files import open_rows
+from tests.support.recipes import get_recipe
+from training.data import load
+from training.data.findings import inspect_source
+from training.estimators.recipes import make_recipe, write_table
+from training.recipe import DataSection
+
+N = 60
+Y = np.arange(N) % 2
+DAY = dt.datetime(2024, 5, 1)
+VALUES = {  # of columns, without missing values
+    "int": [i % 3 for i in range(N)],
+    "large": [9_007_199_254_740_992 + i % 3 for i in range(N)],
+    "unsigned": np.array([2**64 - 1 - i % 3 for i in range(N)], dtype=np.uint64),
+    "float": [i / 7 for i in range(N)],
+    "bool": [i % 3 == 0 for i in range(N)],
+    "text": [["Oslo", "Rome", "São Paulo"][i % 3] for i in range(N)],
+    "code": [["007", "7", "1E5"][i % 3] for i in range(N)],
+    "number_text": [["1", "1.0", "2.50", "2.5"][i % 4] for i in range(N)],
+    "decimal": [Decimal(i % 5) / 4 for i in range(N)],
+    "date": [(DAY + dt.timedelta(days=i)).date() for i in range(N)],
+    "time": [DAY + dt.timedelta(hours=7 * i) for i in range(N)],
+    "end": [[dt.date(9999, 12, 31), dt.date(2024, 1, 1)][i % 2] for i in range(N)],
+}
+FORMS = {
+    "pandas": lambda values: pd.DataFrame({"x": values}),
+    "nullable": lambda values: pd.DataFrame({"x": values}).convert_dtypes(),
+    "arrow": lambda values: pd.DataFrame({"x": values}).convert_dtypes(dtype_backend="pyarrow"),
+    "polars": lambda values: pl.DataFrame({"x": values}),
+    "category": lambda values: pd.DataFrame({"x": pd.Series(values).astype("category")}),
+    "intervals": lambda values: pd.DataFrame({"x": pd.cut(np.array(values, dtype=float), 3)}),
+}
+
+
+def fitted(folder, table, **data):
+    parquet.write_table(table.append_column("y", pa.array(Y)), folder / "a.parquet")
+    recipe = get_recipe("parquet:a.parquet", "classification", target="y", **data)
+    return load(recipe, folder)
+
+
+def encoded_by_file(content, ending, columns):
+    size = sum(map(column_width, columns))
+    spec = InputSpec(shape=(size,), minimum=0, maximum=1, columns=columns)
+    return np.concatenate(
+        [encode_cells(part, columns, "X") for part in open_rows(content, spec, "X", ending).parts()]
+    )
+
+
+def encoded_by_client(frame, columns):
+    rows = [json.loads(row) for row in encode_rows(frame, "X").content]
+    return encode_objects(rows, columns, "X")
+
+
+def as_text(cell):
+    return cell.isoformat() if isinstance(cell, dt.date) else "NA" if cell is None else str(cell)
+
+
+def as_csv(table):
+    file = io.BytesIO()
+    csv.write_csv(pa.table({"x": list(map(as_text, table.column(0).to_pylist()))}), file)
+    return file.getvalue()
+
+
+def forms_of(frame):
+    """The rows of a table as requests send them."""
+    table = to_table(frame, ["x"])
+    return {
+        "frame": lambda columns: encoded_by_file(to_parquet(table), ".parquet", columns),
+        "client": lambda columns: encoded_by_client(frame, columns),
+        "csv": lambda columns: encoded_by_file(as_csv(table), ".csv", columns),
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_fit_and_a_request_read_a_column_in_the_same_way(tmp_path, form):
+    for name, values in VALUES.items():
+        for missing in (False, True):
+            cells = [None if missing and i % 5 == 0 else v for i, v in enumerate(list(values))]
+            try:
+                frame = FORMS[form](cells)
+            except (TypeError, ValueError, OverflowError):  # no such column
+                continue
+            data = fitted(tmp_path, to_table(frame, ["x"]))
+            expected = sorted(np.concatenate([data.train.x, data.test.x]).tolist())
+            for sent, encode in forms_of(frame).items():
+                assert sorted(encode(data.columns).tolist()) == expected, (name, missing, sent)
+
+
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - {"code", "number_text"}))
+def test_a_fit_of_csv_and_a_typed_request_agree(tmp_path, name):
+    frame = pd.DataFrame({"x": VALUES[name]})
+    frame.assign(y=Y).to_csv(tmp_path / "a.csv", index=False)
+    data = load(get_recipe("csv:a.csv", "classification", target="y"), tmp_path)
+    expected = sorted(np.concatenate([data.train.x, data.test.x]).tolist())
+    for sent, encode in forms_of(frame).items():
+        assert sorted(encode(data.columns).tolist()) == expected, sent
+
+
+def inspected(folder, frame, **data):
+    kind = "csv" if isinstance(frame, str) else "parquet"
+    if kind == "csv":
+        (folder / "a.csv").write_text(frame)
+    else:
+        frame.to_parquet(folder / "a.parquet")
+    return inspect_source(DataSection(source=f"{kind}:a.{kind}", target="y", **data), folder)
+
+
+def as_lines(names, *columns):
+    return "\n".join([names, *(",".join(map(str, row)) for row in zip(*columns, strict=True))])
+
+
+def test_equal_numbers_are_one_class_and_one_category(tmp_path, caplog):
+    target = [["0", "0.0", "1", "1.0"][i % 4] for i in range(N)]
+    codes = [["3", "3.0", "4"][i % 3] for i in range(N)]
+    findings = inspected(tmp_path, as_lines("x,y", codes, target))
+    assert findings.classes == {"0": 30, "1": 30}
+    recipe = get_recipe("csv:a.csv", "classification", target="y", columns={"x": "categorical"})
+    data = load(recipe, tmp_path)
+    assert data.classes == ("0", "1")
+    assert data.columns[0].categories == ("3", "4")
+    assert "column x: '3' and '3.0' are one category" in caplog.text
+    cells = ["3", "3.0", 3, 3.0, "03"]
+    x = encode_objects([{"x": cell} for cell in cells], data.columns, "inputs")
+    assert x[:, 0].tolist() == [1, 1, 1, 1, 0]
+
+
+def test_a_category_type_of_integers_is_categorical_in_files_of_pandas(tmp_path):
+    frame = pd.DataFrame({"x": pd.Series(np.arange(N) % 3, dtype="category"), "y": Y})
+    assert inspected(tmp_path, frame).columns[0].kind == "categorical"
+    data = load(get_recipe("parquet:a.parquet", "classification", target="y"), tmp_path)
+    assert data.columns[0].categories == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("first", [2**60, 2**63])
+def test_integers_beyond_float64_are_compared_as_integers(tmp_path, first):
+    numbers = [first + i for i in range(N)]
+    kinds = [[first + i % 3 for i in range(N)], numbers]
+    table = pd.DataFrame({"few": kinds[0], "account": kinds[1], "y": Y})
+    for frame in (table, as_lines("few,account,y", *kinds, Y)):
+        few, account = inspected(tmp_path, frame).columns
+        assert (few.kind, few.reason) == ("categorical", "3 categories")
+        assert (account.kind, account.reason[:33]) == (
+            "ignored",
+            "an id or free text: 60 different ",
+        )
+
+
+def test_a_date_format_reads_whole_numbers_as_dates(tmp_path):
+    days = [f"{DAY + dt.timedelta(days=i):%Y%m%d}" for i in range(N)]
+    dated = {"target": "y", "date_format": "%Y%m%d"}
+    for kind in ("csv", "parquet"):
+        pd.DataFrame({"x": map(int, days), "y": Y}).to_parquet(tmp_path / "a.parquet")
+        (tmp_path / "a.csv").write_text(as_lines("x,y", days, Y))
+        data = load(get_recipe(f"{kind}:a.{kind}", "classification", **dated), tmp_path)
+        cells = [20240520, "20240520", "2024-05-20"]
+        x = encode_objects([{"x": cell} for cell in cells], data.columns, "inputs")
+        assert data.columns[0].kind == "time"
+        assert (x == x[0]).all()
+
+
+def test_times_with_and_without_an_offset_cause_a_warning(tmp_path, caplog):
+    times = [["2024-05-01T10:00", "2024-05-02T10:00+02:00"][i % 2] for i in range(N)]
+    inspected(tmp_path, as_lines("x,y", times, Y))
+    assert "column x: 1 of 2 times, such as '2024-05-01T10:00', have no UTC offset" in caplog.text
+
+
+def test_a_dataframe_column_of_several_types_is_refused_by_its_name():
+    with pytest.raises(
+        InvalidInput, match=r"column x: expected values of one type .*, got float, "
+    ):
+        to_table(pd.DataFrame({"x": [1, "a", 2.5]}), ["x"])
+
+
+def test_an_estimator_warns_once_of_the_columns_that_it_leaves_out(tmp_path):
+    frame = pd.DataFrame(
+        {
+            "x": np.arange(N) % 7 / 3,
+            "id": np.arange(N),
+            "waited": pd.to_timedelta(np.arange(N), "min"),
+            "month": pd.period_range("2020-01", periods=N, freq="M"),
+            "clock": [dt.time(i % 24) for i in range(N)],
+            "key": [bytes([i]) for i in range(N)],
+            "list": [[i] for i in range(N)],
+        }
+    )
+    section = write_table(to_table(frame, list(frame)), Y, "y", {}, {}, tmp_path)
+    parameters = dict.fromkeys(
+        ["method", "network", "start", "posterior", "training", "likelihood", "serving"]
+    )
+    with pytest.warns(UserWarning, match="ignoring columns id .*categorical") as warned:
+        recipe = make_recipe("classification", {**parameters, "random_state": 0}, section, tmp_path)
+    assert len(warned) == 1
+    assert recipe.data.columns == dict.fromkeys(list(frame)[1:], "ignored")
+    assert all(name in str(warned[0].message) for name in list(frame)[1:])
