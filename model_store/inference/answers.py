@@ -41,8 +41,9 @@ def result_columns(
     if (scores.num_draws == 1).all():  # Disagreement needs two draws.
         columns.pop("epistemic_std", None)
     columns["num_samples"] = scores.num_draws
-    for name, errors in (scores.standard_error or {}).items():
-        columns[f"standard_error.{name}"] = errors
+    if manifest.noise.max_draws is None:  # otherwise the draws do not depend on the seed
+        for name, errors in (scores.standard_error or {}).items():
+            columns[f"standard_error.{name}"] = errors
     if manifest.categories is not None and decision.categories is not None:
         columns["category"] = np.array([*manifest.categories.names, ""])[decision.categories]
     if decision.prediction_set is not None:

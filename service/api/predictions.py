@@ -124,7 +124,7 @@ class GaussianAnswer(BaseModel):
 
 
 def _standard_errors(results: Results) -> dict[str, np.ndarray | None]:
-    errors = results.scores.standard_error or {}
+    errors = {} if results.manifest.noise.max_draws else results.scores.standard_error or {}
     return {name: errors.get(name) for name in results.scores.error_names}
 
 
@@ -293,8 +293,8 @@ FIELDS = (
     Field(
         "standard_error",
         dict[str, float | None],
-        "Monte Carlo error: standard deviation of each score between seeds. `null` if there are "
-        "too few draws to estimate it",
+        "Monte Carlo error: standard deviation of each score between seeds. `null` for ensembles, "
+        "whose draws do not depend on the seed, or if there are too few draws to estimate it",
         _standard_errors,
         unit="units of the score",
     ),

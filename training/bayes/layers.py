@@ -175,8 +175,10 @@ def pairs(half: Tensor, count: int) -> Tensor:
     return torch.cat([half, -half])[:count]
 
 
-def randn_in_pairs(like: Tensor) -> Tensor:
-    return pairs(torch.randn_like(like[: -(-len(like) // 2)]), len(like))
+def randn_in_pairs(like: Float[Tensor, "B ..."], num_draws: int) -> Float[Tensor, "B ..."]:
+    """Sample noise for K draws of N rows, folded or not, in which half of the draws are negated."""
+    half = len(like) // num_draws * -(-num_draws // 2)
+    return pairs(torch.randn_like(like[:half]), len(like))
 
 
 def seed_layers(seed: int, device: torch.device) -> None:
@@ -293,7 +295,7 @@ class WeightLayer(nn.Module):
         parts = (matrix[:, :-1], matrix[:, -1:]) if self.has_bias else (matrix, None)
         std = (self._value(h.square(), *parts) + 1e-12).sqrt()
         mean = self.context.repeated(mean)
-        return mean + self.context.repeated(std) * randn_in_pairs(mean)
+        return mean + self.context.repeated(std) * randn_in_pairs(mean, self.context.forward.num_draws)
 
     def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:

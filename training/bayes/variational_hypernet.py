@@ -73,7 +73,7 @@ class HyperLayer(nn.Module):
             forward.kl = kl if forward.kl is None else forward.kl + kl
             std = ((h.square() * a).sum(-1, keepdim=True) * b + 1e-12).sqrt()
             product = self.context.repeated(product)
-            return product + self.context.repeated(std) * randn_in_pairs(product)
+            return product + self.context.repeated(std) * randn_in_pairs(product, forward.num_draws)
         noise = matmul(self.context.by_draw(h * a.sqrt()), self.context.weight())
         return self.context.batch(
             self.context.by_draw(product) + noise * self.context.by_draw(b.sqrt())

@@ -78,6 +78,7 @@ WEIGHTED = (
     WeightLayer,
     HyperLayer,
 )
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 Layer = TypeVar("Layer", ScaledLayer, WeightLayer)
 
@@ -364,7 +365,7 @@ class MemberNetwork(Network):
         is relative to the anchor (Pearce, Leibfried and Brintrup 2020, "Uncertainty in neural
         networks: approximately Bayesian ensembling", equation 9). The prior is
         N(0, 2 anchor_std^2 / I) for weights of a unit with I inputs, and N(0, anchor_std^2) for
-        biases.
+        biases and embeddings.
         """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
@@ -398,13 +399,18 @@ class MemberNetwork(Network):
     @torch.no_grad()
     def _draw_anchors(self, prior_std: float) -> None:
         for layer in self.members.modules():
-            parameters = dict(layer.named_parameters(recurse=False))
-            if "weight" not in parameters or parameters["weight"].ndim < 2:  # normalisation layer
+            own = dict(layer.named_parameters(recurse=False))
+            # Such as `in_proj_weight` of attention and `weight_hh_l0` of recurrent layers.
+            weights = [name for name in own if "weight" in name and own[name].ndim > 1]
+            if not weights or isinstance(layer, (nn.LayerNorm, nn.RMSNorm)):
                 continue
-            for parameter in parameters.values():
-                inputs = parameter[0].numel() if parameter.ndim > 1 else 2
-                scale = math.sqrt(2.0 / inputs)
+            for name in (*weights, *(name for name in own if "bias" in name)):
+                parameter = own[name]
+                has_inputs = name in weights and not isinstance(layer, EMBEDDINGS)
+                scale = math.sqrt(2.0 / parameter[0].numel()) if has_inputs else 1.0
                 parameter.copy_(prior_std * scale * torch.randn(parameter.shape))
+                if isinstance(layer, EMBEDDINGS) and layer.padding_idx is not None:
+                    parameter[layer.padding_idx] = 0.0
                 anchor = f"anchor_{len(self.anchors)}"
                 self.register_buffer(anchor, parameter.detach().clone(), persistent=False)
                 self.anchors.append((parameter, anchor, scale))

@@ -74,10 +74,12 @@ def test_an_ensemble_has_as_many_draws_as_members(url, digits_rows):
     assert seeds[0] == seeds[1]
 
 
-def test_one_draw_of_an_ensemble_has_no_standard_error(url, digits_rows):
-    (row,) = predict(url, inputs=digits_rows[:1].tolist(), num_samples=1)["predictions"]
-    assert set(row["standard_error"].values()) == {None}
-    assert row["bald"] == 0
+def test_an_ensemble_has_no_standard_error_because_seeds_do_not_change_it(url, digits_rows):
+    for num_samples in (1, 3):
+        inputs = digits_rows[:1].tolist()
+        (row,) = predict(url, inputs=inputs, num_samples=num_samples)["predictions"]
+        assert set(row["standard_error"].values()) == {None}
+        assert (row["bald"] == 0) == (num_samples == 1)
 
 
 def test_a_layer_that_is_not_supported_is_named_before_any_training(folder, capsys):

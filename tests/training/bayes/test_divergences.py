@@ -185,6 +185,10 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
     assert ((samples.mean(0) - expected.mean(0)).abs() < 6 * (2 * variance / 20_000).sqrt()).all()
     assert ((samples.var(0) / variance - 1).abs() < 6 * math.sqrt(4 / 20_000)).all()
     assert torch.corrcoef(samples[:, :2, 0].T)[0, 1].abs() < 6 / math.sqrt(20_000)
+    with torch.no_grad():
+        same = network.sample_locally(x[:1].expand(4, -1), torch.zeros_like(mean), std, 3)
+    torch.testing.assert_close(same[2], -same[0])
+    assert len(same[1, :, 0].abs().unique()) == 4
 
 
 @pytest.mark.parametrize(("drawn", "count"), [("weights", 79_400 + 994), ("hypernet", 164_198)])
@@ -338,6 +342,34 @@ def test_an_anchored_member_is_the_mode_of_the_posterior_whose_prior_is_around_i
         position = design.T @ y / NOISE_STD**2 + prior_precision * anchor
         expected = torch.linalg.solve(gram, position)
         torch.testing.assert_close(member.weight[0].detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_anchors_are_draws_from_the_prior_for_embeddings_attention_and_recurrent_layers():
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(60, 16, padding_idx=0)
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.norm = nn.LayerNorm((5, 16))
+            self.recurrent = nn.GRU(16, 16, batch_first=True)
+
+        def forward(self, x):
+            h = self.embedding(x)
+            return self.recurrent(self.norm(self.attention(h, h, h)[0]))[0].flatten(1)
+
+    torch.manual_seed(0)
+    network = MemberNetwork([Layers()], (5,), examples=torch.ones(4, 5).long(), anchor_std=2.0)
+    member = network.members[0]
+    assert (member.norm.weight == 1).all()
+    assert (member.embedding.weight[0] == 0).all()
+    anchored = {id(parameter) for parameter, *_ in network.anchors}
+    for name, parameter in member.named_parameters():
+        assert (id(parameter) in anchored) == (not name.startswith("norm"))
+        if not name.startswith("norm"):
+            has_inputs = "weight" in name and not name.startswith("embedding")
+            std = 2.0 * math.sqrt(2 / 16) if has_inputs else 2.0
+            # Six standard errors of a standard deviation
+            assert abs(parameter.std() / std - 1) < 6 / math.sqrt(2 * parameter.numel()), name
 
 
 def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
