@@ -318,7 +318,7 @@ def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
 def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> TemperatureChoice | None:
     if not recipe.serving.temperature:
         return None
-    temperature = set_temperature(model.eval(), validation, VALIDATION_DRAWS, recipe.seed)
+    temperature = set_temperature(model.eval(), validation, recipe.serving.draws, recipe.seed)
     log.info("temperature %.4g", temperature.value)
     return temperature
 

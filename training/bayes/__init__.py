@@ -6,5 +6,6 @@
 * `layers`: layers that read their parameters from theta.
 * `network`: f, and the model with its likelihood.
 * `likelihoods`: p(y | outputs).
-* `diagnostics`: convergence of a fit, and its distance to the exact posterior.
+* `linalg`: eigenvectors.
+* `diagnostics`: convergence of a fit, and importance ratios to the exact posterior.
 """

@@ -7,7 +7,8 @@ coordinate
     E[(theta - c) d(-log p(theta, data)) / dtheta] = 1.
 
 The *pull* is the excess over 1. For a quadratic log-density it is variance / best variance - 1.
-The distance to the exact posterior is k-hat of Pareto-smoothed importance sampling.
+k-hat of Pareto-smoothed importance sampling finds parts of the exact posterior in the tails of
+the draws. It does not find parts that no draw reaches.
 """
 
 import math
@@ -156,10 +157,10 @@ def log_ratios(
 def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
     """Estimate k-hat, the generalised Pareto shape of the largest importance ratios.
 
-    Below 0.5 the importance ratios have a finite variance. Below 0.7 weighted means are reliable at
-    practical numbers of draws (Vehtari et al. 2024, "Pareto smoothed importance sampling"; Yao et
-    al. 2018, "Yes, but did it work?"). The tail consists of the min(K / 5, 3 sqrt(K)) largest
-    ratios. The error at 200 draws is about 0.2.
+    Weighted means of K draws are unreliable if k-hat exceeds 1 - 1 / log10(K) (Vehtari et al. 2024,
+    "Pareto smoothed importance sampling", section 3.2; Yao et al. 2018, "Yes, but did it work?"). A
+    small k-hat does not imply that the draws cover the exact posterior. The tail consists of the
+    min(K / 5, 3 sqrt(K)) largest ratios. The error at 200 draws is about 0.2.
     """
     largest = np.sort(log_ratios)
     tail = math.ceil(min(0.2 * len(largest), 3.0 * math.sqrt(len(largest))))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from model_store.errors import InvalidInput
 from training.bayes.layers import Slot
 from training.bayes.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
+from training.bayes.linalg import eigh
 from training.bayes.posterior import Posterior
 
 Structure = Literal["full", "kronecker", "diagonal"]
@@ -145,9 +146,9 @@ class KroneckerCurvature:
         self.rows += len(a)
 
     def eigen(self) -> Eigen:
-        a, input_vectors = torch.linalg.eigh(self.input_sum.cpu())
-        b, output_vectors = torch.linalg.eigh(self.output_sum.cpu())
-        products = a.clamp(min=0.0)[:, None] * b.clamp(min=0.0) / max(self.rows, 1)
+        a, input_vectors = eigh(self.input_sum.cpu())
+        b, output_vectors = eigh(self.output_sum.cpu())
+        products = a[:, None] * b / max(self.rows, 1)
         return Eigen(products, (input_vectors, output_vectors))
 
 
@@ -170,8 +171,8 @@ class FullCurvature:
                 self.sum[d, c] = self.sum[c, d]
         matrix = self.sum.permute(2, 0, 3, 1).reshape(inputs * outputs, inputs * outputs).cpu()
         del self.sum
-        values, vectors = torch.linalg.eigh(matrix)
-        return Eigen(values.clamp(min=0.0), (vectors,))
+        values, vectors = eigh(matrix)
+        return Eigen(values, (vectors,))
 
 
 # Each curvature accumulates H over batches. Inputs of a layer include the bias.

@@ -295,7 +295,9 @@ class WeightLayer(nn.Module):
         parts = (matrix[:, :-1], matrix[:, -1:]) if self.has_bias else (matrix, None)
         std = (self._value(h.square(), *parts) + 1e-12).sqrt()
         mean = self.context.repeated(mean)
-        return mean + self.context.repeated(std) * randn_in_pairs(mean, self.context.forward.num_draws)
+        return mean + self.context.repeated(std) * randn_in_pairs(
+            mean, self.context.forward.num_draws
+        )
 
     def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:

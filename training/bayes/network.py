@@ -144,10 +144,13 @@ class BayesianModel(nn.Module):
     def predict(
         self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = CHUNK_ROWS
     ) -> Float[Tensor, "K N C"]:
-        theta = self.posterior(eps)[:, None]
-        parts = theta.split(1 if self.network.draws_one_by_one else len(theta))
-        predictions = [self.serve(x, part, max(1, chunk_rows // len(part))) for part in parts]
-        return torch.cat(predictions)
+        parts = eps.split(1 if self.network.draws_one_by_one else len(eps))
+        return torch.cat(
+            [
+                self.serve(x, self.posterior(part)[:, None], max(1, chunk_rows // len(part)))
+                for part in parts
+            ]
+        )
 
     def serve(
         self, x: Num[Tensor, "N I"], theta: Float[Tensor, "K P D"], rows: int

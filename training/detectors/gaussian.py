@@ -5,6 +5,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from training.bayes.layers import matmul
+from training.bayes.linalg import eigh
 from training.detectors.spectrum import Fold, square_norms
 
 SHRINKAGE = 1e-2  # share of the mean variance that is added to each variance
@@ -49,11 +50,11 @@ class ClassGaussian(nn.Module):
         )
         means = torch.stack([folded[index == c].mean(0) for c in range(int(index.max()) + 1)])
         centred = folded - means[index]
-        variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
-        floor = SHRINKAGE * variances.clamp(min=0).mean()
+        variances, directions = eigh(centred.T @ centred / len(rows))
+        floor = SHRINKAGE * variances.mean()
         if floor <= 0:  # constant rows
             floor = torch.ones_like(floor)
-        whitening = directions / (variances.clamp(min=0) + floor).sqrt()
+        whitening = directions / (variances + floor).sqrt()
         return cls(fold, centre.float(), whitening.float(), (means @ whitening).float())
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:

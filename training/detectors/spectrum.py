@@ -5,6 +5,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from training.bayes.layers import matmul
+from training.bayes.linalg import eigh
 
 EXPLAINED = 0.9  # share of the variance that the leading components explain
 FLOOR = 1e-4  # share of the mean variance that is added to each variance
@@ -149,8 +150,8 @@ def principal_components(
     for part in parts:
         centred = fold(part.double()) - mean
         scatter += centred.T @ centred
-    variances, directions = torch.linalg.eigh(scatter / len(x))
-    return mean, variances.flip(0).clamp(min=0), directions.flip(1)
+    variances, directions = eigh(scatter / len(x))
+    return mean, variances.flip(0), directions.flip(1)
 
 
 def chunks(rows: Num[Tensor, "N I"]) -> tuple[Num[Tensor, "M I"], ...]:

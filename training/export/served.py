@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
+from model_store.errors import InvalidInput, one_line
 from training.bayes.flows import WeightNormLinear
 from training.bayes.layers import ScaledLayer
 from training.bayes.likelihoods import Likelihood
+from training.bayes.linalg import LinAlgError
 from training.bayes.network import BayesianModel, Network
 from training.data import Rows
 from training.detectors import KINDS, Space, names_for
@@ -132,7 +134,11 @@ def served_network(
                 [network.rows_in(kind.space, part.float()) for part in parts]
             )
         extra = (sample_labels,) if kind.needs_labels else (shape,) if kind.needs_images else ()
-        network.density[name] = kind.fit(rows[kind.space], generator, *extra)
+        try:
+            network.density[name] = kind.fit(rows[kind.space], generator, *extra)
+        except LinAlgError as error:
+            expected = f"detectors other than {name}, which failed (the trained network is kept)"
+            raise InvalidInput("serving.combined", expected, one_line(error)) from error
     return network.eval()
 
 

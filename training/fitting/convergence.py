@@ -16,6 +16,7 @@ from training.bayes.diagnostics import (
     pulls,
 )
 from training.bayes.network import BayesianModel
+from training.bayes.variational_hypernet import HyperLayer
 from training.seeds import Stream, hash_key
 
 WINDOW = 0.2  # share of the last epochs over which curves must be level
@@ -35,9 +36,17 @@ def convergence(
     kl_weight: float,
     start: dict[str, float],
     seed: int,
+    alpha: float = 0.0,
 ) -> dict[str, Any]:
-    """Compute convergence diagnostics for the manifest, with a one-line summary in `says`."""
+    """Compute convergence diagnostics for the manifest, with a one-line summary in `says`.
+
+    Bound and pulls are omitted if the objective is not the evidence lower bound: for another
+    `alpha`, and for layers whose posterior depends on their input.
+    """
     facts: dict[str, Any] = bound(model, *train, len(train[0]), seed)
+    has_bound = alpha == 0 and not any(isinstance(m, HyperLayer) for m in model.modules())
+    if not has_bound:
+        del facts["negative_elbo"], facts["negative_elbo_error"]
     if getattr(model.likelihood, "log_weights", None) is None:
         facts["guess_nll"] = guess_nll(train[1])
     slopes = {
@@ -48,7 +57,8 @@ def convergence(
     facts["objective_slope"], facts["objective_slope_error"] = slopes["objective"]
     if "log_std" in slopes:
         facts["spread_rise"] = math.expm1(slopes["log_std"][0])
-    ends, pulled = log_std_by_layer(model, seed), pulls(model, *train, kl_weight, seed)
+    ends = log_std_by_layer(model, seed)
+    pulled = pulls(model, *train, kl_weight, seed) if has_bound else {}
     prior_std = getattr(model.posterior, "prior_std", None)
     facts["layers"] = {
         name: {

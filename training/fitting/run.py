@@ -415,6 +415,7 @@ def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenan
             run.full_kl_weight,
             run.progress.start_log_std,
             run.spread_seed,
+            run.recipe.alpha,
         )
     return Provenance(
         run=run.progress.token,

@@ -27,7 +27,6 @@ from training.data.targets import apply_transform, transform_splits
 from training.evaluation import figures
 from training.export.graphs import load_runtime, temper_graph
 from training.fit import Fitted, temper
-from training.fitting.steps import VALIDATION_DRAWS
 from training.model import get_likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
 from training.publishing.baselines import CLEAR_ERRORS, LOG_LIKELIHOOD, check_constant
@@ -175,7 +174,7 @@ def refit_temperature(
     manifest, runtime = parent.manifest, Model.load(parent).runtime
     recipe = read_recipe(manifest, "model")
     likelihood = get_likelihood(recipe, len(manifest.classes or ()))
-    draws = min(VALIDATION_DRAWS, manifest.noise.max_draws or VALIDATION_DRAWS)
+    draws = manifest.noise.default_draws
     rows = rows.take(np.arange(min(len(rows), max_rows_for(likelihood, draws))))
     y = rows.y if manifest.transform is None else apply_transform(manifest.transform, rows.y)
     draw_set = runtime.draw_set(hash_key(seed, Stream.TEMPERATURE), draws)

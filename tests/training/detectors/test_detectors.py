@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from model_store.errors import InvalidInput
 from tests.support.models import scale_model
 from training.bayes.flows import realnvp
 from training.detectors import KINDS, names_for
@@ -25,6 +26,7 @@ from training.detectors.spectrum import (
     Mahalanobis,
     Residual,
     Spectrum,
+    principal_components,
 )
 from training.export.served import served_network
 from training.recipe import DENSITY_NAMES
@@ -89,6 +91,38 @@ def test_constant_data_give_finite_detectors():
         detector = fitted(kind, x)
         assert np.array_equal(score(detector, x), np.zeros(10))
         assert np.all(score(detector, rest) > 0)
+
+
+def test_components_of_nearly_constant_features_are_found_where_lapack_fails(monkeypatch):
+    numbers = generator()
+    active = torch.rand(1, 800, generator=numbers) * (torch.rand(1, 800, generator=numbers) < 0.02)
+    rows = active * (1 + 1e-3 * torch.randn(5000, 1, generator=numbers))
+    rows += 1e-6 * torch.randn(5000, 800, generator=numbers) * (active > 0)
+    rows = rows.relu() / (1.1 * rows.relu().norm(dim=1, keepdim=True))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        _, variances, directions = principal_components(rows, Fold(torch.ones(800)))
+    finally:
+        torch.set_num_threads(threads)
+    expected = np.linalg.eigvalsh(np.cov(rows.double().T.numpy(), bias=True))[::-1]
+    np.testing.assert_allclose(variances[:20], expected[:20], rtol=1e-6)
+
+    def fail(_):
+        raise torch.linalg.LinAlgError
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    _, again, replacement = principal_components(rows, Fold(torch.ones(800)))
+    torch.testing.assert_close(again[:20], variances[:20], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close((replacement[:, 0] @ directions[:, 0]).abs().item(), 1.0)
+
+
+def test_a_detector_that_cannot_be_fitted_is_named():
+    x = torch.from_numpy(np.float32(data()))
+    model = scale_model(realnvp, 8, 6, 3)
+    model.network.std.fill_(float("nan"))
+    with pytest.raises(InvalidInput, match=r"serving\.combined: .*other than feature_neighbours"):
+        served_network(model, x, 0, names=("input_neighbours", "feature_neighbours"))
 
 
 def test_the_mahalanobis_distance_is_that_of_numpys_covariance_with_a_floor():

@@ -8,7 +8,7 @@ from experiments.certify.exact import METHODS, Problem, compare, exact, fit, rec
 from training.bayes.diagnostics import bound, pulls
 from training.data import Rows, Splits
 from training.fitting import steps
-from training.fitting.convergence import LEVEL, _faults, slope
+from training.fitting.convergence import LEVEL, _faults, convergence, slope
 from training.fitting.run import Run, run_provenance
 from training.fitting.steps import SPREAD_RATE
 from training.fitting.stopping import is_as_good
@@ -191,3 +191,19 @@ def test_a_fit_too_short_says_that_it_has_not_converged(tmp_path, monkeypatch):
     facts = run_provenance(run, splits).convergence
     assert not facts["settled"]
     assert facts["says"].startswith("the posterior had not converged: ")
+
+
+def test_a_fit_without_a_bound_reports_none(problem):
+    train = tuple(
+        torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y)
+    )
+    history = [{"objective": 1.0, "learning_rate": 0.1}] * 3
+    for method, alpha, has_bound in (
+        ("bbb-gaussian", 0.0, True),
+        ("bbb-gaussian", 0.5, False),
+        ("variational-hypernet", 0.0, False),
+    ):
+        model = build(recipe(method, -3.0), (problem.inputs,), 0)
+        facts = convergence(model, train, history, 1.0 / len(train[0]), {}, 0, alpha)
+        pulled = any("pull" in layer for layer in facts["layers"].values())
+        assert ("negative_elbo" in facts, pulled) == (has_bound, has_bound)
