@@ -160,7 +160,7 @@ def fit(
     with hold(folder), restoring_torch(device):
         encoding = None
         if graph is not None:
-            encoding = make_encoding(graph, recipe, data, splits.train, folder, start)
+            encoding = make_encoding(graph, data, splits.train, folder, start)
             splits = encoding.encode(splits, quiet)
         fits = _Fits(recipe, data, splits, device, start, encoding)
         transform, choice = fits.choose_transform(folder)
@@ -378,17 +378,18 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def check_pixels(recipe: Recipe, data: Dataset) -> None:
-    """Check that `network.pixel_mean` is set exactly if a trained network receives pixels.
+    """Check that pixel statistics are set if a trained network receives pixels.
 
-    It is optional for untrained networks.
+    They are optional for untrained networks.
     """
     network = recipe.network
     are_pixels = data.train.x.dtype == np.uint8 or (
         data.image is not None and data.maximum == LARGEST_PIXEL
     )
-    if network.pixel_mean is not None:
+    if network.pixels is not None:
         if not are_pixels:
-            raise InvalidInput("network.pixel_mean", "no value, since rows are not pixels", "some")
+            expected = "no pixel statistics, since rows are not pixels"
+            raise InvalidInput("network.standardise", expected, "some")
     elif (
         are_pixels
         and not recipe.data.takes_ids
@@ -396,10 +397,10 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
         and network.standardise is None
     ):
         expected = (
-            "the network's pixel statistics: [0] with pixel_std = [1] if it was trained on pixels "
-            "from 0 to 1, or network.standardise = false for 0 to 255"
+            "the network's pixel statistics: { mean = [0], std = [1] } if it was trained on pixels "
+            "from 0 to 1, or false for 0 to 255"
         )
-        raise InvalidInput("network.pixel_mean", expected, "none")
+        raise InvalidInput("network.standardise", expected, "none")
 
 
 def _announce(run: Run, start: Parent | None) -> None:

@@ -160,15 +160,16 @@ def standardisation(
 
     `shape` is None for encoded rows, which are not standardised by pixel statistics.
     """
-    if section.pixel_mean is None or section.pixel_std is None or shape is None:
+    pixels = section.pixels
+    if pixels is None or shape is None:
         return torch.zeros(()), torch.ones(())
     channels = shape[0] if len(shape) == 3 else 1
-    if len(section.pixel_mean) != channels:
+    if len(pixels.mean) != channels:
         expected = f"{channels} numbers, one per channel"
-        raise InvalidInput("network.pixel_mean", expected, str(len(section.pixel_mean)))
+        raise InvalidInput("network.standardise.mean", expected, str(len(pixels.mean)))
     mean, std = (
         255.0 * torch.tensor(numbers, dtype=torch.float32).view(-1, *[1] * (len(shape) - 1))
-        for numbers in (section.pixel_mean, section.pixel_std)
+        for numbers in (pixels.mean, pixels.std)
     )
     return mean, std
 

@@ -150,16 +150,23 @@ Factory = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\
 EncoderName = Annotated[str, StringConstraints(pattern=r"^(onnx:.+|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
 
 
+class PixelStatistics(Section):
+    """The mean and standard deviation of each channel, for pixels from 0 to 1."""
+
+    mean: Annotated[list[Pixel], Field(min_length=1)]
+    std: Annotated[list[Positive], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "PixelStatistics":
+        if len(self.std) != len(self.mean):
+            self.refuse("as many numbers as in mean", "std")
+        return self
+
+
 class NetworkSection(Section):
     """The `[network]` section: the network, its initial weights and its encoder."""
 
-    requires = (
-        ("dropout", "hidden"),
-        ("bins", "hidden"),
-        ("knots", "hidden"),
-        ("pixel_mean", "pixel_std"),
-        ("pixel_std", "pixel_mean"),
-    )
+    requires = (("dropout", "hidden"), ("bins", "hidden"), ("knots", "hidden"))
     excludes = (("kind", "hidden"), ("factory", "hidden"), ("kind", "factory"), ("kind", "encoder"))
 
     hidden: list[Count] | None = None
@@ -172,12 +179,9 @@ class NetworkSection(Section):
     start: Literal["trained"] | None = None
     bayesian: Annotated[list[Pattern], Field(min_length=1)] | None = None
     trained: list[Pattern] | None = None
-    standardise: bool | None = None
-    pixel_mean: Annotated[list[Pixel], Field(min_length=1)] | None = None
-    pixel_std: Annotated[list[Positive], Field(min_length=1)] | None = None
+    standardise: Literal[False] | PixelStatistics | None = None
     encoder: EncoderName | None = None
     output: Pattern | None = None
-    rows_at_once: Annotated[int, Field(ge=1, le=256)] | None = None
 
     @model_validator(mode="after")
     def _check_values(self) -> "NetworkSection":
@@ -185,10 +189,6 @@ class NetworkSection(Section):
             raise ValueError("hidden, kind or factory")
         if self.has("start") and self.weights is None and self.factory is None:
             self.refuse("no value without weights or factory", "start")
-        if len(self.pixel_mean or ()) != len(self.pixel_std or ()):
-            self.refuse("as many numbers as in pixel_mean", "pixel_std")
-        if self.standardise and (self.is_trained or self.pixel_mean):
-            self.refuse("false for a trained network or with pixel_mean", "standardise")
         if self.output is not None and self.encoder_file is None:
             self.refuse("no value without encoder = 'onnx:FILE'", "output")
         return self
@@ -202,6 +202,10 @@ class NetworkSection(Section):
     def is_custom(self) -> bool:
         """Whether the network is a user-defined module."""
         return self.factory is not None and not self.factory.startswith(f"{mlp.__module__}:")
+
+    @property
+    def pixels(self) -> PixelStatistics | None:
+        return self.standardise if isinstance(self.standardise, PixelStatistics) else None
 
     @property
     def is_trained(self) -> bool:
@@ -254,12 +258,10 @@ class ServingSection(Section):
 class GateSection(Section):
     """The `[gate]` section: conditions for refusing a worse version.
 
-    `against` is the alias of the reference version, `metrics` the tolerated loss in each metric,
-    and `level` the probability of refusing a version with exactly this loss.
+    `against` is the alias of the reference version, and `metrics` the tolerated loss by metric.
     """
 
     against: Name = "champion"
-    level: Annotated[float, Field(ge=0.01, le=0.5)] = 0.05
     metrics: Annotated[
         dict[Literal[*BETTER], Annotated[float, Field(ge=0, allow_inf_nan=False)]],
         Field(min_length=1),
@@ -330,16 +332,14 @@ class Recipe(Section):
             self.refuse(expected, "serving", "calibration")
         if not self.data.takes_ids:
             return self
-        if network.pixel_mean is not None:
-            self.refuse(f"no value, {reason}", "network", "pixel_mean")
+        if network.pixels is not None:
+            self.refuse(f"no pixel statistics, {reason}", "network", "standardise")
         if self.augmentation is not None:
             self.refuse(f"none, {reason}", "augmentation")
         if network.encoder is not None:
             return self
         if network.factory is None:
             self.refuse(f"a factory, {reason}", "network")
-        if network.standardise:
-            self.refuse(f"false, {reason}", "network", "standardise")
         for i, name in enumerate(self.serving.combined or ()):
             if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
                 self.refuse(f"no density of the input, {reason}", "serving", "combined", i)
@@ -365,7 +365,7 @@ class Recipe(Section):
             return False
         if network.is_trained or network.standardise is False:
             return False
-        return is_encoded or not (self.data.takes_ids or network.pixel_mean is not None)
+        return is_encoded or not (self.data.takes_ids or network.pixels is not None)
 
     @property
     def is_variational(self) -> bool:

@@ -255,13 +255,11 @@ class NoiseSpec(Record):
 class EncoderSpec(Record):
     """The encoder (`encoder.onnx`), which runs before the network.
 
-    `rows_at_once` is the batch size. `difference` is the largest relative difference between a row
-    encoded alone and in a batch, or 0 for identical bits.
+    A row's bits are the same in batches of up to `rows_at_once` rows.
     """
 
     outputs: Annotated[int, Field(ge=1)]
     rows_at_once: Annotated[int, Field(ge=1)]
-    difference: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
 
 class DetectorSpec(Record):

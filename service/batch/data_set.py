@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
+from pydantic import TypeAdapter, ValidationError
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import DubitoError, InvalidInput
@@ -18,7 +19,7 @@ from model_store.sources.parquet import ParquetFile, byte_range
 from service.batch.computation import Computation, ComputationRequest, Kind
 from service.batch.files import Copy, DataFile, Files
 
-FORMAT = 1
+FORMAT = 2
 PLAN = "job.json"
 REJECTS = "rejects"
 MAX_SHARD_ROWS = 1 << 15
@@ -53,6 +54,7 @@ class Plan:
     request: DataSetRequest
     files: tuple[DataFile, ...]
     shards: tuple[Shard, ...]
+    format: int = FORMAT
 
     @property
     def rows(self) -> int:
@@ -65,13 +67,7 @@ class Plan:
         return f"{REJECTS}/part-{number:05d}-of-{len(self.shards):05d}.jsonl"
 
     def to_bytes(self) -> bytes:
-        content = {
-            "format": FORMAT,
-            "asked": asdict(self.request),
-            "files": [[file.name, file.size, file.stamp] for file in self.files],
-            "shards": [[shard.file, shard.first, shard.rows] for shard in self.shards],
-        }
-        return json.dumps(content).encode() + b"\n"
+        return PLANS.dump_json(self) + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Plan":
@@ -81,15 +77,15 @@ class Plan:
             InvalidInput: if the content is invalid.
         """
         try:
-            read = json.loads(content)
-            if read["format"] != FORMAT:
-                received = f"one of format {read['format']!r}"[:80]
-                raise InvalidInput(OUT, f"an output of format {FORMAT}", received)
-            files = tuple(DataFile(*file) for file in read["files"])
-            request = DataSetRequest.from_json(read["asked"])
-            return cls(request, files, tuple(_number_shards(read["shards"])))
-        except (ValueError, KeyError, TypeError):
+            plan = PLANS.validate_json(content)
+        except ValidationError:
             raise InvalidInput(OUT, f"an output whose {PLAN} is one", "something else") from None
+        if plan.format != FORMAT:
+            raise InvalidInput(OUT, f"an output of format {FORMAT}", f"format {plan.format}")
+        return plan
+
+
+PLANS = TypeAdapter(Plan)
 
 
 def begin(

@@ -159,7 +159,7 @@ def test_source_output_and_store_may_lie_in_buckets(
         }
         expected = get_content(scored)
         stamps = actual.pop("job.json"), expected.pop("job.json")
-        assert json.loads(stamps[0])["asked"] == json.loads(stamps[1])["asked"]
+        assert json.loads(stamps[0])["request"] == json.loads(stamps[1])["request"]
         assert actual == expected
         bucket.delete(
             [f"{root}/out/part-00003-of-00016.parquet", f"{root}/out/part-00009-of-00016.parquet"]

@@ -241,7 +241,7 @@ def a_large_file_is_published_by_its_path(make):
     folder.mkdir(parents=True)
     content = bytes(range(256)) * 50_000
     (folder / ENCODER).write_bytes(content)
-    encoder = {"outputs": 4, "rows_at_once": 2, "difference": 0.0}
+    encoder = {"outputs": 4, "rows_at_once": 2}
     described = Description.model_validate({**DESCRIPTION.model_dump(), "encoder": encoder})
     for version in ("1", "2"):
         created = make().publish("m", described, {**tiny_files(), ENCODER: folder / ENCODER})

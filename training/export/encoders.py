@@ -33,7 +33,6 @@ MASK, TYPES = "attention_mask", "token_type_ids"  # inputs that are derived from
 ROWS_AT_ONCE = 8  # if rows are independent
 ADDED, FILE = "rows.", "file."  # prefixes of added names, and of names in the file
 MAX_NAMES = 20  # in an error
-MAX_DIFFERENCE = 0.01  # relative, between a row encoded alone and in a batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +117,10 @@ def serialise(model: onnx.ModelProto) -> bytes:
     return content
 
 
-def examine(
-    path: Path, row_size: int, examples: Float32[np.ndarray, "N I"], rows_at_once: int | None
-) -> EncoderSpec:
+def examine(path: Path, row_size: int, examples: Float32[np.ndarray, "N I"]) -> EncoderSpec:
     """Test an encoder, and return its manifest entry.
 
-    Rows are encoded alone and in batches. If the bits differ, `rows_at_once` defaults to 1.
+    Rows are encoded alone and in batches, and one at a time from then on if the bits differ.
     """
     try:
         width = _width(path, examples[:1])
@@ -135,43 +132,24 @@ def examine(
     alone = encoder(examples)
     if not np.isfinite(alone).all():
         raise InvalidInput(FIELD, "finite numbers for every row", "infinite or missing ones")
-    if rows_at_once == 1:
-        return encoder.spec
-    difference = _difference(encoder, examples, alone, rows_at_once or ROWS_AT_ONCE)
-    if difference == 0.0:
-        return EncoderSpec(outputs=width, rows_at_once=rows_at_once or ROWS_AT_ONCE)
-    if rows_at_once is None:
-        return encoder.spec
-    if not difference <= MAX_DIFFERENCE:
-        expected = f"1, since other rows change the encoding of a row by {100 * difference:.2g} %"
-        raise InvalidInput("network.rows_at_once", expected, f"{rows_at_once}")
-    return EncoderSpec(outputs=width, rows_at_once=rows_at_once, difference=difference)
+    rows_at_once = ROWS_AT_ONCE if _has_independent_rows(encoder, examples, alone) else 1
+    return EncoderSpec(outputs=width, rows_at_once=rows_at_once)
 
 
-def _difference(
-    encoder: Encoder,
-    x: Float32[np.ndarray, "N I"],
-    alone: Float32[np.ndarray, "N F"],
-    together: int,
-) -> float:
-    """Compute the largest difference between encoding rows alone and in batches.
-
-    Differences are relative to the largest number of the encoded row.
-    """
+def _has_independent_rows(
+    encoder: Encoder, x: Float32[np.ndarray, "N I"], alone: Float32[np.ndarray, "N F"]
+) -> bool:
+    """Check that rows in batches have the same bits as alone."""
     orders = (np.arange(len(x)), np.arange(len(x))[::-1])
-    worst = 0.0
-    for count, order in itertools.product({2, 3, together}, orders):
+    for count, order in itertools.product({2, 3, ROWS_AT_ONCE}, orders):
         batches = np.split(order, range(count, len(order), count))
         try:
             encoded = np.concatenate([encoder.run(x[batch]) for batch in batches])
         except Exception:  # the graph accepts only one row
-            return math.inf
-        if encoded.shape != alone.shape:
-            return math.inf
-        distance = np.abs(encoded - alone[order]).max(axis=1)
-        largest = np.maximum(np.abs(alone[order]).max(axis=1), 1e-30)
-        worst = max(worst, float((distance / largest).max()))
-    return worst
+            return False
+        if not np.array_equal(encoded, alone[order]):
+            return False
+    return True
 
 
 def _width(path: Path, x: Float32[np.ndarray, "1 I"]) -> int:

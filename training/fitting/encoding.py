@@ -105,7 +105,7 @@ def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
 
 
 def make_encoding(
-    graph: bytes, recipe: Recipe, data: Dataset, train: Rows, folder: Path, parent: Parent | None
+    graph: bytes, data: Dataset, train: Rows, folder: Path, parent: Parent | None
 ) -> Encoding:
     """Test an encoder on some training rows, and save its graph in the run's folder.
 
@@ -120,12 +120,12 @@ def make_encoding(
     path, row_size = folder / ENCODER, math.prod(data.shape)
     path.write_bytes(graph)
     examples = train.x[:EXAMPLES].astype(np.float32)
-    spec = examine(path, row_size, examples, recipe.network.rows_at_once)
+    spec = examine(path, row_size, examples)
     encoder = Encoder(graph, spec, row_size)
     if data.takes_ids:
         _check_largest_id(encoder, data)
     sizes = f"{row_size} numbers to {spec.outputs}, {1000 * encoder.row_s:.3g} ms a row"
-    is_alone = spec.rows_at_once == 1 and recipe.network.rows_at_once is None
+    is_alone = spec.rows_at_once == 1
     reason = "; one row at a time, since a row's bits depend on the batch" if is_alone else ""
     log.info("encoder: %s%s", sizes, reason)
     return Encoding(path, encoder)
@@ -136,7 +136,7 @@ def _encoder_input(recipe: Recipe, data: Dataset, shape: tuple[int, ...]) -> Enc
     if data.takes_ids:
         pad_id = 0 if data.text is None else data.text.pad_id
         return EncoderInput(shape, takes_ids=True, pad_id=pad_id)
-    if network.pixel_mean is None:
+    if network.pixels is None:
         return EncoderInput(shape)
     mean, std = (tensor.numpy() for tensor in standardisation(network, channels_first(data.shape)))
     if len(shape) == 2:

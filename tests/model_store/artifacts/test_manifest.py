@@ -94,7 +94,6 @@ UNSAID = {
     "NumberStyle.sign": "",
     "NumberStyle.decimal": ".",
     "InputSpec.dtype": "float32",
-    "EncoderSpec.difference": 0.0,
     "DetectorSpec.rows_per_draw_set": 1,
     "DetectorSpec.tail": "predictive",
     "DetectorSpec.scores_version": 3,

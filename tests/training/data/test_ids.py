@@ -293,10 +293,9 @@ def test_the_flag_looks_at_no_density_of_ids():
     ("changes", "says"),
     [
         ({"network": {"hidden": [8]}}, "network: expected a factory"),
-        ({"network": {**FACTORY, "standardise": True}}, "network.standardise: expected false"),
         (
-            {"network": {**FACTORY, "pixel_mean": [0.0], "pixel_std": [1.0]}},
-            "network.pixel_mean: expected no value",
+            {"network": {**FACTORY, "standardise": {"mean": [0.0], "std": [1.0]}}},
+            "network.standardise: expected no pixel statistics",
         ),
         ({"network": FACTORY, "augmentation": {"flip": ["vertical"]}}, "augmentation: expected"),
         (
@@ -367,7 +366,7 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
     settings = recipe_with(data={"source": "csv:reviews.csv", **TEXT}, network=network)
     data = load(settings, tmp_path)
     graph = encoder_graph(settings, data)
-    encoding = make_encoding(graph, settings, data, data.train, tmp_path, None)
+    encoding = make_encoding(graph, data, data.train, tmp_path, None)
     x = data.train.x[:5]
     is_token = (x != 0)[:, :, None]
     (embedding,) = [
@@ -379,7 +378,7 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
     np.testing.assert_allclose(encoding.encoder(x), expected, atol=1e-5)
     extra = dataclasses.replace(data, maximum=VOCABULARY + 5.0)
     refused(
-        lambda: make_encoding(graph, settings, extra, data.train, tmp_path, None),
+        lambda: make_encoding(graph, extra, data.train, tmp_path, None),
         f"network.encoder: expected an encoder that accepts ids from 0 to {VOCABULARY + 5}",
     )
 
@@ -410,7 +409,7 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
     assert set(settings.combined) > {"residual", "mahalanobis", "cosine_neighbours"}
     data = load(settings, tmp_path)
     graph = encoder_graph(settings, data)
-    encoding = make_encoding(graph, settings, data, data.train, tmp_path, None)
+    encoding = make_encoding(graph, data, data.train, tmp_path, None)
     x = data.train.x[:9]
     is_token = x != tokenizer().token_to_id("[UNK]")
     assert not is_token.all()

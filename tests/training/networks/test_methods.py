@@ -30,12 +30,12 @@ STRUCTURES = {
 LIKE_ANOTHER = ("dropout-alpha", "mle-dropout", "bbb-mixture")
 CASES = [
     *((method, "mlp") for method in METHODS if method not in LIKE_ANOTHER),
-    *(("dropout", "residuals"), ("bhn-iaf", "skips"), ("laplace-diagonal", "groups")),
+    *(("dropout", "residuals"), ("laplace-diagonal", "groups")),
 ]
 MORE_CASES = [
     *((method, "mlp") for method in LIKE_ANOTHER),
     *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "ensemble")),
-    *((method, "skips") for method in ("mvn", "variational-hypernet")),
+    *((method, "skips") for method in ("bhn-iaf", "mvn", "variational-hypernet")),
     *((method, "mlp") for method in STRUCTURES),
     *(("laplace", network) for network in ("residuals", "skips", "groups")),
 ]

@@ -254,12 +254,8 @@ def test_a_point_estimate_draws_no_layers():
     [
         ({"hidden": [3], "start": "trained"}, "no value without weights or factory"),
         ({"hidden": [3], "weights": "w", "start": "random"}, "Input should be 'trained'"),
-        ({"hidden": [3], "pixel_mean": [0.5]}, "no value without pixel_std"),
-        (
-            {"hidden": [3], "pixel_mean": [0.5], "pixel_std": [0.5, 0.5]},
-            "as many numbers as in pixel_mean",
-        ),
-        ({**FACTORY, "start": "trained", "standardise": True}, "false for a trained network"),
+        ({"hidden": [3], "standardise": {"mean": [0.5]}}, "Field required"),
+        ({"hidden": [3], "standardise": {"mean": [0.5], "std": [1.0, 1.0]}}, "as in mean"),
     ],
 )
 def test_keys_of_a_network_that_do_not_go_together_are_refused(network, says):
@@ -268,7 +264,11 @@ def test_keys_of_a_network_that_do_not_go_together_are_refused(network, says):
 
 
 def test_pixels_are_shifted_and_scaled_by_channel_as_the_recipe_says():
-    network = {**FACTORY, "start": "trained", "pixel_mean": [0.5, 0.25], "pixel_std": [0.5, 2.0]}
+    network = {
+        **FACTORY,
+        "start": "trained",
+        "standardise": {"mean": [0.5, 0.25], "std": [0.5, 2.0]},
+    }
     pixels = torch.randint(0, 256, (20, 72), generator=torch.Generator().manual_seed(0))
     recipe = recipe_with(method="bbb-gaussian", network=network)
     model = build(recipe, SHAPE, CLASSES, pixels)
@@ -278,10 +278,11 @@ def test_pixels_are_shifted_and_scaled_by_channel_as_the_recipe_says():
     expected = trained(SHAPE, CLASSES)((pixels.unflatten(1, SHAPE) / 255 - means) / stds)
     torch.testing.assert_close(outputs[0], expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(
-        InvalidInput, match=r"^network\.pixel_mean: expected 2 numbers, one per channel, got 1"
+        InvalidInput,
+        match=r"^network\.standardise\.mean: expected 2 numbers, one per channel, got 1",
     ):
         build(
-            recipe_with(network={**FACTORY, "pixel_mean": [0.5], "pixel_std": [1.0]}),
+            recipe_with(network={**FACTORY, "standardise": {"mean": [0.5], "std": [1.0]}}),
             SHAPE,
             CLASSES,
             pixels,
@@ -369,7 +370,7 @@ def test_a_guess_is_the_most_frequent_class_or_the_mean():
 
 def test_grey_images_of_idx_files_are_pixels_too_and_other_numbers_are_not():
     recipe = recipe_with(
-        network={**DENSE, "start": "trained", "pixel_mean": [0.1], "pixel_std": [0.3]}
+        network={**DENSE, "start": "trained", "standardise": {"mean": [0.1], "std": [0.3]}}
     )
     train = Rows(np.zeros((4, 9), dtype=np.float32), np.array([0, 1, 0, 1]))
     data = Dataset(train, train, (3, 3), ("0", "1"), 0.0, 255.0, image=ImageSpec(mode="L"))
@@ -377,6 +378,6 @@ def test_grey_images_of_idx_files_are_pixels_too_and_other_numbers_are_not():
     for other in (replace(data, image=None), replace(data, maximum=16.0)):
         with pytest.raises(
             InvalidInput,
-            match=r"^network\.pixel_mean: expected no value, since rows are not pixels",
+            match=r"^network\.standardise: expected no pixel statistics, since rows",
         ):
             check_pixels(recipe, other)

@@ -75,7 +75,7 @@ def get_models(folder):
 
 def test_it_is_fitted_on_what_the_encoder_says(published, digits_rows):
     manifest = ModelStore(published / "models").manifest("small", "1")
-    assert manifest.encoder.model_dump() == {"outputs": WIDTH, "rows_at_once": 8, "difference": 0.0}
+    assert manifest.encoder.model_dump() == {"outputs": WIDTH, "rows_at_once": 8}
     assert manifest.input.shape == (8, 8)
     assert manifest.detectors.attributed == ()
     rows = load_file(published / "models/small/1/training-rows.safetensors")["x"]
@@ -132,7 +132,7 @@ def test_it_is_served_like_any_other(published, serve, digits_rows):
         ranked = client.post("/acquire", json={"pool": rows, "k": 2, "seed": 3}).json()["ranking"]
         assert len(ranked) == 2
         models = client.get("/models").json()["models"]
-        assert models[0]["encoder"] == {"outputs": WIDTH, "rows_at_once": 8, "difference": 0.0}
+        assert models[0]["encoder"] == {"outputs": WIDTH, "rows_at_once": 8}
     samples = np.array([row["samples"] for row in together]).swapaxes(0, 1)
     _, model = get_models(published)
     x = digits_rows[:5].reshape(5, -1).astype(np.float32)

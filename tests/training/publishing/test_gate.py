@@ -179,8 +179,6 @@ def test_what_cannot_be_scored_on_the_same_rows_is_compared_as_it_was_recorded(o
     "gate",
     [
         {},
-        {"level": 0.0, "metrics": {"test_accuracy": 0.0}},
-        {"level": 0.6, "metrics": {"test_accuracy": 0.0}},
         {"metrics": {}},
         {"metrics": {"accuracy": 0.0}},
         {"metrics": {"test_accuracy": -0.1}},
