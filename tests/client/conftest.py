@@ -33,6 +33,7 @@ def run(url, key, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(URL_VARIABLE, url)
     monkeypatch.setenv(KEY_VARIABLE, key)
+    monkeypatch.setattr("dubito.retries.FIRST_PAUSE_S", 0.01)
 
     def by_main(*arguments):
         status = main([str(argument) for argument in arguments])

@@ -113,7 +113,7 @@ def test_every_recipe_of_the_project_is_valid(request):
         ("ranking = 30", 'group = "a"\ntime = "b"', "data.time"),
         ("ranking = 30", "max_tokens = 5", "data.max_tokens"),
         ("[8, 8]", '[8, 8]\nkind = "lenet"', "network.kind"),
-        ("[8, 8]", "[8, 8]\nstandardise = { mean = [0.5] }", "network.standardise"),
+        ("[8, 8]", "[8, 8]\nstandardise = { mean = [0.5] }", "network.standardise.std"),
         ("epochs = 5", "early_stopping = true", "training.early_stopping"),
         ("draws = 50", 'precision = "int4"', "serving.precision"),
     ],

@@ -35,7 +35,7 @@ def get_encoder(folder, model, rows):
     path.write_bytes(serialise(model))
     size = int(np.prod(rows.shape))
     examples = np.random.default_rng(0).integers(0, 9, (5, size)).astype(np.float32)
-    spec = examine(path, size, examples, None)
+    spec = examine(path, size, examples)
     return Encoder(path.read_bytes(), spec, size), examples
 
 
