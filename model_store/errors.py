@@ -145,12 +145,12 @@ class NoSpace(StateUnusable):
     status, code, remedy = 507, "no_space", "free some space"
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: object) -> str:
     """Format an error message as a single line of up to 300 characters."""
     return clean_message(error)[:300]
 
 
-def clean_message(error: Exception) -> str:
+def clean_message(error: object) -> str:
     """Format an error message as a single line of printable text, without terminal colours."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -19,6 +19,7 @@ from service import limits
 from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
+from service.auth.scopes import allowed_models
 from service.batch.runner import JobRunner
 from service.engine.admission import Admission
 from service.engine.batching import Engine
@@ -66,7 +67,8 @@ class Context:
         self.metrics = Metrics()
         self.models.on_retain = self.metrics.retain
         self.metrics.max_queued_row_draws.set(limits.MAX_QUEUED_ROW_DRAWS)
-        self.runner = JobRunner(settings, lambda: self.state, self.metrics)
+        key_names = key_ring.current_names
+        self.runner = JobRunner(settings, lambda: self.state, self.metrics, key_names)
         self.metrics.registry.register(LoadedCollector(self.watcher))
         self.metrics.registry.register(key_ring)
         self.admission = Admission(idle)
@@ -144,7 +146,8 @@ class Context:
         """
         deadline_s = envelope.deadline_s or self.settings.deadline_s
         call.deadline = call.started + deadline_s
-        key = envelope.model, envelope.version
+        name = self.models.name(envelope.model, allowed_models(call.request.scope))
+        key = name, envelope.version
         loaded = self.models.peek(*key)
         if loaded is None:
             preflight = await self.threads.files(partial(self.models.find_preflight, *key))

@@ -24,6 +24,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
 from service import VERSION, limits
+from service.api.dependencies import AllowedModels, CurrentContext, ModelName
 from service.api.health import check_ready
 from service.api.media_types import JSON
 from service.api.predict import PredictWork, predict
@@ -78,14 +79,13 @@ async def get_ready(request: Request) -> Response:
 
 
 @router.get("/models", dependencies=READ)
-async def get_models(request: Request) -> Response:
-    return json_response({"models": get_context(request).models.names()})
+async def get_models(context: CurrentContext, allowed: AllowedModels) -> Response:
+    return json_response({"models": context.models.names(allowed)})
 
 
 @router.get("/models/{name}", dependencies=READ)
 @router.get("/models/{name}/versions/{version}", dependencies=READ)
-async def get_model(request: Request, name: str, version: str = LATEST) -> Response:
-    context = get_context(request)
+async def get_model(context: CurrentContext, name: ModelName, version: str = LATEST) -> Response:
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     versions = await context.threads.files(partial(context.models.store.versions, name))
     return json_response(model_metadata(manifest, versions))
@@ -93,30 +93,29 @@ async def get_model(request: Request, name: str, version: str = LATEST) -> Respo
 
 @router.get("/models/{name}/config", dependencies=READ)
 @router.get("/models/{name}/versions/{version}/config", dependencies=READ)
-async def get_config(request: Request, name: str, version: str = LATEST) -> Response:
-    context = get_context(request)
+async def get_config(context: CurrentContext, name: ModelName, version: str = LATEST) -> Response:
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     return json_response(triton_config(manifest, context.settings.max_rows))
 
 
 @router.get("/models/{name}/ready", dependencies=READ)
 @router.get("/models/{name}/versions/{version}/ready", dependencies=READ)
-async def get_model_ready(request: Request, name: str, version: str = LATEST) -> Response:
-    context = get_context(request)
+async def get_model_ready(
+    context: CurrentContext, name: ModelName, version: str = LATEST
+) -> Response:
     await context.threads.files(partial(_refuse_unready_version, context.models, name, version))
     return json_response({"name": name, "ready": True})
 
 
 @router.post("/repository/index", dependencies=READ)
-async def post_index(request: Request) -> Response:
-    context = get_context(request)
+async def post_index(request: Request, context: CurrentContext, allowed: AllowedModels) -> Response:
     call = RequestContext.from_request(request, context.settings.deadline_s)
     body = await read_body(call, MAX_INDEX_BYTES)
     content = parse_json(body) if body.strip() else {}
     ready_only = content.get("ready", False)
     if content.keys() - {"ready"} or type(ready_only) is not bool:
         raise InvalidInput("body", "an empty body, or an object with `ready`: a boolean", "another")
-    index = await context.threads.files(partial(_index, context.models))
+    index = await context.threads.files(partial(_index, context.models, allowed))
     return json_response([entry for entry in index if not ready_only or entry["state"] == "READY"])
 
 
@@ -199,7 +198,6 @@ async def _read(
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:
     """Return the manifest of a version. `latest` is the loaded version, if any."""
-    name = models.name(name)
     latest = models.latest(name)
     if version == LATEST and latest is not None:
         return latest
@@ -216,10 +214,10 @@ def _refuse_unready_version(models: Models, name: str, version: str) -> None:
         raise NotReady(broken)
 
 
-def _index(models: Models) -> list[dict[str, Any]]:
-    """List all versions of all models, and whether they can be served."""
+def _index(models: Models, allowed: frozenset[str] | None) -> list[dict[str, Any]]:
+    """List all versions of the allowed models, and whether they can be served."""
     index = []
-    for name in models.names():
+    for name in models.names(allowed):
         broken = models.errors(name)
         for version in models.store.versions(name):
             reason = broken.get(version, "")

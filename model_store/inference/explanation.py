@@ -93,22 +93,25 @@ def explain(
     x: Float32[np.ndarray, "N I"],
     replaced: Prediction | None = None,
     pause: Pause = no_pause,
+    has_nearest: bool = True,
 ) -> Explanation:
     """Explain the predictions of rows.
 
     Args:
         prediction: the model's prediction of `x`.
         replaced: the prediction of `replace_each_column` with the same draws, if there are columns.
+        has_nearest: whether to find the nearest training rows.
     """
     flag = DividedFlag.from_prediction(model, prediction)
+    training_rows = model.training_rows if has_nearest else None
     shares = np.zeros(x.shape) if model.runtime.has_terms else None
     nearest: list[tuple[list[str], np.ndarray]] = []
     for n, raw in enumerate(x):
-        row = raw if model.training_rows is None else model.runtime.encoded(raw[None])[0]
+        row = raw if training_rows is None else model.runtime.encoded(raw[None])[0]
         if shares is not None:
             shares[n] = _shares(model, flag, n, row)
-        if model.training_rows is not None:
-            nearest.append(model.training_rows.nearest(row, NEAREST))
+        if training_rows is not None:
+            nearest.append(training_rows.nearest(row, NEAREST))
         pause()
     falls = None
     if replaced is not None:
@@ -116,12 +119,7 @@ def explain(
         statistic = DividedFlag.from_prediction(model, replaced).statistic
         statistic = statistic.reshape(-1, 1 + num_columns)
         falls = statistic[:, :1] - statistic[:, 1:]
-    return Explanation(
-        flag,
-        falls,
-        shares,
-        None if model.training_rows is None else nearest,
-    )
+    return Explanation(flag, falls, shares, None if training_rows is None else nearest)
 
 
 def _shares(

@@ -23,7 +23,7 @@ CREATE TABLE jobs (
     id TEXT PRIMARY KEY,
     kind TEXT NOT NULL,               -- acquire, predict or candidate
     state TEXT NOT NULL,              -- queued, running, done, failed or cancelled
-    owner TEXT NOT NULL,              -- digest of the request's key, or empty
+    owner TEXT NOT NULL,              -- name of the request's key, or empty
     request TEXT NOT NULL,            -- JSON, with defaults filled in
     created REAL NOT NULL,            -- times are seconds since 1970
     begun REAL,
@@ -99,6 +99,8 @@ CREATE TABLE answers (  -- to requests with an Idempotency-Key
     PRIMARY KEY (owner, key)
 ) STRICT;
 """,
+    # The name of the API key that replaced or deleted the label
+    "ALTER TABLE replaced ADD COLUMN ended_by TEXT",
 )
 
 

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -135,29 +135,58 @@ class Jobs:
                 note(connection, job)
         return job
 
-    def get(self, name: str, owner: str | None = None) -> Job:
-        """Return a job. Raises NotFound if the job does not exist or belongs to another owner."""
+    def get(
+        self, name: str, owner: str | None = None, models: Collection[str] | None = None
+    ) -> Job:
+        """Return a job. Raises NotFound for a job of another owner or of another model."""
         with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
-        if row is None or (owner is not None and row["owner"] != owner):
+        job = None if row is None or owner not in (None, row["owner"]) else _job(row)
+        if job is None or (models is not None and job.request["model"] not in models):
             raise NotFound(
                 "job", "the id of one of your jobs, which may have expired", "another id"
             )
-        return _job(row)
+        return job
 
     def page(
-        self, owner: str, limit: int | None = None, after: int | None = None
+        self,
+        owner: str | None,
+        limit: int | None = None,
+        after: int | None = None,
+        models: Collection[str] | None = None,
     ) -> tuple[list[Job], int | None]:
-        """Return one page of an owner's jobs, newest first, and the start of the next page."""
+        """Return one page of jobs, newest first, and the start of the next page.
+
+        Args:
+            owner: only jobs of this owner, or None for all.
+            models: only jobs of these models, or None for all.
+        """
         with self._database.reading() as connection:
             rows = connection.execute(
-                "SELECT rowid AS place, * FROM jobs WHERE owner = ? AND rowid < ? "
-                "ORDER BY rowid DESC LIMIT ?",
-                (owner, MAX_ROWID if after is None else after, -1 if limit is None else limit + 1),
+                """
+                SELECT rowid AS place, * FROM jobs
+                WHERE owner = coalesce(:owner, owner) AND rowid < :after AND (:models IS NULL OR
+                    request ->> 'model' IN (SELECT value FROM json_each(:models)))
+                ORDER BY rowid DESC LIMIT :limit
+                """,
+                {
+                    "owner": owner,
+                    "after": MAX_ROWID if after is None else after,
+                    "models": None if models is None else json.dumps(list(models)),
+                    "limit": -1 if limit is None else limit + 1,
+                },
             ).fetchall()
         page_rows = rows[:limit]
         next_start = page_rows[-1]["place"] if len(rows) > len(page_rows) else None
         return [_job(row) for row in page_rows], next_start
+
+    def unfinished(self) -> list[Job]:
+        """Return the queued and running jobs that are not being cancelled."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT * FROM jobs WHERE state IN ('queued', 'running') AND NOT cancel"
+            ).fetchall()
+        return [_job(row) for row in rows]
 
     def latest_candidate(self, model: str) -> Job | None:
         """Return the newest candidate job of a model."""
@@ -329,8 +358,9 @@ class Jobs:
         with self._database.writing() as connection:  # if the clock was set back
             connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
-    def requeue_orphans(self) -> None:
-        """Return running jobs to the queue if their process has died."""
+    def requeue_orphans(self) -> list[str]:
+        """Return running jobs to the queue if their process has died, and return their ids."""
+        orphans = []
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT id, slot FROM jobs WHERE state = 'running'"
@@ -339,6 +369,8 @@ class Jobs:
             with self.slot(number) as handle:
                 if handle is not None:
                     self.requeue(name, "the service that ran it ended", number)
+                    orphans.append(name)
+        return orphans
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:

@@ -247,8 +247,8 @@ def _accept(
         expected = 'the same label as before, or "replace": true'
         raise Conflict(field, expected, "another label")
     connection.execute(
-        "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (*place, current["label"], current["target"], current["key"], current["time"], now),
+        "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (*place, current["label"], current["target"], current["key"], current["time"], now, key),
     )
     connection.execute(
         "UPDATE labels SET label = ?, target = ?, key = ?, time = ? WHERE model = ? AND id = ?",
@@ -280,20 +280,22 @@ def counts(database: Database, model: str) -> dict[str, int]:
 
 
 def kept_labels(
-    database: Database, model: str, key: str | None, after: int, limit: int
+    database: Database, model: str, key: str | None, after: int, limit: int, former: bool = False
 ) -> list[dict[str, Any]]:
     """Return one page of a model's labels, in the order of arrival.
 
     Args:
         key: only labels with this API key.
         after: the `place` of the last label on the previous page.
+        former: instead return replaced and deleted labels, in the order in which they ended.
     """
+    table, columns = ("replaced", ", l.ended, l.ended_by") if former else ("labels", "")
     with database.reading() as connection:
         rows = connection.execute(
-            """
+            f"""
             SELECT l.rowid place, l.id, l.label, l.target, l.key annotator, l.time,
-                coalesce(a.control, 0) control
-            FROM labels l LEFT JOIN acquired a USING (model, id)
+                coalesce(a.control, 0) control{columns}
+            FROM {table} l LEFT JOIN acquired a USING (model, id)
             WHERE model = :model AND l.rowid > :after AND (:key IS NULL OR l.key = :key)
             ORDER BY l.rowid LIMIT :limit
             """,
@@ -302,15 +304,21 @@ def kept_labels(
     return [{**dict(row), "control": bool(row["control"])} for row in rows]
 
 
-def delete_labels(database: Database, model: str, ids: Sequence[str]) -> int:
-    """Delete labels, keeping a record of them. Return the number of deleted labels."""
+def delete_labels(
+    database: Database, model: str, ids: Sequence[str], key: str | None = None
+) -> int:
+    """Delete labels, keeping a record of them. Return the number of deleted labels.
+
+    Args:
+        key: name of the API key that deletes them.
+    """
     condition = "model = ? AND id IN (SELECT value FROM json_each(?))"
     values = model, json.dumps(list(ids))
     with database.writing() as connection:
         connection.execute(
-            "INSERT INTO replaced SELECT model, id, label, target, key, time, ? FROM labels "
+            "INSERT INTO replaced SELECT model, id, label, target, key, time, ?, ? FROM labels "
             f"WHERE {condition}",
-            (time.time(), *values),
+            (time.time(), key, *values),
         )
         return connection.execute(f"DELETE FROM labels WHERE {condition}", values).rowcount
 

@@ -19,7 +19,14 @@ from service.api.answers import (
     RefreshAnswer,
     UnloadAnswer,
 )
-from service.api.dependencies import Audit, CurrentContext, CurrentRequest, Owner
+from service.api.dependencies import (
+    AllowedModels,
+    Audit,
+    CurrentContext,
+    CurrentRequest,
+    ModelName,
+    Owner,
+)
 from service.api.jobs import cancel_job, job_json
 from service.api.openapi import errors
 from service.api.schemas import Envelope
@@ -32,12 +39,12 @@ router = APIRouter(tags=["Administration"], dependencies=[needs("admin")])
 
 
 @router.post("/admin/refresh", response_model=RefreshAnswer)
-async def post_refresh(context: CurrentContext) -> dict[str, Any]:
+async def post_refresh(context: CurrentContext, allowed: AllowedModels) -> dict[str, Any]:
     """Read the store again, and list the served and broken versions of each model."""
     models = context.models
     await _refresh(context)
     content = {}
-    for name in models.names():
+    for name in models.names(allowed):
         latest = models.latest(name)
         serving = None if latest is None else latest.version
         content[name] = {"serving": serving, "broken": models.errors(name)}
@@ -81,9 +88,8 @@ async def post_promote(
     response_model=CandidateJobAnswer,
     responses=errors(404, 503),
 )
-async def get_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
+async def get_candidate(context: CurrentContext, name: ModelName) -> dict[str, Any]:
     """Return the last job that fitted a candidate, and the command to fit one."""
-    name = context.models.name(name)
     return await context.threads.state(partial(_candidate, context, name))
 
 
@@ -94,10 +100,9 @@ async def get_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
     responses=errors(404, 409, 503, 507),
 )
 async def post_candidate(
-    context: CurrentContext, owner: Owner, name: str, audit: Audit
+    context: CurrentContext, owner: Owner, name: ModelName, audit: Audit
 ) -> dict[str, Any]:
     """Create a job that fits a candidate from the labels, or return an unfinished job."""
-    name = context.models.name(name)
     latest = context.models.latest(name)
     if latest is None:
         raise NotFound("version", f"a served version of {name}", "none")
@@ -130,9 +135,10 @@ async def post_candidate(
     response_model=CandidateJobAnswer,
     responses=errors(404, 503),
 )
-async def delete_candidate(context: CurrentContext, name: str, audit: Audit) -> dict[str, Any]:
+async def delete_candidate(
+    context: CurrentContext, name: ModelName, audit: Audit
+) -> dict[str, Any]:
     """Cancel the job that fits a candidate."""
-    name = context.models.name(name)
 
     def stop() -> dict[str, Any]:
         last = Jobs(context.state).latest_candidate(name)
@@ -167,7 +173,7 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
     responses=errors(404, 409),
 )
 async def post_unload(
-    context: CurrentContext, name: str, version: str, audit: Audit
+    context: CurrentContext, name: ModelName, version: str, audit: Audit
 ) -> dict[str, Any]:
     """Unload a version that `latest` does not serve. The next request loads it again."""
 
@@ -187,7 +193,7 @@ async def post_unload(
     responses=errors(404),
 )
 async def post_drift_reset(
-    context: CurrentContext, name: str, version: str, audit: Audit
+    context: CurrentContext, name: ModelName, version: str, audit: Audit
 ) -> dict[str, Any]:
     """Reset the drift detector of a version in all workers."""
 

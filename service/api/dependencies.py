@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from model_store.errors import InvalidInput
-from service.auth.scopes import get_owner
+from service.auth.scopes import allowed_models, get_owner
 from service.context import Context, get_context
 from service.request_context import RequestContext, get_link_prefix
 from service.telemetry.logs import AuditLog
@@ -23,6 +23,14 @@ async def _owner(request: Request) -> str:
     return get_owner(request.scope)
 
 
+async def _allowed_models(request: Request) -> frozenset[str] | None:
+    return allowed_models(request.scope)
+
+
+async def _model_name(request: Request, name: str) -> str:
+    return get_context(request).models.name(name, allowed_models(request.scope))
+
+
 async def _audit(request: Request) -> AuditLog:
     return AuditLog(request.scope)
 
@@ -33,7 +41,9 @@ async def _link_prefix(request: Request) -> str:
 
 CurrentContext = Annotated[Context, Depends(_context)]
 CurrentRequest = Annotated[RequestContext, Depends(_begin)]  # subject to admission
-Owner = Annotated[str, Depends(_owner)]  # digest of the API key
+Owner = Annotated[str, Depends(_owner)]  # name of the API key
+AllowedModels = Annotated[frozenset[str] | None, Depends(_allowed_models)]  # of the API key
+ModelName = Annotated[str, Depends(_model_name)]  # from the path
 Audit = Annotated[AuditLog, Depends(_audit)]
 LinkPrefix = Annotated[str, Depends(_link_prefix)]
 

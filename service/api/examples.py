@@ -32,7 +32,7 @@ router = APIRouter(tags=["Predict"])
     "/predict/examples",
     response_model=ExamplesAnswer,
     responses=ROW_ERRORS,
-    dependencies=[needs("predict")],
+    dependencies=[needs("rows")],
 )
 async def get_examples(
     context: CurrentContext, call: CurrentRequest, query: Annotated[ModelQuery, Query()]

@@ -27,6 +27,7 @@ NO_TERMS = (
 OF_IDS = (
     "the model takes rows of ids, which have no size: none has a share, and no training row is near"
 )
+NO_SCOPE = "the key lacks the scope rows"
 NO_ROWS = (
     "this version was published without training rows (serving.nearest_rows of its recipe), or "
     "before there were"
@@ -40,6 +41,7 @@ class ExplainedRows:
     manifest: Manifest
     explanation: Explanation
     cells: list[UnusualCells] | None
+    has_scope: bool = True  # the request's key may see training rows
 
     def __len__(self) -> int:
         return len(self.explanation.flag.statistic)
@@ -48,7 +50,7 @@ class ExplainedRows:
         explanation = take_rows(self.explanation, rows)
         if explanation.nearest is not None:
             explanation = replace(explanation, nearest=explanation.nearest[rows])
-        return ExplainedRows(self.manifest, explanation, self.cells and self.cells[rows])
+        return replace(self, explanation=explanation, cells=self.cells and self.cells[rows])
 
 
 class DetectorShareAnswer(BaseModel):
@@ -211,7 +213,7 @@ EXPLANATION = (
         "[published with the model](detectors.md#training-rows-in-a-version). `id` is "
         "the value of the column `data.id`, a file name, or the row's index in its source. "
         "`distance` is the root-mean-square difference of encoded columns, of pixels, or of other "
-        "numbers in units of their standard deviations",
+        "numbers in units of their standard deviations. Needs a key with the scope `rows`",
         _nearest_arrays,
         json=_nearest,
     ),
@@ -246,7 +248,7 @@ def null_because(explained: ExplainedRows) -> dict[str, str]:
             reasons |= dict.fromkeys(("attributed", "map"), no_shares)
     if explanation.nearest is None:
         has_ids = manifest.input.takes_ids and manifest.encoder is None
-        reasons["nearest"] = OF_IDS if has_ids else NO_ROWS
+        reasons["nearest"] = OF_IDS if has_ids else NO_ROWS if explained.has_scope else NO_SCOPE
     return reasons
 
 

@@ -2,19 +2,19 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from model_store.errors import NotFound
 from model_store.state.database import may_be_damaged
 from model_store.state.jobs import Job, Jobs
-from service.api.dependencies import Audit, CurrentContext, LinkPrefix, Owner
+from service.api.dependencies import Audit, CurrentContext, LinkPrefix
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, ROW_ERRORS, answers, errors
 from service.api.requests import NPZ, PARQUET
 from service.api.responses import format_timestamp, json_response
 from service.api.schemas import AcquireAnswer, JobAnswer, JobsAnswer, JobsQuery
-from service.auth.scopes import needs
+from service.auth.scopes import SCOPES_KEY, allowed_models, get_owner, needs
 from service.context import Context
 from service.errors import NotDone
 from service.telemetry.logs import AuditLog
@@ -24,25 +24,35 @@ MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/pl
 router = APIRouter(tags=["Jobs"])
 
 
+async def _access(request: Request) -> tuple[str | None, frozenset[str] | None]:
+    is_admin = "admin" in request.scope[SCOPES_KEY]
+    return None if is_admin else get_owner(request.scope), allowed_models(request.scope)
+
+
+# Owner and models of the jobs that the request's key can use. None: all
+Access = Annotated[tuple[str | None, frozenset[str] | None], Depends(_access)]
+
+
 @router.get("/jobs", response_model=JobsAnswer, responses=errors(422), dependencies=[needs("read")])
 async def get_jobs(
     context: CurrentContext,
-    owner: Owner,
+    access: Access,
     prefix: LinkPrefix,
     query: Annotated[JobsQuery, Query()],
 ) -> Response:
-    """List the jobs of the API key, latest first."""
+    """List the jobs of the API key, latest first, or all jobs for an administrator."""
+    owner, models = access
 
     def find_page() -> dict[str, Any]:
-        jobs, after = Jobs(context.state).page(owner, query.limit, query.after)
+        jobs, after = Jobs(context.state).page(owner, query.limit, query.after, models)
         content = {"jobs": [job_json(context, job, prefix) for job in jobs]}
         return content if query.limit is None else {**content, "next": after}
 
     return json_response(await context.threads.jobs(find_page))
 
 
-async def _find_job(context: CurrentContext, owner: Owner, job: str) -> Job:
-    return await context.threads.jobs(lambda: Jobs(context.state).get(job, owner))
+async def _find_job(context: CurrentContext, access: Access, job: str) -> Job:
+    return await context.threads.jobs(lambda: Jobs(context.state).get(job, *access))
 
 
 OwnJob = Annotated[Job, Depends(_find_job)]  # from the path
@@ -148,6 +158,7 @@ def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
+        "owner": job.owner or None,
         **options,
         "progress": share,
         "worked_s": job.worked_s,

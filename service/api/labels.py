@@ -26,7 +26,7 @@ from model_store.state.labels import (
 )
 from model_store.state.live import MIN_CONTROL_ROWS, live_figures
 from service import limits
-from service.api.dependencies import Audit, CurrentContext, CurrentRequest
+from service.api.dependencies import AllowedModels, Audit, CurrentContext, CurrentRequest, ModelName
 from service.api.idempotency import identify_request
 from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, json_body
@@ -44,7 +44,7 @@ from service.api.schemas import (
     LabelsQuery,
     LabelsRequest,
 )
-from service.auth.scopes import key_name, needs
+from service.auth.scopes import allowed_models, key_name, needs
 from service.context import Context
 from service.errors import TooLarge
 from service.models.models import ServedModel
@@ -106,22 +106,26 @@ async def _body(call: RequestContext) -> bytes | bytearray:
     responses=errors(404, 422, 503),
     dependencies=[needs("label")],
 )
-async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Query()]) -> Response:
+async def get_labels(
+    context: CurrentContext, allowed: AllowedModels, query: Annotated[LabelsQuery, Query()]
+) -> Response:
     """List the labels of a model, oldest first."""
-    name = context.models.name(query.model)
+    name = context.models.name(query.model, allowed)
 
     def read() -> list[dict[str, Any]]:
         state = context.find_state()
         if state is None:
             return []
-        return kept_labels(state, name, query.annotator, query.after, query.limit + 1)
+        options = query.after, query.limit + 1, query.former
+        return kept_labels(state, name, query.annotator, *options)
 
     rows = await context.threads.state(read)
     labels = rows[: query.limit]
     after = labels[-1]["place"] if len(rows) > len(labels) else None
     for label in labels:
         del label["place"]
-        label["time"] = format_timestamp(label["time"])
+        for field in {"time", "ended"} & label.keys():
+            label[field] = format_timestamp(label[field])
     return json_response({"model": name, "labels": labels, "next": after})
 
 
@@ -141,11 +145,11 @@ async def post_labels_delete(
 
     def delete() -> dict[str, Any]:
         request = validate(LabelsDeletion, parse_json(body))
-        name = context.models.name(request.model)
+        name = context.models.name(request.model, allowed_models(call.request.scope))
         state = context.find_state()
         if state is None:
             return {"model": name, "deleted": 0, "labels": 0}
-        count = delete_labels(state, name, request.ids)
+        count = delete_labels(state, name, request.ids, key_name(call.request.scope))
         labels = counts(state, name)["labels"]
         audit("delete labels", name, None, labels + count, labels)
         return {"model": name, "deleted": count, "labels": labels}
@@ -249,9 +253,9 @@ def _row(
     responses=errors(404, 503),
     dependencies=[needs("read")],
 )
-async def get_label_figures(context: CurrentContext, name: str) -> dict[str, Any]:
+async def get_label_figures(context: CurrentContext, name: ModelName) -> dict[str, Any]:
     """Count acquired and labelled rows, and evaluate versions of a model on control rows."""
-    return await context.threads.state(partial(_figures, context, context.models.name(name)))
+    return await context.threads.state(partial(_figures, context, name))
 
 
 def _figures(context: Context, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from model_store.artifacts.storage import REPORT
 from model_store.artifacts.summary import too_few_rows
 from model_store.errors import NotFound, StoreError
 from service.api.answers import ModelAnswer, ModelsAnswer, OverviewAnswer, VersionAnswer
-from service.api.dependencies import CurrentContext, LinkPrefix
+from service.api.dependencies import AllowedModels, CurrentContext, LinkPrefix, ModelName
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, answers, errors
 from service.api.schemas import ModelsQuery
@@ -51,11 +51,11 @@ router = APIRouter(tags=["Models"], dependencies=[needs("read")])
     responses=errors(422),
 )
 async def get_models(
-    context: CurrentContext, query: Annotated[ModelsQuery, Query()]
+    context: CurrentContext, allowed: AllowedModels, query: Annotated[ModelsQuery, Query()]
 ) -> dict[str, Any]:
     """List the models by name, with their versions."""
     models = context.models
-    names = [name for name in models.names() if query.after is None or name > query.after]
+    names = [name for name in models.names(allowed) if query.after is None or name > query.after]
     page = names[: query.limit]
     overview = await context.threads.files(lambda: [_overview(models, name) for name in page])
     if query.limit is None:
@@ -69,10 +69,9 @@ async def get_models(
     response_model_exclude_unset=True,
     responses=errors(404),
 )
-async def get_model(context: CurrentContext, prefix: LinkPrefix, name: str) -> dict[str, Any]:
+async def get_model(context: CurrentContext, prefix: LinkPrefix, name: ModelName) -> dict[str, Any]:
     """Return a model with the drift, manifest and report of `latest`."""
-    work = partial(_description, context.models, context.models.name(name), prefix)
-    return await context.threads.files(work)
+    return await context.threads.files(partial(_description, context.models, name, prefix))
 
 
 @router.get(
@@ -82,14 +81,13 @@ async def get_model(context: CurrentContext, prefix: LinkPrefix, name: str) -> d
     responses=errors(404, 503),
 )
 async def get_version(
-    context: CurrentContext, prefix: LinkPrefix, name: str, version: str
+    context: CurrentContext, prefix: LinkPrefix, name: ModelName, version: str
 ) -> dict[str, Any]:
     """Return a version with its manifest and report."""
     return await context.threads.files(partial(_version, context.models, name, version, prefix))
 
 
 def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, Any]:
-    name = models.name(name)
     number = models.resolve(name, version)
     return {
         "name": name,
@@ -153,7 +151,7 @@ def _column(column: AnyColumn) -> dict[str, Any]:
 
 
 @router.get(REPORT_PATH, responses=answers(None, 404, 503, content=REPORT_CONTENT))
-async def get_report(context: CurrentContext, name: str, version: str) -> Response:
+async def get_report(context: CurrentContext, name: ModelName, version: str) -> Response:
     """Return the evaluation report of a version, written by `dubito evaluate`."""
     return await _file(context, name, version, REPORT)
 
@@ -163,7 +161,9 @@ async def get_report(context: CurrentContext, name: str, version: str) -> Respon
     responses=answers(None, 404, 503, content=FILE_CONTENT),
     response_class=Response,
 )
-async def get_report_file(context: CurrentContext, name: str, version: str, file: str) -> Response:
+async def get_report_file(
+    context: CurrentContext, name: ModelName, version: str, file: str
+) -> Response:
     """Return a file of an evaluation report: HTML or a plot."""
     return await _file(context, name, version, file)
 
@@ -204,7 +204,6 @@ def report_links(
 
 def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
     """Read a file of a report, and return it with its media type."""
-    name = models.name(name)
     number = models.resolve(name, version)
     evaluation = evaluation_report(models.store, name, number)
     if evaluation is None:

@@ -24,7 +24,7 @@ from service.api.requests import (
 )
 from service.api.responses import json_response
 from service.api.schemas import Envelope, PreviewAnswer, PreviewRequest
-from service.auth.scopes import needs
+from service.auth.scopes import POOLS_KEY, needs
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
 from service.errors import Unsupported
@@ -82,8 +82,9 @@ async def open_rows_file(
     file_field = f"{field}_file"
     name = getattr(envelope, file_field, None)
     if name is not None:
+        allowed = call.request.scope.get(POOLS_KEY)
         path = await context.threads.state(
-            partial(resolve_path, context.settings.pools, name, file_field)
+            partial(resolve_path, context.settings.pools, name, file_field, allowed)
         )
         return await open_file(context, call, path, loaded, file_field, envelope.encoded)
     ending = ENDINGS[request_media_type(call.request)]
@@ -158,8 +159,14 @@ def _plain(cell: Any) -> Any:
     return cell if isinstance(cell, int | str | None) else str(cell)
 
 
-def resolve_path(folder: Path | None, name: str, field: str) -> Path:
-    """Return the path of a file in the pools folder."""
+def resolve_path(
+    folder: Path | None, name: str, field: str, allowed: frozenset[str] | None = None
+) -> Path:
+    """Return the path of a file in the pools folder.
+
+    Args:
+        allowed: the files and folders that exist for the request's key, or None for all.
+    """
     if folder is None:
         expected = "none, because DUBITO_POOLS is not set"
         raise InvalidInput(field, expected, "a name")
@@ -173,6 +180,10 @@ def resolve_path(folder: Path | None, name: str, field: str) -> Path:
     expected = "the name of a file in the folder of pools"
     if Path(name).is_absolute() or not path.is_relative_to(root) or path == root:
         raise InvalidInput(field, expected, "a path outside the folder")
+    if allowed is not None and not any(
+        path.is_relative_to((root / pool).resolve()) for pool in allowed
+    ):
+        raise InvalidInput(field, expected, "a missing file")
     if not path.is_file():
         raise InvalidInput(field, expected, "a missing file")
     return path

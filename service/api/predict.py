@@ -50,7 +50,7 @@ from service.api.responses import (
 )
 from service.api.rows import Rows
 from service.api.schemas import Envelope, PredictRequest
-from service.auth.scopes import needs
+from service.auth.scopes import SCOPES_KEY, needs
 from service.context import Context, get_context
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted, work_bytes
 from service.models.models import ServedModel
@@ -86,6 +86,7 @@ PredictWork = RowWork[PredictRequest]
 class ExplanationInputs:
     cells: list[UnusualCells] | None
     replaced: Prediction | None
+    has_scope: bool  # the key may see training rows
 
 
 @router.post(
@@ -157,7 +158,8 @@ async def predict(
         to_explain = None
         if envelope.explain:
             replaced = await _predict_usual_rows(context, computed) if extra else None
-            to_explain = ExplanationInputs(cells, replaced)
+            has_scope = "rows" in call.request.scope[SCOPES_KEY]
+            to_explain = ExplanationInputs(cells, replaced, has_scope)
         write = partial(
             _write, context, computed, options, groups, encode, to_explain, is_counted, work.field
         )
@@ -255,6 +257,7 @@ def _decide(
     if groups is not None:
         prediction = prediction.with_groups(groups)
     if to_explain is not None:
-        explanation = explain(model, prediction, work.x, to_explain.replaced, work.context.pause)
-        explained = ExplainedRows(model.manifest, explanation, to_explain.cells)
+        replaced, has_scope = to_explain.replaced, to_explain.has_scope
+        explanation = explain(model, prediction, work.x, replaced, work.context.pause, has_scope)
+        explained = ExplainedRows(model.manifest, explanation, to_explain.cells, has_scope)
     return results(prediction, explained), slice(None)

@@ -273,6 +273,9 @@ class LabelsQuery(QueryModel):
     annotator: str | None = None
     """return only the labels sent with the API key of this name"""
 
+    former: bool = False
+    """list replaced and deleted labels instead"""
+
     after: int = Field(default=0, ge=0, lt=1 << 63)
     """`next` of the previous page"""
 
@@ -281,7 +284,10 @@ class LabelsQuery(QueryModel):
 
 
 class KeptLabel(BaseModel):
-    """A stored label. `annotator` is the name of the API key that sent it."""
+    """A stored label. `annotator` is the name of the API key that sent it.
+
+    Former labels also have the time and API key of their replacement or deletion.
+    """
 
     id: str
     label: str | None
@@ -289,6 +295,8 @@ class KeptLabel(BaseModel):
     annotator: str | None
     time: Timestamp
     control: bool
+    ended: Timestamp | None = None
+    ended_by: str | None = None
 
 
 class LabelListAnswer(BaseModel):
@@ -434,11 +442,12 @@ class ModelsQuery(ListQuery):
 
 
 class JobAnswer(BaseModel):
-    """A background job."""
+    """A background job. `owner` is the name of its API key."""
 
     id: str
     kind: Literal["acquire", "predict", "candidate"]
     state: Literal["queued", "running", "done", "failed", "cancelled"]
+    owner: str | None
     model: str
     version: str
     rows: int

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.problems import error_response
 from service.auth.keys import KeyRing, Keys
-from service.auth.scopes import API_SCOPES, OWNER_KEY, SCOPES_KEY
+from service.auth.scopes import API_SCOPES, MODELS_KEY, POOLS_KEY, SCOPES_KEY
 from service.errors import Forbidden, RequestError, WrongHost
 from service.request_context import get_record
 from service.server.shares import KEY_NAME
@@ -47,12 +47,12 @@ class AuthMiddleware:
 
 
 def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
-    """Store the name and scopes of a valid key in the request's ASGI scope."""
+    """Store the name, scopes and limits of a valid key in the request's ASGI scope."""
     key = keys.find(text) if keys.names and text else None
     if key is not None:
         get_record(scope).key = key.name
         if not key.has_expired:
-            scope[KEY_NAME], scope[OWNER_KEY] = key.name, key.digest.hex()
+            scope[KEY_NAME], scope[MODELS_KEY], scope[POOLS_KEY] = key.name, key.models, key.pools
             scope[SCOPES_KEY] |= key.scopes
 
 

@@ -7,6 +7,10 @@ Keys are configured either by `DUBITO_API_KEYS` and `DUBITO_ADMIN_KEY`, or in a 
     sha256 = "..."                      # or key = "..."
     scopes = ["predict", "acquire"]
     expires = 2027-03-01T00:00:00Z      # optional
+    models = ["digits"]                 # optional: the only models of this key
+    pools = ["shop"]                    # optional: its only files or folders in DUBITO_POOLS
+
+Several keys can have the same name, so that a key can be replaced. Jobs belong to the name.
 
 The service reloads the file when it changes. If the file becomes invalid, the service logs the
 error and keeps the previous keys.
@@ -60,6 +64,7 @@ HIDDEN_VALUE = "another value (hidden)"
 MAX_FILE_BYTES = 1 << 20
 NEW_KEY_PREFIX = "dubito_"  # recognised by scanners for secrets
 NEW_KEY_BYTES = 32
+NAME_DIGITS = 12  # of a key's digest, in the name of a key without a file
 
 # The service responds to these paths even if there are too many connections.
 HEALTH_PATHS = {"/health/live", "/health/ready", "/metrics"}
@@ -67,10 +72,12 @@ HEALTH_PATHS = {"/health/live", "/health/ready", "/metrics"}
 
 @dataclass(frozen=True)
 class Key:
-    name: str  # shown in the log
+    name: str  # shown in the log, and the owner of jobs
     digest: bytes = field(repr=False)  # SHA-256
     scopes: frozenset[Scope]
     expires: datetime | None = None
+    models: frozenset[str] | None = None  # None: all
+    pools: frozenset[str] | None = None  # paths in DUBITO_POOLS; None: all
 
     @property
     def expiry_s(self) -> float:
@@ -107,7 +114,8 @@ def list_keys(settings: Settings) -> Keys:
         raise InvalidInput(
             f"{PREFIX}ADMIN_KEY", "a key that is not in DUBITO_API_KEYS", "a shared key"
         )
-    keys = [Key(f"api-{i}", digest, API_SCOPES) for i, digest in enumerate(api, start=1)]
+    # The position of a key may change, but its name must not.
+    keys = [Key(f"api-{digest.hex()[:NAME_DIGITS]}", digest, API_SCOPES) for digest in api]
     keys += [Key("admin", digest, ADMIN_SCOPES) for digest in admin]
     return Keys(keys, api_is_open=not api, has_administration=bool(admin))
 
@@ -142,16 +150,22 @@ class KeyEntry(BaseModel):
     key: Annotated[str, StringConstraints(pattern=f"^{KEY_PATTERN.pattern}$")] | None = None
     sha256: Sha256 | None = None
     expires: AwareDatetime | None = None
+    models: Annotated[list[Name], Field(min_length=1)] | None = None
+    pools: list[str] | None = None
 
     @model_validator(mode="after")
-    def _has_one_form(self) -> "KeyEntry":
+    def _is_consistent(self) -> "KeyEntry":
         if (self.key is None) == (self.sha256 is None):
             raise ValueError("expected one of key and sha256")
+        if self.models is not None and "metrics" in self.scopes:
+            raise ValueError("expected no models, because metrics cover all models")
         return self
 
     def as_key(self) -> Key:
         digest = self.sha256 or sha256((self.key or "").encode()).hexdigest()
-        return Key(self.name, bytes.fromhex(digest), frozenset(self.scopes), self.expires)
+        models, pools = (None if v is None else frozenset(v) for v in (self.models, self.pools))
+        scopes = frozenset(self.scopes)
+        return Key(self.name, bytes.fromhex(digest), scopes, self.expires, models, pools)
 
 
 class KeyFile(BaseModel):
@@ -172,9 +186,8 @@ def parse_keys(text: str) -> Keys:
         keys = [entry.as_key() for entry in KeyFile.model_validate(content).keys]
     except ValidationError as error:
         raise _describe(error) from None
-    for kind, values in (("names", {k.name for k in keys}), ("keys", {k.digest for k in keys})):
-        if len(values) < len(keys):
-            raise InvalidInput(FILE_VARIABLE, f"unique {kind}", "duplicates")
+    if len({key.digest for key in keys}) < len(keys):
+        raise InvalidInput(FILE_VARIABLE, "unique keys", "duplicates")
     return Keys(keys, api_is_open=False, has_administration=True)
 
 
@@ -204,6 +217,7 @@ class KeyRing(Collector):
             self.keys = parse_keys(self._text)
         self._interval_s = settings.poll_interval_s
         self._problem: str | None = None  # last logged error
+        self._reloading = threading.Lock()
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
 
@@ -231,8 +245,19 @@ class KeyRing(Collector):
         while not self._stopping.wait(self._interval_s):
             self.reload()
 
+    def current_names(self) -> frozenset[str] | None:
+        """Reload the keys. Return their names, or None if they are unknown or the API is open."""
+        if self._file is not None:
+            self.reload()
+        is_known = self._problem is None and not self.keys.api_is_open
+        return frozenset(self.keys.names) if is_known else None
+
     def reload(self) -> None:
         """Reload the key file if it has changed, or keep the previous keys if it is invalid."""
+        with self._reloading:
+            self._reload()
+
+    def _reload(self) -> None:
         assert self._file is not None
         try:
             text = read_key_file(FILE_VARIABLE, self._file)

@@ -14,14 +14,15 @@ from service.errors import Forbidden, Unauthorized
 from service.request_context import get_record
 from service.server.shares import KEY_NAME
 
-Scope = Literal["read", "predict", "acquire", "label", "metrics", "admin"]
+Scope = Literal["read", "predict", "acquire", "label", "rows", "metrics", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 API_SCOPES: Final = frozenset(SCOPES) - {"admin"}  # for keys in DUBITO_API_KEYS
-ADMIN_SCOPES: Final = frozenset[Scope]({"admin", "metrics"})
+ADMIN_SCOPES: Final = frozenset[Scope]({"admin", "metrics", "read"})
 
 # The middleware sets these keys of a request's ASGI scope.
 SCOPES_KEY = "dubito.scopes"
-OWNER_KEY = "dubito.owner"  # digest of the valid key
+MODELS_KEY = "dubito.models"  # names, or None for all
+POOLS_KEY = "dubito.pools"  # paths in DUBITO_POOLS, or None for all
 
 REALM = 'Bearer realm="dubito"'
 
@@ -82,7 +83,7 @@ def needed_scope(route: APIRoute) -> Scope | None:
 
 def can_see_names(scope: AsgiScope) -> bool:
     """Return whether the response to a public route may contain model names."""
-    return bool(scope[SCOPES_KEY])
+    return bool(scope[SCOPES_KEY]) and allowed_models(scope) is None
 
 
 def key_name(scope: AsgiScope) -> str | None:
@@ -90,5 +91,10 @@ def key_name(scope: AsgiScope) -> str | None:
 
 
 def get_owner(scope: AsgiScope) -> str:
-    """Return the digest of the request's API key, or "" if no keys are configured."""
-    return str(scope.get(OWNER_KEY, ""))
+    """Return the name of the request's API key, or "" without a key."""
+    return key_name(scope) or ""
+
+
+def allowed_models(scope: AsgiScope) -> frozenset[str] | None:
+    """Return the models that the request's key can use, or None for all."""
+    return scope.get(MODELS_KEY)

@@ -11,11 +11,11 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from model_store.errors import DubitoError, NotFound
+from model_store.errors import DubitoError, NotFound, one_line
 from model_store.processes import describe_exit, inherited_environment, start_module, write_line
 from model_store.state.database import Database, check_writable
 from model_store.state.jobs import Job, Jobs
@@ -47,10 +47,17 @@ class _Running:
 class JobRunner:
     """Runs queued jobs in a thread."""
 
-    def __init__(self, settings: Settings, state: Callable[[], Database], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        state: Callable[[], Database],
+        metrics: Metrics,
+        key_names: Callable[[], Collection[str] | None] = lambda: None,
+    ) -> None:
         self.settings = settings
         self.metrics = metrics
         self._state = state
+        self._key_names = key_names  # None: unknown, or the API is open
         self._wake = threading.Event()
         self._ending = False
         self._running: list[_Running] = []
@@ -106,9 +113,11 @@ class JobRunner:
             if self._jumps.seconds_since_last() > self.settings.job_retention_s:
                 jobs.delete_old(self.settings.job_retention_s)
         jobs.clear_ended()
+        self._cancel_revoked(jobs)
         queued, at_work = jobs.counts()
         if at_work > len(self._running):
-            jobs.requeue_orphans()
+            for name in jobs.requeue_orphans():
+                self._record_state(jobs, name)
             queued, _ = jobs.counts()
         for slot in range(self.settings.jobs_at_once if queued else 0):
             self._fill(jobs, slot)
@@ -119,6 +128,16 @@ class JobRunner:
         if time.monotonic() - self._probed > PROBE_INTERVAL_S:
             self._state().probe()
             self._probed = time.monotonic()
+
+    def _cancel_revoked(self, jobs: Jobs) -> None:
+        """Cancel jobs whose key was removed."""
+        owned = [job for job in jobs.unfinished() if job.owner]
+        # The keys are read after the jobs, so they include the keys of new jobs.
+        names = self._key_names() if owned else None
+        for job in owned:
+            if names is not None and job.owner not in names:
+                jobs.cancel(job.id)
+                logger.warning("job %s is cancelled: the key %s was removed", job.id, job.owner)
 
     def _fill(self, jobs: Jobs, slot: int) -> None:
         """Start the next job in a slot if the slot is free."""
@@ -132,6 +151,7 @@ class JobRunner:
             process = _start(self.settings, job, handle)
         except OSError as error:
             jobs.requeue(job.id, f"cannot start a process for the job: {error.strerror}")
+            self._record_state(jobs, job.id)
             stack.close()
             return
         logger.info(
@@ -162,20 +182,30 @@ class JobRunner:
                 jobs.requeue(
                     running.job.id, f"the process of the job ended ({describe_exit(code)})"
                 )
-            try:
-                job = jobs.get(running.job.id)
-            except NotFound:  # it was deleted meanwhile
+            job = self._record_state(jobs, running.job.id)
+            if job is None:
                 return
-            if job.is_over:
-                self.metrics.jobs.labels(job.kind, job.state).inc()
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
                 version = job.request["model"], job.request["version"]
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
                     rows, control = count_answered(jobs.folder / job.id)
                     self.metrics.count(version, acquired_rows=rows, control_rows=control)
-            logger.info("job %s is %s", job.id, job.state)
         finally:
             running.slot.close()
+
+    def _record_state(self, jobs: Jobs, name: str) -> Job | None:
+        """Count and log an ended or requeued job. Return None if it was deleted meanwhile."""
+        try:
+            job = jobs.get(name)
+        except NotFound:
+            return None
+        if job.is_over:
+            self.metrics.jobs.labels(job.kind, job.state).inc()
+        if job.state == "failed":
+            logger.warning("job %s failed: %s", name, one_line(job.outcome))
+        else:
+            logger.info("job %s is %s", name, job.state)
+        return job
 
     def _requeue_all(self) -> None:
         for running in self._running:

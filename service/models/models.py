@@ -101,28 +101,33 @@ class Models:
 
     # Requests
 
-    def name(self, name: str | None) -> str:
+    def name(self, name: str | None, allowed: frozenset[str] | None = None) -> str:
         """Return a request's model name, or the default model's.
+
+        Args:
+            allowed: the models that exist for the request's key, or None for all.
 
         Raises:
             NotReady: if no model is published.
             InvalidInput: if the name is missing and there are several models.
             NotFound: for an unknown name.
         """
-        names = self.names()
+        names = self.names(allowed)
         if not names:
             raise NotReady(HOW_TO_PUBLISH)
         if name is None:
-            name = self.settings.default_model or (names[0] if len(names) == 1 else None)
+            default = self.settings.default_model
+            if allowed is not None and default not in allowed:
+                default = None
+            name = default or (names[0] if len(names) == 1 else None)
         if name is None:
             raise InvalidInput("model", f"one of {names}, since there are several", "none")
         if name not in names:
             raise NotFound("model", f"one of {names}", describe_value(name))
         return name
 
-    def peek(self, name: str | None, version: str = LATEST) -> ServedModel | None:
-        """Return a request's model if it is loaded. Raises like `name`."""
-        name = self.name(name)
+    def peek(self, name: str, version: str = LATEST) -> ServedModel | None:
+        """Return a model if it is loaded."""
         with self._lock:
             key = (name, self._aliases.get(name, {}).get(version, version))
             loaded = self._loaded.get(key)
@@ -130,17 +135,16 @@ class Models:
                 self._loaded.move_to_end(key)
         return loaded
 
-    def get(self, name: str | None, version: str = LATEST) -> ServedModel:
-        """Return a request's model, and load it if necessary. This can block.
+    def get(self, name: str, version: str = LATEST) -> ServedModel:
+        """Return a model, and load it if necessary. This can block.
 
         Raises:
-            NotReady, InvalidInput, NotFound: see `name`. NotFound also for an unknown version.
+            NotFound: for an unknown version.
             BrokenArtifact, UnsupportedFormat, TooLargeToLoad: if the version cannot be served.
         """
         loaded = self.peek(name, version)
         if loaded is not None:
             return loaded
-        name = self.name(name)
         number = self.aliases(name).get(version)
         if number is not None:
             try:
@@ -162,9 +166,8 @@ class Models:
             expected = f"one of {versions} of model {name}"
             raise NotFound("version", expected, describe_value(version)) from None
 
-    def find_preflight(self, name: str | None, version: str) -> "Future[Failure | None] | None":
-        """Return the preflight of a request's model, or None if it is not needed."""
-        name = self.name(name)
+    def find_preflight(self, name: str, version: str) -> "Future[Failure | None] | None":
+        """Return the preflight of a model, or None if it is not needed."""
         return self.preflight(name, self.aliases(name).get(version) or self.resolve(name, version))
 
     # The watcher
@@ -328,7 +331,6 @@ class Models:
         Raises:
             InUse: if `latest` serves the version.
         """
-        name = self.name(name)
         number = self._number(name, version)
         if self.aliases(name).get(LATEST) == number:
             expected = "a version that latest does not serve"
@@ -372,8 +374,9 @@ class Models:
 
     # Overview
 
-    def names(self) -> list[str]:
-        return sorted(self._aliases)
+    def names(self, allowed: frozenset[str] | None = None) -> list[str]:
+        """Return the names of all or only of allowed models."""
+        return sorted(self._aliases if allowed is None else allowed & self._aliases.keys())
 
     def errors(self, name: str) -> dict[str, str]:
         """Return the error of each broken version of a model."""
@@ -418,7 +421,6 @@ class Models:
         Raises:
             NotReady: if the shared tests are unreachable.
         """
-        name = self.name(name)
         number = self._number(name, version)
         drift = self._drifts.get((name, number))
         if drift is None:

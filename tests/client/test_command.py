@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -213,7 +214,7 @@ def test_a_pool_is_ranked(run, url, key, digits_rows):
     assert [row["score"] for row in by_job["ranking"]] == ranking.score.tolist()
 
 
-def test_labels_are_sent_listed_exported_and_deleted(run, tmp_path):
+def test_labels_are_sent_listed_exported_and_deleted(run, key, tmp_path):
     rows = [{"age": age, "city": "Rome"} for age in (20, 30, 40)]
     pool = [{"id": f"r{n}", **row} for n, row in enumerate(rows)]
     (tmp_path / "pool.csv").write_text(
@@ -231,10 +232,11 @@ def test_labels_are_sent_listed_exported_and_deleted(run, tmp_path):
     (tmp_path / "more.jsonl").write_text(json.dumps(row) + "\n")
     assert run("labels", "push", "more.jsonl", "--model", "people")[0] == 0
     _, out, _ = run("labels", "list", "--model", "people")
+    name = f"api-{sha256(key.encode()).hexdigest()[:12]}"
     assert [re.split("  +", line)[:3] for line in out.splitlines()[2:5]] == [
-        ["r0", first, "api-1"],
-        ["r1", second, "api-1"],
-        ["mine", first, "api-1"],
+        ["r0", first, name],
+        ["r1", second, name],
+        ["mine", first, name],
     ]
     _, out, _ = run("labels", "export", "--model", "people")
     exported = list(csv.DictReader(io.StringIO(out)))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from model_store.errors import DubitoError, NoSpace, StateUnusable
-from model_store.state.database import FILE, Database
+from model_store.state.database import FILE, MIGRATIONS, Database
 from model_store.state.jobs import Jobs
 from model_store.state.labels import (
     AcquiredRow,
@@ -23,6 +23,7 @@ from model_store.state.labels import (
     accept,
     candidates,
     control_labels,
+    delete_labels,
     labelled_rows,
     save_acquired,
     save_candidate,
@@ -215,5 +216,14 @@ def test_a_database_of_a_later_format_is_not_touched(database, tmp_path):
     with sqlite3.connect(tmp_path / "state" / FILE) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StateUnusable, match="expected format 1 or older, got 99"):
+    with pytest.raises(StateUnusable, match="expected format 2 or older, got 99"):
         Database(tmp_path / "state")
+
+
+def test_a_database_of_an_earlier_format_is_migrated(monkeypatch, tmp_path):
+    with monkeypatch.context() as changes:
+        changes.setattr("model_store.state.database.MIGRATIONS", MIGRATIONS[:1])
+        Database(tmp_path).close()
+    with closing(Database(tmp_path)) as database:
+        accept(database, "m", "f", [Label("a", "yes", np.zeros(2, np.float32))])
+        assert delete_labels(database, "m", ["a"], "anna") == 1

@@ -79,10 +79,13 @@ def test_labels_are_listed_by_key_and_place_and_deleted_ones_are_remembered(data
     ]
     (last,) = kept_labels(database, "m", "anna", actual[0]["place"], 1)
     assert last == actual[2]
-    assert delete_labels(database, "m", ["r1", "r2", "unknown"]) == 2
+    assert delete_labels(database, "m", ["r1", "r2", "unknown"], "carl") == 2
     assert [label["id"] for label in kept_labels(database, "m", None, 0, 10)] == ["r0", "r3"]
-    with database.reading() as connection:
-        assert connection.execute("SELECT id FROM replaced").fetchall()[0]["id"] == "r1"
+    former = kept_labels(database, "m", None, 0, 10, former=True)
+    assert [(label["id"], label["annotator"], label["ended_by"]) for label in former] == [
+        ("r1", "ben", "carl"),
+        ("r2", "anna", "carl"),
+    ]
 
 
 def test_a_full_disk_leaves_none_of_the_labels(database):

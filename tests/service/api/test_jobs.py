@@ -384,34 +384,43 @@ def test_a_service_that_runs_no_jobs_takes_them_until_a_client_has_too_many(
 
 def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
     keys = tmp_path / "keys.toml"
-    first, second = "first-key-0123456789", "second-key-0123456789"
-    keys.write_text(
-        "".join(
-            f'[[keys]]\nname = "{name}"\nscopes = ["read", "acquire"]\n'
-            f'sha256 = "{sha256(key.encode()).hexdigest()}"\n'
-            for name, key in (("one", first), ("two", second))
+    texts = {
+        name: f'[[keys]]\nname = "{name.partition("-")[0]}"\nscopes = ["read", "{scope}"]\n'
+        f'sha256 = "{sha256(f"the-long-key-of-{name}".encode()).hexdigest()}"\n'
+        for name, scope in (
+            *(("one", "acquire"), ("one-rotated", "acquire"), ("two", "acquire")),
+            *(("boss", "admin"), ("limited", "admin")),
         )
-    )
+    }
+    texts["limited"] += 'models = ["another"]\n'
+    keys.write_text("".join(texts.values()))
     settings = {
         "DUBITO_POOLS": str(pools),
         "DUBITO_STATE": str(tmp_path / "state"),
         "DUBITO_KEYS_FILE": str(keys),
     }
     with serving(digits_store, **settings) as (url, _):
-        item, two = (
-            httpx.Client(base_url=url, headers={"X-API-Key": key}) for key in (first, second)
+        item, rotated, two, boss, limited = (
+            httpx.Client(base_url=url, headers={"X-API-Key": f"the-long-key-of-{name}"})
+            for name in texts
         )
         job = start_job(item, "/acquire/jobs", {"pool_file": "rows.npz"})
         assert item.get(f"/jobs/{job['id']}").status_code == 200
-        for path in (f"/jobs/{job['id']}", f"/jobs/{job['id']}/result"):
-            assert two.get(path).status_code == 404
-        assert two.delete(f"/jobs/{job['id']}").status_code == 404
-        assert two.post(f"/jobs/{job['id']}/cancel").status_code == 404
-        assert two.get("/jobs").json() == {"jobs": []}
+        for other in (two, limited):
+            for path in (f"/jobs/{job['id']}", f"/jobs/{job['id']}/result"):
+                assert other.get(path).status_code == 404
+            assert other.delete(f"/jobs/{job['id']}").status_code == 404
+            assert other.post(f"/jobs/{job['id']}/cancel").status_code == 404
+            assert other.get("/jobs").json() == {"jobs": []}
+        for client in (item, rotated, boss):
+            assert [(j["id"], j["owner"]) for j in client.get("/jobs").json()["jobs"]] == [
+                (job["id"], "one")
+            ]
+            assert client.post(f"/jobs/{job['id']}/cancel").is_success
         assert httpx.get(f"{url}/jobs/{job['id']}").status_code == 401
         assert item.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
-        item.close()
-        two.close()
+        for client in (item, rotated, two, boss, limited):
+            client.close()
 
 
 @pytest.mark.slow

@@ -234,4 +234,8 @@ def test_labels_that_came_with_a_key_are_kept_with_its_name(
         labels = {"labels": [make_label("a", "3", digits_rows[0].tolist())]}
         assert client.post(f"{url}/labels", json=labels).status_code == 200
         (label,) = client.get(f"{url}/labels").json()["labels"]
-        assert label["annotator"] == "api-1"
+        assert label["annotator"].startswith("api-")
+        assert client.post(f"{url}/labels/delete", json={"ids": ["a"]}).json()["deleted"] == 1
+        (former,) = client.get(f"{url}/labels", params={"former": True}).json()["labels"]
+        assert former.pop("ended") >= label["time"]
+        assert former == {**label, "ended_by": label["annotator"]}

@@ -23,6 +23,7 @@ ASKED = {
     "predict": ("POST", "/predict", {"inputs": [ROW]}, 200),
     "acquire": ("POST", "/acquire", {"pool": [ROW], "k": 1}, 200),
     "label": ("POST", "/labels", {"labels": [{"id": "a", "label": "3", "input": ROW}]}, 200),
+    "rows": ("GET", "/predict/examples", None, 200),
     "metrics": ("GET", "/metrics", None, 200),
     "admin": ("POST", "/admin/refresh", None, 200),
 }
@@ -44,6 +45,7 @@ FILE = "".join(
         *(entry(f"only-{scope}", [scope], is_hashed=scope == "predict") for scope in SCOPES),
         entry("all", list(SCOPES), FUTURE, is_hashed=True),
         entry("late", list(SCOPES), PAST),
+        entry("both", ["predict", "rows"]),
     ]
 )
 
@@ -95,6 +97,16 @@ def test_a_new_line_at_a_path_s_end_opens_nothing(keyed, needed, method, path):
             assert (
                 keyed.request(method, f"{path}%0A", json={}, headers=headers).status_code == 403
             ), scope
+
+
+@pytest.mark.parametrize(("name", "count"), [("only-predict", None), ("both", 5)])
+def test_explanations_name_training_rows_only_with_the_scope_for_rows(keyed, name, count):
+    content = {"inputs": [ROW], "explain": True}
+    answer = keyed.post("/predict", json=content, headers={"X-API-Key": get_key(name)})
+    explanation = answer.json()["predictions"][0]["explanation"]
+    nearest, reasons = explanation["nearest"], explanation["null_because"]
+    assert (nearest and len(nearest)) == count
+    assert reasons.get("nearest") == (None if count else "the key lacks the scope rows")
 
 
 def test_a_key_that_has_expired_is_refused_as_an_unknown_one_is(keyed):
@@ -181,6 +193,20 @@ def get_ring(file):
     return KeyRing(Settings(keys_file=file))
 
 
+def test_current_names_are_those_of_a_readable_file(tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text(entry("old", ["read"]))
+    ring = get_ring(file)
+    rotated = entry("old", ["read"]).replace(get_key("old"), get_key("next"))
+    file.write_text(rotated + entry("new", ["read"]))  # no poll has seen it yet
+    assert ring.current_names() == {"old", "new"}
+    assert ring.keys.find(get_key("old").encode()) is None
+    assert ring.keys.find(get_key("next").encode()).name == "old"
+    file.write_text("")
+    assert ring.current_names() is None
+    assert KeyRing(Settings()).current_names() is None
+
+
 def test_a_file_that_became_bad_is_said_once_and_its_mending_too(tmp_path, caplog):
     file = tmp_path / "keys.toml"
     file.write_text(FILE)
@@ -231,7 +257,11 @@ GOOD = f'name = "a"\nsha256 = "{DIGEST}"\nscopes = ["read"]\n'
         (f"[[keys]]\n{GOOD}expires = 2999-01-01\n", "keys.0.expires: expected a valid datetime"),
         (f"[[keys]]\n{GOOD}expires = 2999-01-01T00:00:00\n", "keys.0.expires: expected"),
         (f"[[keys]]\n{GOOD}expires = '{FUTURE}'\n", "keys.0.expires: expected a valid datetime"),
-        (f"[[keys]]\n{GOOD}[[keys]]\n{GOOD}", "expected unique names"),
+        (f"[[keys]]\n{GOOD}models = []\n", "keys.0.models: expected List should have at least 1"),
+        (
+            f"[[keys]]\n{GOOD}models = ['m']\n".replace('"read"', '"metrics"'),
+            "keys.0: expected no models, because metrics cover all models",
+        ),
         (f"[[keys]]\n{GOOD}[[keys]]\n{GOOD}".replace('"a"', '"b"', 1), "expected unique keys"),
         ("#" * (1 << 20) + "\n", "at most 1048576 bytes"),
         (None, "a readable file"),

@@ -13,7 +13,7 @@ from tests.support.serving import wait_until
 
 
 def test_a_job_that_no_process_can_be_started_for_fails_and_leaves_its_slot_free(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, caplog
 ):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -34,8 +34,25 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_leaves_its_slot_free
         wait_until(has_failed)
         runner.stop()
         assert "cannot start a process for the job" in jobs.get(name).outcome
+        assert f"job {name} failed: cannot start a process for the job" in caplog.text
         with jobs.slot(0) as handle:
             assert handle is not None
+
+
+def test_jobs_of_a_removed_key_are_cancelled(tmp_path, caplog):
+    settings = Settings(state=tmp_path, jobs_at_once=0)
+    with closing(Database(tmp_path)) as database:
+        jobs, ids = Jobs(database), {}
+        for owner in ("", "here", "gone"):
+            ids[owner], _ = jobs.new_folder()
+            request = {"model": "m", "version": "1"}
+            jobs.add(ids[owner], "acquire", owner, "me", request, 1, lambda _: True, 1 << 20)
+        for names in (None, {"here"}):
+            runner = JobRunner(settings, lambda: database, Metrics(), lambda: names)  # noqa: B023
+            runner._look(jobs)
+        states = {owner: jobs.get(name).state for owner, name in ids.items()}
+        assert states == {"": "queued", "here": "queued", "gone": "cancelled"}
+    assert caplog.messages == [f"job {ids['gone']} is cancelled: the key gone was removed"]
 
 
 def test_results_outlive_a_jump_of_the_clock(monkeypatch):
