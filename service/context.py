@@ -19,7 +19,7 @@ from service import limits
 from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
-from service.auth.scopes import allowed_models
+from service.auth.scopes import MODELS_KEY
 from service.batch.runner import JobRunner
 from service.engine.admission import Admission
 from service.engine.batching import Engine
@@ -146,7 +146,7 @@ class Context:
         """
         deadline_s = envelope.deadline_s or self.settings.deadline_s
         call.deadline = call.started + deadline_s
-        name = self.models.name(envelope.model, allowed_models(call.request.scope))
+        name = self.models.name(envelope.model, call.request.scope.get(MODELS_KEY))
         key = name, envelope.version
         loaded = self.models.peek(*key)
         if loaded is None:
