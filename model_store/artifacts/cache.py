@@ -112,7 +112,8 @@ class Cache:
         try:
             lease = self._find(folder, manifest)
             if lease is None:
-                with self._locked():  # another process may have made the copy
+                # Another thread or process may have made the copy.
+                with _locked(folder.parent / f".lock-{folder.name}"):
                     lease = self._find(folder, manifest)
                     lease = lease or self._download(folder, manifest, objects, aliases)
             os.utime(folder)
@@ -184,7 +185,7 @@ class Cache:
 
     def _lock(self, folder: Path, manifest: Manifest) -> Lease:
         def delete() -> None:
-            with self._locked():
+            with self._cleaning():
                 self._verified.discard(manifest.digest)
                 self._delete(folder, even_locked=True)
 
@@ -193,30 +194,43 @@ class Cache:
     def _download(
         self, folder: Path, manifest: Manifest, objects: Objects, aliases: Aliases
     ) -> Lease:
-        self._delete(folder, even_locked=True)  # another version, or a damaged copy
         seals = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
-        self._make_room(sum(spec.size for spec in manifest.files.values()) + seals, aliases)
-        make_folder(folder.parent)
-        draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
-        path = f"{manifest.name}/{manifest.version}"
-        for file, spec in manifest.files.items():
-            links = (link_file(copy.folder / file, draft / file, spec) for copy in self._copies())
-            if file != ENCODER or not any(links):
+        with self._cleaning():
+            self._delete(folder, even_locked=True)  # another version, or a damaged copy
+            self._make_room(sum(spec.size for spec in manifest.files.values()) + seals, aliases)
+            draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
+            lease = self._lock(draft, manifest)
+            missing = dict(manifest.files)
+            for copy in self._copies() if ENCODER in missing else ():
+                if link_file(copy.folder / ENCODER, draft / ENCODER, missing[ENCODER]):
+                    del missing[ENCODER]
+                    break
+            for file, spec in missing.items():  # reserve the space
+                (draft / file).touch()
+                os.truncate(draft / file, spec.size)
+        try:
+            path = f"{manifest.name}/{manifest.version}"
+            for file in missing:
                 self._download_file(draft / file, f"{path}/{file}", manifest, objects)
-        for file in (SIGNATURE, MANIFEST):
-            seal = objects.get(f"{path}/{file}", MAX_SEAL_BYTES)
-            if seal is not None:
-                write_synced(draft / file, seal.content)
-        draft.chmod(0o755)
-        draft.rename(folder)
+            for file in (SIGNATURE, MANIFEST):
+                seal = objects.get(f"{path}/{file}", MAX_SEAL_BYTES)
+                if seal is not None:
+                    write_synced(draft / file, seal.content)
+            draft.chmod(0o755)
+            draft.rename(folder)
+        except BaseException:
+            lease.discard()
+            raise
+        copy_lease = self._lock(folder, manifest)
+        lease.close()
         self._verified.add(manifest.digest)
-        return self._lock(folder, manifest)
+        return copy_lease
 
     def _download_file(self, target: Path, path: str, manifest: Manifest, objects: Objects) -> None:
         file, sha256, size = target.name, hashlib.sha256(), 0
         spec = manifest.files[file]
         try:
-            with target.open("wb") as copy:
+            with target.open("r+b") as copy:
                 for piece in objects.pieces(path):
                     size += len(piece)
                     if size > spec.size:
@@ -237,7 +251,7 @@ class Cache:
             return copy.folder.name in aliased_versions, copy.last_used
 
         copies = sorted(self._copies(), key=order)
-        remaining = [*copies]
+        remaining = [*copies, *self._copies(f"{DRAFT}*")]
         total = _total_size(remaining)
         for copy in copies:
             if total + needed <= self.max_bytes:
@@ -251,9 +265,9 @@ class Cache:
                 f"{self.max_bytes} bytes of which {total} are in use"
             )
 
-    def _copies(self) -> list[Copy]:
+    def _copies(self, pattern: str = "[1-9]*") -> list[Copy]:
         copies = []
-        for folder in self.root.glob("*/[1-9]*"):
+        for folder in self.root.glob(f"*/{pattern}"):
             with suppress(OSError):
                 copies.append(Copy(folder.stat().st_mtime_ns, file_sizes(folder), folder))
         return copies
@@ -277,18 +291,24 @@ class Cache:
         return True
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the cache folder. Unfinished copies are deleted on exit."""
-        make_folder(self.root)
-        with (self.root / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    def _cleaning(self) -> Iterator[None]:
+        """Lock the list of copies. Unfinished copies that no process holds are deleted on exit."""
+        with _locked(self.root / ".lock"):
             try:
                 yield
             finally:
                 for leftover in self.root.glob(f"*/{DRAFT}*"):
-                    shutil.rmtree(leftover, ignore_errors=True)
+                    self._delete(leftover)
                 for leftover in self.root.glob(f"{DRAFT}*"):
                     leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    make_folder(path.parent)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _total_size(copies: list[Copy]) -> int:
