@@ -95,10 +95,11 @@ def open_loop(
     poisson: bool = True,
     timeout_s: float = 10.0,
     seed: int = 0,
+    source: str = HOST,
 ) -> Load:
     """Send `rate` requests per second. Requests wait if all connections are busy."""
     times = arrival_times(rate, warm_up_s + seconds, poisson, seed)
-    return _Run(port, requests, connections, timeout_s).open(times, warm_up_s, seconds)
+    return _Run(port, requests, connections, timeout_s, source).open(times, warm_up_s, seconds)
 
 
 def closed_loop(
@@ -109,9 +110,10 @@ def closed_loop(
     *,
     warm_up_s: float = 1.0,
     timeout_s: float = 10.0,
+    source: str = HOST,
 ) -> Load:
     """Keep one request in flight on each connection."""
-    return _Run(port, requests, connections, timeout_s).closed(warm_up_s, seconds)
+    return _Run(port, requests, connections, timeout_s, source).closed(warm_up_s, seconds)
 
 
 class _Connection:
@@ -119,6 +121,8 @@ class _Connection:
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
+        self.unsent = memoryview(b"")  # rest of the request
+        self.is_watched = False  # until the server accepts more
         self.content = bytearray()
         self.length: int | None = None  # of the complete response
         self.status = ""
@@ -153,9 +157,15 @@ class _Connection:
 
 class _Run:
     def __init__(
-        self, port: int, requests: Sequence[bytes], connections: int, timeout_s: float
+        self,
+        port: int,
+        requests: Sequence[bytes],
+        connections: int,
+        timeout_s: float,
+        source: str,
     ) -> None:
         self.port = port
+        self.source = source
         self.requests = requests
         self.timeout_s = timeout_s
         self.epoll = select.epoll()
@@ -206,14 +216,29 @@ class _Run:
         connection.content.clear()
         connection.status, connection.length = "", None
         self.busy[connection.socket.fileno()] = connection
+        connection.unsent = memoryview(request)
+        return self.write(connection)
+
+    def write(self, connection: _Connection) -> str | None:
+        """Send as much of the request as the server accepts."""
+        assert connection.socket is not None
         try:
-            connection.socket.sendall(request)
+            connection.unsent = connection.unsent[connection.socket.send(connection.unsent) :]
+        except BlockingIOError:
+            pass
         except OSError:
-            return self.end(connection, due, CLOSED)
+            return self.end(connection, connection.due, CLOSED)
+        if bool(connection.unsent) != connection.is_watched:
+            connection.is_watched = bool(connection.unsent)
+            events = select.EPOLLIN | (select.EPOLLOUT if connection.is_watched else 0)
+            self.epoll.modify(connection.socket, events)
         return None
 
     def connect(self, connection: _Connection) -> None:
-        opened = socket.create_connection((HOST, self.port), timeout=self.timeout_s)
+        opened = socket.create_connection(
+            (HOST, self.port), timeout=self.timeout_s, source_address=(self.source, 0)
+        )
+        opened.setblocking(False)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.socket = opened
         self.watched[opened.fileno()] = connection
@@ -222,8 +247,11 @@ class _Run:
     def wait(self, seconds: float) -> None:
         # epoll's own timeout has a resolution of milliseconds.
         select.select([self.epoll], [], [], seconds)
-        for number, _ in self.epoll.poll(0):
+        for number, events in self.epoll.poll(0):
             connection = self.watched[number]
+            if not events & ~select.EPOLLOUT:
+                self.write(connection)
+                continue
             how = connection.receive() if connection.busy else CLOSED
             if connection.busy and how is not None:
                 self.end(connection, connection.due, how)
@@ -240,7 +268,7 @@ class _Run:
         if connection.socket is not None:
             self.busy.pop(connection.socket.fileno(), None)
         connection.busy = False
-        if how in (CLOSED, TIMEOUT):
+        if how in (CLOSED, TIMEOUT) or connection.unsent:  # or answered early
             self.disconnect(connection)
         self.idle.append(connection)
         return how
@@ -250,7 +278,7 @@ class _Run:
             del self.watched[connection.socket.fileno()]
             self.epoll.unregister(connection.socket.fileno())
             connection.socket.close()
-            connection.socket = None
+            connection.socket, connection.is_watched = None, False
 
     def load(self, warm: float, seconds: float) -> Load:
         for connection in list(self.watched.values()):

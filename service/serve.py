@@ -113,18 +113,20 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     for integration in installed_integrations().values():
         health_paths |= {*integration.health_paths}
     max_connections = allow_open_files(settings.max_connections)
-    connections = Connections(settings.deadline_s, max_connections, budget, health_paths)
     folder = None if place is None else place.folder
     backend = None if place is None else FolderBackend(str(place.worker), place.folder)
+    app = create_app(settings, backend, folder, spare)
+    connections = Connections(
+        settings.deadline_s, max_connections, budget, health_paths, app.state.context.key_ring
+    )
     config = uvicorn.Config(
-        create_app(settings, backend, folder, spare),
+        app,
         host=settings.host,
         port=settings.port,
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         timeout_graceful_shutdown=settings.shutdown_timeout_s,
-        # Longer than the usual timeout of proxies, so that they close idle connections first.
-        timeout_keep_alive=75,
+        timeout_keep_alive=settings.keep_alive_s,
         access_log=False,
         server_header=False,
         proxy_headers=False,

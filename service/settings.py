@@ -133,6 +133,9 @@ class Settings(BaseSettings):
     503 except for health and metrics. If the hard limit of open files is too low, the service logs
     a warning and uses fewer"""
 
+    keep_alive_s: int = Field(75, ge=1, le=86_400)
+    """seconds until an idle connection is closed; more than the timeout of the proxy"""
+
     deadline_s: float = Field(60.0, gt=0, le=86_400)
     """seconds to receive a request (408 beyond) and to answer it (504 beyond)"""
 

@@ -73,7 +73,11 @@ async def post_acquire(request: Request) -> Response:
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
         pool_x, has_ids = x, names is not None
-        ids = [str(i) for i in range(len(x))] if names is None else names
+        if names is None:
+            number = partial(_number_rows, pool_size)
+            ids = await context.threads.requests.run(call, ID_BYTES * pool_size, number)
+        else:
+            ids = names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
         find = partial(select_rows, context, envelope, loaded.name, ids, has_ids, seed or 0)
         selection = await context.threads.state(find)
@@ -125,6 +129,11 @@ async def post_acquire(request: Request) -> Response:
     )
     counts = pool_size, excluded, unknown, envelope.race, ranked.finalists
     return json_response(acquire_answer(manifest, computation, answered, *counts))
+
+
+def _number_rows(rows: int) -> list[str]:
+    # A comprehension lets other threads run, unlike `map`.
+    return [str(i) for i in range(rows)]
 
 
 def _add_pool_index(error: InvalidInput, places: list[int]) -> InvalidInput:

@@ -4,6 +4,10 @@ A connection handles one request at a time, without pipelining. A request must a
 `receive_s` of its first byte (otherwise 408), and the client must read the answer at `MIN_RATE`.
 Buffered bytes count towards the memory budget.
 
+A client, which is a key or an address, has a limited number of turns at a time. A request without a
+turn waits in its connection, unparsed. While several clients are active they get few turns, so
+that a request waits for few requests of each other client.
+
 A client can use three quarters of `max_connections`. At the limit, the service closes the longest
 idle connection of the client with most connections. If no connection is idle, a new connection can
 only request health and metrics.
@@ -11,21 +15,30 @@ only request health and metrics.
 
 import asyncio
 import contextlib
+import logging
+import re
 import socket
-from collections import Counter
-from collections.abc import Hashable, Iterable
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Literal
 
 import h11
 import orjson
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from service.api.media_types import JSON, PROBLEM_JSON
 from service.api.problems import other_form
 from service.server.budget import ByteBudget, Reservation
 from service.server.exchange import STATUS_LINES, Exchange
 from service.server.http1 import BadRequest, StrictBuffer, new_parser, read_head
-from service.server.shares import Shares, address_client
+from service.server.shares import address_client
+
+if TYPE_CHECKING:
+    from service.auth.keys import KeyRing
+
+logger = logging.getLogger("dubito")
 
 HIGH_WATER_BYTES = 64 << 10  # unprocessed input at which reading pauses
 FREE_BYTES = 16 << 10  # per connection, not counted in the budget
@@ -34,16 +47,88 @@ MIN_RATE = 64 << 10  # bytes per second, after the first `receive_s`
 LINGER_S = 2.0  # before a connection with unread input is closed, to deliver the answer
 MAX_BEYOND = 100  # connections beyond the limit, for health requests and lingering
 LARGE_READ = 32 << 10  # bytes per read, above which connections take turns
-TURN_S = 0.001
+ACTIVE_S = 1.0  # after its last request began, a client still counts as active
+MAX_FAILED_KEYS = 20  # per address and `FAILED_KEYS_S`
+FAILED_KEYS_S = 60
 JOIN_BYTES = 64 << 10  # maximum answer that is written in one call
 EVENTS_AT_ONCE = 250  # parser events before other connections get a turn
-REFUSALS = {  # messages for protocols whose errors have a body
+REFUSALS = {
     400: "malformed request framing (RFC 9112)",
     408: "the request did not arrive in time",
+    429: f"too many wrong keys from this address; try again in {FAILED_KEYS_S} s",
     431: "the request's headers or chunk extensions are too large",
     500: "unexpected error",
     503: "the service has no memory left for this request; try again in 1 s",
+    504: "the request waited too long for other requests of its client",
 }
+RETRY_AFTER = {429: b"retry-after: %d\r\n" % FAILED_KEYS_S, 503: b"retry-after: 1\r\n"}
+
+Kind = Literal["request", "health", "refusal", "read"]
+Account = tuple[Kind, Hashable]  # with the client
+# Turns at a time, and the seconds after which each ends early. Long work is divided by the engine.
+ALONE, SHARED = (64, 0.02), (2, 0.1)
+FIXED = {"health": (2, 0.1), "refusal": (1, 0.01), "read": (1, 0.001)}
+
+_KEY = re.compile(rb"(?i)\r\n(?:x-api-key:|authorization:[ \t]*bearer )[ \t]*([!-~]+)")
+
+
+class Turn:
+    """A client's turn, which ends after some time."""
+
+    def __init__(self, turns: "Turns", account: Account, max_s: float) -> None:
+        self._turns, self._account = turns, account
+        self.kind = account[0]
+        loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = loop.call_later(max_s, self.end)
+
+    def end(self, _: object = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._turns.release(self._account)
+
+
+class Turns:
+    """The turns of all clients."""
+
+    def __init__(self) -> None:
+        self._running: Counter[Account] = Counter()
+        self._waiting: dict[Account, deque[Callable[[Turn], None]]] = {}
+        self._active: dict[Hashable, float] = {}  # time of the latest request, oldest first
+
+    def begin(self, account: Account, callback: Callable[[Turn], None]) -> Turn | None:
+        """Begin a turn, or return None and call back when it begins."""
+        kind, client = account
+        if kind == "request":
+            self._active.pop(client, None)
+            self._active[client] = asyncio.get_running_loop().time()
+        max_turns, max_s = self._limits(kind)
+        if self._running[account] < max_turns:
+            self._running[account] += 1
+            return Turn(self, account, max_s)
+        self._waiting.setdefault(account, deque()).append(callback)
+        return None
+
+    def release(self, account: Account) -> None:
+        self._running[account] -= 1
+        waiting = self._waiting.get(account, ())
+        max_turns, max_s = self._limits(account[0])
+        while waiting and self._running[account] < max_turns:
+            self._running[account] += 1
+            turn = Turn(self, account, max_s)
+            asyncio.get_running_loop().call_soon(waiting.popleft(), turn)
+        if not waiting:
+            self._waiting.pop(account, None)
+        if not self._running[account]:
+            del self._running[account]
+
+    def _limits(self, kind: Kind) -> tuple[int, float]:
+        if kind != "request":
+            return FIXED[kind]
+        start_s = asyncio.get_running_loop().time() - ACTIVE_S
+        while self._active and self._active[client := next(iter(self._active))] < start_s:
+            del self._active[client]
+        return SHARED if len(self._active) > 1 else ALONE
 
 
 class Connections:
@@ -53,19 +138,24 @@ class Connections:
         max_connections: int,
         budget: ByteBudget,
         health_paths: Iterable[str] = (),
+        ring: "KeyRing | None" = None,
     ) -> None:
         self.receive_s = receive_s
         self.max_connections = max_connections
         self.budget = budget
         self.health_paths = frozenset(health_paths)  # available beyond `max_connections`
+        self.ring = ring
+        self.turns = Turns()
         self.open: set[HttpConnection] = set()
         self.clients: Counter[Hashable] = Counter()  # open connections per client
         self.waiting: dict[HttpConnection, None] = {}  # idle or receiving, longest first
         self.beyond: dict[HttpConnection, None] = {}  # over the limit, oldest first
         self.unread: dict[HttpConnection, None] = {}  # with unread answers, oldest first
         self.receiving = 0  # connections that receive a body
-        self._turns: Shares[HttpConnection] = Shares()  # with large bodies
-        self._is_ticking = False
+        names = b"|".join(re.escape(path.encode()) for path in self.health_paths)
+        self._health = re.compile(rb"(?:GET|HEAD) [^ ?]*(?:%b)[? ]" % names)
+        self._failed_keys: Counter[Hashable] = Counter()  # per address until `_failed_keys_end`
+        self._failed_keys_end = 0.0
 
     def add(self, connection: "HttpConnection") -> None:
         """Register a new connection, and close an idle one if the limit is reached."""
@@ -102,19 +192,31 @@ class Connections:
         for connections in (self.waiting, self.beyond, self.unread):
             connections.pop(connection, None)
 
-    def wait_for_turn(self, connection: "HttpConnection", received: int) -> None:
-        self._turns.put(connection, connection.client, received)
-        if not self._is_ticking:
-            self._is_ticking = True
-            connection.loop.call_later(TURN_S, self._next_turn, connection.loop)
+    def identify(self, head: bytes, address: Hashable) -> Account:
+        """Return the account of a request: that of its valid key, or of its address."""
+        if self._health.match(head):
+            return "health", address
+        match = None if self.ring is None else _KEY.search(head)
+        if self.ring is None or match is None:
+            return "request", address
+        keys = self.ring.keys
+        key = keys.find(match[1])
+        if key is not None and not key.has_expired:
+            return "request", ("key", key.name)
+        is_refused = not keys.api_is_open and self._has_failed_too_often(address)
+        return "refusal" if is_refused else "request", address
 
-    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        piece = self._turns.turns()[0]
-        self._turns.take([piece])
-        piece.work.take_turn()
-        self._is_ticking = len(self._turns) > 0
-        if self._is_ticking:
-            loop.call_later(TURN_S, self._next_turn, loop)
+    def _has_failed_too_often(self, address: Hashable) -> bool:
+        """Count a wrong key, and return whether to refuse it."""
+        time_s = asyncio.get_running_loop().time()
+        if time_s >= self._failed_keys_end:
+            self._failed_keys.clear()
+            self._failed_keys_end = time_s + FAILED_KEYS_S
+        self._failed_keys[address] += 1
+        count = self._failed_keys[address] - MAX_FAILED_KEYS
+        if count == 1:
+            logger.warning("%s sent %s wrong keys; refusing more", address, MAX_FAILED_KEYS)
+        return count > 0
 
     def relieve(self) -> None:
         """Abort connections with unread answers, oldest first, until the budget suffices."""
@@ -145,7 +247,9 @@ class HttpConnection(asyncio.Protocol):
         self._parser: h11.Connection | None = None  # of the incoming request
         self._is_reading_body = False
         self._read_paused = self._write_paused = False
-        self._waits_for_turn = self._continues = False
+        self._turn: Turn | None = None  # of the current request
+        self._is_queued = False  # waits for the turn of a request
+        self._waits_to_read = self._continues = False
         self._ending = False  # further input is skipped
         self._stopping = False  # closes after the current answer
         self._counted_bytes = 0  # counted in the budget
@@ -198,14 +302,22 @@ class HttpConnection(asyncio.Protocol):
         if self._ending:
             return
         self._buffer += data  # type: ignore[misc]
-        if len(data) > LARGE_READ and self.shared.receiving > 1 and not self._waits_for_turn:
-            self._waits_for_turn = True
-            self.shared.wait_for_turn(self, len(data))
+        if len(data) > LARGE_READ and self.shared.receiving > 1 and not self._waits_to_read:
+            turn = self.shared.turns.begin(("read", self.client), self._begin_read)
+            self._waits_to_read = turn is None
         self._advance()
 
-    def take_turn(self) -> None:
-        self._waits_for_turn = False
+    def _begin_read(self, _: Turn) -> None:
+        self._waits_to_read = False
         self.continue_reading()
+
+    def _begin_request(self, turn: Turn) -> None:
+        self._is_queued = False
+        if self._ending:
+            turn.end()
+        else:
+            self._turn = turn
+            self._advance()
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -260,6 +372,9 @@ class HttpConnection(asyncio.Protocol):
         self._idle_since = self.loop.time()
         if not self._write_paused:
             self._cancel_unread()
+        if self._turn is not None:
+            self._turn.end()
+            self._turn = None
         exchange.body = bytearray()
         if not exchange.keep_alive or self._stopping:
             self._end()
@@ -305,6 +420,8 @@ class HttpConnection(asyncio.Protocol):
             if exchange is not None or self._write_paused or not self._buffer:
                 return False
         if self._parser is None:
+            if not self._has_turn():
+                return False
             self._parser = new_parser(self._buffer)
         event = self._parser.next_event()
         if isinstance(event, h11.Request):
@@ -321,6 +438,17 @@ class HttpConnection(asyncio.Protocol):
             self._cancel_late()
             exchange.more_body = False
         return True
+
+    def _has_turn(self) -> bool:
+        """Begin a turn, or queue for one."""
+        if self._turn is None and not self._is_queued:
+            head = bytes(self._buffer).partition(b"\r\n\r\n")[0]
+            account = self.shared.identify(head, self.client)
+            self._turn = self.shared.turns.begin(account, self._begin_request)
+            self._is_queued = self._turn is None
+        if self._turn is not None and self._turn.kind == "refusal":
+            raise BadRequest(429)
+        return self._turn is not None
 
     def _start_request(self, request: h11.Request, expects_continue: bool) -> None:
         scope, keep_alive = read_head(request)
@@ -344,6 +472,8 @@ class HttpConnection(asyncio.Protocol):
         task = self.loop.create_task(self.exchange.run(self.config.loaded_app))
         self.server_state.tasks.add(task)
         task.add_done_callback(self.server_state.tasks.discard)
+        assert self._turn is not None
+        task.add_done_callback(self._turn.end)
 
     def _set_reading_body(self, reads: bool) -> None:
         self.shared.receiving += reads - self._is_reading_body
@@ -363,9 +493,9 @@ class HttpConnection(asyncio.Protocol):
         if not (self._is_reading_body or is_head_coming):
             self._cancel_late()
         elif self._late_timer is None:
-            self._late_timer = self.loop.call_later(self.shared.receive_s, self._refuse, 408)
+            self._late_timer = self.loop.call_later(self.shared.receive_s, self._refuse_late)
         pause = (
-            self._waits_for_turn
+            self._waits_to_read
             or len(self._buffer) > HIGH_WATER_BYTES
             or (exchange is not None and len(exchange.body) > HIGH_WATER_BYTES)
         )
@@ -405,12 +535,15 @@ class HttpConnection(asyncio.Protocol):
             self._ending = True
             self.transport.close()
         else:
-            self._refuse(408)
+            self._refuse_late()
 
     def abort(self) -> None:
         self.shared.forget(self)
         self._ending = True
         self.transport.abort()
+
+    def _refuse_late(self) -> None:
+        self._refuse(504 if self._is_queued else 408)
 
     def _refuse(self, status: int) -> None:
         """Respond to an incomplete request with an error, and close the connection."""
@@ -418,17 +551,17 @@ class HttpConnection(asyncio.Protocol):
             return
         exchange = self.exchange
         if exchange is None or not exchange.started:
-            retry = b"retry-after: 1\r\n" if status == 503 else b""
-            content, media_type = b"", b""
-            # Other protocols define a body for errors.
+            retry = RETRY_AFTER.get(status, b"")
             form = None if exchange is None else other_form(exchange.scope["path"])
-            if form is not None:
-                content = orjson.dumps(form.content(status, REFUSALS[status]))
-                media_type = b"content-type: application/json\r\n"
+            detail = REFUSALS[status]
+            problem = {"title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+            content = orjson.dumps(form.content(status, detail) if form else problem)
+            media_type = JSON if form else PROBLEM_JSON
             if exchange is not None and exchange.is_head:
                 content = b""
-            length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content)
-            self.write(STATUS_LINES[status] + retry + media_type + length + content)
+            head = b"content-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            head = STATUS_LINES[status] + retry + head % (media_type.encode(), len(content))
+            self.write(head + content)
         if exchange is not None and not exchange.answered:
             exchange.disconnect()
         self._end()

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 import time
@@ -8,25 +9,22 @@ import numpy as np
 import pytest
 
 from tests.support.environment import ROOT
-from tests.support.greedy import KINDS
 from tests.support.raw import Connection, request
+from tests.support.record import record
 
-GOOD = request(
-    "POST",
-    "/predict",
-    b'{"inputs": [[' + b",".join([b"8"] * 64) + b"], [" + b",".join([b"0"] * 64) + b"]]}",
-)
-LIVE = request("GET", "/health/live")
+BODY = b'{"inputs": [[' + b",".join([b"8"] * 64) + b"], [" + b",".join([b"0"] * 64) + b"]]}"
+KEY = "key-of-the-other-client"
 GREEDY, OTHER = "127.0.0.2", "127.0.0.3"
+FLOODS = ("rows", "wrong_keys", "pages", "documents", "pools")
 
 
 @contextmanager
-def greedy(port, kind, address):
-    command = [sys.executable, "-m", "tests.support.greedy", str(port), kind, address]
+def greedy(port, kind, address, seconds):
+    command = [sys.executable, "-m", "tests.support.greedy", str(port), kind, address, str(seconds)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout.readline()
-        yield
+        time.sleep(2.0)  # imports, and the first connections
+        yield process
     finally:
         process.kill()
         process.communicate()
@@ -34,61 +32,65 @@ def greedy(port, kind, address):
 
 def send_requests(port, seconds, address):
     statuses, predicted, health = Counter(), [], []
+    content = request("POST", "/predict", BODY, headers=[("X-API-Key", KEY)])
+    live = request("GET", "/health/live")
     end = time.monotonic() + seconds
-    with Connection(port, source=address) as connection, Connection(port, source=address) as prober:
+    with Connection(port, source=address) as connection:
         while time.monotonic() < end:
             start = time.perf_counter()
-            statuses[connection.ask(GOOD).status] += 1
+            statuses[connection.ask(content).status] += 1
             predicted.append(time.perf_counter() - start)
             start = time.perf_counter()
-            statuses[prober.ask(LIVE).status] += 1
+            with Connection(port, source=address) as prober:
+                statuses[prober.ask(live).status] += 1
             health.append(time.perf_counter() - start)
             time.sleep(0.01)
-    return statuses, np.array(predicted), np.array(health)
+    return statuses, 1e3 * np.array(predicted), 1e3 * np.array(health)
 
 
-def compare(serve, store, kind, address, seconds):
-    with serve(store) as (url, _):
+def test_small_requests_are_let_in_while_others_send_the_largest_pools(serve, digits_store):
+    with serve(digits_store) as (url, _):
         port = int(url.rpartition(":")[2])
-        send_requests(port, 0.5, OTHER)
-        alone = send_requests(port, seconds, OTHER)
-        with greedy(port, kind, address):
-            together = send_requests(port, seconds, OTHER)
-    for name, (statuses, predicted, health) in (
-        ("alone", alone),
-        (f"with {kind} of {address}", together),
-    ):
-        p50, p99 = 1e3 * np.quantile(predicted, (0.5, 0.99))
-        live = 1e3 * np.quantile(health, 0.99)
-        print(
-            f"{name}: {dict(statuses)}, p50 {p50:.1f} ms, p99 {p99:.1f} ms; live p99 {live:.1f} ms",
-            file=sys.stderr,
-        )
-    return alone, together
-
-
-@pytest.mark.parametrize(
-    "address",
-    [GREEDY, pytest.param(OTHER, marks=pytest.mark.slow)],
-    ids=["from its own address", "from the same address"],
-)
-def test_small_requests_are_let_in_while_others_send_the_largest_pools(
-    serve, digits_store, address
-):
-    _, (statuses, _, _) = compare(serve, digits_store, "pools", address, 2.0)
+        with greedy(port, "pools", GREEDY, 10.0):
+            statuses, _, _ = send_requests(port, 2.0, OTHER)
     assert set(statuses) == {200}
     assert statuses[200] >= 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize(
-    "address", [GREEDY, OTHER], ids=["from its own address", "from the same address"]
-)
-def test_whatever_one_client_does_others_are_answered_within_a_tenth_of_a_second(
-    serve, digits_store, kind, address
-):
-    _, (statuses, predicted, health) = compare(serve, digits_store, kind, address, 15.0)
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_does_not_stall_another_client(serve, digits_store, kind):
+    """Figures are on the page of results; the limits here are wider."""
+    keys = {"DUBITO_API_KEYS": KEY} if kind == "wrong_keys" else {}
+    with serve(digits_store, **keys) as (url, _):
+        port = int(url.rpartition(":")[2])
+        send_requests(port, 1.0, OTHER)
+        _, alone, _ = send_requests(port, 10.0, OTHER)
+        with greedy(port, kind, GREEDY, 12.0) as process:
+            statuses, predicted, health = send_requests(port, 9.0, OTHER)
+            counts, processor_s = json.loads(process.communicate(timeout=30)[0])
+    (p50, p99), (unloaded_p50, unloaded_p99) = (
+        np.quantile(latencies, (0.5, 0.99)) for latencies in (predicted, alone)
+    )
+    record(
+        f"flood: {kind}",
+        f"p50 {p50:.1f} ms ({unloaded_p50:.1f} without), p99 {p99:.1f} ms ({unloaded_p99:.1f}); "
+        f"health p99 {np.quantile(health, 0.99):.1f} ms",
+    )
+    print(f"{counts}, {processor_s:.1f} s of processor time", file=sys.stderr)
     assert set(statuses) == {200}
-    assert np.quantile(health, 0.99) < 0.05
-    assert np.quantile(predicted, 0.99) < 0.1  # alone some 3 ms; measured 12 to 45
+    assert p50 < 5 * unloaded_p50
+    assert p99 < 10 * unloaded_p99
+    assert np.quantile(health, 0.99) < 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pools", "json_pools", "samples"])
+def test_small_requests_do_not_wait_for_large_ones_of_the_same_client(serve, digits_store, kind):
+    with serve(digits_store) as (url, _):
+        port = int(url.rpartition(":")[2])
+        with greedy(port, kind, OTHER, 15.0):
+            statuses, predicted, health = send_requests(port, 10.0, OTHER)
+    assert set(statuses) == {200}
+    assert np.quantile(health, 0.99) < 100
+    assert np.quantile(predicted, 0.99) < 200

@@ -1,25 +1,43 @@
-"""Send as many requests as possible from a local address.
+"""Flood a service from a local address, with the lowest priority.
 
-    python -m tests.support.greedy PORT KIND ADDRESS
+    python -m tests.support.greedy PORT KIND ADDRESS SECONDS
 
-Prints a line after the first response, and runs until it is killed.
+Prints the responses by status, and the processor time in seconds.
 """
 
+import json
+import os
 import sys
-import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 
+from benchmarks.load import closed_loop
 from tests.support.files import npy_bytes
-from tests.support.raw import Connection, Ended, request
+from tests.support.raw import Connection, request
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
-REST_S = 0.05
+ONE = b'{"inputs":[' + ROW + b"]}"
+PIPELINES, PIPELINED = 150, 2000
+
+
+def rows():
+    """Send one-row requests."""
+    return 64, request("POST", "/predict", ONE)
+
+
+def wrong_keys():
+    """Send one-row requests with an unknown key."""
+    return 600, request("POST", "/predict", ONE, headers=[("X-API-Key", "unknown-key-0123456789")])
+
+
+def documents():
+    return 64, request("GET", "/openapi.json")
 
 
 def pools():
-    """Send the largest npy pools on many connections."""
+    """Send the largest npy pools."""
     content = npy_bytes(np.full((100_000, 64), 8, np.uint8))
     return 33, request(
         "POST", "/acquire?num_samples=100", content, content_type="application/x-npy"
@@ -42,27 +60,35 @@ def samples():
     )
 
 
-KINDS = {kind.__name__: kind for kind in (pools, json_pools, samples)}
+def pages(port, address, seconds):
+    """Pipeline requests for the page, and read no answer."""
+    content = request("GET", "/") * PIPELINED
+    end = time.monotonic() + seconds
+    unsent = {Connection(port, source=address): memoryview(content) for _ in range(PIPELINES)}
+    for connection in unsent:
+        connection.socket.setblocking(False)
+    while time.monotonic() < end:
+        for connection, rest in unsent.items():
+            with suppress(OSError):
+                unsent[connection] = rest[connection.socket.send(rest) :]
+        time.sleep(0.05)
+
+
+LOOPS = {kind.__name__: kind for kind in (rows, wrong_keys, documents, pools, json_pools, samples)}
 
 
 def main():
-    port, kind, address = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    connections, content = KINDS[kind]()
-
-    def ask():
-        while True:
-            try:
-                with Connection(port, 120.0, source=address) as connection:
-                    while True:
-                        status = connection.ask(content).status
-                        print(status, flush=True)
-                        time.sleep(0.0 if status == 200 else REST_S)
-            except (Ended, OSError):
-                time.sleep(REST_S)
-
-    threads = [threading.Thread(target=ask) for _ in range(connections)]
-    for thread in threads:
-        thread.start()
+    port, kind, address, seconds = int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
+    os.nice(19)
+    counts = {}
+    if kind == pages.__name__:
+        pages(port, address, seconds)
+    else:
+        connections, content = LOOPS[kind]()
+        counts = closed_loop(
+            port, [content], connections, seconds, source=address, timeout_s=5.0, warm_up_s=0.0
+        ).counts
+    print(json.dumps([counts, time.process_time()]))
 
 
 if __name__ == "__main__":

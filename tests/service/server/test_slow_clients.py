@@ -30,8 +30,17 @@ def get_port(url):
 def impatient(digits_store):
     from tests.support.serving import serving
 
-    with serving(digits_store, DUBITO_DEADLINE_S="0.5") as (url, process):
+    settings = {"DUBITO_DEADLINE_S": "0.5", "DUBITO_KEEP_ALIVE_S": "1"}
+    with serving(digits_store, **settings) as (url, process):
         yield get_port(url), process
+
+
+def test_an_idle_connection_is_closed_after_the_set_time(impatient):
+    port, _ = impatient
+    with Connection(port, timeout_s=10.0) as connection:
+        assert connection.ask(request("GET", "/health/live")).status == 200
+        with pytest.raises(Ended):
+            connection.answer()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,7 @@ def test_a_request_that_does_not_come_whole_is_answered_408_and_the_connection_e
 
 @pytest.mark.parametrize(
     ("path", "named"),
-    [("/v2/models/digits/infer", "error"), ("/invocations", "message"), ("/predict", None)],
+    [("/v2/models/digits/infer", "error"), ("/invocations", "message"), ("/predict", "detail")],
 )
 def test_what_is_refused_before_it_is_whole_is_refused_as_its_protocol_has_it(
     impatient, path, named
@@ -86,11 +95,9 @@ def test_what_is_refused_before_it_is_whole_is_refused_as_its_protocol_has_it(
 
 def refused_as(answer, status, named):
     assert (answer.status, answer.closes) == (status, True)
-    if named is None:
-        assert answer.body == b""
-    else:
-        assert answer.headers[b"content-type"] == b"application/json"
-        assert json.loads(answer.body)[named] == REFUSALS[status]
+    media_type = b"application/json" if named != "detail" else b"application/problem+json"
+    assert answer.headers[b"content-type"] == media_type
+    assert json.loads(answer.body)[named] == REFUSALS[status]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+import asyncio
+from functools import partial
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from service.auth.keys import KeyRing
+from service.server import connections
+from service.server.budget import ByteBudget
+from service.server.connections import ALONE, MAX_FAILED_KEYS, SHARED, Connections, HttpConnection
+from service.settings import Settings
+from tests.support.raw import request
+
+KEYS = "key-of-the-first-client", "key-of-the-second-client"
+LIVE = request("GET", "/health/live")
+
+
+def get(key=KEYS[0], path="/"):
+    return request("GET", path, headers=[("X-API-Key", key)])
+
+
+class Server:
+    """A server whose application answers when `is_open` is set, and the clients' connections."""
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(connections, "ALONE", (ALONE[0], 60.0))
+        monkeypatch.setattr(connections, "SHARED", (SHARED[0], 60.0))
+        ring = KeyRing(Settings(api_keys=",".join(KEYS)))
+        shared = Connections(60.0, 1000, ByteBudget(1 << 20), ["/health/live"], ring)
+        self.state = ServerState()
+        self.make = partial(
+            HttpConnection,
+            shared,
+            Config(self.app, log_config=None, interface="asgi3"),
+            self.state,
+            {},
+        )
+        self.is_open = asyncio.Event()
+        self.running, self.paths, self.writers = 0, [], []
+
+    async def app(self, scope, receive, send):
+        self.running += 1
+        self.paths.append(scope["path"])
+        if scope["path"] != "/health/live":
+            await self.is_open.wait()
+        self.running -= 1
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def __aenter__(self):
+        self.server = await asyncio.get_running_loop().create_server(self.make, "127.0.0.1")
+        _, self.port = self.server.sockets[0].getsockname()
+        return self
+
+    async def __aexit__(self, *_):
+        self.server.close()
+        for writer in self.writers:
+            writer.close()
+        await asyncio.gather(*self.state.tasks)
+        await asyncio.sleep(0.1)
+
+    async def send(self, *contents, source="127.0.0.1"):
+        """Open a connection for each request."""
+        readers = []
+        for content in contents:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", self.port, local_addr=(source, 0)
+            )
+            writer.write(content)
+            self.writers.append(writer)
+            readers.append(reader)
+        await asyncio.sleep(0.1)
+        return readers
+
+
+async def status_of(reader):
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    return int(head[9:12])
+
+
+def test_a_client_gets_few_turns_while_another_is_active(monkeypatch):
+    async def run():
+        async with Server(monkeypatch) as server:
+            first = await server.send(*[get()] * (ALONE[0] + 5))
+            assert server.running == ALONE[0]
+            other = await server.send(*[get(KEYS[1])] * (SHARED[0] + 5))
+            assert server.running == ALONE[0] + SHARED[0]
+            (live,) = await server.send(LIVE)
+            assert await status_of(live) == 204
+            server.is_open.set()
+            assert {await status_of(connection) for connection in [*first, *other]} == {204}
+
+    asyncio.run(run())
+
+
+def test_a_pipeline_waits_behind_other_requests_of_its_client(monkeypatch):
+    monkeypatch.setattr(connections, "ALONE", (1, 60.0))
+
+    async def run():
+        async with Server(monkeypatch) as server:
+            pipeline = b"".join(get(path=path) for path in ("/1", "/2", "/3"))
+            readers = await server.send(pipeline, get(path="/single"))
+            server.is_open.set()
+            assert [await status_of(readers[i]) for i in (0, 0, 0, 1)] == [204] * 4
+            assert server.paths == ["/1", "/single", "/2", "/3"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_turns_end_after_some_time_and_with_the_request(monkeypatch, is_lost):
+    async def run():
+        async with Server(monkeypatch) as server:
+            monkeypatch.setattr(connections, "ALONE", (1, 0.3))
+            first, second = await server.send(get(), get())
+            assert server.running == 1
+            if is_lost:
+                server.writers[1].close()
+                (second,) = await server.send(get())
+            await asyncio.sleep(0.4)
+            assert server.running == 2
+            server.is_open.set()
+            assert [await status_of(first), await status_of(second)] == [204, 204]
+
+    asyncio.run(run())
+
+
+def test_an_address_with_many_wrong_keys_is_refused_without_a_valid_key(monkeypatch, caplog):
+    async def run():
+        async with Server(monkeypatch) as server:
+            server.is_open.set()
+            wrong = await server.send(*[get("an-unknown-key-of-a-client")] * (MAX_FAILED_KEYS + 3))
+            statuses = [await status_of(connection) for connection in wrong]
+            assert statuses == [204] * MAX_FAILED_KEYS + [429] * 3
+            assert b"too many wrong keys" in await wrong[-1].read()
+            valid, other = await server.send(get(), LIVE)
+            assert [await status_of(valid), await status_of(other)] == [204, 204]
+            (elsewhere,) = await server.send(get("an-unknown-key-of-a-client"), source="127.0.0.2")
+            assert await status_of(elsewhere) == 204
+
+    asyncio.run(run())
+    assert caplog.text.count("wrong keys") == 1
