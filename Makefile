@@ -4,8 +4,8 @@ RUNTIME ?= cpu
 BIN := .venv/bin
 # run tests of a file in one process, long files first, with a timeout
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
-# cache bytecode, because tests start many processes
-test test-quick check: export PYTHONDONTWRITEBYTECODE =
+# cache bytecode: packages are installed without it, and tests start many processes
+export PYTHONDONTWRITEBYTECODE =
 STORE := $(or $(DUBITO_STORE),models)
 # fit the digits model if the store is empty
 PUBLISHED = @if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
@@ -17,7 +17,7 @@ install: .venv/installed-$(RUNTIME)
 .venv/installed-$(RUNTIME): pyproject.toml client/pyproject.toml uv.lock docker/install.sh docker/torch-cpu.txt
 	$(PYTHON) -m venv .venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh docker/install.sh .venv dev $(RUNTIME)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./client
+	$(BIN)/uv pip install --quiet --python .venv --no-deps --no-build-isolation -e . -e ./client
 	rm -f .venv/installed-*
 	touch $@
 

@@ -10,8 +10,8 @@ WORKDIR /build
 COPY docker/install.sh docker/uv.txt docker/
 COPY pyproject.toml uv.lock ./
 RUN python -m venv --without-pip /opt/venv
-RUN --mount=type=cache,target=/var/cache/pip \
-    PIP_CACHE_DIR=/var/cache/pip sh docker/install.sh /opt/venv "$KIND" "$RUNTIME"
+RUN --mount=type=cache,target=/var/cache/uv \
+    UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 sh docker/install.sh /opt/venv "$KIND" "$RUNTIME"
 # Project metadata: the service finds its integrations by entry points
 RUN touch README.md && pip install --quiet --no-deps --no-build-isolation --prefix /opt/venv .
 

@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -104,8 +105,23 @@ def test_the_service_image_holds_no_training():
 def test_every_installation_is_by_hash(name):
     installs = re.findall(r"\bpip3?\b.* install\b.*", IMAGES[name])
     assert all("--no-deps --no-build-isolation" in install for install in installs)  # ours alone
-    for pip in re.findall(r"\bpip .*install .*", INSTALL):
-        assert "--require-hashes" in pip
+    for command in re.findall(r"\bpip .*(?:install|sync) .*", INSTALL):
+        assert "--require-hashes" in command
+
+
+def test_uv_uses_the_indexes_of_pip(tmp_path):
+    (tmp_path / "uv").write_text(f"#!/bin/sh\nenv > {tmp_path}/variables\n")
+    (tmp_path / "uv").chmod(0o755)
+    index, extra, wheels = "https://example.org/simple", "https://example.org/more", "/wheels"
+    environment = {"PIP_INDEX_URL": index, "PIP_EXTRA_INDEX_URL": extra, "PIP_FIND_LINKS": wheels}
+    subprocess.run(
+        ["sh", ROOT / "docker" / "install.sh", tmp_path, "service", "cpu"],
+        env={**os.environ, **environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=True,
+    )
+    variables = (tmp_path / "variables").read_text().splitlines()
+    assert {f"UV_DEFAULT_INDEX={index}", f"UV_INDEX={extra}"} < {*variables}
+    assert f"UV_FIND_LINKS={wheels}" in variables
 
 
 def test_actions_are_pinned_by_commit():
