@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,28 @@ from torch.nn import functional
 
 from training.bayes.posterior import Posterior
 
-MIN_EXPONENT = -20.0
+MIN_EXPONENT = -80.0
+
+
+class _GaussianKL(torch.autograd.Function):
+    """KL(N(mu, sigma^2) || N(0, std^2)), with its gradient in few passes over the weights.
+
+    The gradients are mu / std^2 and sigma / std^2 - 1 / sigma.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mu: Tensor, sigma: Tensor, std: float) -> Tensor:
+        ctx.save_for_backward(mu, sigma)
+        ctx.precision = std**-2
+        squares = torch.dot(mu, mu) + torch.dot(sigma, sigma)
+        log_ratios = sigma.log().sum() - len(mu) * math.log(std)
+        return 0.5 * (ctx.precision * squares - len(mu)) - log_ratios
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        mu, sigma = ctx.saved_tensors
+        sigma_grad = sigma.reciprocal().sub_(sigma, alpha=ctx.precision).mul_(-grad)
+        return mu * (ctx.precision * grad), sigma_grad, None
 
 
 @dataclass(frozen=True)
@@ -24,12 +46,40 @@ class GaussianPrior:
         return -0.5 * (theta / self.std).square() - math.log(self.std * math.sqrt(2 * math.pi))
 
     def kl(
-        self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
+        self, eps: Float[Tensor, "K E"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
     ) -> Float[Tensor, "K"]:
         """Compute KL(N(mu, sigma^2) || p), which is the same for each draw."""
-        ratio = (sigma / self.std).square()
-        kl = 0.5 * (ratio + (mu / self.std).square() - 1.0 - ratio.log()).sum()
-        return kl.expand(len(theta))
+        kl: Tensor = _GaussianKL.apply(mu, sigma, self.std)  # type: ignore[no-untyped-call]
+        return kl.expand(len(eps))
+
+
+class _MixtureKL(torch.autograd.Function):
+    """log q(theta) - log p(theta) at theta = mu + sigma eps, for a scale mixture p.
+
+    The gradient of -log p is (wide^-2 + share * gap) theta, where `share` is the probability of the
+    narrow component given theta.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, mu: Tensor, sigma: Tensor, eps: Tensor, prior: "ScaleMixturePrior"
+    ) -> Tensor:
+        first, offset, precision, gap = prior.coefficients
+        theta = torch.addcmul(mu, sigma, eps)
+        square = theta.square()
+        # Larger exponents have no effect, and denormal exponentials are ten times slower.
+        wide_share = (0.5 * gap * square).sub_(offset).clamp_(max=-MIN_EXPONENT).sigmoid_()
+        log_p = -0.5 * precision * square.sum(-1) - wide_share.log().sum(-1) + len(mu) * first
+        log_q = -0.5 * eps.square().sum(-1) - sigma.log().sum()
+        slope = wide_share.mul_(-gap).add_(precision + gap).mul_(theta)
+        ctx.save_for_backward(sigma, eps, slope)
+        return log_q - 0.5 * len(mu) * math.log(2 * math.pi) - log_p
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        sigma, eps, slope = ctx.saved_tensors
+        sigma_grad = (grad @ (slope * eps)).sub_(grad.sum() / sigma)
+        return grad @ slope, sigma_grad, None, None
 
 
 @dataclass(frozen=True)
@@ -41,29 +91,28 @@ class ScaleMixturePrior:
     std_2: float
     has_analytic_kl = False
 
-    def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Compute each weight's log prior density, log(wide) + softplus(log(narrow / wide))."""
+    @property
+    def coefficients(self) -> tuple[float, float, float, float]:
+        """The numbers c, o, a and b of log p = c - a t^2 / 2 + softplus(o - b t^2 / 2)."""
         parts = sorted(((self.std_1, self.pi), (self.std_2, 1.0 - self.pi)), reverse=True)
         (wide, wide_share), (narrow, narrow_share) = parts
         first = math.log(wide_share / (wide * math.sqrt(2 * math.pi)))
         offset = math.log(narrow_share * wide / (wide_share * narrow))
+        return first, offset, wide**-2, narrow**-2 - wide**-2
+
+    def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Compute each weight's log prior density, log(wide) + softplus(log(narrow / wide))."""
+        first, offset, precision, gap = self.coefficients
         square = theta.square()
-        exponent = offset - 0.5 * (narrow**-2 - wide**-2) * square
-        # Smaller exponents have no effect, and denormal exponentials are ten times slower.
-        narrow_part = functional.softplus(exponent.clamp(min=MIN_EXPONENT))
-        return first - 0.5 * wide**-2 * square + narrow_part
+        narrow_part = functional.softplus((offset - 0.5 * gap * square).clamp(min=MIN_EXPONENT))
+        return first - 0.5 * precision * square + narrow_part
 
     def kl(
-        self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
+        self, eps: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
     ) -> Float[Tensor, "K"]:
-        """Compute log q(theta) - log p(theta) for each draw.
-
-        With theta = mu + sigma eps, log q(theta) = log N(eps; 0, I) - sum log sigma. Hence
-        eps = (theta - mu) / sigma has no gradient.
-        """
-        eps = ((theta - mu) / sigma).detach()
-        log_q = -0.5 * eps.square().sum(-1) - (sigma.log() + 0.5 * math.log(2 * math.pi)).sum()
-        return log_q - self.log_density(theta).sum(-1)
+        """Compute log q(theta) - log p(theta) for each draw."""
+        kl: Tensor = _MixtureKL.apply(mu, sigma, eps, self)  # type: ignore[no-untyped-call]
+        return kl
 
 
 class GaussianPosterior(Posterior):
@@ -92,17 +141,17 @@ class GaussianPosterior(Posterior):
         return self.mu + self.sigma * eps
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        sigma = self.sigma
-        theta = self.mu + sigma * eps
-        return theta, self.prior.kl(theta, self.mu, sigma)
+        mu, sigma, kl = self.with_divergence(eps)
+        return mu + sigma * eps, kl
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
         return self.mu, self.sigma
 
-    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-        sigma = self.sigma
-        theta = self.mu.expand(len(eps), -1) if self.trains_without_noise else self.mu + sigma * eps
-        return self.prior.kl(theta, self.mu, sigma)
+    def with_divergence(
+        self, eps: Float[Tensor, "K E"]
+    ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
+        mu, sigma = self.moments()
+        return mu, sigma, self.prior.kl(eps, mu, sigma)
 
     def spread_parameters(self) -> list[nn.Parameter]:
         return [self.rho]

@@ -48,8 +48,10 @@ class MatrixNormalPosterior(Posterior):
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
         return self.location(), torch.cat([std.flatten() for std in self._stds()])
 
-    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-        return self.kl().expand(len(eps))
+    def with_divergence(
+        self, eps: Float[Tensor, "K E"]
+    ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
+        return *self.moments(), self.kl().expand(len(eps))
 
     def spread_parameters(self) -> list[nn.Parameter]:
         return [*self.log_rows, *self.log_columns]

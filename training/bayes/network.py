@@ -124,8 +124,8 @@ class BayesianModel(nn.Module):
         draws of all groups.
         """
         if isinstance(self.posterior, FactorialGaussian):
-            kl = self.posterior.divergence(eps)
-            outputs = self.network.sample_locally(x, *self.posterior.moments(), len(eps))
+            mean, std, kl = self.posterior.with_divergence(eps)
+            outputs = self.network.sample_locally(x, mean, std, len(eps))
         else:
             theta, kl = self.posterior.sample(eps)
             theta = theta.unflatten(0, (-1, groups))

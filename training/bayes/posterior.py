@@ -50,8 +50,10 @@ class FactorialGaussian(Protocol):
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 
-    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-        """Compute the KL(q || p) that `sample` returns."""
+    def with_divergence(
+        self, eps: Float[Tensor, "K E"]
+    ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
+        """Compute the moments, and the KL(q || p) that `sample` returns."""
 
 
 @runtime_checkable

@@ -34,12 +34,17 @@ def jiggled(posterior, seed=0):
     return posterior
 
 
-def test_the_gaussian_kl_is_the_analytic_one():
+def test_the_gaussian_kl_and_its_gradient_are_the_analytic_ones():
     created = jiggled(GaussianPosterior(5, -1.0, GaussianPrior(0.8)))
     q = Independent(Normal(created.mu, created.sigma), 1)
     p = Independent(Normal(torch.zeros(5, dtype=torch.float64), 0.8), 1)
     theta, kl = created.sample(standard_noise(3, 5, 0).double())
     torch.testing.assert_close(kl, kl_divergence(q, p).expand(3))
+    gradients = (
+        torch.autograd.grad(each, [created.mu, created.rho])
+        for each in (kl[0], kl_divergence(q, p))
+    )
+    torch.testing.assert_close(*gradients)
     torch.testing.assert_close(theta, created.mu + created.sigma * standard_noise(3, 5, 0).double())
 
 
