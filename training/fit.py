@@ -153,6 +153,7 @@ def fit(
     graph = encoder_graph(recipe, data)
     recipe = with_knots(recipe, data, splits.train.x, start)
     if start is not None:
+        recipe = start.complete(recipe)
         check_compatible(recipe, data, start)
     check_trained(recipe, start)
     device = find_device(device)

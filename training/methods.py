@@ -99,7 +99,7 @@ class RealNVP(DrawnMethod):
     samples = 2
 
     couplings: Annotated[int, Field(ge=0)] = 4
-    hidden: Count = 200
+    hidden: Count = 50
     initial_log_std: LogStd = -7.0
     prior_std: Positive = 1.0
 

@@ -43,6 +43,15 @@ class Parent:
     def classes(self) -> tuple[str, ...]:
         return self.manifest.classes or ()
 
+    def complete(self, recipe: Recipe) -> Recipe:
+        """Set the posterior keys that a recipe omits, if the method is the same."""
+        if recipe.method != self.recipe.method:
+            return recipe
+        explicit = recipe.posterior.model_fields_set
+        inherited = self.recipe.posterior.model_dump(exclude=explicit)
+        posterior = recipe.posterior.model_copy(update=inherited)
+        return recipe.model_copy(update={"posterior": posterior})
+
     def model(self) -> "BayesianModel":
         from safetensors.torch import load
 
@@ -183,6 +192,7 @@ def find_fitted(
     if network.factory is not None or network.weights is not None or network.encoder:
         return None
     origin = None if start is None else start.provenance
+    recipe = recipe if start is None else start.complete(recipe)
     for manifest in manifests(store, recipe.name):
         facts = Provenance.of(manifest)
         is_derived = facts.pruned or facts.labels or facts.recalibrated

@@ -277,6 +277,15 @@ def test_what_differs_is_named(parent):
     )
 
 
+def test_omitted_posterior_keys_are_those_of_the_parent(parent):
+    old = recipe("bhn-realnvp", hidden=200)
+    newer = recipe_with(method="bhn-realnvp", posterior={"couplings": 3})
+    assert newer.posterior.hidden == 50
+    completed = dataclasses.replace(parent, recipe=old).complete(newer).posterior
+    assert (completed.hidden, completed.couplings) == (200, 3)
+    assert parent.complete(newer) == newer  # another method
+
+
 # Another method at the network of a version of mle
 
 
