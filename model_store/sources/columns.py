@@ -45,13 +45,15 @@ def encode(
     columns: Columns, values: Mapping[str, Numbers | Categories]
 ) -> Float32[np.ndarray, "N I"]:
     """Encode all columns and concatenate them in order."""
-    parts = [
-        _one_hot(column, values[column.name])  # type: ignore[arg-type]
-        if isinstance(column, CategoricalColumn)
-        else _numbers(column, values[column.name])  # type: ignore[arg-type]
-        for column in columns
-    ]
-    return np.concatenate(parts, axis=1)
+    rows, width = len(values[columns[0].name]), sum(map(column_width, columns))
+    encoded, end = np.empty((rows, width), dtype=np.float32), 0
+    for column in columns:
+        start, end = end, end + column_width(column)
+        if isinstance(column, CategoricalColumn):
+            encoded[:, start:end] = _one_hot(column, values[column.name])  # type: ignore[arg-type]
+        else:
+            encoded[:, start:end] = _numbers(column, values[column.name])  # type: ignore[arg-type]
+    return encoded
 
 
 def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:

@@ -49,12 +49,12 @@ def take(values: Any, index: Int64[np.ndarray, "M"]) -> Any:
     return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
 
 
-def fit_columns(table: Table) -> list[AnyColumn]:
-    return [_fit_column(table, name) for name in table.columns]
+def fit_columns(table: Table, rows: Int64[np.ndarray, "M"]) -> list[AnyColumn]:
+    return [_fit_column(table, name, rows) for name in table.columns]
 
 
-def _fit_column(table: Table, name: str) -> AnyColumn:
-    values = table.columns[name]
+def _fit_column(table: Table, name: str, rows: Int64[np.ndarray, "M"]) -> AnyColumn:
+    values = take(table.columns[name], rows)
     if isinstance(values, list):
         return _fit_categories(name, values)
     if name in table.times:

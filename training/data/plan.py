@@ -27,7 +27,8 @@ STEP_S = 0.004  # overhead of a step on one core
 CONVOLUTION_RATE = 3e9  # multiplications per second and core
 MATRIX_RATE = 1e10  # multiplications per second and core
 MAX_FIT_S = 60.0  # for all steps
-MIN_STEPS, MAX_STEPS, MIN_EPOCHS = 600, 20_000, 3
+MIN_STEPS, MAX_STEPS = 600, 20_000
+MIN_EPOCHS, MAX_MIN_STEPS = 3, 4_000  # fewer epochs if these would take more steps, but at least 1
 # Interquartile ranges from a target's median to its furthest value; 10,000 Gaussian targets have 3.
 HEAVY_TARGET = 10.0
 SPLITS = ("validation", "reference", "ranking")
@@ -90,7 +91,7 @@ def _plan_training(
     steps = max(1, train // min(batch, max(1, train)))
     step_s = STEP_S + 3 * row_s * batch
     max_steps = min(max(MIN_STEPS, round(MAX_FIT_S / step_s)), MAX_STEPS)
-    epochs = max(MIN_EPOCHS, max_steps // steps)
+    epochs = max(1, max_steps // steps, min(MIN_EPOCHS, MAX_MIN_STEPS // steps))
     max_steps = epochs * steps
     content["training"] |= {"batch_rows": batch, "max_epochs": epochs}
     reasons["training.batch_rows"] = f"of {train} training rows"

@@ -122,7 +122,8 @@ def make_table_dataset(
     targets = _targets(take(values, index), section, split_keys)
     writings = {name: stored_writing(table, name) for name in features}
     number_formats = {name: writing for name, writing in writings.items() if writing is not None}
-    rows = Table(columns, times, number_formats).take(index)
+    rows = Table(columns, times, number_formats)
+    rows = rows if len(index) == table.num_rows else rows.take(index)
     if texts is None:
         data = _encode(rows, targets, sizes, version_columns, split_keys)
     else:
@@ -293,8 +294,9 @@ def _encode(
     columns = version_columns
     if not columns:
         fit_rows = train[sizes.split(len(train), train_keys)[-1]]
-        columns = fit_columns(table.take(fit_rows))
-    x, x_test = (encode(columns, table.take(part).columns) for part in (train, targets.test))
+        columns = fit_columns(table, fit_rows)
+    encoded = encode(columns, table.columns)
+    x, x_test = encoded[train], encoded[targets.test]
     if not (np.isfinite(x).all() and np.isfinite(x_test).all()):
         expected = "numbers in float32's range after standardisation"
         raise InvalidInput("data.source", expected, "larger numbers")

@@ -15,7 +15,7 @@ from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import load as load_data
 from training.data import split, split_sizes
-from training.data.findings import infer_task, inspect_source
+from training.data.findings import ColumnFinding, Findings, infer_task, inspect_source
 from training.data.plan import (
     BINS,
     make_plan,
@@ -502,3 +502,24 @@ def test_kinds_are_those_of_the_rows_with_a_target(tmp_path):
     write(tmp_path, price=price, kind=kind)
     columns = {column.name: column for column in found(tmp_path).columns}
     assert "'sold' in row 150" in columns["price"].reason
+
+
+def test_larger_tables_get_fewer_epochs():
+    column = ColumnFinding("x", "numeric", "", 0.0, np.zeros(1))
+    classes = {"a": 1_000, "b": 1_000}
+
+    def epochs(rows):
+        findings = Findings(
+            "csv:t.csv", rows, "classification", "", [column] * 20, "y", classes=classes
+        )
+        return make_plan(
+            findings, DataSection(source="csv:t.csv", target="y"), None, None
+        ).recipe.training.max_epochs
+
+    assert [epochs(rows) for rows in (100_000, 300_000, 500_000, 1_000_000, 10_000_000)] == [
+        3,
+        3,
+        2,
+        1,
+        1,
+    ]
