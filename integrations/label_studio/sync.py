@@ -49,6 +49,10 @@ def run(options: argparse.Namespace) -> None:
             return
 
 
+class UnreadableTask(LabelStudioError):
+    pass
+
+
 class Backend:
     def __init__(self, url: str, key: str | None) -> None:
         import httpx
@@ -65,14 +69,15 @@ class Backend:
                 return answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise LabelStudioError(f"the service: {type(error).__name__}: {error}") from None
-        raise LabelStudioError(f"the service: {answer.text[:1000]}")
+        kind = UnreadableTask if answer.status_code == 422 else LabelStudioError
+        raise kind(f"the service: {answer.text[:1000]}")
 
 
 def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
     project = studio.json("GET", f"api/projects/{number}/")
     config = {"label_config": project["label_config"]}
     version = service.post("setup", {"schema": project["label_config"]})["model_version"]
-    has_tasks, labels, predicted, refused, pages = False, 0, 0, 0, 0
+    has_tasks, labels, predicted, refused, failed = False, 0, 0, 0, 0
     reason = ""
     for tasks in studio.tasks(number):
         for task in tasks:
@@ -85,17 +90,23 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
                 labels += service.post("webhook", content)["kept"]
             except LabelStudioError as error:
                 refused, reason = refused + 1, f" (last: {error})"
-        try:
-            predicted += _predict(studio, service, config, version, tasks)
-        except LabelStudioError as error:  # An unreadable task must not stop later pages.
-            pages, reason = pages + 1, f" (last: {error})"
+        parts = [tasks]
+        while parts:
+            part = parts.pop()
+            try:
+                predicted += _predict(studio, service, config, version, part)
+            except LabelStudioError as error:
+                if isinstance(error, UnreadableTask) and len(part) > 1:
+                    parts += [[task] for task in part]  # predict the others
+                else:
+                    failed, reason = failed + len(part), f" (last: {error})"
         has_tasks = True
     # Label Studio refuses a version without predictions.
     if has_tasks and project.get("model_version") != version:
         studio.json("PATCH", f"api/projects/{number}/", {"model_version": version})
     summary = f"project {number}, {version}: {labels} labels stored, {predicted} tasks predicted"
     summary += f", {refused} labels refused" if refused else ""
-    return summary + (f", {pages} pages of tasks failed" if pages else "") + reason
+    return summary + (f", {failed} tasks failed" if failed else "") + reason
 
 
 def _newest(annotations: list[dict[str, Any]]) -> dict[str, Any] | None:

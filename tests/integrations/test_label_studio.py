@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from integrations.label_studio.projects import INPUT
+from integrations.label_studio.sync import Backend, synchronise
 
 CONFIG = (
     '<View><Image name="picture" value="$image"/><Choices name="digit" toName="picture">'
@@ -158,3 +159,29 @@ def test_no_label_comes_without_a_key_that_may_label(service, digits_rows):
     # basic authentication is for Label Studio alone
     assert anybody.get("/models", headers={"Authorization": f"Basic {basic}"}).status_code == 401
     anybody.close()
+
+
+class Studio:
+    """A project of Label Studio, whose tasks have the given data."""
+
+    def __init__(self, rows):
+        self.page = [{"id": i, "data": data} for i, data in enumerate(rows)]
+        self.predicted = []
+
+    def tasks(self, _):
+        yield self.page
+
+    def json(self, method, path, content=None):
+        if method == "POST":
+            self.predicted.append(content["task"])
+        return {"label_config": CONFIG}
+
+
+def test_an_unreadable_task_does_not_stop_the_others(service, digits_rows):
+    good = {INPUT: digits_rows[0].tolist()}
+    studio = Studio([good, {"image": "/data/lost.png"}, good, {INPUT: [1]}])
+    backend = Backend(str(service.base_url.join("/label-studio/digits")), KEY)
+    summary = synchronise(studio, backend, 1)
+    backend._http.close()
+    assert sorted(studio.predicted) == [0, 2]
+    assert "2 tasks predicted, 2 tasks failed (last: " in summary
