@@ -1,13 +1,11 @@
 """Test the view Ask, links and keys in Chromium."""
 
-import io
 import json
 import time
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.support.browser import (
     AXE,
@@ -21,6 +19,7 @@ from tests.support.browser import (
     send_files,
     until,
 )
+from tests.support.images import png_bytes
 from tests.support.serving import serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -66,12 +65,6 @@ def select_model(driver, model):
     script = "const s = document.getElementById('model'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
     driver.execute_script(script, model)
     until(driver, lambda: model in get_text(driver, "main h1"))
-
-
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def plot_label(driver, number):
@@ -220,7 +213,7 @@ def test_an_image_on_the_board_may_be_dark_on_light(driver, service, digits_rows
         ("drop", "#board", transparent),
     ):
         open_page(driver, service)
-        send_files(driver, event, place, ("a.png", "image/png", png(pixels)))
+        send_files(driver, event, place, ("a.png", "image/png", png_bytes(pixels)))
         until(
             driver,
             lambda: get_text(driver, ".answer h2").startswith(answers["predictions"][n]["label"]),
@@ -236,7 +229,7 @@ def test_an_image_on_the_board_may_be_dark_on_light(driver, service, digits_rows
 def test_images_can_be_pasted_and_dropped_and_invalid_ones_are_named(driver, every_kind):
     open_page(driver, f"{every_kind}/#/ask")
     select_model(driver, "pictures")
-    image = png(np.zeros((1, 1, 3), dtype=np.uint8))
+    image = png_bytes(np.zeros((1, 1, 3), dtype=np.uint8))
     press(driver, "Image files")
     assert send_files(driver, "paste", "body", ("pasted.png", "image/png", image))
     until(driver, lambda: get_text(driver, ".answer h2"))

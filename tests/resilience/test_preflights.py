@@ -18,7 +18,7 @@ from service.models.preflights import Preflights
 from service.settings import Settings
 from tests.support.environment import ROOT
 from tests.support.graphs import endless, hungry, hungry_at
-from tests.support.process import children, most_bytes
+from tests.support.process import children, is_running, most_bytes
 from tests.support.serving import SOON, predict_blank, wait_until
 from tests.support.stores import publish_again
 
@@ -43,13 +43,6 @@ def preflights(own_store, monkeypatch):
     yield created, ending
     ending.set()
     created.close()
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

@@ -4,7 +4,15 @@ import io
 import struct
 import zlib
 
+import numpy as np
 from PIL import Image
+
+
+def png_bytes(pixels: np.ndarray) -> bytes:
+    """A PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def pixel(colour: str | tuple[int, int, int]) -> bytes:

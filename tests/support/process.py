@@ -44,6 +44,14 @@ def children(pid):
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
+def is_running(pid):
+    """Check that a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def settled(measure, seconds=30.0, quiet_s=0.5):
     """Wait until a value is unchanged for `quiet_s`, and return it."""
     end, value, since = time.monotonic() + seconds, measure(), time.monotonic()

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from model_store.artifacts.manifest import (
     CategoricalColumn,
@@ -24,6 +23,7 @@ from model_store.sources.parquet import ParquetFile
 from service.api.pool_files import resolve_path
 from service.batch.files import DataFile
 from tests.support.files import npy_bytes, npy_header, zip_bytes
+from tests.support.images import png_bytes
 from tests.support.recipes import get_recipe
 from training.data import load
 
@@ -53,13 +53,6 @@ FLAT = X.reshape(10, 6)
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
     monkeypatch.setattr(row_file, "PART_ROWS", 4)
-
-
-def png_bytes(pixels):
-    """A PNG file."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def gathered(pool, first=0):

@@ -1,24 +1,15 @@
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec
 from service.api import rows as reading
 from service.api.rows import rows_array
 from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
+from tests.support.images import png_bytes
 
 SPEC = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 2, 3), dtype=np.uint8)
-
-
-def png(pixels):
-    """A PNG file."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("kind", ["files", "nested", "flat"])
@@ -26,7 +17,7 @@ def png(pixels):
 def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
     monkeypatch.setattr(reading, "NUMBERS_AT_ONCE", 6 * rows_at_once)
     rows = {
-        "files": [png(pixels) for pixels in PIXELS],
+        "files": [png_bytes(pixels) for pixels in PIXELS],
         "nested": PIXELS.tolist(),
         "flat": PIXELS.reshape(23, 6).tolist(),
     }[kind]

@@ -22,6 +22,7 @@ from service.batch import command, shards
 from service.batch.files import Stopped
 from service.commands import add_commands
 from service.settings import Settings
+from tests.support.data_sets import get_content
 from tests.support.environment import ROOT, environment_with, run_service
 from tests.support.images import pixel
 from tests.support.ray_cluster import processes
@@ -106,15 +107,6 @@ def scored(data, digits_store, tmp_path_factory):
     ]
     assert run_command(digits_store, "score", data, "--out", out, *options) == 0
     return out
-
-
-def get_content(out):
-    """Each file of an output."""
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file()
-    }
 
 
 def get_table(out):

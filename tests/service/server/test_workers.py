@@ -3,7 +3,6 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -12,27 +11,13 @@ import pytest
 from model_store.processes import processors
 from service.settings import Settings
 from service.shared_state import merge_metrics
+from tests.support.process import children, is_running
 from tests.support.raw import Connection, request
 from tests.support.serving import answers, metric, wait_until
 from tests.support.stores import publish_again
 
 ROW = [0.0] * 64
 TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.05"}
-
-
-def get_workers(process):
-    """The process ids of a supervisor's workers."""
-    return {
-        int(pid)
-        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    }
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def workers_on(page):
@@ -54,14 +39,14 @@ def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers
         wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
         expected = httpx.post(f"{url}/predict", json=request, timeout=60).content
         for how in (signal.SIGKILL, signal.SIGSTOP):
-            before = get_workers(process)
+            before = children(process.pid)
             assert len(before) == 2
             victim = min(before)
             os.kill(victim, how)
-            while victim in get_workers(process):
+            while victim in children(process.pid):
                 answer = httpx.post(f"{url}/predict", json=request, timeout=60)
                 assert (answer.status_code, answer.content) == (200, expected)
-            wait_until(lambda: len(get_workers(process)) == 2)
+            wait_until(lambda: len(children(process.pid)) == 2)
             assert not is_running(victim)
         page = httpx.get(f"{url}/metrics", timeout=60).text
         counted = [
@@ -69,7 +54,7 @@ def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers
             for w in "01"
         ]
         assert sum(counted) > 0
-        left = get_workers(process)
+        left = children(process.pid)
         process.kill()
         wait_until(lambda: not any(is_running(pid) for pid in left))
 

@@ -55,9 +55,9 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, 
     for _ in range(2):
         kill_after_a_checkpoint(tmp_path)
     with fitting(tmp_path) as process:
-        message, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-    assert "resuming from step" in message
+        _, messages = process.communicate(timeout=240)
+    assert process.returncode == 0, messages
+    assert "resuming from step" in messages
     assert published_weights(tmp_path) == published_weights(uninterrupted)
     assert get_metrics(tmp_path) == get_metrics(uninterrupted)
 
