@@ -419,6 +419,9 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
             assert client.post(f"/jobs/{job['id']}/cancel").is_success
         assert httpx.get(f"{url}/jobs/{job['id']}").status_code == 401
         assert item.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
+        running = start_job(two, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
+        keys.write_text("".join(text for name, text in texts.items() if name != "two"))
+        assert wait_for_job(boss, running)["state"] == "cancelled"
         for client in (item, rotated, two, boss, limited):
             client.close()
 
