@@ -21,6 +21,9 @@ class _Common(TypedDict, total=False):
     """Class shares among these rows, if they differ from the training data."""
     encoded: bool
     """For tables: whether rows are encoded numbers instead of objects."""
+    missing: Literal["flag", "reject"]
+    """For rows without a value that all training rows have: predict from the usual value and flag
+    the row (the default), or raise an error."""
 
 
 class PredictJobOptions(_Common, total=False):

@@ -14,7 +14,7 @@ from dubito.results import Tabular
 
 GLOBAL_FIELDS = (
     *("model", "version", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "priors"),
-    *("classes", "unknown_categories"),
+    *("classes", "columns", "unknown_categories"),
 )
 COLUMN_ORDER = (
     "ids",
@@ -38,6 +38,7 @@ ABSENCE_REASONS = {
     "median": "only available for models with a transformed target",
     "category": "only available for models that are calibrated by class or group",
     "samples": "set return_samples=True; regression has `samples.mean` and `samples.std`",
+    "missing": "only available for tables",
     "ids": "only available for jobs with ids",
     "classes": "this version of the service does not return the classes",
 }
@@ -147,6 +148,7 @@ class Predictions(Tabular):
     flag = Quantity("(N,) boolean: whether the row is unusual.")
     p_value = Quantity("(N,): conformal p-value; small for unusual rows.")
     category = Quantity('(N,) strings: the calibration category, or "" if unknown.')
+    missing = Quantity("(N, C) boolean, for tables: missing cells. See `missing_columns`.")
     samples = Quantity("(N, K, C): each draw's probabilities, with `return_samples`.")
 
     # Classification
@@ -200,6 +202,11 @@ class Predictions(Tabular):
         classes = np.array(self.classes)
         return [classes[inside].tolist() for inside in self.prediction_set]
 
+    def missing_columns(self) -> list[list[str]]:
+        """Return the columns of each row that were replaced by their usual values."""
+        columns = self["columns"]
+        return [columns[is_missing].tolist() for is_missing in self.missing]
+
     def table(self) -> dict[str, np.ndarray]:
         """Return a table with columns such as `label`, `probabilities.cat` and `interval.low`.
 
@@ -212,6 +219,8 @@ class Predictions(Tabular):
             array = self.arrays[name]
             if array.ndim == 1:
                 columns["id" if name == "ids" else name] = array
+            elif name == "missing":
+                columns[name] = np.array([", ".join(names) for names in self.missing_columns()])
             elif array.ndim == 2:
                 for part, column in zip(
                     self._column_suffixes(name, array.shape[1]), array.T, strict=True

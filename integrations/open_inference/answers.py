@@ -24,7 +24,7 @@ from model_store.scores.regression import MIXTURE_SCORE_NAMES, MixtureScores
 from model_store.scores.tasks import DETECTED
 from model_store.types import Pause, Task
 from service.api.fields import CLASSES as FIELD_CLASSES
-from service.api.fields import DRAWS, Field
+from service.api.fields import COLUMNS, DRAWS, Field
 from service.api.predictions import BY_TASK
 from service.api.responses import NUMBERS_AT_ONCE, Answer, get_rates
 
@@ -44,7 +44,7 @@ DESCRIPTION_ORDER = (
 # Other fields are FP64.
 DATATYPES = {
     **dict.fromkeys(("label", "category"), BYTES),
-    **dict.fromkeys(("flag", "prediction_set", "abstain"), "BOOL"),
+    **dict.fromkeys(("flag", "prediction_set", "abstain", "missing"), "BOOL"),
     "num_samples": "INT64",
     "samples": "FP32",
 }
@@ -54,6 +54,7 @@ IS_AVAILABLE: dict[str, Callable[[Manifest], bool]] = {
     "category": lambda manifest: manifest.categories is not None,
     "abstain": lambda manifest: manifest.abstention is not None,
     "explanation": lambda _: False,
+    "missing": lambda manifest: bool(manifest.input.columns),
 }
 ERROR_NAMES: dict[Task, tuple[str, ...]] = {
     "classification": Scores.error_names,
@@ -173,7 +174,11 @@ def model_outputs(manifest: Manifest) -> list[TensorSpec]:
 
 def _field_outputs(field: Field, manifest: Manifest) -> Iterator[TensorSpec]:
     """Describe the output tensors of a field. A mapping has one tensor for each name."""
-    lengths = {FIELD_CLASSES: len(manifest.classes or ()), DRAWS: -1}
+    lengths = {
+        FIELD_CLASSES: len(manifest.classes or ()),
+        COLUMNS: len(manifest.input.columns),
+        DRAWS: -1,
+    }
     shape = [lengths[axis] if isinstance(axis, str) else len(axis) for axis in field.axes]
     datatype = DATATYPES.get(field.name, "FP64")
     match field.name, manifest.task:

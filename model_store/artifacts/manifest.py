@@ -81,9 +81,12 @@ class TextSpec(Record):
 
 
 class NumberStyle(Record):
-    """The format of numbers in text, such as the currency sign and the decimal mark."""
+    """The format of numbers in text, such as the currency sign and the decimal mark.
 
-    sign: Literal["", "$", "€", "£", "¥", "%"] = ""
+    With the sign `:`, hours, minutes and seconds, such as 1:30:00, are a number of seconds.
+    """
+
+    sign: Literal["", "$", "€", "£", "¥", "%", ":"] = ""
     decimal: Decimal = "."
     thousands: Thousands | None = None
 
@@ -93,7 +96,8 @@ class NumericColumn(Record):
 
     If `indicator` is set, a second number marks missing values. If `written` is set, values can be
     formatted text. `usual` is the median, and `mostly` the central interval with 90 % of the
-    training rows. If `missing` is false, rows without the value are rejected.
+    training rows. If `missing` is false, all training rows have a value, and `usual` replaces a
+    missing one.
     """
 
     name: str
@@ -108,22 +112,24 @@ class NumericColumn(Record):
 
 
 class CategoricalColumn(Record):
-    """A one-hot encoded column. The last number marks unknown and missing categories.
+    """A one-hot encoded column, with a number for unknown categories.
 
-    `usual` is the most frequent category. `missing` is defined as in NumericColumn.
+    If `indicator` is set, a last number marks missing categories. `usual` is the most frequent
+    category. `missing` is defined as in NumericColumn.
     """
 
     name: str
     kind: Literal["categorical"] = "categorical"
     categories: Annotated[tuple[str, ...], Field(min_length=1)]
     usual: str | None = None
+    indicator: bool = False
     missing: bool | None = None
 
 
 # Fields of columns that do not affect the encoding
 DESCRIPTIVE_FIELDS: set[str] = {"usual", "mostly", "missing"}
 # Fields of the input that only apply to files
-FILE_FIELDS: set[str] = {"missing_values", "id_column"}
+FILE_FIELDS: set[str] = {"missing_values", "id_column", "ignored"}
 Cycle = Literal["year", "week", "day"]
 
 
@@ -156,7 +162,8 @@ class InputSpec(Record):
     With `columns`, rows are objects keyed by column. With `image`, they can be image files, and
     with `text`, strings. Rows of dtype int32 contain ids from `minimum` to `maximum`, which the
     graph receives as float32. `missing_values` are additional texts of missing cells in files.
-    `id_column` contains the row ids in files without a column `id`.
+    `id_column` contains the row ids in files without a column `id`. Objects can also have the
+    `ignored` columns of the training table.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -168,6 +175,7 @@ class InputSpec(Record):
     text: TextSpec | None = None
     missing_values: tuple[str, ...] = ()
     id_column: str | None = None
+    ignored: tuple[str, ...] = ()
 
     @cached_property
     def encoded(self) -> "InputSpec":
@@ -214,7 +222,7 @@ class InputSpec(Record):
 
 def column_width(column: AnyColumn) -> int:
     if isinstance(column, CategoricalColumn):
-        return len(column.categories) + 1
+        return len(column.categories) + 1 + int(column.indicator)
     cycles = column.cycles if isinstance(column, TimeColumn) else ()
     return 1 + 2 * len(cycles) + int(column.indicator)
 

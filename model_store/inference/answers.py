@@ -1,9 +1,10 @@
 """Convert predictions to table columns, named like the fields of the API (docs/api.md)."""
 
+from itertools import compress
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Bool, Shaped
 
 from model_store.artifacts.manifest import Manifest
 from model_store.inference.prediction import Decision, Prediction
@@ -49,11 +50,22 @@ def result_columns(
     if decision.prediction_set is not None:
         columns |= _by_class("prediction_set", decision.prediction_set, manifest)
     columns["abstain"] = decision.abstain
+    if manifest.input.columns:
+        missing = prediction.missing
+        columns["missing"] = np.full(len(decision.flag), "")
+        if missing is not None:
+            columns["missing"] = np.array(join_names(manifest, missing))
     for name, detected in prediction.detected.items():
         columns[f"detectors.{name}.score"] = detected
         columns[f"detectors.{name}.p_value"] = decision.p_values.detector_p_values[name]
         columns[f"detectors.{name}.fired"] = decision.fired[name]
     return {name: column for name, column in columns.items() if column is not None}
+
+
+def join_names(manifest: Manifest, missing: Bool[np.ndarray, "N C"]) -> list[str]:
+    """List the missing columns of each row, separated by commas."""
+    names = [column.name for column in manifest.input.columns]
+    return [", ".join(compress(names, row)) for row in missing.tolist()]
 
 
 def _by_class(

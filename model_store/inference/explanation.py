@@ -70,14 +70,8 @@ class Explanation:
 def replace_each_column(
     columns: Columns, x: Float32[np.ndarray, "N I"], pause: Pause = no_pause
 ) -> Float32[np.ndarray, "M I"]:
-    """Return each row, followed by one copy per column in which that column has its usual value.
-
-    Raises:
-        ValueError: if the columns have no usual values.
-    """
+    """Return each row, followed by one copy per column in which that column has its usual value."""
     usual = usual_row(columns)
-    if usual is None:
-        raise ValueError("expected columns with usual values")
     ends = np.cumsum([column_width(column) for column in columns]).tolist()
     replaced = np.repeat(x, 1 + len(columns), axis=0).reshape(len(x), 1 + len(columns), x.shape[1])
     for variants in replaced:

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.conformal.calibration import format_rate
+from model_store.conformal.calibration import DEFAULT_FPR, format_rate
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
@@ -22,7 +23,7 @@ from model_store.inference.prediction import (
     decide,
 )
 from model_store.sources.arrow import name_categories
-from model_store.sources.columns import encode_cells
+from model_store.sources.columns import encode_cells, fill_missing
 from model_store.sources.images import image_content, open_image, pixels
 from model_store.sources.parquet import ParquetFile, write_tables
 from model_store.sources.row_file import Part, describe_shapes
@@ -90,6 +91,7 @@ def predict(
     if not 0 <= seed <= MAX_SEED:
         raise InvalidInput("seed", f"0 to {MAX_SEED}", f"{seed}")
     x = _encoded(model, X, names)
+    missing = fill_missing(x, model.manifest.input.columns)
     draw_set = model.runtime.draw_set(seed, draws)
     prediction = Prediction.concatenate(
         [
@@ -99,20 +101,22 @@ def predict(
     )
     scores = prediction.scores
     check_computed(scores.by_name()[scores.overall], FIELD)
-    return prediction
+    return replace(prediction, missing=missing)
 
 
 def decide_as_served(
-    model: Model, prediction: Prediction, fpr: float, coverage: float
+    model: Model, prediction: Prediction, fpr: float | None, coverage: float
 ) -> tuple[Prediction, Decision]:
     """Make the decisions that the service would make with its default options.
 
-    If the model has groups, all rows belong to an unknown group.
+    The default `fpr` is 0.05, or the smallest that the model supports if that is larger. If the
+    model has groups, all rows belong to an unknown group.
 
     Raises:
         InvalidInput: for an invalid rate.
     """
     manifest, smallest = model.manifest, model.calibration.smallest_fpr
+    fpr = max(DEFAULT_FPR, smallest) if fpr is None else fpr
     for option, value in (("fpr", fpr), ("coverage", coverage)):
         if not 0.0 < value < 1.0:
             raise InvalidInput(option, "a number between 0 and 1", f"{value}")

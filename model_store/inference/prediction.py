@@ -16,7 +16,9 @@ from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform, to_target
 
 # Fields of `Prediction` with an entry per row
-ROW_FIELDS = ("scores", "detected", "calibrated_scores", "p_values", "mass_above", "ranked")
+ROW_FIELDS = (
+    *("scores", "detected", "calibrated_scores", "p_values", "mass_above", "ranked", "missing"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class Prediction:
     rank_tables: RankTables | WeightedRows  # weighted if there are priors
     transform: Transform | None = None  # of a regression's target
     ranked: RankedRows | None = None  # only with categories
+    missing: Bool[np.ndarray, "N C"] | None = None  # cells that have the column's usual value
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
@@ -171,15 +174,24 @@ class Decision:
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
+    """Decide about rows. Rows with missing cells are flagged, and abstained from."""
     p_values, fpr = prediction.judged_p_values, options.fpr
+    flag = (
+        p_values.p_value <= fpr
+        if options.fdr is None
+        else benjamini_hochberg(p_values.p_value, options.fdr)
+    )
+    abstain = None if options.risk is None else prediction.abstains(fpr, options.risk)
+    if prediction.missing is not None:
+        is_incomplete = prediction.missing.any(axis=1)
+        flag = flag | is_incomplete
+        abstain = None if abstain is None else abstain | is_incomplete
     return Decision(
         p_values=p_values,
         categories=prediction.categories,
-        flag=p_values.p_value <= fpr
-        if options.fdr is None
-        else benjamini_hochberg(p_values.p_value, options.fdr),
+        flag=flag,
         fired={name: p_value <= fpr for name, p_value in p_values.detector_p_values.items()},
         interval=prediction.intervals(options.coverage, options.confidence),
         prediction_set=prediction.prediction_sets(options.coverage, options.confidence),
-        abstain=None if options.risk is None else prediction.abstains(fpr, options.risk),
+        abstain=abstain,
     )

@@ -9,7 +9,7 @@ converted to seconds since 1970.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -34,6 +34,8 @@ MISSING = (
 )
 BOOLEANS = {"true", "false"}
 SIGNS = "$€£¥%"
+MINUS = "\u2212"  # the mathematical sign
+CLOCK = re.compile(r"(-?)(\d{1,5}):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)  # H:MM:SS
 SPACES = "\u00a0\u202f"  # non-breaking spaces
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}", re.ASCII)  # or a decimal comma
@@ -60,26 +62,34 @@ EXAMPLE = datetime(2024, 5, 31)  # the day is not a valid month
 CYCLES_S = {"year": 365.2425 * DAY_S, "week": 7 * DAY_S, "day": DAY_S}
 
 
+PLAIN = NumberStyle()
+
+
 def cell_reader(
     column: AnyColumn, missing: tuple[str, ...], has_commas: bool = False
 ) -> Callable[[str], Any]:
     """Return a function that converts the text cells of a column to JSON values.
 
     Args:
-        missing: additional texts of missing values.
+        missing: texts of missing values, in addition to `MISSING` unless they contain "".
         has_commas: True if plain numbers have decimal commas.
     """
-    missing_texts = {*MISSING, *missing}
+    texts = missing_texts(missing)
     if isinstance(column, CategoricalColumn):
-        return _category_reader(column, missing_texts)
+        return _category_reader(column, texts)
 
     def read(text: str) -> Any:
         text = text.strip()
-        if text in missing_texts:
+        if text in texts:
             return None
         return _number(text, column, has_commas) if isinstance(column, NumericColumn) else text
 
     return read
+
+
+def missing_texts(missing: Collection[str]) -> set[str]:
+    """Add the default texts of missing values, unless the texts contain ""."""
+    return {*missing} if "" in missing else {*MISSING, *missing}
 
 
 def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[str], str | None]:
@@ -133,32 +143,56 @@ def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:
     try:
         if column.written is not None:
             return parse_number(text, column.written)
-        return text if "_" in text else float(text.replace(",", ".") if has_commas else text)
+        plain = text.replace(",", ".") if has_commas else text
+        return parse_plain(plain) if is_number(plain) else parse_number(plain, PLAIN)
     except ValueError:
         return text
 
 
 def is_number(text: str) -> bool:
     try:
-        float(text)
+        parse_plain(text)
     except ValueError:
         return False
-    return "_" not in text
+    return True
+
+
+def parse_plain(text: str) -> float:
+    """Parse a number as Python writes it. Raises ValueError for other text."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text.replace(MINUS, "-"))
 
 
 def parse_number(text: str, writing: NumberStyle) -> float:
-    """Parse a formatted number with an optional sign. Raises ValueError for other text."""
-    trimmed = "" if len(text) > MAX_CHARACTERS else text.translate(_TO_SPACE).strip()
+    """Parse a formatted number with an optional sign.
+
+    Accountants write -5 as (5) or 5-.
+
+    Raises:
+        ValueError: for other text.
+    """
+    trimmed = "" if len(text) > MAX_CHARACTERS else text.translate(_TO_PLAIN).strip()
+    if writing.sign == ":":
+        clock = CLOCK.fullmatch(trimmed)
+        if clock is None:
+            raise ValueError(text)
+        seconds = 3600.0 * int(clock[2]) + 60.0 * int(clock[3]) + float(clock[4])
+        return -seconds if clock[1] else seconds
+    if trimmed.startswith("(") and trimmed.endswith(")"):
+        trimmed = f"{trimmed[1:-1]}-"
+    if trimmed.endswith("-") and trimmed[0] not in "+-":
+        trimmed = f"-{trimmed[:-1]}"
     match = _pattern(writing).fullmatch(trimmed)
     if match is None:
         raise ValueError(text)
-    integer_digits = (
-        match["whole"].replace(writing.thousands, "") if writing.thousands else match["whole"]
-    )
-    return float(f"{match['minus'] or ''}{integer_digits}.{match['part'] or '0'}")
+    digits = match["whole"].replace(writing.thousands or " ", "") or "0"
+    return float(f"{match['minus'] or ''}{digits}.{match['part'] or '0'}{match['power'] or ''}")
 
 
 def number_example(writing: NumberStyle) -> str:
+    if writing.sign == ":":
+        return "1:30:00"
     digits = f"1{writing.thousands or ''}200{writing.decimal}5"
     return f"{digits} %" if writing.sign == "%" else f"{writing.sign}{digits}"
 
@@ -169,7 +203,7 @@ def find_sign(text: str) -> str | None:
     return None if len(signs) > 1 else "".join(signs)
 
 
-_TO_SPACE = str.maketrans(dict.fromkeys(SPACES, " "))
+_TO_PLAIN = str.maketrans({**dict.fromkeys(SPACES, " "), MINUS: "-"})
 
 
 @lru_cache(maxsize=256)
@@ -178,7 +212,9 @@ def _pattern(writing: NumberStyle) -> re.Pattern[str]:
     sign = re.escape(writing.sign)
     before = "" if writing.sign in ("", "%") else f"(?:{sign} ?)?"
     after = f"(?: ?{sign})?" if writing.sign else ""
-    number = rf"(?P<whole>{grouped}\d+)(?:{re.escape(writing.decimal)}(?P<part>\d+))?"
+    decimal = re.escape(writing.decimal)
+    digits = rf"(?P<whole>{grouped}\d*)(?:{decimal}(?P<part>\d*))?(?P<power>[eE][+-]?\d+)?"
+    number = rf"(?={decimal}?\d){digits}"
     return re.compile(rf"(?P<minus>[+-])?{before}{number}{after}", re.ASCII)
 
 

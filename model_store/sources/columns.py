@@ -4,14 +4,14 @@ The manifest's column classes define the encoding. `training.data.tables` comput
 deviations and categories from the training rows. Arithmetic is float64, rounded once to float32.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Int64
 
 from model_store.artifacts.manifest import (
     AnyColumn,
@@ -37,22 +37,28 @@ from model_store.sources.cells import (
 )
 
 Columns = Sequence[AnyColumn]
-OR_NULL = ", or null"  # for columns with missing values
+OR_NULL = ", or null"
 MAX_SHOWN = 10
 
 
 def encode(
     columns: Columns, values: Mapping[str, Numbers | Categories]
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode all columns and concatenate them in order."""
+    """Encode all columns and concatenate them in order.
+
+    Missing values are NaN in columns without missing training values. See `fill_missing`.
+    """
     rows, width = len(values[columns[0].name]), sum(map(column_width, columns))
     encoded, end = np.empty((rows, width), dtype=np.float32), 0
     for column in columns:
         start, end = end, end + column_width(column)
+        cells = values[column.name]
         if isinstance(column, CategoricalColumn):
-            encoded[:, start:end] = _one_hot(column, values[column.name])  # type: ignore[arg-type]
+            encoded[:, start:end] = _one_hot(column, cells)  # type: ignore[arg-type]
         else:
-            encoded[:, start:end] = _numbers(column, values[column.name])  # type: ignore[arg-type]
+            encoded[:, start:end] = _numbers(column, cells)  # type: ignore[arg-type]
+        if column.missing is False:
+            encoded[~presence(cells), start:end] = np.nan
     return encoded
 
 
@@ -70,13 +76,46 @@ def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.
 
 def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarray, "N J"]:
     index = {category: i for i, category in enumerate(column.categories)}
-    encoded = np.zeros((len(values), len(column.categories) + 1), dtype=np.float32)
-    known = index.keys()
+    encoded = np.zeros((len(values), column_width(column)), dtype=np.float32)
+    known, unknown = index.keys(), len(index)
     places = [
-        -1 if value is None else index.get(match_category(value, known), -1) for value in values
+        -1 if value is None else index.get(match_category(value, known), unknown)
+        for value in values
     ]
     encoded[np.arange(len(values)), places] = 1.0
     return encoded
+
+
+def missing_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"]:
+    """Find the missing cells of columns without missing training values."""
+    return np.isnan(x[:, _ends(columns) - 1])
+
+
+def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"] | None:
+    """Replace missing cells by usual values, in place, and return their mask, if there are any."""
+    if not columns or not (missing := missing_cells(x, columns)).any():
+        return None
+    np.copyto(x, usual_row(columns), where=np.isnan(x))
+    return missing
+
+
+def check_complete(
+    x: Float32[np.ndarray, "N I"], columns: Columns, field: str, first_row: int = 0
+) -> None:
+    """Raise InvalidInput if a cell is missing in a column without missing training values."""
+    if not columns or not (missing := missing_cells(x, columns)).any():
+        return
+    expected = "a value, because no training row lacks it"
+    errors = [
+        InvalidInput(f"{field}.{first_row + int(np.argmax(is_missing))}.{name}", expected, "none")
+        for name, is_missing in zip((c.name[:80] for c in columns), missing.T, strict=True)
+        if is_missing.any()
+    ]
+    raise merge_errors(errors)
+
+
+def _ends(columns: Columns) -> Int64[np.ndarray, "C"]:
+    return np.cumsum([column_width(column) for column in columns])
 
 
 def columns_expected(field: str, received: str) -> InvalidInput:
@@ -86,7 +125,11 @@ def columns_expected(field: str, received: str) -> InvalidInput:
 
 
 def encode_objects(
-    rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
+    rows: Sequence[Any],
+    columns: Columns,
+    field: str,
+    first_row: int = 0,
+    ignored: Collection[str] = (),
 ) -> Float32[np.ndarray, "N I"]:
     """Encode JSON objects keyed by column. Errors count rows from `first_row`."""
     names = {column.name for column in columns}
@@ -94,8 +137,8 @@ def encode_objects(
         if not isinstance(row, dict):
             expected = "an object keyed by column, like the previous row"
             raise InvalidInput(f"{field}.{n}", expected, describe_value(row))
-        if row.keys() != names:
-            _raise_for_keys(row, columns, f"{field}.{n}")
+        if row.keys() != names and row.keys() - names.union(ignored) | names - row.keys():
+            _raise_for_keys(row, columns, f"{field}.{n}", ignored)
     return encode_cells(
         {c.name: [row[c.name] for row in rows] for c in columns}, columns, field, first_row
     )
@@ -112,36 +155,19 @@ def encode_cells(
     errors: list[InvalidInput] = []  # the first of each column
     for column in columns:
         try:
-            values[column.name] = _values(column, cells[column.name], field, first_row)
+            values[column.name] = _read(column, cells[column.name], field, first_row)
         except InvalidInput as error:
             errors.append(error)
     if errors:
         raise merge_errors(errors)
     encoded = encode(columns, values)
-    finite = np.isfinite(encoded)
-    if not finite.all():
-        n, i = np.argwhere(~finite)[0].tolist()
-        ends = np.cumsum([column_width(column) for column in columns])
-        name = columns[int(np.searchsorted(ends, i, side="right"))].name
+    is_infinite = np.isinf(encoded)
+    if is_infinite.any():
+        n, i = np.argwhere(is_infinite)[0].tolist()
+        name = columns[int(np.searchsorted(_ends(columns), i, side="right"))].name
         expected = "a number closer to the training data"
         raise InvalidInput(f"{field}.{first_row + n}.{name}", expected, "a number too far away")
     return encoded
-
-
-def _values(
-    column: AnyColumn, cells: Sequence[Any] | Numbers, field: str, first_row: int
-) -> Numbers | Categories:
-    name = column.name
-    try:
-        values = _read(column, cells, field, first_row)
-    except InvalidInput as error:
-        if column.missing is not False:
-            raise
-        expected = error.expected.removesuffix(OR_NULL)
-        raise InvalidInput(error.field, expected, error.received) from None
-    if column.missing is False:
-        _check_no_missing(values, name, field, first_row)
-    return values
 
 
 def _read(
@@ -157,16 +183,15 @@ def _read(
     return [_category(cell, f"{field}.{n}.{name}") for n, cell in placed]
 
 
-def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
-    """Encode a row of usual values, or return None if a column has no usual value."""
-    if any(column.usual is None for column in columns):
-        return None
-    values: dict[str, Numbers | Categories] = {
-        column.name: [column.usual]
-        if isinstance(column, CategoricalColumn)
-        else np.array([column.usual], dtype=np.float64)
-        for column in columns
-    }
+def usual_row(columns: Columns) -> Float32[np.ndarray, "I"]:
+    """Encode a row of usual values. Columns without one have their mean, or no category."""
+    values: dict[str, Numbers | Categories] = {}
+    for column in columns:
+        if isinstance(column, CategoricalColumn):
+            values[column.name] = [column.usual or ""]
+        else:
+            usual = column.mean if column.usual is None else column.usual
+            values[column.name] = np.array([usual], dtype=np.float64)
     return encode(columns, values)[0]
 
 
@@ -193,13 +218,15 @@ def unusual_cells(row: Mapping[str, Any], columns: Columns) -> UnusualCells:
 
 
 def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
-    """Count the rows with an unknown or missing category in each column, leaving out zeros."""
+    """Count the rows with an unknown category in each column, leaving out zeros.
+
+    In columns without an indicator, missing categories count too.
+    """
     if not columns:
         return {}
-    last = np.cumsum([column_width(column) for column in columns]) - 1
     counts = {
-        column.name: int(np.count_nonzero(x[:, i]))
-        for column, i in zip(columns, last.tolist(), strict=True)
+        column.name: int(np.count_nonzero(x[:, end - 1 - column.indicator]))
+        for column, end in zip(columns, _ends(columns).tolist(), strict=True)
         if isinstance(column, CategoricalColumn)
     }
     return {name: count for name, count in counts.items() if count}
@@ -216,30 +243,20 @@ def presence(values: Numbers | Categories) -> Bool[np.ndarray, "N"]:
     return np.array([value is not None for value in values], dtype=bool)
 
 
-def _check_no_missing(values: Numbers | Categories, name: str, field: str, first_row: int) -> None:
-    is_present = presence(values)
-    if not is_present.all():
-        n = first_row + int(np.argmin(is_present))
-        expected = "a value, because no training row lacks it"
-        raise InvalidInput(f"{field}.{n}.{name[:80]}", expected, "none")
-
-
-def _raise_for_keys(row: dict[str, Any], columns: Columns, field: str) -> None:
+def _raise_for_keys(
+    row: dict[str, Any], columns: Columns, field: str, ignored: Collection[str]
+) -> None:
     ordered = [column.name for column in columns]
-    suffix = {True: OR_NULL + " if it is missing", False: ""}
+    expected = f"a value{OR_NULL} if it is missing"
     errors = [
-        InvalidInput(
-            f"{field}.{column.name}",
-            f"a value{suffix[column.missing is not False]}",
-            "no such column",
-        )
+        InvalidInput(f"{field}.{column.name}", expected, "no such column")
         for column in columns
         if column.name not in row
     ]
     known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
     errors += [
         InvalidInput(f"{field}.{name[:80]}", f"no columns but {known[:500]}", "an unknown one")
-        for name in nsmallest(MAX_ERRORS, map(str, row.keys() - set(ordered)))
+        for name in nsmallest(MAX_ERRORS, map(str, row.keys() - {*ordered, *ignored}))
     ]
     raise merge_errors(errors)
 

@@ -10,7 +10,7 @@ from model_store.acquisition.choice import RANDOM
 from model_store.acquisition.control import Selection, select
 from model_store.acquisition.ranking import Choice, rank_pool
 from model_store.errors import InvalidInput
-from model_store.sources.columns import unknown_categories
+from model_store.sources.columns import fill_missing, unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import RowFile, text_bytes
 from model_store.state.labels import Acquisition, row_format, save_acquired
@@ -66,7 +66,8 @@ async def post_acquire(request: Request) -> Response:
         reservation, pool, work.rows = call.reservation, work.rows, []
         names = await find_names(context, call, envelope, pool)
         try:
-            x = await to_numbers(context, call, pool, loaded, "pool", envelope.encoded)
+            x = await to_numbers(context, call, pool, loaded, "pool", envelope)
+            fill_missing(x, manifest.input.columns)
         except InvalidInput as error:
             raise (add_row_id(error, names) if isinstance(pool, RowFile) else error) from None
         del pool

@@ -64,9 +64,10 @@ def _decoder(spec: InputSpec) -> Any:
     """Build a function that decodes a row to an object, or None for an unknown category."""
     ends = np.cumsum([column_width(column) for column in spec.columns]).tolist()
     places = list(zip(spec.columns, [0, *ends], ends, strict=False))
+    unknown = [e - 1 - c.indicator for c, _, e in places if isinstance(c, CategoricalColumn)]
 
     def decode(row: Float32[np.ndarray, "I"]) -> dict[str, Any] | None:
-        is_known = not any(row[end - 1] for c, _, end in places if isinstance(c, CategoricalColumn))
+        is_known = not any(row[i] for i in unknown)
         cells = {column.name: _cell(column, row[start:end]) for column, start, end in places}
         return cells if is_known else None
 
@@ -75,7 +76,7 @@ def _decoder(spec: InputSpec) -> Any:
 
 def _cell(column: AnyColumn, numbers: Float32[np.ndarray, "J"]) -> float | str | None:
     if isinstance(column, CategoricalColumn):
-        return (*column.categories, None)[int(numbers.argmax())]
+        return (*column.categories, None, None)[int(numbers.argmax())]
     if column.indicator and numbers[-1]:
         return None
     value = column.mean + column.std * float(numbers[0])

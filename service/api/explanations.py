@@ -16,7 +16,6 @@ from service.api.fields import Field, answer_model
 MAX_CHARACTERS = 100  # of an unseen category
 # Reasons in `null_because`
 NO_COLUMNS = "the model does not take rows of columns"
-NO_USUAL = "this version was published before columns had usual values: fit the model again"
 NOT_OBJECTS = "rows did not come as objects keyed by column"
 BY_COLUMN = "the model takes rows of columns, which have `columns` in its place"
 NO_TERMS = (
@@ -237,8 +236,6 @@ def null_because(explained: ExplainedRows) -> dict[str, str]:
     reasons: dict[str, str] = {}
     if manifest.input.columns:
         reasons |= dict.fromkeys(("attributed", "map"), BY_COLUMN)
-        if explanation.falls is None:
-            reasons["columns"] = NO_USUAL
         if explained.cells is None:
             reasons |= dict.fromkeys(("unseen", "missing"), NOT_OBJECTS)
     else:

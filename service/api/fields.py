@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from model_store.types import Task
 
 Values = np.ndarray | Mapping[str, Any] | None  # one array, or several by name
-CLASSES, DRAWS = "classes", "draws"  # axes of variable length
+CLASSES, COLUMNS, DRAWS = "classes", "columns", "draws"  # axes of variable length
 
 LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")  # Markdown
 

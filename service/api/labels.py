@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Response
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
+from model_store.sources.columns import fill_missing
 from model_store.state.answers import Repeatable, Repeated
 from model_store.state.labels import (
     Accepted,
@@ -239,7 +240,9 @@ def _row(
     spec, encoder = model.manifest.input, model.text_encoder
     spec = spec.encoded if encoded else spec
     try:
-        return rows_array([entry.input], spec, "input", max_pixels, call, encoder)[0]
+        x = rows_array([entry.input], spec, "input", max_pixels, call, encoder)
+        fill_missing(x, spec.columns)
+        return x[0]
     except InvalidInput as error:
         path = f"labels.{n}.input"
         raise error.rename_fields(

@@ -117,7 +117,7 @@ async def _check(
     if inline is None:
         rows = await open_rows_file(context, call, body, envelope, loaded, field)
     else:
-        rows = await to_numbers(context, call, inline, loaded, field, envelope.encoded)
+        rows = await to_numbers(context, call, inline, loaded, field, envelope)
     del inline  # can be much larger than the numbers
     num_samples = resolve_num_samples(envelope, loaded, context.settings)
     if len(rows) * num_samples > limits.MAX_JOB_ROW_DRAWS:
@@ -206,6 +206,7 @@ class NewJob:
             read_as=pool.read_as,
             ignored=pool.ignored,
             encoded=envelope.encoded or isinstance(self.rows, np.ndarray),
+            inline=isinstance(self.rows, np.ndarray),
             **fields,
         )
 

@@ -5,18 +5,18 @@ handles admission, memory limits, batching, decisions, drift and metrics.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.inference.explanation import explain, replace_each_column
 from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
-from model_store.sources.columns import UnusualCells, unknown_categories, usual_row
+from model_store.sources.columns import UnusualCells, fill_missing, unknown_categories
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service.api.explanations import ExplainedRows, explanation_bytes
@@ -89,6 +89,18 @@ class ExplanationInputs:
     has_scope: bool  # the key may see training rows
 
 
+@dataclass(frozen=True, eq=False)
+class RowChanges:
+    """Inputs of a request that change the decisions about its rows."""
+
+    groups: Groups = None
+    missing: Bool[np.ndarray, "N C"] | None = None
+    to_explain: ExplanationInputs | None = None
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+
 @router.post(
     "/predict",
     responses=answers(PredictAnswer, *ERRORS, content={NPZ: {"schema": BINARY}}),
@@ -141,7 +153,9 @@ async def predict(
     ):
         is_counted = work.is_live and not is_test(call.request)
         rows, work.rows, cells = work.rows, [], None
-        x = await to_numbers(context, call, rows, loaded, work.field, envelope.encoded)
+        x = await to_numbers(context, call, rows, loaded, work.field, envelope)
+        columns = manifest.input.columns
+        missing = fill_missing(x, columns) if columns else None
         if envelope.explain and manifest.input.columns and not isinstance(rows, RowFile):
             cells = await find_unusual_cells(context, call, rows, loaded)
         del rows
@@ -160,9 +174,8 @@ async def predict(
             replaced = await _predict_usual_rows(context, computed) if extra else None
             has_scope = "rows" in call.request.scope[SCOPES_KEY]
             to_explain = ExplanationInputs(cells, replaced, has_scope)
-        write = partial(
-            _write, context, computed, options, groups, encode, to_explain, is_counted, work.field
-        )
+        changes = RowChanges(groups, missing, to_explain)
+        write = partial(_write, context, computed, options, changes, encode, is_counted, work.field)
         is_plain = not keep and not envelope.explain
         if is_plain and _answer_numbers(computed) <= FEW_NUMBERS:
             parts, flags = write()
@@ -182,7 +195,7 @@ def _answer_numbers(work: EngineWork) -> int:
 
 def count_extra_rows(spec: InputSpec) -> int:
     """Return the number of extra rows that an explanation computes for each row."""
-    return 1 + len(spec.columns) if spec.columns and usual_row(spec.columns) is not None else 0
+    return 1 + len(spec.columns) if spec.columns else 0
 
 
 async def _predict_usual_rows(context: Context, work: EngineWork) -> Prediction:
@@ -200,9 +213,8 @@ def _write(
     context: Context,
     work: EngineWork,
     options: DecisionOptions,
-    groups: Groups,
+    changes: RowChanges,
     encode: Encoder,
-    to_explain: ExplanationInputs | None,
     is_counted: bool,
     field: str,
 ) -> tuple[list[bytes], int]:
@@ -214,7 +226,7 @@ def _write(
     scores = predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
     check_computed(overall, field)
-    results, rows = _decide(work, predicted, options, groups, to_explain)
+    results, rows = _decide(work, predicted, options, changes)
     columns = loaded.model.manifest.input.columns
     unknown = unknown_categories(work.x, columns) if columns else {}
     answer = Answer(results, rows, seed, options, unknown)
@@ -233,8 +245,7 @@ def _decide(
     work: EngineWork,
     predicted: Predicted,
     options: DecisionOptions,
-    groups: Groups,
-    to_explain: ExplanationInputs | None,
+    changes: RowChanges,
 ) -> tuple[Results, slice]:
     """Return results and the slice of them that belongs to the request.
 
@@ -248,15 +259,15 @@ def _decide(
         return Results(model.manifest, work.num_samples, prediction, decision, samples, explained)
 
     is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE
-    is_plain = predicted.samples is None and groups is None and to_explain is None
+    is_plain = predicted.samples is None and not changes
     if is_small and is_plain and options.fdr is None:
         batch_results = predicted.batch.share(options, results)
         if batch_results is not None:
             return batch_results, predicted.rows
-    prediction, explained = predicted.prediction, None
-    if groups is not None:
-        prediction = prediction.with_groups(groups)
-    if to_explain is not None:
+    prediction, explained = replace(predicted.prediction, missing=changes.missing), None
+    if changes.groups is not None:
+        prediction = prediction.with_groups(changes.groups)
+    if (to_explain := changes.to_explain) is not None:
         replaced, has_scope = to_explain.replaced, to_explain.has_scope
         explanation = explain(model, prediction, work.x, replaced, work.context.pause, has_scope)
         explained = ExplainedRows(model.manifest, explanation, to_explain.cells, has_scope)

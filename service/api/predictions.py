@@ -21,6 +21,7 @@ from model_store.scores.tasks import DETECTED, AnyScores
 from service.api.explanations import EXPLANATION, ExplainedRows, ExplanationAnswer
 from service.api.fields import (
     CLASSES,
+    COLUMNS,
     DRAWS,
     Field,
     Values,
@@ -70,7 +71,12 @@ class Results:
 
     @property
     def _fields(self) -> "list[Field]":
-        optional = {"samples": self.samples, "explanation": self.explained}
+        columns = self.manifest.input.columns or None
+        optional = {
+            "samples": self.samples,
+            "explanation": self.explained,
+            "missing": columns,
+        }
         fields = BY_TASK[self.manifest.task]
         return [f for f in fields if not f.is_optional or optional[f.name] is not None]
 
@@ -165,6 +171,19 @@ def _sets(results: Results) -> list[list[str]]:
     assert results.decision.prediction_set is not None
     classes = results.manifest.classes or ()
     return [list(compress(classes, row)) for row in results.decision.prediction_set.tolist()]
+
+
+def _missing(results: Results) -> np.ndarray:
+    missing = results.prediction.missing
+    columns = results.manifest.input.columns
+    return np.zeros((len(results), len(columns)), dtype=bool) if missing is None else missing
+
+
+def _missing_names(results: Results) -> list[list[str]]:
+    if results.prediction.missing is None:
+        return [[]] * len(results)
+    names = [column.name for column in results.manifest.input.columns]
+    return [list(compress(names, row)) for row in results.prediction.missing.tolist()]
 
 
 def _samples(results: Results) -> np.ndarray | None:
@@ -304,6 +323,16 @@ FIELDS = (
         "`true` if the row is unlike the data: "
         "[`p_value <= fpr`](guarantees.md#rates-and-coverage), or the decision by `fdr`",
         attrgetter("decision.flag"),
+    ),
+    Field(
+        "missing",
+        list[str],
+        "for tables: columns without a value, which all training rows have. The prediction is for "
+        "their usual values, and `flag` is `true`",
+        _missing,
+        json=_missing_names,
+        axes=(COLUMNS,),
+        is_optional=True,
     ),
     Field(
         "p_value",

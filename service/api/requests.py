@@ -20,7 +20,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
-from model_store.sources.columns import UnusualCells, unusual_cells
+from model_store.sources.columns import UnusualCells, check_complete, unusual_cells
 from model_store.sources.npy import parse_npy
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
@@ -276,9 +276,12 @@ async def to_numbers(
     rows: Rows | RowFile,
     loaded: ServedModel,
     rows_field: str,
-    encoded: bool,
+    envelope: Envelope,
 ) -> Float32[np.ndarray, "N I"]:
-    """Convert rows to numbers, in a worker thread if this takes long."""
+    """Convert rows to numbers, in a worker thread if this takes long.
+
+    Missing cells are NaN, or an error if the request rejects them.
+    """
     model, max_pixels = loaded.model, limits.MAX_IMAGE_PIXELS
     size, encoder = 4 * len(rows) * model.row_size, model.text_encoder
     if isinstance(rows, RowFile):
@@ -286,14 +289,17 @@ async def to_numbers(
         work, is_slow = partial(file_array, rows, max_pixels, call, encoder), True
     else:
         call.reservation.reserve(size, rows_field)
-        spec = model.manifest.input.encoded if encoded else model.manifest.input
+        spec = model.manifest.input
+        spec = spec.encoded if envelope.encoded else spec
         work = partial(rows_array, rows, spec, rows_field, max_pixels, call, encoder)
         is_slow = isinstance(rows, JsonRows | Cells) or (
             isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
         )
-    if size > 4 * NUMBERS_AT_ONCE or is_slow:
-        return await context.threads.requests.run(call, size, work)
-    return work()
+    is_slow = is_slow or size > 4 * NUMBERS_AT_ONCE
+    x = await context.threads.requests.run(call, size, work) if is_slow else work()
+    if envelope.missing == "reject":
+        check_complete(x, model.manifest.input.columns, rows_field)
+    return x
 
 
 async def find_unusual_cells(

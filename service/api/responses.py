@@ -173,5 +173,6 @@ def metadata_arrays(
         **get_rates(options),
         "priors": options.priors,
         "classes": manifest.classes,
+        "columns": tuple(column.name for column in manifest.input.columns) or None,
     }
     return {name: np.array(value) for name, value in values.items() if value is not None}

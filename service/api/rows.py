@@ -166,7 +166,8 @@ class _Reader:
 
     def block(self, rows: list[Any], first_row: int) -> Float32[np.ndarray, "n I"]:
         if self.is_objects:
-            return encode_objects(rows, self.spec.columns, self.field, first_row)
+            spec = self.spec
+            return encode_objects(rows, spec.columns, self.field, first_row, spec.ignored)
         if not (self.is_images or self.is_texts):
             return _block(rows, first_row, self.lengths, self.spec, self.field)
         read = self._image if self.is_images else self._text

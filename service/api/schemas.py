@@ -91,6 +91,10 @@ class Envelope(ModelRequest):
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """seed of the draws, to reproduce a response; random by default"""
 
+    missing: Literal["flag", "reject"] = "flag"
+    """rows without a value that all training rows have: use the column's usual value and set
+    `flag`, or reject the request"""
+
 
 class PredictRequest(Envelope):
     """Request to predict rows."""

@@ -142,7 +142,7 @@ def _request(
     model = loaded.model
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
     content: dict[str, Any] = {"inputs": []} if kind == "score" else {}
-    for name in (*names, "k", "acquisition", "beta"):
+    for name in (*names, "missing", "k", "acquisition", "beta"):
         value = getattr(options, name, None)
         if value is not None:
             content[name] = _json(value) if name == "priors" else value

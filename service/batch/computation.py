@@ -4,7 +4,7 @@ All rows use the draws of the request's seed, so results do not depend on other 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -20,6 +20,7 @@ from model_store.inference.prediction import DecisionOptions, decide
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES
+from model_store.sources.columns import check_complete, fill_missing
 from model_store.sources.row_file import Part
 from service.api.options import decision_options, resolve_priors
 from service.api.predictions import Results
@@ -43,6 +44,7 @@ class ComputationRequest:
     num_samples: int
     seed: int
     priors: tuple[float, ...] | None = None
+    missing: Literal["flag", "reject"] = "flag"
     options: DecisionOptions | None = None  # only for predictions
     acquisition: str = ""  # only for rankings, like `k` and `beta`
     k: int = 0
@@ -66,7 +68,7 @@ def request_fields(
     if isinstance(envelope, AcquireRequest):
         return ranking_fields(envelope, loaded)
     options = decision_options(envelope, loaded, num_samples)
-    return {"options": options, "priors": options.priors}
+    return {"options": options, "priors": options.priors, "missing": envelope.missing}
 
 
 def ranking_fields(envelope: AcquireRequest, loaded: Any) -> dict[str, Any]:
@@ -78,6 +80,7 @@ def ranking_fields(envelope: AcquireRequest, loaded: Any) -> dict[str, Any]:
         "k": envelope.k,
         "beta": check_beta(envelope.beta, acquisition, task),
         "priors": resolve_priors(envelope, loaded),
+        "missing": envelope.missing,
     }
 
 
@@ -141,9 +144,19 @@ class Computation:
         Args:
             first: index of the part's first row.
         """
-        return rows_array(
-            part, spec, field, MAX_PIXELS, RequestContext(), self.model.text_encoder, first
-        )
+        encoder = self.model.text_encoder
+        x = rows_array(part, spec, field, MAX_PIXELS, RequestContext(), encoder, first)
+        return self.complete(x, field, first)
+
+    def complete(
+        self, x: Float32[np.ndarray, "n I"], field: str, first: int
+    ) -> Float32[np.ndarray, "n I"]:
+        """Fill or reject missing cells. Predictions fill them later, to set flags."""
+        if self.request.missing == "reject":
+            check_complete(x, self.manifest.input.columns, field, first)
+        elif self.request.options is None:
+            fill_missing(x, self.manifest.input.columns)
+        return x
 
     def predict(
         self,
@@ -151,10 +164,12 @@ class Computation:
         draws: DrawSet,
         groups: Int64[np.ndarray, "n"] | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Predict rows, and mark the rows with finite scores."""
+        """Predict rows, fill their missing cells in `x`, and mark the rows with finite scores."""
         options = self.request.options
         assert options is not None
+        missing = fill_missing(x, self.manifest.input.columns)
         prediction = self.model.prediction(*self.model.runtime.run_set(x, draws), options.priors)
+        prediction = replace(prediction, missing=missing)
         computed = np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
         if self.is_grouped:
             unknown = np.full(len(x), UNKNOWN)

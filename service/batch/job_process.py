@@ -91,6 +91,7 @@ class JobRequest(ComputationRequest):
     read_as: str
     ignored: list[str]
     encoded: bool = False  # table rows are already numbers
+    inline: bool = False  # the file contains the numbers of a request's rows
     race: float | None = None
     selected: bool = False  # the folder has SELECTED_FILE
     excluded: int = 0  # rows that already have labels
@@ -159,7 +160,10 @@ class JobRows:
                 return
 
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
-        return self.computation.numbers(part, self._spec, self.request.field, first)
+        request = self.request
+        if request.inline:
+            return self.computation.complete(np.array(part, dtype=np.float32), request.field, first)
+        return self.computation.numbers(part, self._spec, request.field, first)
 
     def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
         """Record progress, and sync and report it every few seconds.
@@ -231,9 +235,10 @@ def predict(job: JobRows) -> str:
     about = computation.about(columns.note[UNKNOWN_CATEGORIES])
     row_arrays = {name: columns.column(name) for name in columns.names}
     if request.options.fdr is not None:  # needs the p-values of all rows
-        row_arrays["flag"] = benjamini_hochberg(
-            np.array(row_arrays["p_value"]), request.options.fdr
-        )
+        flag = benjamini_hochberg(np.array(row_arrays["p_value"]), request.options.fdr)
+        if "missing" in row_arrays:
+            flag |= row_arrays["missing"].any(axis=1)
+        row_arrays["flag"] = flag
 
     def write(path: Path) -> None:
         if request.format == "npz":

@@ -12,6 +12,7 @@ import numpy as np
 
 from model_store.artifacts.disk import make_folder, replace_file
 from model_store.artifacts.manifest import Manifest
+from model_store.inference.answers import join_names
 from service.api.predictions import part_names
 
 LAYOUT = "columns.json"
@@ -146,7 +147,9 @@ def table_columns(manifest: Manifest, arrays: Iterable[tuple[str, np.ndarray]]) 
     parts = part_names(manifest)
     table: dict[str, Any] = {}
     for name, values in arrays:
-        if values.ndim == 1:
+        if name == "missing":
+            table[name] = join_names(manifest, values)
+        elif values.ndim == 1:
             table[name] = values.tolist() if values.dtype.kind == "U" else values
         else:
             table |= {f"{name}.{part}": values[:, i] for i, part in enumerate(parts[name])}

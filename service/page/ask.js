@@ -187,7 +187,7 @@ export async function show(view, app, link) {
     const link = h("button", { type: "button", onclick: copyLink }, "Copy link to this answer");
     const save = h("button", { type: "button", onclick: () => download("answer.json", JSON.stringify(answer, null, 1), "application/json") }, "Save answer (JSON)");
     holdHeight();
-    fill(answerPlace, rejections.map((text) => notice(text)), hidden, cards, verdictPlace, unseenNotice(answer, last.rows));
+    fill(answerPlace, rejections.map((text) => notice(text)), hidden, cards, verdictPlace, unusualCellsNotice(answer, last.rows));
     fill(morePlace, whyPlace, detail, h("p", { class: "actions" }, link, " ", save, " ", h("span", { class: "quiet" }, `${number(milliseconds, 2)} ms`)), h("p", { id: "link-said", role: "status" }));
     morePlace.hidden = false;
     select(0);
@@ -291,10 +291,13 @@ async function encodeFile(file) {
   return { name: file.name, content: btoa(text) };
 }
 
-function unseenNotice({ unknown_categories }, rows) {
+function unusualCellsNotice({ unknown_categories, predictions }, rows) {
   const names = Object.entries(unknown_categories).filter(([, count]) => count > 0).map(([name]) => name);
   const value = (name) => (rows.length === 1 && rows[0][name] !== undefined ? `“${rows[0][name]}”` : "A value");
-  return names.length ? notice(names.map((name) => `${value(name)} never appeared in ${name} during training.`).join(" "), "told") : null;
+  const missing = [...new Set(predictions.flatMap((row) => row.missing ?? []))];
+  const sentences = names.map((name) => `${value(name)} never appeared in ${name} during training.`);
+  if (missing.length) sentences.push(`Predicted from usual values, because these are missing: ${missing.join(", ")}.`);
+  return sentences.length ? notice(sentences.join(" "), "told") : null;
 }
 
 function summary({ quality }) {

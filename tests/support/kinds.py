@@ -13,7 +13,15 @@ from tests.support.recipes import recipe_with
 from tests.support.texts import VOCABULARY, tokenizer
 
 COLUMNS = (
-    {"kind": "numeric", "name": "age", "mean": 50.0, "std": 20.0, "indicator": False},
+    {
+        "kind": "numeric",
+        "name": "age",
+        "mean": 50.0,
+        "std": 20.0,
+        "indicator": False,
+        "missing": False,
+        "usual": 48.0,
+    },
     {"kind": "categorical", "name": "city", "categories": ["Rome"]},
 )
 PEOPLE = {"shape": [3], "columns": COLUMNS}  # age and city

@@ -7,6 +7,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -36,7 +37,6 @@ EXPECTED = {
     "check_classifier_data_not_an_array": TOO_FEW,
     "check_regressors_no_decision_function": TOO_FEW,
     "check_fit2d_1feature": TOO_FEW,
-    "check_estimators_pickle": "its one missing value is of no training row: such are refused",
 }
 WITHOUT_FITS = (
     "check_estimator_cloneable",
@@ -109,6 +109,33 @@ def test_answers_are_those_of_the_service_bit_for_bit(classifier, regressor, ser
             assert (model.predict(request) == result.label).all()
         else:
             assert (model.predict(request, seed=seed) == result.mean).all()
+
+
+def test_a_missing_value_gets_the_usual_one_and_a_flag(classifier, service):
+    usual = X.city.mode()[0]
+    request = X.head(2).assign(city=[None, usual])
+    output = classifier.uncertainty(request, fpr=0.1)
+    filled = classifier.uncertainty(X.head(2).assign(city=usual), fpr=0.1)
+    assert output.missing.tolist() == ["city", ""]
+    assert output.flag.iloc[0]
+    assert output.drop(columns=["missing", "flag"]).equals(filled.drop(columns=["missing", "flag"]))
+    answer = service.predict(request.assign(size="tall"), model="sizes", seed=3, fpr=0.1)
+    assert answer.missing_columns() == [["city"], []]
+    assert answer.to_pandas().missing.tolist() == ["city", ""]
+    log_proba = classifier.predict_log_proba(request)
+    assert np.array_equal(log_proba, np.log(classifier.predict_proba(request)))
+
+
+def test_parameters_and_inputs_follow_scikit_learn():
+    model = Classifier(training={"epochs": 3, "batch_rows": 8}).set_params(training__epochs=5)
+    assert clone(model).training == {"epochs": 5, "batch_rows": 8}
+    with pytest.raises(ValueError, match="steps__a: expected a key of data, network"):
+        model.set_params(steps__a=1)
+    matrix = sparse.csr_array(np.eye(4))
+    y = pd.Series([True, False] * 2, dtype="boolean")
+    rows, classes = model._validate(matrix, y, reset=True)
+    assert np.array_equal(rows, np.eye(4))
+    assert classes.dtype == bool
 
 
 def test_json_is_answered_alike(classifier, service):
@@ -222,7 +249,7 @@ def test_notebooks_see_a_table_and_the_fit(classifier):
         ({"network": {"hidden": [8], "deep": True}}, {}, "network.deep: expected no such key"),
         ({"data": {"depth": 3}}, {}, "depth"),
         ({"data": {"target": "city"}}, {}, "data.target: expected no value, because X and y"),
-        ({"random_state": "7"}, {}, "integer"),
+        ({"random_state": "7"}, {}, "cannot be used to seed"),
         ({"start": "hf:minilm"}, {}, "start: expected a torch.nn.Module, got 'hf:minilm'"),
         ({}, {"num_samples": 0}, "num_samples: expected 1"),
         ({}, {"fpr": 1e-4}, "fpr: expected at least 0.0"),
@@ -239,9 +266,8 @@ def test_what_is_wrong_is_named(classifier, parameters, asked, said):
 
 
 def test_odd_rows_are_named(classifier):
-    odd = X.head(3).assign(since=pd.NaT)
-    with pytest.raises(ValueError, match=r"X\.0\.since: expected a value"):
-        classifier.predict(odd)
+    with pytest.raises(ValueError, match=r"X\.0\.since: expected a date or time"):
+        classifier.predict(X.head(3).assign(since="soon"))
     with pytest.raises(ValueError, match="Feature names"):
         classifier.predict(X[["height"]])
     with pytest.raises(ValueError, match="at least 20 rows, got 12"):

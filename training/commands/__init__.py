@@ -162,6 +162,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add("--date-format", metavar="FORMAT", help="format of dates, such as %%d/%%m/%%Y")
     add("--decimal", metavar="MARK", help="decimal mark in CSV, a point or a comma")
     add("--thousands", metavar="MARK", help="thousands separator in CSV")
+    kind_help = "kind of a column: numeric, categorical, time or ignored; can be repeated"
+    add("--column", metavar="NAME=KIND", action="append", help=kind_help)
     add("--ignore", metavar="COLUMN", action="append", help="leave out a column; can be repeated")
 
 

@@ -26,6 +26,7 @@ from training.versions import find_fitted, load_for, open_parent
 
 FINDING_KEYS = ("source", "rows", "task", "why", "target", "shape", "classes", "notes")  # of --json
 COLUMN_KEYS = ("name", "kind", "why", "missing", "notes")  # of --json
+KINDS = ("numeric", "categorical", "time", "ignored")
 ATTRIBUTES = {"why": "reason"}  # by key, if the names differ
 
 
@@ -39,7 +40,7 @@ def _data_section(options: argparse.Namespace) -> DataSection:
         "date_format": options.date_format,
         "decimal": options.decimal,
         "thousands": options.thousands,
-        "columns": dict.fromkeys(options.ignore, "ignored") if options.ignore else None,
+        "columns": _column_kinds(options),
     }
     try:
         return DataSection.model_validate({k: v for k, v in keys.items() if v is not None})
@@ -48,6 +49,16 @@ def _data_section(options: argparse.Namespace) -> DataSection:
         expected = str(first["msg"]).removeprefix("Value error, ")
         option = f"--{first['loc'][0]}".replace("_", "-")
         raise InvalidInput(option, expected, repr(first["input"])) from None
+
+
+def _column_kinds(options: argparse.Namespace) -> dict[str, str]:
+    kinds = dict.fromkeys(options.ignore or (), "ignored")
+    for text in options.column or ():
+        name, _, kind = text.rpartition("=")
+        if kind not in KINDS:
+            raise InvalidInput("--column", f"NAME=KIND with one of {', '.join(KINDS)}", repr(text))
+        kinds[name] = kind
+    return kinds
 
 
 def fit(options: argparse.Namespace) -> None:
@@ -93,7 +104,7 @@ def _as_json(manifest: Manifest, is_new: bool) -> str:
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
-    file_options = ("missing_value", "date_format", "decimal", "thousands", "ignore")
+    file_options = ("missing_value", "date_format", "decimal", "thousands", "ignore", "column")
     for name in ("task", "group", "time", *file_options, "recipe_out"):
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"

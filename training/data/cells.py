@@ -9,12 +9,13 @@ import gzip
 import json
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
+from zipfile import is_zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +35,9 @@ from model_store.sources.arrow import (
 )
 from model_store.sources.cells import (
     BOOLEANS,
+    CLOCK,
     COMMA_NUMBER,
     ISO,
-    MISSING,
     POINT_NUMBER,
     THOUSANDS,
     TIME_EXAMPLE,
@@ -46,7 +47,9 @@ from model_store.sources.cells import (
     category_text,
     find_sign,
     is_number,
+    missing_texts,
     parse_number,
+    parse_plain,
     parse_time,
 )
 from model_store.sources.columns import Columns
@@ -64,15 +67,16 @@ SAMPLE_ROWS = 10_000  # for the decimal mark
 # Names of pandas' unnamed index in CSV, in re-exported CSV, and in Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
 WRITTEN = b"written"  # metadata key of a number format
-CLOCK = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?"
+TIME_OF_DAY = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?"
 DATES = {  # date formats by pattern
-    re.compile(r"\d{4}/\d{1,2}/\d{1,2}" + CLOCK, re.ASCII): ("%Y/%m/%d",),
-    re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}" + CLOCK, re.ASCII): ("%d.%m.%Y",),
-    re.compile(r"\d{1,2}/\d{1,2}/\d{4}" + CLOCK, re.ASCII): ("%d/%m/%Y", "%m/%d/%Y"),
-    re.compile(r"\d{1,2}-\d{1,2}-\d{4}" + CLOCK, re.ASCII): ("%d-%m-%Y", "%m-%d-%Y"),
+    re.compile(r"\d{4}/\d{1,2}/\d{1,2}" + TIME_OF_DAY, re.ASCII): ("%Y/%m/%d",),
+    re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}" + TIME_OF_DAY, re.ASCII): ("%d.%m.%Y",),
+    re.compile(r"\d{1,2}/\d{1,2}/\d{4}" + TIME_OF_DAY, re.ASCII): ("%d/%m/%Y", "%m/%d/%Y"),
+    re.compile(r"\d{1,2}-\d{1,2}-\d{4}" + TIME_OF_DAY, re.ASCII): ("%d-%m-%Y", "%m-%d-%Y"),
 }
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)  # the point may group thousands
 SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
+CODE = re.compile(r"0\d+", re.ASCII)  # such as a postal code
 MIN_GROUPED = 5  # fewer grouped numbers may be accidental
 HAS_OFFSET = re.compile(r":\d{2}.*(?:Z|[+-]\d{2}:?\d{2})$")
 MAX_SHOWN = 40  # characters per cell
@@ -81,8 +85,8 @@ ISO_FORMAT = ""  # in place of a `strptime` format
 
 @dataclass(frozen=True)
 class NumberFormat:
-    decimal: str = "."
-    thousands: str | None = None
+    decimal: Decimal = "."
+    thousands: Thousands | None = None
     is_known: bool = False  # configured, or implied by other numbers
     is_ambiguous: bool = False  # every point may group thousands, as in 2.471
 
@@ -90,21 +94,14 @@ class NumberFormat:
     def is_plain(self) -> bool:
         return self.decimal == "." and self.thousands is None
 
-    def normalize(self, text: str) -> str | None:
-        """Convert "1.234,5" to "1234.5"; return None if the text is not a number."""
-        text = text.strip()
-        if self.thousands is not None and re.search(r"\d", text):
-            head, mark, tail = text.partition(self.decimal)
-            if self.thousands in head:
-                groups = rf"[+-]?\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+"
-                if not re.fullmatch(groups, head, re.ASCII):
-                    return None
-                text = head.replace(self.thousands, "") + mark + tail
-        if self.decimal != ".":
-            if "." in text:
-                return None
-            text = text.replace(self.decimal, ".")
-        return text if is_number(text) else None
+    def parse(self, text: str) -> float | None:
+        """Convert "1.234,5" to 1234.5, or return None if the text is not a number."""
+        try:
+            if self.is_plain:
+                return parse_plain(text)
+            return parse_number(text, NumberStyle(decimal=self.decimal, thousands=self.thousands))
+        except ValueError:
+            return None
 
 
 PLAIN = NumberFormat()
@@ -123,8 +120,7 @@ def csv_table(
     kinds |= dict.fromkeys(text_names, "categorical")
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
-    table = _trim(table, text_names)
-    table, _ = _clear_values(table, section.missing_values)
+    table = _trim(table, text_names, missing_texts(section.missing_values))
     table = _drop_rows_without_target(table, section.target)
     categorical = [column for column in columns if isinstance(column, CategoricalColumn)]
     booleans = {column.name for column in categorical if set(column.categories) <= BOOLEANS}
@@ -234,18 +230,16 @@ def find_times(
 
 
 def _merge_numbers(name: str, column: Column) -> Categories:
-    categories = read_categories(column)
+    """Read categories, and warn of texts that are equal numbers, such as 1 and 1.0."""
     text = as_text(column)
-    if text is not None:
-        names = {value: category_text(value) for value in text.unique().to_pylist() if value}
-        groups = defaultdict(list)
-        for value, category in names.items():
-            groups[category].append(value)
-        merged = next((values for values in groups.values() if len(values) > 1), None)
-        if merged:
-            message = "column %s: %s are one category, because they are equal numbers"
-            log.warning(message, name, " and ".join(map(repr, merged[:3])))
-    return categories
+    texts = [] if text is None else text.drop_null().unique().to_pylist()
+    categories = list(map(category_text, texts))
+    repeated = [c for c, count in Counter(categories).items() if count > 1]
+    if repeated:
+        equal = [repr(t) for t, c in zip(texts, categories, strict=True) if c == repeated[0]]
+        message = "column %s: %s are one category, because they are equal numbers"
+        log.warning(message, name, " and ".join(equal[:MAX_SHOWN_CELLS]))
+    return read_categories(column)
 
 
 def infer_writing(
@@ -257,6 +251,8 @@ def infer_writing(
     the same numbers: 1,234 alone may be 1234 or 1.234. A configured `decimal` or `thousands`
     excludes other formats.
     """
+    if texts and all(map(CLOCK.fullmatch, texts)):
+        return NumberStyle(sign=":")
     signs = {find_sign(text) for text in texts}
     if len(signs) != 1 or (sign := signs.pop()) is None:
         return None
@@ -298,6 +294,13 @@ def _read_text(path: Path, section: "DataSection") -> pa.Table:
 
 
 def csv_source(path: Path) -> Path | bytes:
+    """Return a CSV file, or its content if it is compressed.
+
+    Raises:
+        InvalidInput: for a zip archive.
+    """
+    if is_zipfile(path):
+        raise InvalidInput("data.source", "a CSV file (unpack the archive)", "a zip archive")
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path
 
 
@@ -307,13 +310,12 @@ def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
         yield [pa.array(cells, pa.string()) for cells in zip(*part, strict=True)]
 
 
-def _trim(table: pa.Table, text_names: set[str]) -> pa.Table:
+def _trim(table: pa.Table, text_names: set[str], missing: Collection[str]) -> pa.Table:
     """Strip spaces from cells, except in `text_names`, and clear missing values."""
     for i, name in enumerate(table.column_names):
-        column = table.column(i)
-        if name not in text_names:
-            column = compute.utf8_trim_whitespace(column)
-        table = table.set_column(i, name, _null_where(column, column, MISSING))
+        trimmed = compute.utf8_trim_whitespace(table.column(i))
+        column = table.column(i) if name in text_names else trimmed
+        table = table.set_column(i, name, _null_where(column, trimmed, missing))
     return table
 
 
@@ -342,7 +344,7 @@ def _drop_rows_without_target(table: pa.Table, target: str | None) -> pa.Table:
 
 
 def _null_where(column: Column, trimmed: Column, values: Collection[str]) -> Column:
-    is_match = compute.is_in(trimmed, pa.array(values, column.type))
+    is_match = compute.is_in(trimmed, pa.array(list(values), column.type))
     return compute.if_else(is_match, pa.scalar(None, column.type), column)
 
 
@@ -397,15 +399,19 @@ def _infer_type(
     texts = [text for text in column.unique().to_pylist() if text is not None]
     if texts and all(text.lower() in BOOLEANS for text in texts):
         return name, compute.utf8_lower(column).cast(pa.bool_())
-    rewritten = ((text, number_format.normalize(text)) for text in texts)
-    plain = {text: number for text, number in rewritten if number is not None}
+    parsed = ((text, number_format.parse(text)) for text in texts)
+    plain = {text: number for text, number in parsed if number is not None}
     thousands = number_format.thousands
     is_grouped = thousands is not None and any(thousands in text for text in texts)
     if len(plain) == len(texts) and not is_grouped:
         if number_format.is_ambiguous and kind != "ignored":
             _check_grouping(name, texts)
-        floats = _floats(column, plain, number_format)
-        is_large = np.nanmax(np.abs(read_numbers(floats)), initial=0.0) > EXACT_INTEGERS
+        code = next(filter(CODE.fullmatch, texts), None)
+        if code is not None and kind is None:
+            message = "column %s: reading %r as %d (set --column %s=categorical if it is a code)"
+            log.info(message, name, code, int(code), name)
+        floats = _map_cells(column, plain, pa.float64())
+        is_large = max(map(abs, plain.values()), default=0.0) > EXACT_INTEGERS
         is_exact = kind == "numeric" or not (is_large and all(map(WHOLE.fullmatch, texts)))
         return name, floats if is_exact else column
     if kind == "ignored":
@@ -420,7 +426,7 @@ def _infer_type(
         field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
         return field, _map_cells(column, numbers, pa.float64())
     if len(plain) == len(texts):
-        return name, _floats(column, plain, number_format)
+        return name, _map_cells(column, plain, pa.float64())
     if not number_format.is_plain:
         check = check_mixed_numbers if kind is None else _check_numbers
         check(column.to_pylist(), name, plain.__contains__)
@@ -441,15 +447,6 @@ def _check_grouping(name: str, texts: Sequence[str]) -> None:
             'decimal point, set data.decimal = "." or --decimal .)'
         )
         raise InvalidInput(f"column {name}", expected, f"{grouped[0]!r} and {plain[0]!r}")
-
-
-def _floats(column: Column, plain: Mapping[str, str], number_format: NumberFormat) -> Column:
-    try:
-        if number_format.is_plain:
-            return column.cast(pa.float64())
-    except pa.ArrowInvalid:  # Arrow refuses some numbers, such as +1.
-        pass
-    return _map_cells(column, {text: float(number) for text, number in plain.items()}, pa.float64())
 
 
 def _map_cells(column: Column, values: Mapping[str, object], arrow_type: pa.DataType) -> Column:

@@ -18,7 +18,7 @@ from model_store.sources.arrow import (
     read_categories,
     read_numbers,
 )
-from model_store.sources.cells import WHOLE, Numbers, is_number
+from model_store.sources.cells import WHOLE, Numbers, find_sign, is_number
 from training.data.cells import check_mixed_numbers, find_times
 from training.data.columns import MAX_CATEGORIES, MIN_CATEGORY_ROWS
 
@@ -34,7 +34,7 @@ DATE_LIKE = re.compile(  # dates that need `data.date_format`
 )
 HEAVY = 30.0  # interquartile ranges from the median to the furthest value
 FORMATTED_NUMBER = re.compile(  # with currency signs, percent signs or grouped thousands
-    r"[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII
+    r"(?=.*\d)[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d*)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII
 )
 MIN_WORDS = 4  # mean number in free text
 LEAK_ROWS = 5_000
@@ -172,12 +172,17 @@ def _inspect_text(
 
 def _format_hints(counts: Iterable[str]) -> list[str]:
     notes = []
+    examples = {find_sign(value): value for value in counts}
     if all(map(WHOLE.fullmatch, counts)) and max(map(float, counts)) > EXACT_INTEGERS:
         notes.append("whole numbers that float64 cannot represent (set `numeric` to round them)")
     elif all(FORMATTED_NUMBER.fullmatch(value.strip()) for value in counts):
         notes.append(
-            f"numbers ({next(iter(counts))[:30]!r})? Their format is ambiguous, or they have "
-            "several signs (set data.decimal and data.thousands)"
+            f"numbers ({', '.join(repr(example[:30]) for example in examples.values())})? "
+            + (
+                "Write all of them with the same sign"
+                if len(examples) > 1
+                else "Their format is ambiguous (set data.decimal and data.thousands)"
+            )
         )
     if all(DATE_LIKE.fullmatch(value.strip()) for value in counts):
         notes.append(

@@ -114,4 +114,6 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"
         raise InvalidInput(f"column {name}", expected, f"{len(counts)}{rare}")
     categories, missing = tuple(sorted(ranked)), None in values
-    return CategoricalColumn(name=name, categories=categories, usual=ranked[0], missing=missing)
+    return CategoricalColumn(
+        name=name, categories=categories, usual=ranked[0], indicator=missing, missing=missing
+    )

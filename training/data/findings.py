@@ -77,7 +77,8 @@ class Findings:
             lines.append(f"{len(counts)} classes: {_shorten(counts, ', ')}")
         elif self.targets is not None and len(self.targets):
             y = self.targets
-            moments = f"mean {y.mean():.4g}, standard deviation {y.std():.4g}"
+            with np.errstate(over="ignore"):  # A fit refuses such targets.
+                moments = f"mean {y.mean():.4g}, standard deviation {y.std():.4g}"
             lines.append(f"target: {y.min():.4g} to {y.max():.4g}, {moments}")
         lines += self._all_columns() if is_full else self._left_out()
         return [*lines, *self.notes, *(f"! {warning}" for warning in self.warnings)]

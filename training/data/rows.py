@@ -78,6 +78,7 @@ class Dataset:
     tokenizer: bytes | None = None  # content of the tokenizer's file
     missing_values: tuple[str, ...] = ()  # texts of missing cells
     id_column: str | None = None
+    ignored: tuple[str, ...] = ()  # unused columns of the table
     is_held_out: bool = False  # test rows were split off the source
 
     @property
@@ -102,6 +103,7 @@ class Dataset:
             text=self.text,
             missing_values=self.missing_values,
             id_column=self.id_column,
+            ignored=self.ignored,
         )
 
     def digest(self) -> str:
@@ -112,6 +114,9 @@ class Dataset:
         }
         spec = self.input.model_dump(exclude=described)
         # Later manifest fields count only if they are set, so that old digests stay valid.
+        for column in spec["columns"]:
+            if column["kind"] == "categorical" and not column["indicator"]:
+                del column["indicator"]
         if self.text is None:
             del spec["text"]
         if self.image is not None:

@@ -14,7 +14,7 @@ from pyarrow import types
 from model_store.artifacts.manifest import CategoricalColumn, column_width
 from model_store.errors import InvalidInput
 from model_store.sources.cells import Categories, Numbers, category_text
-from model_store.sources.columns import Columns, encode, presence
+from model_store.sources.columns import Columns, encode, fill_missing, presence
 from model_store.sources.parquet import is_list
 from training import log
 from training.data.cells import find_index_column, find_times, read_column, stored_writing
@@ -131,6 +131,7 @@ def make_table_dataset(
     if targets.left_out is not None:
         out = rows.take(targets.left_out).columns
         x = encode(data.columns, out) if texts is None else texts.encode_table(out)
+        fill_missing(x, data.columns)
         data = replace(data, left_out=x)
     ids: np.ndarray = index[targets.train]
     if section.id is not None:
@@ -150,6 +151,7 @@ def make_table_dataset(
         group_names=group_names,
         missing_values=tuple(section.missing_values),
         id_column=section.id,
+        ignored=tuple(name for name in table.column_names if name not in features),
         is_held_out=True,
     )
 
@@ -211,6 +213,9 @@ def _targets(values: Numbers | Categories, section: "DataSection", split_keys: K
             y = values.astype(np.float32)
         if not np.isfinite(y).all():
             raise InvalidInput("data.target", "numbers in float32's range", "larger numbers")
+        if np.ptp(y) == 0.0 < np.ptp(values):
+            expected = "numbers that differ as float32 (subtract their mean)"
+            raise InvalidInput("data.target", expected, f"{values[0]!r} and close numbers")
         return _Targets(y[train], y[test], (), train, test)
     left_out = None
     if section.leave_out:
@@ -285,17 +290,18 @@ def _encode(
         differing = sorted(names ^ set(table.columns))
         expected = f"only the columns {sorted(names)[:20]} (`ignored` in data.columns removes one)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
-    for column in version_columns:
-        absent = int((~presence(table.columns[column.name])).sum())
-        if absent and column.missing is False:
-            message = "the service would refuse %d rows without %s, which all training rows have"
-            log.info(message, absent, column.name)
     train_keys = (split_keys or Keys()).take(train)
     columns = version_columns
     if not columns:
         fit_rows = train[sizes.split(len(train), train_keys)[-1]]
         columns = fit_columns(table, fit_rows)
+    for column in columns:
+        absent = int((~presence(table.columns[column.name])).sum())
+        if absent and column.missing is False:
+            message = "%d rows lack %s, which all training rows have; using its usual value"
+            log.info(message, absent, column.name)
     encoded = encode(columns, table.columns)
+    fill_missing(encoded, columns)
     x, x_test = encoded[train], encoded[targets.test]
     if not (np.isfinite(x).all() and np.isfinite(x_test).all()):
         expected = "numbers in float32's range after standardisation"

@@ -19,38 +19,35 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Shaped
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import assert_all_finite, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import nn
 
 from model_store.artifacts.manifest import Description, Manifest
 from model_store.artifacts.store import LATEST, ModelStore, store_from_environment
-from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR
+from model_store.conformal.calibration import DEFAULT_COVERAGE
 from model_store.errors import InvalidInput
 from model_store.inference.answers import result_columns
 from model_store.inference.frames import decide_as_served, is_frame, predict, to_table
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.prediction import Prediction
 from model_store.types import Task
-from training.data import load
-from training.estimators.recipes import make_recipe, write_arrays, write_table
-from training.evaluation.page import render
-from training.fit import fit, publish
-from training.fitting.plots import draw_run, render_png
-from training.fitting.run import Callback
-from training.publishing.baselines import add_baselines, lines
-from training.publishing.draft import Draft
-from training.publishing.publish import assemble_without_baselines
-from training.recipe import DataSection
 
+# The modules of `training` import torch, so methods import them, to keep `import dubito` fast.
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from torch import nn
+
+    from training.fitting.run import Callback
+    from training.publishing.draft import Draft
+    from training.recipe import DataSection
 
 AnyEstimator = TypeVar("AnyEstimator", bound="Estimator")
 Keys: TypeAlias = dict[str, Any] | None  # of a recipe's section
 
+SECTIONS = ("data", "network", "posterior", "training", "likelihood", "serving")
 ROW_KEYS = ("source", "target")  # keys of [data] that X and y determine
 
 
@@ -67,9 +64,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         training: Keys = None,
         likelihood: Keys = None,
         serving: Keys = None,
-        start: nn.Module | None = None,
-        random_state: int = 0,
-        callback: Callback | None = None,
+        start: "nn.Module | None" = None,
+        random_state: "int | np.random.RandomState | None" = 0,
+        callback: "Callback | None" = None,
         device: str = "auto",
         runs: str | Path | None = None,
         verbose: bool = False,
@@ -88,6 +85,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.runs = runs
         self.verbose = verbose
 
+    def set_params(self: AnyEstimator, **params: Any) -> AnyEstimator:
+        """Set parameters, or keys of a section, such as `training__epochs=50`."""
+        keys = {name: value for name, value in params.items() if "__" in name}
+        super().set_params(**{name: params[name] for name in params.keys() - keys})
+        for name, value in keys.items():
+            section, _, key = name.partition("__")
+            if section not in SECTIONS:
+                raise ValueError(f"{name}: expected a key of {', '.join(SECTIONS)}")
+            setattr(self, section, {**(getattr(self, section) or {}), key: value})
+        return self
+
     def fit(self: AnyEstimator, X: Any, y: Any) -> AnyEstimator:
         """Fit and calibrate the model.
 
@@ -103,6 +111,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             ValueError: if the rows or parameters are invalid.
             Diverged: if the loss is no longer finite.
         """
+        from torch import nn
+
+        from training.data import load
+        from training.estimators.recipes import make_recipe
+        from training.fit import fit
+        from training.publishing.publish import assemble_without_baselines
+
         if not isinstance(self.start, nn.Module | None):
             raise ValueError(f"start: expected a torch.nn.Module, got {self.start!r:.80}")
         name = getattr(y, "name", None)
@@ -137,7 +152,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         *,
         num_samples: int | None = None,
         seed: int | None = None,
-        fpr: float = DEFAULT_FPR,
+        fpr: float | None = None,
         coverage: float = DEFAULT_COVERAGE,
     ) -> "pandas.DataFrame":
         """Predict each row with its uncertainty scores, flag, and prediction set or interval.
@@ -146,7 +161,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             X: rows in the format of `fit`.
             num_samples: number of posterior draws, by default the recipe's `serving.draws`.
             seed: seed of the draws, by default `random_state`.
-            fpr: false-positive rate of `flag`, in (0, 1).
+            fpr: false-positive rate of `flag`, in (0, 1); by default 0.05, or the smallest that the
+                model supports.
             coverage: coverage of prediction sets and intervals, in (0, 1).
 
         Returns:
@@ -190,6 +206,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             GateError: if the model is worse than a constant.
             PreflightError: if the service could not load the version.
         """
+        from training.fit import publish
+
         check_is_fitted(self)
         if not isinstance(store, ModelStore):
             store = store_from_environment() if store is None else ModelStore(Path(store))
@@ -201,6 +219,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def plot(self) -> "Figure":
         """Plot the metrics of each epoch of the fit."""
         import matplotlib.pyplot as plt
+
+        from training.fitting.plots import draw_run
 
         check_is_fitted(self)
         if not self.history_:
@@ -217,6 +237,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         tags.input_tags.three_d_array = True
         return tags
 
@@ -240,6 +261,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if self.history_:
             from matplotlib.figure import Figure
 
+            from training.fitting.plots import draw_run, render_png
+
             figure = Figure()
             draw_run(figure, self.history_, self._method)
             data = base64.b64encode(render_png(figure, dpi=60)).decode()
@@ -253,16 +276,22 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         is_text = "text" in (self.data or {})
+        if str(getattr(y, "dtype", "")) == "boolean" and not y.hasnans:
+            y = y.to_numpy(dtype=bool)
         if not is_frame(X) or (self.start is not None and not is_text):
-            return validate_data(
+            checked = validate_data(
                 self,
                 X,
                 y,
                 reset=reset,
+                accept_sparse=True,
                 ensure_all_finite="allow-nan",
                 allow_nd=True,
                 ensure_min_samples=2 if reset else 1,
             )
+            X, *rest = checked if reset else (checked,)
+            X = X.toarray() if issparse(X) else X
+            return (X, *rest) if reset else X
         validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not reset:
             return X
@@ -271,8 +300,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         assert_all_finite(y)
         return X, y
 
-    def _write_rows(self, X: Any, y: np.ndarray, name: object, folder: Path) -> DataSection:
+    def _write_rows(self, X: Any, y: np.ndarray, name: object, folder: Path) -> "DataSection":
         """Write rows to a file, and return the `[data]` section that reads it."""
+        from training.estimators.recipes import write_arrays, write_table
+
         data = {**(self.data or {})}
         if "tokenizer" in data:
             data["tokenizer"] = str(Path(data["tokenizer"]).absolute())
@@ -313,13 +344,18 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _labels(self, prediction: Prediction) -> Shaped[np.ndarray, "N"] | None:  # noqa: ARG002
         return None
 
-    def _with_baselines(self) -> Draft:
+    def _with_baselines(self) -> "Draft":
+        from training.publishing.baselines import add_baselines
+
         if not self._draft.description.baselines:
             self._draft = add_baselines(self._draft, self._result)
         return self._draft
 
 
 def summary(description: Description) -> str:
+    from training.evaluation.page import render
+    from training.publishing.baselines import lines
+
     baselines = lines(description) if description.baselines else []
     return render("summary.html", description=description, baselines=baselines)
 

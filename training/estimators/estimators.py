@@ -33,7 +33,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         serving: keys of `[serving]`.
         start: a trained network that takes unscaled rows (an array). By default, its last layer
             gets a Laplace posterior, and its weights are not trained further.
-        random_state: the recipe's seed, an integer. It makes fits and predictions reproducible.
+        random_state: the recipe's seed. An integer makes fits and predictions reproducible; with
+            None or a RandomState the seed is random.
         callback: a function called after each epoch with a dictionary of metrics
             (docs/training.md).
         device: `auto`, `cpu` or `cuda`.
@@ -64,6 +65,12 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         scores = self._predict(X, num_samples, seed).scores
         assert isinstance(scores, Scores)
         return scores.probabilities[:, np.argsort(self._class_index())]
+
+    def predict_log_proba(
+        self, X: Any, *, num_samples: int | None = None, seed: int | None = None
+    ) -> Float64[np.ndarray, "N C"]:
+        """Predict the logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X, num_samples=num_samples, seed=seed))
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
         """Convert class labels to the service's class names."""

@@ -1,7 +1,7 @@
 """Conversion of an estimator's parameters and rows to a recipe and a data file."""
 
 import io
-import operator
+import numbers
 import warnings
 from collections.abc import Mapping
 from hashlib import sha256
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Shaped
+from sklearn.utils import check_random_state
 
 from model_store.inference.frames import to_parquet
 from model_store.types import Task
@@ -35,7 +36,7 @@ def make_recipe(
     task: Task, parameters: Mapping[str, Any], section: DataSection, folder: Path
 ) -> Recipe:
     """Plan a recipe for the rows in a folder, and apply the estimator's parameters."""
-    seed = operator.index(parameters["random_state"])
+    seed = _seed(parameters["random_state"])
     without_text = {key: DataSection.model_fields[key].default for key in TEXT_KEYS}
     plain = section.model_copy(update={**dict.fromkeys(HELD_OUT), **without_text})
     findings = inspect_source(section, folder, task)
@@ -65,6 +66,12 @@ def make_recipe(
         merged = {**content.get(key, {}), **(parameters[key] or {})}
         content |= {key: merged} if merged else {}
     return validate(content, NAMES[task].capitalize())
+
+
+def _seed(random_state: Any) -> int:
+    if isinstance(random_state, numbers.Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31))
 
 
 def _warn_ignored(findings: Findings) -> None:

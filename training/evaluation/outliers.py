@@ -44,7 +44,7 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.sources.columns import encode, encode_cells
+from model_store.sources.columns import encode, encode_cells, fill_missing
 from model_store.sources.files import open_rows
 from model_store.sources.images import image_row
 from model_store.sources.npy import read_npz
@@ -137,6 +137,7 @@ class OutlierSource:
             assert isinstance(part, dict)
             first = sum(map(len, rows))
             rows.append(encode_cells(part, spec.columns, self.path.name, first))
+            fill_missing(rows[-1], spec.columns)
         return sample_rows(np.concatenate(rows), max_rows, seed)
 
 
@@ -205,7 +206,7 @@ def even_rows(spec: InputSpec, x: Inputs, rows: int, *seed: int) -> OutlierRows:
     parts = []
     for column, part in zip(columns, _split(x.astype(np.float32), spec), strict=True):
         present = part
-        if not isinstance(column, CategoricalColumn) and column.indicator:
+        if column.indicator:
             present = part[part[:, -1] == 0.0]
             present = present if len(present) else part
         values = np.unique(present, axis=0)

@@ -247,7 +247,8 @@ def _attention(
 @contextmanager
 def _quiet_loggers() -> Iterator[None]:
     loggers = [
-        logging.getLogger(name) for name in ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
+        logging.getLogger(name)
+        for name in ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
     ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

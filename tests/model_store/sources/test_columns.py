@@ -11,9 +11,11 @@ from model_store.inference.explanation import replace_each_column
 from model_store.sources.columns import (
     UnusualCells,
     category_text,
+    check_complete,
     encode,
     encode_cells,
     encode_objects,
+    fill_missing,
     unknown_categories,
     unusual_cells,
     usual_row,
@@ -26,6 +28,7 @@ COLUMNS = (
     CategoricalColumn(name="vip", categories=("false", "true")),
 )
 GOOD = {"age": 30, "income": 0.0, "city": "Rome", "vip": True}
+USUAL = {"age": 40, "income": -1, "city": "", "vip": ""}  # means, and unknown categories
 ENCODED = [-1.0, 2.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
 
 
@@ -77,26 +80,36 @@ def test_a_category_is_told_apart_as_training_reads_it():
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_missing_value_is_refused_where_no_training_row_misses_one(name):
+def test_a_value_that_no_training_row_lacks_is_replaced_or_refused(name):
     never, some, older = (
         tuple(column.model_copy(update={"missing": message}) for column in COLUMNS)
         for message in (False, True, None)
     )
     rows = [GOOD, GOOD | {name: None}]
+    x = encode_objects(rows, never, "inputs")
     with pytest.raises(
         InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, because no training row"
     ):
-        encode_objects(rows, never, "inputs", 5)
+        check_complete(x, never, "inputs", 5)
+    missing = fill_missing(x, never)
+    usual = encode_objects([GOOD | {name: USUAL[name]}], never, "inputs")
+    assert x.tolist() == [ENCODED, *usual.tolist()]
+    assert [c.name for c, is_missing in zip(never, missing[1], strict=True) if is_missing] == [name]
+    assert not missing[0].any()
+    assert fill_missing(x, never) is None
     np.testing.assert_array_equal(
         encode_objects(rows, some, "inputs"), encode_objects(rows, older, "inputs")
     )
     assert encode_objects([GOOD], never, "inputs").tolist() == [ENCODED]
 
 
-def test_a_number_that_is_none_is_missing_in_an_array_too():
-    column = NumericColumn(name="age", mean=40.0, std=10.0, indicator=False, missing=False)
-    with pytest.raises(InvalidInput, match=r"^pool\.1\.age: expected a value"):
-        encode_cells({"age": np.array([30.0, np.nan])}, (column,), "pool")
+def test_a_missing_number_in_an_array_gets_the_usual_value():
+    column = NumericColumn(
+        name="age", mean=40.0, std=10.0, indicator=False, missing=False, usual=45.0
+    )
+    x = encode_cells({"age": np.array([30.0, np.nan])}, (column,), "pool")
+    assert fill_missing(x, (column,)).tolist() == [[False], [True]]
+    assert x.tolist() == [[-1.0], [0.5]]
 
 
 @pytest.mark.parametrize(
@@ -126,16 +139,6 @@ def test_an_absent_column_is_refused_and_is_no_missing_value():
         encode_objects([absent], COLUMNS, "inputs")
     with pytest.raises(InvalidInput, match=r"^inputs\.1: expected an object keyed by column"):
         encode_objects([GOOD, [0.0] * 9], COLUMNS, "inputs")
-
-
-def test_a_column_that_no_training_row_misses_is_never_said_to_take_null():
-    columns = [column.model_copy(update={"missing": False}) for column in COLUMNS]
-    for row in (GOOD | {column.name: [1] for column in COLUMNS}, {}):
-        with pytest.raises(InvalidInput) as refused:
-            encode_objects([row], columns, "inputs")
-        errors = [refused.value, *refused.value.other_errors]
-        assert [error.field for error in errors] == [f"inputs.0.{c.name}" for c in columns]
-        assert not any("null" in error.expected for error in errors)
 
 
 DAY = 24 * 60 * 60.0
@@ -281,13 +284,10 @@ def test_unseen_categories_and_missing_values_are_named():
     assert unusual_cells(GOOD, COLUMNS) == UnusualCells({}, [])
 
 
-def test_the_usual_row_is_encoded_as_others_and_unknown_without_a_value():
+def test_the_usual_row_is_encoded_as_others():
     usual = {"age": 30.0, "income": 0.0, "city": "Rome", "vip": "true"}
     reference = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
-    row = usual_row(reference)
-    assert row is not None
-    assert row.tolist() == ENCODED
-    assert usual_row([*reference[:-1], COLUMNS[-1]]) is None
+    assert usual_row(reference).tolist() == ENCODED
 
 
 def test_each_column_in_turn_is_as_usual():
@@ -299,5 +299,3 @@ def test_each_column_in_turn_is_as_usual():
         changes = [{}, *({name: value} for name, value in usual.items())]
         expected.append(encode_objects([row | change for change in changes], COLUMNS, "inputs"))
     assert np.array_equal(replace_each_column(reference, x), np.concatenate(expected))
-    with pytest.raises(ValueError, match="usual"):
-        replace_each_column(COLUMNS, x)

@@ -106,6 +106,7 @@ def test_an_npz_answer_holds_the_json_answer(ask, num_samples):
     arrays = dict(np.load(io.BytesIO(packed.content), allow_pickle=False))
     predictions = answer.pop("predictions")
     classes = arrays.pop("classes", None)
+    columns = arrays.pop("columns", None)
     arrays.pop("unknown_categories", None)  # counted by column, not by name
     for name in ("model", "version", "seed", "fpr", "coverage"):
         assert arrays.pop(name).item() == answer[name]
@@ -125,6 +126,10 @@ def test_an_npz_answer_holds_the_json_answer(ask, num_samples):
         for inside, prediction in zip(arrays.pop("prediction_set"), predictions, strict=True):
             assert classes[inside].tolist() == prediction["prediction_set"]
         missing.add("prediction_set")
+    if columns is not None:
+        for is_missing, prediction in zip(arrays.pop("missing"), predictions, strict=True):
+            assert columns[is_missing].tolist() == prediction["missing"]
+        missing.add("missing")
     if "category" in arrays:
         names = [prediction["category"]["name"] or "" for prediction in predictions]
         assert arrays.pop("category").tolist() == names

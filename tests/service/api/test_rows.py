@@ -134,15 +134,17 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
             0,
             1,
             0,
+            0,
             (30.5 - income["mean"]) / income["std"],
             0,
         ],
-        [(71.5 - age["mean"]) / age["std"], 1, 0, 0, 1, 0, 0, 0, 1],
+        [(71.5 - age["mean"]) / age["std"], 1, 0, 0, 1, 0, 0, 0, 0, 1],
         [
             (40 - age["mean"]) / age["std"],
             0,
             0,
             1,
+            0,
             0,
             0,
             1,
@@ -153,11 +155,11 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
     answer = predict(client, PEOPLE)
     assert answer.status_code == 200, answer.text
     assert answer.content == predict(client, rows, encoded=True).content
-    assert answer.json()["unknown_categories"] == {"city": 1, "vip": 1}
+    assert answer.json()["unknown_categories"] == {"city": 1}
     assert predict(client, PEOPLE[:2]).json()["unknown_categories"] == {}
     for explain in (False, True):
         arrays = get_arrays(client, PEOPLE, explain=explain)
-        assert arrays["unknown_categories"].tolist() == [0, 1, 1, 0]  # age, city, vip, income
+        assert arrays["unknown_categories"].tolist() == [0, 1, 0, 0]  # age, city, vip, income
     assert "unknown_categories" not in get_arrays(
         client, [get_array(picture()).tolist()], model="pictures"
     )
@@ -173,19 +175,33 @@ def test_a_pool_of_objects_is_ranked(client):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"age": "31"}, "inputs.1.age: expected a number, got a string"),
-        ({"age": False}, "inputs.1.age: expected a number, got a boolean"),
+        ({"age": "31"}, "inputs.1.age: expected a number, or null, got a string"),
+        ({"age": False}, "inputs.1.age: expected a number, or null, got a boolean"),
         ({"age": 10**60}, "inputs.1.age: expected a number closer"),
-        ({"city": ["Rome"]}, "inputs.1.city: expected a string, number or boolean, got an array"),
+        ({"city": ["Rome"]}, "inputs.1.city: expected a string, number or boolean, or null, got"),
         ({"income": "31"}, "inputs.1.income: expected a number, or null, got a string"),
-        ({"age": None}, "inputs.1.age: expected a value, because no training row lacks it"),
-        ({"city": None}, "inputs.1.city: expected a value, because no training row"),
         ({"height": 1}, "inputs.1.height: expected no columns but"),
     ],
     ids=str,
 )
 def test_a_bad_cell_is_refused_by_its_place(client, changed, says):
     assert_refused(predict(client, [PEOPLE[0], PEOPLE[0] | changed]), says)
+
+
+def test_a_value_that_no_training_row_lacks_is_usual_flagged_and_listed(client):
+    columns = client.get("/models/people").json()["manifest"]["input"]["columns"]
+    rows = [PEOPLE[0], PEOPLE[0] | {"age": None}, PEOPLE[0] | {"age": columns[0]["usual"]}]
+    answers = predict(client, rows).json()["predictions"]
+    assert [answer["missing"] for answer in answers] == [[], ["age"], []]
+    assert answers[1]["flag"]
+    assert {**answers[1], "missing": [], "flag": answers[2]["flag"]} == answers[2]
+    arrays = get_arrays(client, rows)
+    assert arrays["columns"][arrays["missing"][1]].tolist() == ["age"]
+    says = "inputs.1.age: expected a value, because no training row lacks it"
+    assert_refused(predict(client, rows, missing="reject"), says)
+    pool = {"model": "people", "pool": rows, "k": 3, "seed": 1}
+    assert client.post("/acquire", json=pool).status_code == 200
+    assert_refused(client.post("/acquire", json={**pool, "missing": "reject"}), "pool.1.age: exp")
 
 
 def test_an_absent_column_and_mixed_rows_are_refused(client):

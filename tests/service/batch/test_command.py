@@ -502,6 +502,17 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
     assert table["p_value"].to_pylist() == expected["p_value"].tolist()
     name = "mean" if model == "rents" else "entropy"
     assert table[name].to_pylist() == expected[name].tolist()
+    assert table["flag"].to_pylist() == expected["flag"].tolist()
+    job = client.post("/predict/jobs", json=request).json()
+    wait_until(lambda: client.get(f"/jobs/{job['id']}").json()["state"] == "done")
+    answer = np.load(io.BytesIO(client.get(f"/jobs/{job['id']}/result").content))
+    for array in ("flag", name, *(["missing"] if "missing" in expected else [])):
+        assert answer[array].tolist() == expected[array].tolist()
+    if "missing" in expected:
+        names = [expected["columns"][row].tolist() for row in expected["missing"]]
+        assert [text.split(", ") if text else [] for text in table["missing"].to_pylist()] == names
+        strict = client.post("/predict", json={**request, "missing": "reject"})
+        assert (strict.status_code == 422) == any(names)
 
 
 @pytest.fixture(scope="module")
@@ -522,5 +533,6 @@ def of_kind(model):
     if model == "groups":
         rows = [[0.5, 1.0, -2.0], [3.0, 0.0, 1.0]]
         return {name: [row[i] for row in rows] for i, name in enumerate("abc")}, rows
-    people = [{"age": 30, "city": "Rome"}, {"age": 51, "city": "Paris"}, {"age": 18, "city": None}]
+    pairs = [(30, "Rome"), (51, "Paris"), (18, None), (None, "Oslo")]
+    people = [{"age": age, "city": city} for age, city in pairs]
     return {name: [row[name] for row in people] for name in ("city", "age")}, people

@@ -3,6 +3,7 @@
 import datetime as dt
 import io
 import json
+import zipfile
 from decimal import Decimal
 
 import numpy as np
@@ -19,6 +20,7 @@ from model_store.inference.frames import to_parquet, to_table
 from model_store.sources.columns import encode_cells, encode_objects
 from model_store.sources.files import open_rows
 from tests.support.recipes import get_recipe
+from training.__main__ import main
 from training.data import load
 from training.data.findings import inspect_source
 from training.estimators.recipes import make_recipe, write_table
@@ -211,3 +213,80 @@ def test_an_estimator_warns_once_of_the_columns_that_it_leaves_out(tmp_path):
     assert len(warned) == 1
     assert recipe.data.columns == dict.fromkeys(list(frame)[1:], "ignored")
     assert all(name in str(warned[0].message) for name in list(frame)[1:])
+
+
+@pytest.mark.parametrize(
+    ("texts", "numbers"),
+    [
+        (["($1,234.50)", "$2.00", "-$3"], [-1234.5, 2, -3]),
+        (["1,234-", "5.5"], [-1234, 5.5]),
+        (["\N{MINUS SIGN}5", "7"], [-5, 7]),
+        (["1:02:03", "0:00:30.5"], [3723, 30.5]),
+    ],
+)
+def test_numbers_of_accountants_and_clocks_are_read(tmp_path, texts, numbers):
+    cells = [f'"{texts[i % len(texts)]}"' for i in range(N)]
+    (tmp_path / "a.csv").write_text(as_lines("x,y", cells, Y))
+    data = load(get_recipe("csv:a.csv", "classification", target="y"), tmp_path)
+    expected = encode_objects([{"x": number} for number in numbers], data.columns, "X")
+    lines = "\n".join(["x", *(f'"{text}"' for text in texts)]).encode()
+    assert encoded_by_file(lines, ".csv", data.columns).tolist() == expected.tolist()
+    if data.columns[0].written is not None:
+        sent = encode_objects([{"x": text} for text in texts], data.columns, "X")
+        assert sent.tolist() == expected.tolist()
+
+
+def test_percentages_among_fractions_are_named(tmp_path):
+    cells = [[f"{i}.9%", f".{100 + i}"][i % 2] for i in range(N)]
+    (column,) = inspected(tmp_path, as_lines("x,y", cells, Y)).columns
+    assert "Write all of them with the same sign" in column.notes[0]
+
+
+def test_the_kind_of_a_column_is_an_option_that_leading_zeros_suggest(tmp_path, caplog, capsys):
+    codes = [f"0{1000 + i % 5}" for i in range(N)]
+    with caplog.at_level("INFO", "dubito.training"):
+        inspected(tmp_path, as_lines("zip,y", codes, Y))
+    assert "column zip: reading '01000' as 1000 (set --column zip=categorical if" in caplog.text
+    options = ["inspect", "--data", f"csv:{tmp_path / 'a.csv'}", "--json"]
+    main([*options, "--column", "zip=categorical"])
+    column, _ = json.loads(capsys.readouterr().out)["columns"]
+    assert (column["kind"], column["why"]) == ("categorical", "as configured")
+    assert main([*options, "--column", "zip"]) == 2
+    assert "--column: expected NAME=KIND" in capsys.readouterr().err
+
+
+def test_a_list_with_an_empty_text_replaces_the_texts_of_missing_cells(tmp_path):
+    countries = [["NA", "DE", ""][i % 3] for i in range(N)]
+    (tmp_path / "a.csv").write_text(as_lines("x,y", countries, Y))
+    for texts, categories in (([], ("DE",)), ([""], ("DE", "NA"))):
+        recipe = get_recipe("csv:a.csv", "classification", target="y", missing_values=texts)
+        data = load(recipe, tmp_path)
+        assert (data.columns[0].categories, data.columns[0].missing) == (categories, True)
+    # An unknown category is not a missing one.
+    unknown, missing = encode_objects([{"x": "FR"}, {"x": None}], data.columns, "X")
+    assert (unknown.tolist(), missing.tolist()) == ([0, 0, 1, 0], [0, 0, 0, 1])
+
+
+def test_a_request_can_have_the_columns_that_the_fit_left_out(tmp_path):
+    table = pd.DataFrame({"x": np.arange(N) % 7, "id": np.arange(N), "y": Y})
+    table.to_parquet(tmp_path / "a.parquet")
+    recipe = get_recipe(
+        "parquet:a.parquet", "classification", target="y", columns={"id": "ignored"}
+    )
+    spec = load(recipe, tmp_path).input
+    rows = [{"x": 1, "id": 7, "y": 0}, {"x": 1}]
+    x = encode_objects(rows, spec.columns, "inputs", ignored=spec.ignored)
+    assert (x[0] == x[1]).all()
+    with pytest.raises(InvalidInput, match=r"inputs\.0\.z: expected no columns but x"):
+        encode_objects([{"x": 1, "z": 0}], spec.columns, "inputs", ignored=spec.ignored)
+
+
+def test_close_targets_and_zip_archives_are_refused_for_their_reason(tmp_path):
+    target = 1e9 + np.random.default_rng(0).normal(size=N)
+    (tmp_path / "a.csv").write_text(as_lines("x,y", np.arange(N) % 7, target))
+    with pytest.raises(InvalidInput, match=r"differ as float32 .subtract their mean."):
+        load(get_recipe("csv:a.csv", "regression", target="y"), tmp_path)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.csv", "x,y\n1,2\n")
+    with pytest.raises(InvalidInput, match=r"a CSV file .unpack the archive., got a zip archive"):
+        inspect_source(DataSection(source="csv:a.zip"), tmp_path)

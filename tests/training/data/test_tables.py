@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from model_store.sources.columns import encode_objects
+from model_store.sources.columns import encode_objects, fill_missing
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.commands import print_messages
@@ -79,10 +79,10 @@ def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
     }
     write_csv(tmp_path, rest)
     small = load(get_recipe("csv:a.csv", target="label", ranking=100), tmp_path, reference)
-    older = [column.model_copy(update={"missing": None}) for column in reference]
     result = encode_objects(
-        objects(rest | {"vip": [True, False, None, "maybe", True]}), older, "inputs"
+        objects(rest | {"vip": [True, False, None, "maybe", True]}), reference, "inputs"
     )
+    fill_missing(result, reference)
     assert sorted(np.concatenate([small.train.x, small.test.x]).tolist()) == sorted(result.tolist())
 
 
@@ -373,7 +373,7 @@ def test_rows_that_miss_what_no_training_row_misses_are_told(tmp_path, capsys):
     with print_messages():
         load(get_recipe("csv:a.csv", target="label"), tmp_path, reference)
     message = capsys.readouterr().err
-    assert "the service would refuse 1 rows without age, which all training rows have" in message
+    assert "1 rows lack age, which all training rows have; using its usual value" in message
     assert "income" not in message
 
 

@@ -104,7 +104,7 @@ def test_a_table_is_read_so_and_requests_may_be_too(tmp_path):
     refused(
         lambda: encode_objects([{"price": "1.203,50 EUR", "share": 1}], data.columns, "inputs"),
         "inputs.0.price: expected a number, or text as the training data had it, such as "
-        "'$1,200.5', got a string",
+        "'$1,200.5', or null, got a string",
     )
     assert "EUR" not in str(price.written)
 
