@@ -112,7 +112,8 @@ def test_answers_are_those_of_the_service_bit_for_bit(classifier, regressor, ser
 
 
 def test_a_missing_value_gets_the_usual_one_and_a_flag(classifier, service):
-    usual = X.city.mode()[0]
+    columns = {column.name: column for column in classifier._model.manifest.input.columns}
+    usual = columns["city"].usual
     request = X.head(2).assign(city=[None, usual])
     output = classifier.uncertainty(request, fpr=0.1)
     filled = classifier.uncertainty(X.head(2).assign(city=usual), fpr=0.1)

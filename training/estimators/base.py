@@ -276,22 +276,19 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         is_text = "text" in (self.data or {})
+        X = X.toarray() if issparse(X) else X
         if str(getattr(y, "dtype", "")) == "boolean" and not y.hasnans:
             y = y.to_numpy(dtype=bool)
         if not is_frame(X) or (self.start is not None and not is_text):
-            checked = validate_data(
+            return validate_data(
                 self,
                 X,
                 y,
                 reset=reset,
-                accept_sparse=True,
                 ensure_all_finite="allow-nan",
                 allow_nd=True,
                 ensure_min_samples=2 if reset else 1,
             )
-            X, *rest = checked if reset else (checked,)
-            X = X.toarray() if issparse(X) else X
-            return (X, *rest) if reset else X
         validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not reset:
             return X

@@ -37,7 +37,7 @@ def test_numbers_are_read(text, writing, number):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "$", "1,23", "12,34,567", "1,2345", "$ $1", "1e5", "abc", "1.2.3", "١٢", "9" * 101]
+    "text", ["", "$", "1,23", "12,34,567", "1,2345", "$ $1", "abc", "1.2.3", "١٢", "9" * 101]
 )
 def test_what_is_not_so_written_is_no_number(text):
     with pytest.raises(ValueError):
