@@ -340,10 +340,10 @@ class HttpConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         self._stopping = True
-        if self.exchange is None:
-            self.transport.close()
-        else:
+        if self.exchange is not None:
             self.exchange.keep_alive = False
+        elif not self._is_queued:
+            self.transport.close()
 
     # Called by the exchange
 

@@ -79,7 +79,7 @@ async def status_of(reader):
     return int(head[9:12])
 
 
-def test_a_client_gets_few_turns_while_another_is_active(monkeypatch):
+def test_a_client_gets_few_turns_while_another_is_active_and_all_are_answered(monkeypatch):
     async def run():
         async with Server(monkeypatch) as server:
             first = await server.send(*[get()] * (ALONE[0] + 5))
@@ -88,6 +88,8 @@ def test_a_client_gets_few_turns_while_another_is_active(monkeypatch):
             assert server.running == ALONE[0] + SHARED[0]
             (live,) = await server.send(LIVE)
             assert await status_of(live) == 204
+            for connection in [*server.state.connections]:
+                connection.shutdown()
             server.is_open.set()
             assert {await status_of(connection) for connection in [*first, *other]} == {204}
 
