@@ -553,8 +553,8 @@ class HttpConnection(asyncio.Protocol):
         if exchange is None or not exchange.started:
             retry = RETRY_AFTER.get(status, b"")
             form = None if exchange is None else other_form(exchange.scope["path"])
-            detail = REFUSALS[status]
-            problem = {"title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+            title, detail = HTTPStatus(status).phrase, REFUSALS[status]
+            problem = {"type": "about:blank", "title": title, "status": status, "detail": detail}
             content = orjson.dumps(form.content(status, detail) if form else problem)
             media_type = JSON if form else PROBLEM_JSON
             if exchange is not None and exchange.is_head:
