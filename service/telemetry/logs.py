@@ -2,8 +2,8 @@
 
 A thread writes the log, so that a slow reader does not delay requests or the end of the process. If
 too many records wait, further ones are dropped, counted and reported. Places are reserved for the
-audit log, and without a place the service refuses changes. The log contains no text from clients,
-except request ids and the paths of refused requests.
+audit records of changes, and the service refuses changes if too many records wait. The log contains
+no text from clients, except request ids, paths of refused requests, and row ids of failed jobs.
 """
 
 import atexit
@@ -28,13 +28,13 @@ from service.settings import Settings
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_WAITING = 10_000  # records
-AUDIT_RESERVE = 1000  # further audit records
+AUDIT_RESERVE = 1000  # further records of changes
 MAX_PATH_CHARACTERS = 200
 END_S = 1.0  # for the last records
 STDERR = 2
 REQUESTS = logging.getLogger("dubito.requests")
 AUDIT = logging.getLogger("dubito.audit")
-AUDIT.setLevel(logging.INFO)  # whatever the root logger's level is
+AUDIT.setLevel(logging.INFO)  # independent of the root logger's level
 DROPPED = Counter("dubito_log_dropped", "Log records dropped", registry=None)
 
 # These loggers would write content from clients.
@@ -74,7 +74,8 @@ class _Queue(QueueHandler):
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        if record.name != AUDIT.name and self.queue.qsize() >= MAX_WAITING:
+        is_change = record.name == AUDIT.name and record.levelno == logging.INFO
+        if not is_change and self.queue.qsize() >= MAX_WAITING:
             raise Full
         if self.dropped and self.queue.qsize() < MAX_WAITING // 2:
             message = f"{self.dropped} log records were dropped"

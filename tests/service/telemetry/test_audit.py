@@ -101,7 +101,9 @@ def test_dropped_records_are_counted_and_reported_and_leave_room_for_the_audit_l
     assert (records.qsize(), logs.DROPPED._value.get() - before) == (2, 3)
     with pytest.raises(NotReady, match="the log is not being read"):
         logs.AuditLog({})
-    handler.handle(logging.makeLogRecord({"name": "dubito.audit", "msg": "promote"}))
+    handler.handle(
+        logging.makeLogRecord({"name": "dubito.audit", "levelno": logging.INFO, "msg": "promote"})
+    )
     assert [records.get().msg for _ in range(3)] == ["text", "text", "promote"]
     handler.handle(logging.makeLogRecord({"name": "dubito", "msg": "later"}))
     assert [records.get().msg for _ in range(2)] == ["3 log records were dropped", "later"]
