@@ -178,7 +178,7 @@ def fit(
             provenance = provenance.model_copy(update=facts)
     for diagnostics in (provenance.convergence, provenance.laplace):
         if diagnostics is not None:
-            log.info("%s", diagnostics["says"])
+            log.info("%s", diagnostics["summary"])
     facts = {"target_transform": choice, "temperature": temperature}
     provenance = provenance.model_copy(update={k: v for k, v in facts.items() if v is not None})
     return Fitted(model, recipe, data, splits, provenance, transform, encoding, folder)
@@ -222,7 +222,7 @@ class _Fits:
         """
         settings, epochs = self.recipe.training, run.progress.best_epoch
         changes = {"early_stopping": False, "epochs": epochs, "choose": "last"}
-        changes["final_learning_rate"] = settings.learning_rate
+        changes["final_learning_rate"] = self.recipe.learning_rate
         recipe = self.recipe.model_copy(update={"training": settings.model_copy(update=changes)})
         rows = join(splits.train, splits.validation)
         folder = folder / REFIT

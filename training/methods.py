@@ -58,6 +58,7 @@ class Method(Section):
     ramps_kl: ClassVar[bool] = False
     alpha: ClassVar[float] = 0.0  # of the objective
     samples: ClassVar[int] = 1  # draws per training step
+    learning_rate: ClassVar[float] = 1e-3
 
     def network(self, blueprint: Blueprint) -> Network:
         raise NotImplementedError
@@ -138,6 +139,9 @@ class WeightHypernetwork(RealNVP):
     supports_int8 = False
     groups_rows = False
     ramps_kl = True
+    # Couplings need both to learn the correlations of weights (`experiments/certify/exact.py`).
+    samples = 16
+    learning_rate = 1e-2
 
     @property
     def stochastic(self) -> Stochastic:

@@ -23,7 +23,7 @@ from model_store.sources.cells import is_date_format
 from model_store.types import Task
 from training.detectors import KINDS
 from training.folders import data_root
-from training.methods import METHODS, Laplace, Method
+from training.methods import METHODS, Laplace, Method, VariationalHypernet
 from training.networks.architectures import ARCHITECTURES, mlp
 from training.sections import Count, Positive, Section
 
@@ -222,7 +222,7 @@ class TrainingSection(Section):
     patience: Count | None = None
     early_stopping: Literal[False, True, "refit"] = False
     batch_rows: Count = 128
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive | None = None
     final_learning_rate: Positive = 1e-4
     choose: Literal["elbo", "likelihood", "last"] | None = None
     kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -373,12 +373,22 @@ class Recipe(Section):
         return self.posterior.is_variational
 
     @property
+    def has_bound(self) -> bool:
+        """Whether the objective is the evidence lower bound of a posterior over theta."""
+        is_amortised = isinstance(self.posterior, VariationalHypernet)  # q depends on the row
+        return self.is_variational and self.alpha == 0.0 and not is_amortised
+
+    @property
     def alpha(self) -> float:
         return self.posterior.alpha if self.training.alpha is None else self.training.alpha
 
     @property
     def choose(self) -> Literal["elbo", "likelihood", "last"]:
         return self.training.choose or ("elbo" if self.is_variational else "likelihood")
+
+    @property
+    def learning_rate(self) -> float:
+        return self.training.learning_rate or self.posterior.learning_rate
 
     @property
     def samples(self) -> int:

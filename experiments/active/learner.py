@@ -64,7 +64,7 @@ class Learner:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # halves the time of convolutions
         self._model = model.to(self.device)
         initialise(self.model, rows.float().to(self.device), recipe.is_standardised)
-        self.optimizer = adam(self.model, recipe.training)
+        self.optimizer = adam(self.model, recipe)
         self.is_fresh = True
 
     def fit(self, index: Int64[np.ndarray, "M"], number: int, epochs: int) -> None:

@@ -90,7 +90,7 @@ def _calibration(manifest: Manifest) -> str:
 
 def _training(facts: dict[str, Any]) -> dict[str, str]:
     lines = {key: _short(value) for key, value in facts.items() if key not in SUMMARISED}
-    for record, key in (("recipe", "data"), ("convergence", "says")):
+    for record, key in (("recipe", "data"), ("convergence", "summary")):
         part = facts.get(record)
         value = part.get(key) if isinstance(part, dict) else None
         if isinstance(value, dict) and "source" in value:

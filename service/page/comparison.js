@@ -84,7 +84,7 @@ function methodRows(pair) {
     row("Epochs", both((training) => training.epochs)),
     row("Duration of the fit", both((training) => training.seconds), duration),
     row("Started from", both((training) => training.warm_start), (parent) => (parent ? `${parent.name}, version ${parent.version}` : "–")),
-    row("Convergence", both((training) => training.convergence?.says)),
+    row("Convergence", both((training) => training.convergence?.summary)),
     row("Temperature", both((training) => training.temperature?.value)),
     row("Precision", both((_, manifest) => manifest.precision)),
     row("Encoder", both((_, manifest) => manifest.encoder ?? null)),

@@ -148,7 +148,7 @@ export async function show(view, app, link) {
     return [
       h("h3", {}, "Evaluation report"),
       report.error ? notice(report.error) : h("p", {}, `Created ${moment(report.created)} on ${number(report.test?.rows)} test rows of ${report.data}, with ${number(report.draws)} draws.`,
-        report.convergence ? ` Convergence: ${report.convergence.says}.` : ""),
+        report.convergence ? ` Convergence: ${report.convergence.summary}.` : ""),
       h("p", { class: "actions" }, dataFiles.map(([file, href]) => h("button", { type: "button", onclick: () => save(`${version.name}-${version.version}-${file}`, href) }, `Save ${file}`))),
       h("details", {}, h("summary", {}, "Report plots"), h("div", { class: "plots" }, files.filter(([file]) => file.endsWith(".png")).map(([file, href]) => picture(file, href, version.version)))),
     ];

@@ -23,12 +23,10 @@ from experiments.tables import (
     labelling,
     parameters,
     pruning,
-    settled,
     toys,
     undecided,
 )
 from model_store.errors import InvalidInput
-from model_store.state.live import wilson_interval
 from training.__main__ import main
 from training.bayes.posterior import standard_noise
 from training.fit import Fitted, fit
@@ -279,50 +277,6 @@ def test_doubt_about_rows_of_a_table_is_compared_with_the_exact_one():
     grid = np.linspace(-40.0, 40.0, 8_001)[:, None]
     variation = 0.5 * 0.01 * np.abs(narrow.pdf(grid) - wide.pdf(grid)).sum(axis=0).mean()
     assert half["variation"] == pytest.approx(variation, abs=0.02)
-
-
-def test_only_a_fit_that_is_called_settled_is_made_again_for_ten_times_as_many_epochs(
-    tmp_path, monkeypatch
-):
-    """Seed 0 is not settled; the bound of seed 1 then falls by more than 2 %, that of seed 2 by
-    less."""
-    output = []
-
-    class Made:
-        def __init__(self, recipe):
-            self.seed, self.epochs = recipe.seed, recipe.training.epochs
-            self.data = SimpleNamespace(digest=lambda: "data")
-            output.append((self.seed, self.epochs))
-
-        def discard_checkpoint(self):
-            pass
-
-    def column_values(fitted):
-        is_longer = fitted.epochs is not None
-        bound = -0.5 - (0.011 / fitted.seed if is_longer else 0.0)
-        values = {"bound": bound, "bound_error": 0.0, "guess": 0.5, "fall": 0.1, "says": ""}
-        return {**values, "epochs": 30.0, "settled": float(fitted.seed > 0)}
-
-    monkeypatch.setattr(settled, "fit", lambda recipe, **_: Made(recipe))
-    monkeypatch.setattr(settled, "measure_bound", column_values)
-    row = "yacht-mvn"
-    target = replace(settled.SETTLED, rows={row: settled.SETTLED.rows[row]}, seeds=3)
-    assert measure_missing([target], tmp_path, tmp_path, None, quiet=True) == 0
-    assert output == [(0, None), (1, None), (1, 300), (2, None), (2, 300)]
-    cells_of = target.results(tmp_path)
-    above = [cell.measured.values.get("above") for cell in cells_of[row]]
-    assert above == [None, pytest.approx(1.1 / 0.511), pytest.approx(0.55 / 0.5055)]
-    gained = [cell.measured.values.get("above_of_gain") for cell in cells_of[row]]
-    assert gained == [None, pytest.approx(1.1 / 1.011), pytest.approx(0.55 / 1.0055)]
-    write_pages([target], tmp_path, tmp_path)
-    page = (tmp_path / "settled.md").read_text()
-    assert "| yacht-mvn | 2 of 3 | 0.1±0.0 |" in page
-    low, high = wilson_interval(0.5, 2)
-    interval = f"{100 * low:.0f} to {100 * high:.0f} %"
-    assert (
-        f"2 of 3 fits were reported as converged. The bound of 1 (50 %, Wilson interval {interval})"
-        in page
-    )
 
 
 def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_ones_small_ones():

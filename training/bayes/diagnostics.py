@@ -1,14 +1,7 @@
-"""Diagnostics of a variational fit.
+"""Diagnostics of a variational fit: its bound, active units and distance to the posterior.
 
-A level bound proves little after the learning rate has decayed, so the spread is checked too. If
-theta = c + s z and the derivative of the bound with respect to log s is 0, then for every
-coordinate
-
-    E[(theta - c) d(-log p(theta, data)) / dtheta] = 1.
-
-The *pull* is the excess over 1. For a quadratic log-density it is variance / best variance - 1.
-k-hat of Pareto-smoothed importance sampling finds parts of the exact posterior in the tails of
-the draws. It does not find parts that no draw reaches.
+k-hat of Pareto-smoothed importance sampling finds parts of the exact posterior in the tails of the
+draws. It does not find parts that no draw reaches.
 """
 
 import math
@@ -28,12 +21,13 @@ from training.bayes.posterior import (
     standard_noise,
 )
 from training.bayes.variational_hypernet import HyperLayer
-from training.seeds import Stream, hash_key
 
 MAX_ROWS = 10_000  # training rows for the bound
 BOUND_DRAWS = 10
-PULL_DRAWS = 40  # each with a separate minibatch
 SPREAD_DRAWS = 40
+UNIT_DRAWS = 200  # for active units
+MIN_KL = 0.05  # nats; the standard deviation is .79 times the prior's, or the mean .32 times
+TINY_VARIANCE = 1e-30
 RATIO_DRAWS = 200  # of importance ratios
 RATIO_CHUNK_ROWS = 2048
 MAX_FLOPS = 4e12  # for importance ratios; half a minute on two cores
@@ -82,55 +76,43 @@ def guess_nll(y: Tensor) -> float:
     return float(torch.special.entr(shares).sum())
 
 
-def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
-    """Compute each layer's mean log standard deviation, or {} for point estimates."""
+@torch.no_grad()
+def mean_log_std(model: BayesianModel, seed: int) -> float | None:
+    """Compute the mean log standard deviation of theta, or None for point estimates."""
+    if not model.posterior.spread_parameters():
+        return None
+    std = _moments(model, seed, SPREAD_DRAWS)[1]
+    return std.clamp(min=1e-30).log().mean().item()
+
+
+@torch.no_grad()
+def active_units(model: BayesianModel, seed: int) -> dict[str, tuple[int, int]]:
+    """Count the active units and all units of each layer, for posteriors with a Gaussian prior.
+
+    A unit is active if the posterior of one of its parameters has left the prior N(0, s^2): the
+    divergence of the Gaussian with its mean and variance exceeds `MIN_KL`.
+    """
     posterior = model.posterior
-    if not posterior.spread_parameters():
+    prior_std = getattr(posterior, "prior_std", None)
+    if prior_std is None or not posterior.spread_parameters():
         return {}
-    with torch.no_grad():
-        if isinstance(posterior, FactorialGaussian):
-            std = posterior.moments()[1]
-        else:
-            device = next(model.parameters()).device
-            eps = standard_noise(SPREAD_DRAWS, posterior.noise_dimension, seed, device=device)
-            std = posterior(eps).std(0)
-    parts = _by_layer(model, std.clamp(min=1e-30))
-    return {name: part.log().mean().item() for name, part in parts.items()}
-
-
-def mean_log_std(model: BayesianModel, by_layer: dict[str, float]) -> float:
+    mean, std = _moments(model, seed, UNIT_DRAWS)
+    variance = (std / prior_std).square().clamp(min=TINY_VARIANCE)
+    kl = 0.5 * (variance + (mean / prior_std).square() - 1.0 - variance.log())
     slots = getattr(model.network, "slots", [])
-    return sum(slot.size * by_layer[slot.name] for slot in slots) / sum(slot.size for slot in slots)
+    parts = zip(slots, kl.split([slot.size for slot in slots]), strict=True)
+    # The last axis of a slot has one entry per unit.
+    largest = {slot.name: part.view(-1, slot.shape[-1]).amax(0) for slot, part in parts}
+    return {name: (int((part > MIN_KL).sum()), len(part)) for name, part in largest.items()}
 
 
-def pulls(
-    model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int
-) -> dict[str, tuple[float, float]]:
-    """Estimate each layer's mean pull and its Monte Carlo error, or {} unless theta = c + s z."""
+def _moments(model: BayesianModel, seed: int, draws: int) -> tuple[Tensor, Tensor]:
     posterior = model.posterior
-    if not isinstance(posterior, LocationScale):
-        return {}
-    location = posterior.location()
-    model.eval()
-    parts_by_layer: dict[str, list[float]] = {}
-    for i in range(PULL_DRAWS):
-        generator = torch.Generator().manual_seed(hash_key(seed, Stream.PULL, i))
-        chunk = torch.randperm(len(x), generator=generator)[:CHUNK_ROWS].to(x.device)
-        eps = torch.randn(1, model.posterior.noise_dimension, generator=generator).to(x.device)
-        theta = model.posterior(eps).detach().requires_grad_()
-        predictions = model.likelihood(model.network(x[chunk].float(), theta[:, None])[0])
-        log_joint = (
-            model.likelihood.weighted_log_likelihood(predictions, y[chunk]).mean() / kl_weight
-        )
-        log_joint = log_joint + posterior.log_prior(theta).sum()
-        (slope,) = torch.autograd.grad(-log_joint, theta)
-        pull = ((theta.detach() - location.detach()) * slope)[0] - 1.0
-        for name, part in _by_layer(model, pull).items():
-            parts_by_layer.setdefault(name, []).append(part.mean().item())
-    return {
-        name: (float(np.mean(v)), float(np.std(v, ddof=1) / math.sqrt(len(v))))
-        for name, v in parts_by_layer.items()
-    }
+    if isinstance(posterior, FactorialGaussian):
+        return posterior.moments()
+    device = next(model.parameters()).device
+    theta = posterior(standard_noise(draws, posterior.noise_dimension, seed, device=device))
+    return theta.mean(0), theta.std(0)
 
 
 @torch.no_grad()
@@ -157,10 +139,10 @@ def log_ratios(
 def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
     """Estimate k-hat, the generalised Pareto shape of the largest importance ratios.
 
-    Weighted means of K draws are unreliable if k-hat exceeds 1 - 1 / log10(K) (Vehtari et al. 2024,
-    "Pareto smoothed importance sampling", section 3.2; Yao et al. 2018, "Yes, but did it work?"). A
-    small k-hat does not imply that the draws cover the exact posterior. The tail consists of the
-    min(K / 5, 3 sqrt(K)) largest ratios. The error at 200 draws is about 0.2.
+    Weighted means are reliable below `pareto_k_threshold` (Vehtari et al. 2024, "Pareto smoothed
+    importance sampling"; Yao et al. 2018, "Yes, but did it work?"). A small k-hat does not imply
+    that the draws cover the exact posterior. The tail consists of the min(K / 5, 3 sqrt(K)) largest
+    ratios. The error at 200 draws is about 0.2.
     """
     largest = np.sort(log_ratios)
     tail = math.ceil(min(0.2 * len(largest), 3.0 * math.sqrt(len(largest))))
@@ -173,6 +155,11 @@ def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
     if excess[-1] < np.finfo(float).eps:
         return 0.0  # all ratios are equal
     return pareto_shape(np.maximum(excess, TINY))
+
+
+def pareto_k_threshold(draws: int) -> float:
+    """Compute min(1 - 1 / log10 S, 0.7) for S draws (Vehtari et al. 2024, section 3.2.4)."""
+    return min(1.0 - 1.0 / math.log10(draws), 0.7)
 
 
 def pareto_shape(excess: Float64[np.ndarray, "M"]) -> float:
@@ -203,12 +190,6 @@ def _divergence(model: BayesianModel, eps: Float[Tensor, "K E"]) -> Float[Tensor
     assert isinstance(posterior, LocationScale)
     log_q = log_normal(eps, 1.0) - posterior.moments()[1].log().sum()
     return log_q - posterior.log_prior(posterior(eps))
-
-
-def _by_layer(model: BayesianModel, values: Tensor) -> dict[str, Tensor]:
-    slots = getattr(model.network, "slots", [])
-    parts = values.split([slot.size for slot in slots])
-    return {slot.name: part for slot, part in zip(slots, parts, strict=True)}
 
 
 def _flops(model: BayesianModel, x: Tensor) -> float:

@@ -129,6 +129,7 @@ class GaussianPosterior(Posterior):
         self.theta_dimension = dimension
         self.prior = prior
         self.trains_without_noise = prior.has_analytic_kl
+        self.prior_std = prior.std if isinstance(prior, GaussianPrior) else None
         self.mu = nn.Parameter(torch.zeros(dimension))
         rho = math.log(math.expm1(math.exp(initial_log_std)))
         self.rho = nn.Parameter(torch.full((dimension,), rho))

@@ -70,7 +70,8 @@ class Likelihood(nn.Module):
         """Compute a proper score (lower is better), the log-likelihood and the error of each row.
 
         For classes, two columns follow: the log-probability of all wrong labels, and the mean of
-        their log-likelihoods weighted by their probabilities.
+        their log-likelihoods weighted by their probabilities. The last column is the row's
+        epistemic uncertainty: BALD in nats, or the standard deviation of the draws' means.
         """
         raise NotImplementedError
 
@@ -132,7 +133,7 @@ class Categorical(Likelihood):
 
     def validation(
         self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
-    ) -> Float[Tensor, "N 5"]:
+    ) -> Float[Tensor, "N 6"]:
         probs = log_probs.exp().mean(0).double()
         true_probs = probs.gather(1, y[:, None])[:, 0]
         # Brier score: the sum over classes of (p_c - [y = c])^2.
@@ -143,6 +144,8 @@ class Categorical(Likelihood):
         wrong = mixed.gather(1, classes + (classes >= y[:, None]).long())  # all classes except y
         wrong_mean = (wrong.softmax(1) * wrong).sum(1)
         columns = [brier, log_likelihood, self.errors(probs, y), wrong.logsumexp(1), wrong_mean]
+        entropies = torch.special.entr(log_probs.double().exp()).sum(2)
+        columns.append(torch.special.entr(probs).sum(1) - entropies.mean(0))
         return torch.stack(columns, dim=1)
 
     def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
@@ -213,11 +216,12 @@ class Gaussian(Likelihood):
 
     def validation(
         self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
-    ) -> Float[Tensor, "N 3"]:
+    ) -> Float[Tensor, "N 4"]:
         moments = moments.double()
         log_likelihood = self.mixture_log_likelihood(moments, y)
         errors = self.errors(moments.mean(0), y)
-        return torch.stack([crps(moments, y), log_likelihood, errors], dim=1)
+        epistemic = moments[..., 0].std(0, correction=0)
+        return torch.stack([crps(moments, y), log_likelihood, errors, epistemic], dim=1)
 
     @torch.no_grad()
     def start(self, y: Float[Tensor, "N"]) -> None:

@@ -199,7 +199,7 @@ def plan_lines(plan: Plan) -> list[str]:
     by = "by group" if recipe.data.group else "by time" if recipe.data.time else None
     stopping = "early stopping" if training.early_stopping else "until convergence"
     steps = (
-        f"batches of {training.batch_rows}, learning rate {training.learning_rate:g}, {stopping}, "
+        f"batches of {training.batch_rows}, learning rate {recipe.learning_rate:g}, {stopping}, "
         f"up to {training.max_epochs} epochs"
     )
     parts = {

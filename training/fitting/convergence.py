@@ -1,138 +1,126 @@
-"""Convergence diagnostics of a variational fit."""
+"""Convergence diagnostics of a variational fit, for the log and the manifest."""
 
-import math
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from training.bayes.diagnostics import (
     RATIO_DRAWS,
+    active_units,
     bound,
     guess_nll,
     log_ratios,
-    log_std_by_layer,
     pareto_k,
-    pulls,
+    pareto_k_threshold,
 )
+from training.bayes.likelihoods import Categorical
 from training.bayes.network import BayesianModel
-from training.bayes.variational_hypernet import HyperLayer
 from training.seeds import Stream, hash_key
 
-WINDOW = 0.2  # share of the last epochs over which curves must be level
-HALF_WINDOW = 0.05  # share of the epochs over which `later_fall` averages
-# Maximum relative change of a level curve: of the bound over half of the path, of the spread per
-# epoch.
-LEVEL = 0.01
-# The remaining fall is proportional to path^-EXPONENT. The exponent was measured on digits.
-EXPONENT = 0.5
-SETTLED_PULL = 0.25
+MAX_CHANGE = 0.2  # median change of uncertainty without a warning
+MIN_BALD = 0.01  # nats; added to BALD, since changes of smaller values do not matter
 
 
 def convergence(
     model: BayesianModel,
     train: tuple[Tensor, Tensor],
-    history: list[dict[str, float | int]],
+    uncertainty: Float[Tensor, "E N"],
+    learning_rates: list[float],
     kl_weight: float,
-    start: dict[str, float],
     seed: int,
-    alpha: float = 0.0,
+    has_bound: bool = True,
 ) -> dict[str, Any]:
-    """Compute convergence diagnostics for the manifest, with a one-line summary in `says`.
+    """Compute convergence diagnostics of a fitted model.
 
-    Bound and pulls are omitted if the objective is not the evidence lower bound: for another
-    `alpha`, and for layers whose posterior depends on their input.
+    Args:
+        model: the fitted model.
+        train: inputs and targets of the training rows.
+        uncertainty: of validation rows after each epoch, up to the epoch of the model.
+        learning_rates: of these epochs.
+        kl_weight: the weight of the KL per row.
+        seed: of the draws.
+        has_bound: whether the objective is the evidence lower bound.
     """
-    facts: dict[str, Any] = bound(model, *train, len(train[0]), seed)
-    has_bound = alpha == 0 and not any(isinstance(m, HyperLayer) for m in model.modules())
+    facts: dict[str, Any] = {}
+    change = uncertainty_change(uncertainty, learning_rates, model)
+    if change is not None:
+        facts["uncertainty_change"] = change
+    units = active_units(model, seed)
+    if units:
+        facts["active_units"] = sum(active for active, _ in units.values())
+        facts["units"] = sum(total for _, total in units.values())
+        facts["layers"] = {
+            name: {"active_units": active, "units": total}
+            for name, (active, total) in units.items()
+        }
+    terms = bound(model, *train, len(train[0]), seed)
     if not has_bound:
-        del facts["negative_elbo"], facts["negative_elbo_error"]
+        terms = {key: terms[key] for key in ("nll", "kl")}
+    facts |= terms
+    if has_bound:
+        key = hash_key(seed, Stream.IMPORTANCE)
+        ratios = log_ratios(model, *train, kl_weight, RATIO_DRAWS, key)
+        if ratios is not None:
+            facts["pareto_k"] = pareto_k(ratios)
+            facts["pareto_k_threshold"] = pareto_k_threshold(len(ratios))
     if getattr(model.likelihood, "log_weights", None) is None:
         facts["guess_nll"] = guess_nll(train[1])
-    slopes = {
-        key: slope([m[key] for m in history])
-        for key in ("objective", "log_std")
-        if key in history[-1]
-    }
-    facts["objective_slope"], facts["objective_slope_error"] = slopes["objective"]
-    if "log_std" in slopes:
-        facts["spread_rise"] = math.expm1(slopes["log_std"][0])
-    ends = log_std_by_layer(model, seed)
-    pulled = pulls(model, *train, kl_weight, seed) if has_bound else {}
-    prior_std = getattr(model.posterior, "prior_std", None)
-    facts["layers"] = {
-        name: {
-            "std": math.exp(end),
-            **({"start_std": math.exp(start[name])} if name in start else {}),
-            **({} if prior_std is None else {"prior_std": prior_std}),
-            **({"pull": pulled[name][0], "pull_error": pulled[name][1]} if name in pulled else {}),
-        }
-        for name, end in ends.items()
-    }
-    ratios = log_ratios(model, *train, kl_weight, RATIO_DRAWS, hash_key(seed, Stream.IMPORTANCE))
-    if ratios is not None:
-        facts["pareto_k"] = pareto_k(ratios)
-    faults = list(_faults(facts, history))
-    facts["settled"] = not faults
-    facts["says"] = "the posterior has settled"
-    if faults:
-        facts["says"] = "the posterior had not converged: " + "; ".join(faults)
+    facts["summary"] = summarise(facts)
     return facts
 
 
-def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, float]:
-    """Estimate the slope per epoch at the end of a curve by least squares.
+def uncertainty_change(
+    uncertainty: Float[Tensor, "E N"], learning_rates: list[float], model: BayesianModel
+) -> dict[str, float] | None:
+    """Compute how much each row's uncertainty changed over the second half of a fit.
 
-    Returns the slope and its standard error.
+    The fit's halves have equal sums of learning rates, because the rates decay. The change of a row
+    is max(u, v) / min(u, v) - 1, where u and v are its uncertainties in the middle and at the end.
+
+    Returns the median and the 90th percentile over rows, or None after fewer than two epochs.
     """
-    last = np.array(values[-_window(len(values), share) :], dtype=np.float64)
-    if len(last) < 3:
-        return math.nan, math.nan
-    epochs = np.arange(len(last)) - (len(last) - 1) / 2
-    estimate = float(epochs @ last / (epochs @ epochs))
-    residuals = last - last.mean() - estimate * epochs
-    variance = float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs)
-    return estimate, math.sqrt(variance)
+    if len(uncertainty) < 2:
+        return None
+    path = np.cumsum(learning_rates)
+    middle = min(int(np.searchsorted(path, path[-1] / 2)), len(path) - 2)
+    smallest = MIN_BALD if isinstance(model.likelihood, Categorical) else torch.finfo().tiny
+    middle_log, end_log = (uncertainty[[middle, -1]].double() + smallest).log()
+    changes = torch.expm1((end_log - middle_log).abs())
+    median, high = torch.quantile(changes, torch.tensor([0.5, 0.9], dtype=torch.float64)).tolist()
+    return {"median": median, "p90": high}
 
 
-def later_fall(history: list[dict[str, float | int]]) -> tuple[float, float]:
-    """Compute the decrease of the bound over the second half of the path, and its standard error.
+def summarise(facts: dict[str, Any]) -> str:
+    """Summarise the diagnostics in a line of the log."""
+    parts = []
+    change = facts.get("uncertainty_change")
+    if change is not None:
+        median, high = (f"{100 * change[key]:.2g} %" for key in ("median", "p90"))
+        parts.append(
+            f"uncertainty of validation rows changed by {median} over the second half of the fit "
+            f"(90th percentile {high})"
+        )
+    if "units" in facts:
+        parts.append(f"{facts['active_units']} of {facts['units']} units active")
+    if "negative_elbo" in facts:
+        parts.append(f"negative ELBO {facts['negative_elbo']:.4g} nats per row")
+    if "pareto_k" in facts:
+        parts.append(
+            f"k-hat {facts['pareto_k']:.2g} (good below {facts['pareto_k_threshold']:.2g})"
+        )
+    return "; ".join(parts)
 
-    The path is the cumulative learning rate. After the learning rate has decayed, the slope per
-    epoch is small even if the bound could still fall. The fall over half of the path is comparable
-    to the fall that a path of twice the length would add.
-    """
-    path = np.cumsum([m["learning_rate"] for m in history])
-    half, window = int(np.searchsorted(path, path[-1] / 2)), _window(len(history), HALF_WINDOW)
-    begin = max(0, half - window // 2)
-    bounds = np.array([m["objective"] for m in history], dtype=np.float64)
-    middle, end = bounds[begin : begin + window], bounds[-window:]
-    return float(middle.mean() - end.mean()), float(end.std(ddof=1) * math.sqrt(2 / window))
 
-
-def _window(epochs: int, share: float = WINDOW) -> int:
-    return max(3, math.ceil(share * epochs))
-
-
-def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> list[str]:
-    if len(history) < 3:
-        return ["too few epochs to tell"]
-    faults = []
-    size = abs(float(np.mean([m["objective"] for m in history[-_window(len(history)) :]])))
-    fall, error = later_fall(history)
-    if fall > max(2 * error, LEVEL * size):
-        share, times = 100 * fall / size, math.ceil((fall / (LEVEL * size)) ** (1 / EXPONENT))
-        factor = "more than ten" if times > 10 else f"about {times}"
-        fault = f"its bound fell {share:.2g} % over the second half of the path of learning rates"
-        advice = f"train {factor} times as many epochs, or continue with fit --warm-start"
-        faults.append(f"{fault} ({advice})")
-    rise = facts.get("spread_rise", 0.0)
-    if abs(rise) > LEVEL:
-        change = "rose" if rise > 0 else "fell"
-        faults.append(f"its spread still {change} {100 * abs(rise):.2g} % an epoch")
-    for name, layer in facts["layers"].items():
-        pull = layer.get("pull", 0.0)
-        if abs(pull) > max(SETTLED_PULL, 3 * layer.get("pull_error", 0.0)):
-            direction = "less" if pull > 0 else "more"
-            faults.append(f"the bound favours {direction} spread in layer {name}")
-    return faults
+def change_warning(facts: dict[str, Any]) -> str | None:
+    """Return a warning if the uncertainty had not converged."""
+    change = facts.get("uncertainty_change")
+    if change is not None and change["median"] <= MAX_CHANGE:
+        return None
+    remedy = "train for more epochs, or continue with `dubito fit --warm-start NAME`"
+    if change is None:
+        return f"the fit was too short to measure its convergence: {remedy}"
+    share = f"{100 * change['median']:.2g} %"
+    return f"uncertainty still changed by {share} over the second half of the fit: {remedy}"

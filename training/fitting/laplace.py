@@ -146,7 +146,7 @@ def fit_laplace(
         "determined_weights": eigen.effective_parameters(precision),
         "std": eigen.std(precision).log().mean().exp().item(),
         "seconds": round(time.monotonic() - start, 1),
-        "says": f"laplace, {posterior.structure}, {weights} weights: "
+        "summary": f"laplace, {posterior.structure}, {weights} weights: "
         f"prior_std {precision**-0.5:.3g} {reason}, "
         f"log marginal likelihood {evidence / len(train[0]):.4g} nats a row",
     }

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model_store.artifacts.disk import replace_file
 from model_store.errors import DubitoError, InvalidInput
-from training.bayes.diagnostics import log_std_by_layer, mean_log_std
+from training.bayes.diagnostics import mean_log_std
 from training.bayes.likelihoods import Categorical
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
@@ -64,6 +64,7 @@ from training.versions import Parent
 
 CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000
+MAX_UNCERTAINTY_ROWS = 500  # validation rows for the convergence report
 MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
 WRITE_INTERVAL_S = 1  # minimum between two writes of metrics.jsonl
 PLOT_INTERVAL_S = 20  # minimum between two plots
@@ -129,14 +130,15 @@ class Run:
         model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id)
         self.model = model.to(device)
         self.laplace: dict[str, Any] | None = None  # facts for the manifest, after its fit
-        self.optimizer = adam(self.model, recipe.training)
+        self.optimizer = adam(self.model, recipe)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # NLL, KL, metric
         # The loss of each step of the epoch, at the full KL weight.
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
         self.best: dict[str, Tensor] = {}
         # The scores of the best epoch, per validation row or step; a scalar for early stopping.
         self.lowest: Tensor | None = None
-        self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8), {})
+        self.uncertainty: list[Tensor] = []  # of validation rows, after each epoch
+        self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8))
         self.plotted = time.monotonic()
         self.written = 0.0
         self.resumed = self.checkpoint.exists()
@@ -162,8 +164,6 @@ class Run:
             assert isinstance(likelihood, Categorical)
             assert likelihood.log_weights is not None
             likelihood.log_weights.copy_(torch.from_numpy(np.log(class_weights)))
-        if recipe.is_variational:
-            self.progress.start_log_std = log_std_by_layer(self.model, self.spread_seed)
         if recipe.network.factory is not None:
             examples = None if recipe.is_standardised else rows[:CHECKED_ROWS].cpu()
             check_exports(self.model, examples)
@@ -253,7 +253,7 @@ class Run:
             finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
         )
         after = self._validate()
-        self.laplace["says"] += loss_warning(before, after, self.model.likelihood, section)
+        self.laplace["summary"] += loss_warning(before, after, self.model.likelihood, section)
 
     def _step(self, index: Tensor) -> None:
         settings, step = self.recipe.training, self.progress.step
@@ -288,7 +288,8 @@ class Run:
                 f"(delete {self.checkpoint} to start the fit again)"
             )
         likelihood = self.model.likelihood
-        scores, log_likelihood, errors, *wrong = self._validate().unbind(1)
+        scores, log_likelihood, errors, *wrong, uncertainty = self._validate().unbind(1)
+        self.uncertainty.append(uncertainty[:MAX_UNCERTAINTY_ROWS].float().cpu())
         stopping = add_wrong_row(log_likelihood, *wrong) if wrong else log_likelihood.mean()
         with torch.no_grad():
             theta = self.model.posterior(self._validation_noise())
@@ -309,9 +310,10 @@ class Run:
         }
         if isinstance(self.stopping, EarlyStopping):
             metrics["stopping_log_likelihood"] = stopping.item()
-        if self.progress.start_log_std:
-            by_layer = log_std_by_layer(self.model, self.spread_seed)
-            metrics["log_std"] = mean_log_std(self.model, by_layer)
+        if self.recipe.is_variational:
+            log_std = mean_log_std(self.model, self.spread_seed)
+            if log_std is not None:
+                metrics["log_std"] = log_std
         history = self.progress.history
         history.append(metrics)
         if self._is_best(epoch, scores, stopping):
@@ -379,6 +381,8 @@ class Run:
             "sums": self.sums,
             "losses": self.losses,
         }
+        if self.uncertainty:
+            tensors["uncertainty"] = torch.stack(self.uncertainty)
         if self.lowest is not None:
             tensors["lowest"] = self.lowest
         write_checkpoint(self.checkpoint, tensors, vars(self.progress))
@@ -391,6 +395,7 @@ class Run:
             self.best = {name: t for name, t in tensors.items() if name.startswith("best.")}
             self.sums.copy_(tensors["sums"])
             self.losses.copy_(tensors["losses"])
+            self.uncertainty = [*tensors.get("uncertainty", ())]
             self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
             self.progress = Progress(**facts)
         except (RuntimeError, ValueError, KeyError, TypeError):
@@ -408,14 +413,15 @@ def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenan
     if run.laplace is not None:
         facts["laplace"] = run.laplace
     if run.recipe.is_variational:
+        best_epoch = run.progress.best_epoch
         facts["convergence"] = convergence(
             run.model,
             run.train,
-            run.progress.history,
+            torch.stack(run.uncertainty[:best_epoch]),
+            [metrics["learning_rate"] for metrics in run.progress.history[:best_epoch]],
             run.full_kl_weight,
-            run.progress.start_log_std,
             run.spread_seed,
-            run.recipe.alpha,
+            run.recipe.has_bound,
         )
     return Provenance(
         run=run.progress.token,

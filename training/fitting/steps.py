@@ -217,13 +217,13 @@ def kl_weight(
     return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
 
 
-def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
+def adam(model: BayesianModel, recipe: Recipe) -> torch.optim.Adam:
     """Create an Adam optimiser with a higher learning rate for log standard deviations."""
     spread = model.posterior.spread_parameters()
     means = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
-    final = settings.final_learning_rate
+    final = recipe.training.final_learning_rate
     rates = (
-        (means, settings.learning_rate, final),
+        (means, recipe.learning_rate, final),
         (spread, SPREAD_RATE, FINAL_SPREAD_RATE * final),
     )
     on_gpu = next(model.parameters()).is_cuda

@@ -10,10 +10,10 @@
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from training.fitting.convergence import LEVEL, slope
 from training.methods import Laplace
 from training.recipe import Recipe, TrainingSection
 from training.versions import Parent
@@ -23,6 +23,7 @@ Metrics = dict[str, float | int]  # a line of metrics.jsonl
 PLATEAU_STEPS, PLATEAU_EPOCHS = 600, 5  # lower limits of the default `patience`
 STOPPING_STEPS, STOPPING_EPOCHS = 400, 16  # the same for early stopping
 COOLING = 1 / 2  # decay epochs, as a share of the epochs before
+LEVEL = 0.01  # the same, relative to its value
 LEVEL_NATS = 0.01  # maximum change of a level curve over the window, per row
 LEVELLED_OFF = "levelled off"  # part of the reason if a plateau ended the fit
 AT_LIMIT = "the limit of training.max_epochs"
@@ -37,7 +38,6 @@ class Progress:
     history: list[Metrics]
     seconds: float
     token: str  # identifies the run in the manifest
-    start_log_std: dict[str, float]  # initial log std of theta by layer, for variational methods
     levelled: int = 0  # epoch after which the rates began to decay; 0 before the decay
     still_moving: list[str] = field(default_factory=list)  # curves that were not level
 
@@ -168,7 +168,7 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
 
     def rise(key: str, min_rise: float) -> float:
         """Compute the rise over the window, or 0 if it is small or insignificant."""
-        per_epoch, error = slope([m[key] for m in history[-window:]], share=1.0)
+        per_epoch, error = slope([m[key] for m in history[-window:]])
         is_rise = abs(per_epoch) > 2 * error and abs(per_epoch) * window > min_rise
         return per_epoch * window if is_rise else 0.0
 
@@ -182,6 +182,18 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
         if "log_std" in history[-1] and rise("log_std", 5 * LEVEL) != 0:
             moving.append("the spread still moved")
     return moving
+
+
+def slope(values: list[float | int]) -> tuple[float, float]:
+    """Estimate the slope per epoch of a curve by least squares, with its standard error."""
+    curve = np.array(values, dtype=np.float64)
+    if len(curve) < 3:
+        return math.nan, math.nan
+    epochs = np.arange(len(curve)) - (len(curve) - 1) / 2
+    estimate = float(epochs @ curve / (epochs @ epochs))
+    residuals = curve - curve.mean() - estimate * epochs
+    variance = float(residuals @ residuals) / (len(curve) - 2) / float(epochs @ epochs)
+    return estimate, math.sqrt(variance)
 
 
 def add_wrong_row(

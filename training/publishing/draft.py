@@ -42,6 +42,7 @@ from training import log
 from training.calibration.calibrate import CategoryChoice, calibrate
 from training.data import Rows
 from training.evaluation.figures import Figure, values
+from training.fitting.convergence import change_warning
 from training.methods import METHODS, Laplace, Method
 from training.provenance import Provenance
 from training.publishing.quality import MeasuredRows, Quality, measure
@@ -198,6 +199,10 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
         cause = "training failed: " if provenance.recalibrated is None else ""
         yield f"{cause}the network alone is overconfident (temperature {tempering.value:.4g})"
     facts = provenance.convergence or {}
+    warning = change_warning(facts) if facts else None
+    # Early stopping ends a fit on purpose before it converges.
+    if warning is not None and not (recipe and recipe["training"].get("early_stopping")):
+        yield warning
     if facts.get("nll", -math.inf) >= facts.get("guess_nll", math.inf):
         figures = f"{facts['nll']:.3g} against {facts['guess_nll']:.3g} nats per row"
         yield (

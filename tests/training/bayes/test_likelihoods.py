@@ -60,7 +60,7 @@ def test_one_more_row_is_wrong_by_the_networks_own_odds():
     wrong = [probs[i, c].item() for i in range(6) for c in range(3) if c != y[i]]
     of_error = sum(p * math.log(p) for p in wrong) / sum(wrong)
     right = probs[torch.arange(6), y].log()
-    _, log_likelihood, _, *columns = Categorical(3).validation(log_probs, y).unbind(1)
+    _, log_likelihood, _, *columns, _ = Categorical(3).validation(log_probs, y).unbind(1)
     torch.testing.assert_close(log_likelihood, right)
     actual = add_wrong_row(log_likelihood, *columns).item()
     assert actual == pytest.approx((right.sum().item() + of_error) / 7)
@@ -73,20 +73,23 @@ def test_rows_that_are_all_right_are_likeliest_as_if_one_more_were_wrong():
     actual = []
     for row in log_probs:
         of_rows = Categorical(2).validation(row.expand(1, rows, -1), y)
-        _, log_likelihood, _, *wrong = of_rows.unbind(1)
+        _, log_likelihood, _, *wrong, _ = of_rows.unbind(1)
         actual.append(add_wrong_row(log_likelihood, *wrong).item())
     assert right[int(np.argmax(actual))].item() == pytest.approx(rows / (rows + 1), abs=1e-3)
 
 
 def test_an_error_counts_where_probabilities_are_0_in_single_precision():
     log_probs = torch.tensor([[[0.0, -800.0, -900.0], [-900.0, 0.0, -700.0]]])
-    _, log_likelihood, _, *wrong = Categorical(3).validation(log_probs, torch.tensor([0, 1])).T
+    columns = Categorical(3).validation(log_probs, torch.tensor([0, 1])).T
+    _, log_likelihood, _, *wrong, _ = columns
     assert add_wrong_row(log_likelihood, *wrong).item() == pytest.approx(-700.0 / 3)
 
 
 def test_validation_says_of_the_mixture_what_the_service_does():
     moments, y = torch.randn(7, 30, 2, dtype=torch.float64), torch.randn(30, dtype=torch.float64)
-    _, log_likelihood, errors = Gaussian("homoscedastic").validation(moments, y).unbind(1)
+    columns = Gaussian("homoscedastic").validation(moments, y).unbind(1)
+    _, log_likelihood, errors, epistemic = columns
+    np.testing.assert_allclose(epistemic, moments[..., 0].numpy().std(0), rtol=1e-10)
     np.testing.assert_allclose(log_likelihood, log_density(moments.numpy(), y.numpy()), rtol=1e-10)
     np.testing.assert_allclose(errors, (moments[..., 0].mean(0) - y) ** 2, rtol=1e-10)
 

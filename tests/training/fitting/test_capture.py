@@ -20,7 +20,7 @@ def parameters_after(method, network, is_captured):
     y = (torch.arange(ROWS) % CLASSES).cuda()
     model = build(settings, (8, 8), CLASSES).cuda()
     initialise(model, x)
-    steps = Steps(model, settings, (8, 8), adam(model, settings.training), ROWS)
+    steps = Steps(model, settings, (8, 8), adam(model, settings), ROWS)
     if not is_captured:
         assert isinstance(steps.compute, GraphedFunction)
         steps.compute = steps.compute.compute

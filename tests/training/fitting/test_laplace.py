@@ -118,7 +118,7 @@ def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
         covariance(model.posterior), precision.inverse(), rtol=1e-3, atol=1e-7
     )
     facts = run_provenance(run, problem.splits)
-    assert facts.laplace["says"].startswith(
+    assert facts.laplace["summary"].startswith(
         "laplace, full, 6 weights: prior_std 1 as configured, log marginal likelihood -"
     )
     assert facts.convergence is None

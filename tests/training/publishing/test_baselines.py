@@ -149,13 +149,12 @@ def test_a_posterior_that_never_doubts_says_so_and_what_may_change_it(method, ch
 def test_a_posterior_that_says_no_more_than_a_guess_is_told(nll, collapsed):
     guess = guess_nll(torch.tensor([0, 1] * 50))
     assert guess == pytest.approx(log(2))
-    actual = list(fit_warnings(Provenance(convergence={"nll": nll, "guess_nll": guess})))
+    facts = {"nll": nll, "uncertainty_change": {"median": 0.1, "p90": 0.2}}
+    actual = list(fit_warnings(Provenance(convergence={**facts, "guess_nll": guess})))
     assert [f"{nll:.3g} against 0.693 nats per row" in item for item in actual] == [
         True
     ] * collapsed
-    assert list(fit_warnings(Provenance(convergence={"nll": nll}))) == list(
-        fit_warnings(Provenance())
-    )
+    assert list(fit_warnings(Provenance(convergence=facts))) == list(fit_warnings(Provenance()))
 
 
 def test_a_guess_at_targets_is_a_gaussian_of_them():
