@@ -1,4 +1,4 @@
-"""Flood a service from a local address, with the lowest priority.
+"""Flood a service from a local address, with a low priority.
 
     python -m tests.support.greedy PORT KIND ADDRESS SECONDS
 
@@ -79,7 +79,7 @@ LOOPS = {kind.__name__: kind for kind in (rows, wrong_keys, documents, pools, js
 
 def main():
     port, kind, address, seconds = int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
-    os.nice(19)
+    os.nice(10)
     counts = {}
     if kind == pages.__name__:
         pages(port, address, seconds)
