@@ -37,6 +37,12 @@ def strings(values, name="inputs"):
     return {"name": name, "datatype": "BYTES", "shape": [len(values)], "data": values}
 
 
+def binary(datatype, shape, content, name="x"):
+    """A tensor whose elements follow the JSON."""
+    size = {"binary_data_size": len(content)}
+    return {"name": name, "datatype": datatype, "shape": shape, "parameters": size}
+
+
 def elements(values):
     """Elements of BYTES as bytes."""
     return b"".join(struct.pack("<I", len(value)) + value for value in values)
@@ -51,9 +57,9 @@ def post(client, content, model="digits", parts=(), headers=(), encode=None):
     )
 
 
-def infer(client, inputs, model="digits", **fields):
+def infer(client, inputs, model="digits", parts=(), **fields):
     """The answer to a good request in JSON."""
-    answer = post(client, {"inputs": inputs, "parameters": {"seed": 7}, **fields}, model)
+    answer = post(client, {"inputs": inputs, "parameters": {"seed": 7}, **fields}, model, parts)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/json"
     return answer.json()
@@ -102,27 +108,11 @@ def native(client, inputs, model="digits", **fields):
 
 
 def assert_same(found, expected):
-    about = {
-        "model",
-        "version",
-        "seed",
-        "fpr",
-        "fdr",
-        "coverage",
-        "confidence",
-        "risk",
-        "priors",
-        "unknown_categories",
-        "columns",
-    }
-    requested = {
-        name: array
-        for name, array in expected.items()
-        if name not in about | {"classes"} - set(found)
-    }
-    assert set(found) == set(requested)
-    for name, array in requested.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    about = {"model", "version", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "priors"}
+    about |= {"unknown_categories", "columns", *({"classes"} - set(found))}
+    assert set(found) == set(expected) - about
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
 # What is answered
@@ -139,30 +129,16 @@ def test_rows_in_json_are_answered_as_by_predict(client, digits_rows, dtype):
 
 def test_rows_as_bytes_are_answered_as_by_predict(client, digits_rows):
     rows = digits_rows[:70]
-    content = {
-        "inputs": [
-            {
-                "name": "x",
-                "datatype": "FP32",
-                "shape": [70, 64],
-                "parameters": {"binary_data_size": rows.nbytes},
-            }
-        ],
-        "parameters": {"seed": 7, "binary_data_output": True},
-    }
     expected = native(client, rows.tolist())
-    answer = post(client, content, parts=[rows.tobytes()], headers={"Content-Type": ""})
-    assert answer.headers["content-type"] == "application/octet-stream"
-    assert_same(binary_arrays(answer), expected)
-    half = [
-        {
-            **content["inputs"][0],
-            "datatype": "FP16",
-            "parameters": {"binary_data_size": rows.nbytes // 2},
+    for datatype, dtype in (("FP32", "<f4"), ("FP16", "<f2")):
+        part = rows.astype(dtype).tobytes()
+        content = {
+            "inputs": [binary(datatype, [70, 64], part)],
+            "parameters": {"seed": 7, "binary_data_output": True},
         }
-    ]
-    halves = post(client, {**content, "inputs": half}, parts=[rows.astype("<f2").tobytes()])
-    assert_same(binary_arrays(halves), expected)
+        answer = post(client, content, parts=[part], headers={"Content-Type": ""})
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert_same(binary_arrays(answer), expected)
 
 
 def test_long_json_is_answered_as_short_is(client, digits_rows):
@@ -182,14 +158,8 @@ def test_pictures_come_as_files_in_bytes_or_base64_and_as_arrays(client):
         arrays(infer(client, [strings([base64.b64encode(PICTURE).decode()])], "pictures")), expected
     )
     content = elements([PICTURE])
-    request = {
-        "name": "x",
-        "datatype": "BYTES",
-        "shape": [1, 1],
-        "parameters": {"binary_data_size": len(content)},
-    }
-    answer = post(client, {"inputs": [request], "parameters": {"seed": 7}}, "pictures", [content])
-    assert_same(arrays(answer.json()), expected)
+    request = [binary("BYTES", [1, 1], content)]
+    assert_same(arrays(infer(client, request, "pictures", [content])), expected)
 
 
 def test_texts_come_as_bytes_and_as_strings(client):
@@ -197,14 +167,8 @@ def test_texts_come_as_bytes_and_as_strings(client):
     expected = native(client, texts, "texts")
     assert_same(arrays(infer(client, [strings(texts)], "texts")), expected)
     content = elements([text.encode() for text in texts])
-    request = {
-        "name": "x",
-        "datatype": "BYTES",
-        "shape": [2],
-        "parameters": {"binary_data_size": len(content)},
-    }
-    answer = post(client, {"inputs": [request], "parameters": {"seed": 7}}, "texts", [content])
-    assert_same(arrays(answer.json()), expected)
+    request = [binary("BYTES", [2], content)]
+    assert_same(arrays(infer(client, request, "texts", [content])), expected)
 
 
 @pytest.mark.parametrize("model", ["people", "rents"])
@@ -217,22 +181,8 @@ def test_tables_come_as_a_tensor_for_each_column(client, model):
     as_text = strings(["31", ""], "age")
     assert_same(arrays(infer(client, [as_text, strings(["Rome", ""], "city")], model)), expected)
     ages, cities = np.array([31.0, np.nan]).tobytes(), elements([b"Rome", b""])
-    inputs = [
-        {
-            "name": "age",
-            "datatype": "FP64",
-            "shape": [2],
-            "parameters": {"binary_data_size": len(ages)},
-        },
-        {
-            "name": "city",
-            "datatype": "BYTES",
-            "shape": [2],
-            "parameters": {"binary_data_size": len(cities)},
-        },
-    ]
-    answer = post(client, {"inputs": inputs, "parameters": {"seed": 7}}, model, [ages, cities])
-    assert_same(arrays(answer.json()), expected)
+    inputs = [binary("FP64", [2], ages, "age"), binary("BYTES", [2], cities, "city")]
+    assert_same(arrays(infer(client, inputs, model, [ages, cities])), expected)
 
 
 def test_long_tables_are_answered(client):
@@ -244,10 +194,9 @@ def test_long_tables_are_answered(client):
     ]
     assert_same(arrays(infer(client, inputs, "people")), native(client, rows, "people"))
     content = elements([text.encode() for text in inputs[1]["data"]])
-    del inputs[1]["data"]
-    inputs[1]["parameters"] = {"binary_data_size": len(content)}
-    answer = post(client, {"inputs": inputs, "parameters": {"seed": 7}}, "people", [content])
-    assert_same(arrays(answer.json()), native(client, rows, "people"))
+    inputs[1] = binary("BYTES", [3000], content, "city")
+    expected = native(client, rows, "people")
+    assert_same(arrays(infer(client, inputs, "people", [content])), expected)
 
 
 def test_groups_of_rows_come_as_a_tensor(client):
@@ -284,21 +233,11 @@ def test_parameters_are_numbers_or_strings_and_are_told(client, digits_rows):
 
 
 def test_what_clients_reserve_is_passed_over(client, digits_rows):
-    reserved = {
-        "sequence_id": 3,
-        "sequence_start": True,
-        "sequence_end": False,
-        "priority": 1,
-        "headers": {"a": "b"},
-    }
+    reserved = {"sequence_id": 3, "sequence_start": True, "sequence_end": False, "priority": 1}
     reserved |= {"content_type": "np", "triton_enable_empty_final_response": True, "timeout": 0}
-    answer = infer(
-        client,
-        [tensor(digits_rows[:1])],
-        parameters={"seed": 7, **reserved},
-        model_name="x",
-        model_version="3",
-    )
+    parameters = {"seed": 7, "headers": {"a": "b"}, **reserved}
+    named = {"model_name": "x", "model_version": "3"}
+    answer = infer(client, [tensor(digits_rows[:1])], parameters=parameters, **named)
     assert answer["parameters"] == {"seed": 7, "num_samples": 100, "fpr": 0.05, "coverage": 0.95}
 
 
@@ -394,19 +333,17 @@ def test_versions_are_named_in_the_path(client, digits_rows, version):
 )
 def test_bodies_may_be_compressed(client, digits_rows, coding, encode):
     rows = np.tile(digits_rows, (12, 1))[:4000]
-    sizes = {"binary_data_size": rows.nbytes}
-    content = {
-        "inputs": [{"name": "x", "datatype": "FP32", "shape": [4000, 64], "parameters": sizes}]
-    }
-    content["parameters"], content["outputs"] = {"seed": 7}, [{"name": "label"}]
+    part, outputs = rows.tobytes(), [{"name": "label"}]
+    inputs = [binary("FP32", [4000, 64], part)]
+    content = {"inputs": inputs, "parameters": {"seed": 7}, "outputs": outputs}
     headers = {"Content-Encoding": coding}
-    answer = post(client, content, parts=[rows.tobytes()], headers=headers, encode=encode)
+    answer = post(client, content, parts=[part], headers=headers, encode=encode)
     assert answer.status_code == 200, answer.text
-    plain = post(client, content, parts=[rows.tobytes()]).json()
+    plain = infer(client, inputs, parts=[part], outputs=outputs)
     assert answer.json()["outputs"] == plain["outputs"]
     full = encode(b"{}")
     for bad in (full[:-3], full + b"x", b"{}", b"", full + full):
-        text = refusal(client.post("/v2/models/digits/infer", content=bad, headers=headers))
+        text = refusal(post(client, bad, headers=headers))
         assert (
             text
             == f"body: expected a body compressed with {coding} (Content-Encoding), got another"
@@ -530,62 +467,46 @@ def test_tables_that_are_wrong_are_named(client):
 )
 def test_lengths_that_lie_are_refused(client, length, sizes, words):
     options = [
-        {**ROW, "name": f"{n}", "parameters": {"binary_data_size": size}}
+        {**binary("FP32", [1, 64], b"", f"{n}"), "parameters": {"binary_data_size": size}}
         for n, size in enumerate(sizes)
     ]
-    for item in options:
-        del item["data"]
     text = json.dumps({"inputs": options}).encode()
     headers = {HEADER: str(len(text)) if length is None else length}
-    answer = client.post("/v2/models/digits/infer", content=text + bytes(256), headers=headers)
+    answer = post(client, text + bytes(256), headers=headers)
     assert words in refusal(answer)
     if sizes == [256] and length == "0":
         extra = {**headers, HEADER: str(len(text))}
-        good = client.post("/v2/models/digits/infer", content=text + bytes(256), headers=extra)
+        good = post(client, text + bytes(256), headers=extra)
         assert good.status_code == 200
-        longer = client.post("/v2/models/digits/infer", content=text + bytes(257), headers=extra)
+        longer = post(client, text + bytes(257), headers=extra)
         assert (
             refusal(longer)
             == "body: expected binary data of the total binary_data_size, got 1 more bytes"
         )
-        cut = client.post(
-            "/v2/models/digits/infer",
-            content=text + bytes(256),
-            headers={HEADER: str(len(text) - 1)},
-        )
+        cut = post(client, text + bytes(256), headers={HEADER: str(len(text) - 1)})
         assert "body: expected JSON" in refusal(cut)
 
 
 def test_errors_of_every_kind_have_the_protocol_s_form(client):
-    for path in ("/v2/nothing", "/v2/models/digits/nothing", "/v2/repository/models/digits/load"):
-        assert refusal(client.get(path), 404).startswith(
-            "path: expected a path listed by docs/open-inference.md"
-        )
-    assert refusal(client.get("/v2/models/nothing"), 404).startswith("model: expected one of")
-    assert refusal(client.get("/v2/models/digits/versions/9"), 404).startswith(
-        "version: expected one of"
-    )
-    assert refusal(client.get("/v2/models/digits/versions/9/ready"), 404).startswith(
-        "version: expected one of"
-    )
-    assert refusal(client.post("/v2/models/nothing/infer", json={"inputs": [ROW]}), 404).startswith(
-        "model: expected"
-    )
+    for path, words in {
+        "nothing": "path: expected a path listed by docs/open-inference.md",
+        "models/digits/nothing": "path: expected",
+        "repository/models/digits/load": "path: expected",
+        "models/nothing": "model: expected one of",
+        "models/digits/versions/9": "version: expected one of",
+        "models/digits/versions/9/ready": "version: expected one of",
+    }.items():
+        assert refusal(client.get(f"/v2/{path}"), 404).startswith(words)
+    assert refusal(post(client, changed(), "nothing"), 404).startswith("model: expected")
     wrong = client.put("/v2/models/digits/infer", json={"inputs": [ROW]})
     assert wrong.headers["Allow"] == "POST"
     assert refusal(wrong, 405) == "method: expected POST, got PUT"
-    other = {"Content-Encoding": "br"}
-    assert refusal(
-        client.post("/v2/models/digits/infer", content=b"{}", headers=other), 415
-    ).startswith("Content-Enc")
-    late = client.post(
-        "/v2/models/digits/infer", json={"inputs": [ROW], "parameters": {"timeout": 1}}
-    )
+    other = post(client, b"{}", headers={"Content-Encoding": "br"})
+    assert refusal(other, 415).startswith("Content-Enc")
+    late = post(client, {"inputs": [ROW], "parameters": {"timeout": 1}})
     assert refusal(late, 504) == "the request's deadline passed before the answer was ready"
-    rows = {**ROW, "shape": [5000, 64], "data": [0] * 5000 * 64}
-    assert refusal(client.post("/v2/models/digits/infer", json={"inputs": [rows]}), 413).startswith(
-        "inputs.0.shape: expected at most 4096 rows"
-    )
+    rows = post(client, changed(shape=[5000, 64], data=[0] * 5000 * 64))
+    assert refusal(rows, 413).startswith("inputs.0.shape: expected at most 4096 rows")
     assert refusal(
         client.post("/v2/models/digits/infer?seed=3", json={"inputs": [ROW]})
     ).startswith("query: expected no parameters")
@@ -613,27 +534,20 @@ def test_limits_hold_and_come_before_what_they_limit(kinds, digits_rows):
     settings["DUBITO_MEMORY_BUDGET_BYTES"] = str(2 << 20)
     with open_client(kinds, limits=limits, **settings) as client:
         bomb, headers = gzip.compress(bytes(300 << 20)), {"Content-Encoding": "gzip"}
-        text = refusal(
-            client.post("/v2/models/digits/infer", content=bomb[:90_000], headers=headers), 413
-        )
+        text = refusal(post(client, bomb[:90_000], headers=headers), 413)
         assert text == "body: expected at most 100000 bytes when inflated, got more"
-        text = refusal(client.post("/v2/models/digits/infer", content=bytes(100_001)), 413)
+        text = refusal(post(client, bytes(100_001)), 413)
         assert text == "body: expected at most 100000 bytes, got more"
         long = json.dumps({"inputs": [ROW]}).encode() + b" " * 110_000
         assert refusal(
-            client.post("/v2/models/digits/infer", content=long, headers={HEADER: str(len(long))}),
+            post(client, long, headers={HEADER: str(len(long))}),
             413,
         )
         rows = digits_rows[:101].astype("u1")
-        head = {
-            "name": "x",
-            "datatype": "UINT8",
-            "shape": [101, 64],
-            "parameters": {"binary_data_size": rows.nbytes},
-        }
-        assert "at most 100 rows" in refusal(
-            post(client, {"inputs": [head]}, parts=[rows.tobytes()]), 413
-        )
+        part = rows.tobytes()
+        head = binary("UINT8", [101, 64], part)
+        refused = refusal(post(client, {"inputs": [head]}, parts=[part]), 413)
+        assert "at most 100 rows" in refused
         large = {"inputs": [{**ROW, "shape": [100, 64], "data": [1] * 6400}] * 7}
         assert post(client, json.dumps(large, separators=(",", ":")).encode()).status_code == 413, (
             "of memory"
@@ -695,14 +609,8 @@ def test_the_metadata_say_what_is_taken_and_given(client, model, digits_rows):
         shape = [2 if length == -1 else length for length in described["shape"]]
         assert described["shape"][0] == -1
         data = [values[described["datatype"]]] * int(np.prod(shape))
-        inputs.append(
-            {
-                "name": described["name"],
-                "datatype": described["datatype"],
-                "shape": shape,
-                "data": data,
-            }
-        )
+        names = {name: described[name] for name in ("name", "datatype")}
+        inputs.append({**names, "shape": shape, "data": data})
     described = {
         output["name"]: (output["datatype"], output["shape"]) for output in metadata["outputs"]
     }
