@@ -46,7 +46,7 @@ PREDICT_OPTIONS: Options = {
     "fpr": (float, "false-positive rate of the flag"),
     "fdr": (float, "false discovery rate of all flags together, instead of --fpr"),
     "coverage": (float, "coverage of prediction sets and intervals"),
-    "confidence": (float, "probability that the calibration achieves the coverage"),
+    "confidence": (float, "probability that the calibration keeps coverage and fpr"),
     "risk": (float, "maximum share of wrong labels among answered rows"),
 }
 ACQUIRE_OPTIONS: Options = {

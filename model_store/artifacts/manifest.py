@@ -280,6 +280,7 @@ class DetectorSpec(Record):
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
     ranking_rows: Annotated[int, Field(ge=1)]
+    ranking_copies: Annotated[int, Field(ge=0)] = 0  # ranking rows that equal an earlier one
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # in the calibration splits
     tail: Literal["predictive"] = "predictive"  # extrapolation beyond the reference scores

@@ -12,10 +12,10 @@ setting: Geifman and El-Yaniv, "Selective classification for deep neural network
 candidates are quantiles of the reference split's uncertainty, so they do not depend on the
 calibration split. For each candidate, the calibration rows that it answers test the hypothesis
 "the risk exceeds the level". With k wrong labels among n rows, the p-value is
-P(Binomial(n, level) <= k). A sequence of tests starts at each of `START_SHARES` and continues to
-larger thresholds until a test fails to reject. The result is the largest threshold that any
-sequence rejects. All sequences share the error 1 - CONFIDENCE equally, so with that confidence no
-true hypothesis is rejected.
+P(Binomial(n, level) <= k). The tests start at the smallest candidate at which the expected number
+of answered rows allows a wrong label, because fewer rows could only reject without any. They
+continue to larger thresholds until a test fails to reject. The start depends on the number of rows
+and the level only. So with probability CONFIDENCE, no true hypothesis is rejected.
 
 **Flagged rows.** Among n calibration rows, the flag fires on rows whose statistic exceeds the h-th
 largest calibration statistic, h = floor(fpr (n + 1)). Given that value, the other n - h calibration
@@ -32,7 +32,6 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 CONFIDENCE = 0.95
-START_SHARES = (0.125, 0.25, 0.5, 1.0)  # shares of answered reference rows
 NUM_CANDIDATES = 100
 DECIMALS = 4  # of the smallest risk
 NO_THRESHOLD = -math.inf  # answers no row
@@ -60,16 +59,22 @@ class Abstention:
         num_answered = uncertainty[order].searchsorted(self.candidates, side="right")
         num_wrong = np.concatenate([[0], is_wrong[order].cumsum()])[num_answered]
         p_values = binomial_cdf(num_wrong, num_answered, risk)
-        is_rejected = p_values <= (1.0 - CONFIDENCE) / len(START_SHARES)
-        starts = [math.ceil(share * NUM_CANDIDATES) - 1 for share in START_SHARES]
-        last = max(_last_rejection(is_rejected, start) for start in starts)
-        return NO_THRESHOLD if last < 0 else float(self.candidates[last])
+        expected = unflagged * np.arange(1, NUM_CANDIDATES + 1) // NUM_CANDIDATES
+        one_wrong = np.minimum(1, expected)
+        allows_one = binomial_cdf(one_wrong, expected, risk) <= 1.0 - CONFIDENCE
+        start = int(allows_one.argmax()) if allows_one.any() else NUM_CANDIDATES - 1
+        num_rejected = np.cumprod(p_values[start:] <= 1.0 - CONFIDENCE).sum()
+        return float(self.candidates[start + num_rejected - 1]) if num_rejected else NO_THRESHOLD
 
-    def smallest_risk(self, num_flagged: int) -> float:
-        """Find the smallest risk at which any row is answered, or 1 if there is none."""
+    def smallest_risk(self, num_flagged: int, above: float = 0.0) -> float:
+        """Find a risk above `above` at which rows are answered, but not at the next smaller one.
+
+        Risks are multiples of 10^-DECIMALS. Returns 1 if there is none.
+        """
         steps = 10**DECIMALS
+        risks = range(math.floor(above * steps) + 1, steps)
         answers = lambda i: self.threshold(num_flagged, i / steps) != NO_THRESHOLD  # noqa: E731
-        return (1 + bisect_left(range(1, steps), True, key=answers)) / steps
+        return (risks.start + bisect_left(risks, True, key=answers)) / steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +146,3 @@ def binomial_cdf(
         + rest * math.log1p(-risk)
     )
     return np.exp(np.where(k <= wrong[:, None], log_pmf, -np.inf)).sum(axis=1)
-
-
-def _last_rejection(is_rejected: Bool[np.ndarray, "T"], start: int) -> int:
-    """Return the last of the consecutive rejections from `start`, or -1 if there are none."""
-    acceptances = np.flatnonzero(~is_rejected[start:])
-    stop = start + int(acceptances[0]) if len(acceptances) else len(is_rejected)
-    return stop - 1 if stop > start else -1

@@ -151,34 +151,63 @@ class RankTables:
         rows = [len(table.statistic) for table in self.by_category]
         return tuple(self.by_category[c] for c in cautious_categories(rows))
 
+    def flag_levels(
+        self, fpr: float, confidence: float | None = None, categories: Numbers | None = None
+    ) -> Values | float:
+        """Return the largest p-value that the flag fires on.
+
+        With a confidence, the level is h / (n + 1) for the largest h for which the flag's rate
+        given the calibration, which is distributed as Beta(h, n + 1 - h), does not exceed fpr with
+        that confidence (Bates et al. 2023, section 3; here for a single fpr).
+        """
+        if confidence is None:
+            return fpr
+        if self.kind is None or categories is None:
+            rows = len(self.statistic)
+            return (rows + 1 - confident_rank(rows, 1.0 - fpr, confidence)) / (rows + 1)
+        levels, cautious = (
+            [table.flag_levels(fpr, confidence) for table in tables]
+            for tables in (self.by_category, self._cautious)
+        )
+        return np.array([*levels, min(cautious)])[categories]
+
     def thresholds(
-        self, fpr: float, risk: float, categories: Numbers | None = None
+        self,
+        fpr: float,
+        risk: float,
+        categories: Numbers | None = None,
+        confidence: float | None = None,
     ) -> Values | float:
         if self.kind is None or categories is None:
-            return self.largest_uncertainty(fpr, risk)
+            return self.largest_uncertainty(fpr, risk, confidence)
         thresholds = np.full(len(self.by_category) + 1, NO_THRESHOLD)
         for c in np.unique(categories[categories != UNKNOWN]).tolist():
-            thresholds[c] = self.by_category[c].largest_uncertainty(fpr, risk)
+            thresholds[c] = self.by_category[c].largest_uncertainty(fpr, risk, confidence)
         return thresholds[categories]
 
-    def certifies(self, fpr: float, risk: float) -> bool:
+    def certifies(self, fpr: float, risk: float, confidence: float | None = None) -> bool:
         tables = self.by_category or (self,)
-        return any(table.largest_uncertainty(fpr, risk) != NO_THRESHOLD for table in tables)
+        thresholds = (table.largest_uncertainty(fpr, risk, confidence) for table in tables)
+        return any(threshold != NO_THRESHOLD for threshold in thresholds)
 
     @cached_property
-    def largest_uncertainty(self) -> Callable[[float, float], float]:
+    def largest_uncertainty(self) -> Callable[..., float]:
         return lru_cache(maxsize=MAX_CACHED_THRESHOLDS)(
-            lambda fpr, risk: self._abstention().threshold(self.count_flagged(fpr), risk)
+            lambda fpr, risk, confidence=None: self._abstention().threshold(
+                self.count_flagged(fpr, confidence), risk
+            )
         )
 
-    def smallest_risk(self, fpr: float) -> float:
+    def smallest_risk(
+        self, fpr: float, confidence: float | None = None, above: float = 0.0
+    ) -> float:
         if self.by_category:
-            return min(table.smallest_risk(fpr) for table in self.by_category)
-        return self._abstention().smallest_risk(self.count_flagged(fpr))
+            return min(table.smallest_risk(fpr, confidence, above) for table in self.by_category)
+        return self._abstention().smallest_risk(self.count_flagged(fpr, confidence), above)
 
-    def count_flagged(self, fpr: float) -> int:
-        rows = len(self.statistic)
-        return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
+    def count_flagged(self, fpr: float, confidence: float | None = None) -> int:
+        rows, level = len(self.statistic), self.flag_levels(fpr, confidence)
+        return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(level, side="right"))
 
     def _abstention(self) -> Abstention:
         if self.abstention is None:

@@ -115,7 +115,17 @@ class Prediction:
         )
         return ends if self.transform is None else to_target(self.transform, ends)
 
-    def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
+    def flag_levels(
+        self, fpr: float, confidence: float | None = None
+    ) -> Float64[np.ndarray, "N"] | float:
+        """Return the largest p-value of each row that the flag fires on."""
+        if isinstance(self.rank_tables, WeightedRows):
+            return fpr
+        return self.rank_tables.flag_levels(fpr, confidence, self.categories)
+
+    def abstains(
+        self, fpr: float, risk: float, confidence: float | None = None
+    ) -> Bool[np.ndarray, "N"]:
         """Mark the rows for which the service abstains.
 
         These include rows whose label differs between all draws and the calibrated draws.
@@ -125,10 +135,10 @@ class Prediction:
         """
         if isinstance(self.rank_tables, WeightedRows):
             raise ValueError("priors do not support a risk")
-        largest = self.rank_tables.thresholds(fpr, risk, self.categories)
+        largest = self.rank_tables.thresholds(fpr, risk, self.categories, confidence)
         scores = self.calibrated_scores
         answers = (scores.by_name()["variation_ratio"] <= largest) & (
-            self.judged_p_values.p_value > fpr
+            self.judged_p_values.p_value > self.flag_levels(fpr, confidence)
         )
         return ~answers | (scores.labels != self.scores.labels)
 
@@ -156,7 +166,7 @@ class DecisionOptions:
     fdr: float | None  # of flags
     coverage: float
     risk: float | None  # None: no abstention
-    confidence: float | None = None  # of the coverage; None: coverage on average
+    confidence: float | None = None  # of coverage and fpr; None: both hold on average
     priors: tuple[float, ...] | None = None  # class shares; None: as in training
 
 
@@ -167,7 +177,7 @@ class Decision:
     p_values: ConformalPValues
     categories: Int64[np.ndarray, "N"] | None
     flag: Bool[np.ndarray, "N"]
-    fired: dict[str, Bool[np.ndarray, "N"]]  # by detector, at `fpr`
+    fired: dict[str, Bool[np.ndarray, "N"]]  # by detector, at `fpr` and `confidence`
     prediction_set: Bool[np.ndarray, "N C"] | None  # only in a classification
     interval: Float64[np.ndarray, "N 2"] | None  # only in a regression
     abstain: Bool[np.ndarray, "N"] | None  # None without a risk
@@ -175,13 +185,16 @@ class Decision:
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
     """Decide about rows. Rows with missing cells are flagged, and abstained from."""
-    p_values, fpr = prediction.judged_p_values, options.fpr
+    p_values, confidence = prediction.judged_p_values, options.confidence
+    levels = prediction.flag_levels(options.fpr, confidence)
     flag = (
-        p_values.p_value <= fpr
+        p_values.p_value <= levels
         if options.fdr is None
         else benjamini_hochberg(p_values.p_value, options.fdr)
     )
-    abstain = None if options.risk is None else prediction.abstains(fpr, options.risk)
+    abstain = None
+    if options.risk is not None:
+        abstain = prediction.abstains(options.fpr, options.risk, confidence)
     if prediction.missing is not None:
         is_incomplete = prediction.missing.any(axis=1)
         flag = flag | is_incomplete
@@ -190,8 +203,8 @@ def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
         p_values=p_values,
         categories=prediction.categories,
         flag=flag,
-        fired={name: p_value <= fpr for name, p_value in p_values.detector_p_values.items()},
-        interval=prediction.intervals(options.coverage, options.confidence),
-        prediction_set=prediction.prediction_sets(options.coverage, options.confidence),
+        fired={name: p_value <= levels for name, p_value in p_values.detector_p_values.items()},
+        interval=prediction.intervals(options.coverage, confidence),
+        prediction_set=prediction.prediction_sets(options.coverage, confidence),
         abstain=abstain,
     )

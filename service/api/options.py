@@ -71,14 +71,14 @@ def decision_options(
             f"at least {format_rate(smallest)}, the smallest rate that {loaded.name} supports"
         )
         raise InvalidInput(field, expected, f"{rate}")
-    _check_coverage(envelope, loaded)
+    _check_confidence(envelope, fpr, loaded)
     priors = resolve_priors(envelope, loaded)
     if priors is not None:
         for name in INCOMPATIBLE_WITH_PRIORS:
             if getattr(envelope, name) is not None:
                 raise InvalidInput(name, "no value with priors, which void its guarantee", "both")
         return DecisionOptions(fpr, None, envelope.coverage, None, None, priors)
-    risk = _resolve_risk(envelope.risk, loaded, num_samples, fpr)
+    risk = _resolve_risk(envelope, loaded, num_samples, fpr)
     return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, envelope.confidence)
 
 
@@ -148,9 +148,15 @@ def group_numbers(groups: Sequence[str], spec: CategorySpec) -> Int64[np.ndarray
     return np.array([numbers.get(group, UNKNOWN) for group in groups], dtype=np.int64)
 
 
-def _check_coverage(envelope: PredictRequest, loaded: ModelVersion) -> None:
+def _check_confidence(envelope: PredictRequest, fpr: float, loaded: ModelVersion) -> None:
     if envelope.confidence is None:
         return
+    rows = loaded.model.calibration.max_judged_rows
+    if envelope.fdr is None and confident_rank(rows, 1.0 - fpr, envelope.confidence) > rows:
+        smallest = math.ceil(1e4 * (1.0 - largest_coverage(rows, envelope.confidence))) / 1e4
+        confidence = f"confidence {envelope.confidence:g} ({rows} rows)"
+        expected = f"at least {smallest:g}, which {loaded.name} can guarantee with {confidence}"
+        raise InvalidInput("fpr", expected, f"{fpr}")
     rows = loaded.model.calibration.max_true_rows
     if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
         largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
@@ -161,8 +167,9 @@ def _check_coverage(envelope: PredictRequest, loaded: ModelVersion) -> None:
 
 
 def _resolve_risk(
-    risk: float | None, loaded: ModelVersion, num_samples: int, fpr: float
+    envelope: PredictRequest, loaded: ModelVersion, num_samples: int, fpr: float
 ) -> float | None:
+    risk, confidence = envelope.risk, envelope.confidence
     spec, calibration = loaded.model.manifest.abstention, loaded.model.calibration
     if risk is None:
         return None if spec is None else spec.risk
@@ -171,8 +178,8 @@ def _resolve_risk(
         raise InvalidInput("risk", expected, f"{risk}")
     draws = calibration.calibrated_draws(num_samples)
     rank_tables = calibration.rank_tables(draws)
-    if not rank_tables.certifies(fpr, risk):
-        smallest = rank_tables.smallest_risk(fpr)
+    if not rank_tables.certifies(fpr, risk, confidence):
+        smallest = rank_tables.smallest_risk(fpr, confidence, risk)
         bound = f"at least {smallest:g}" if smallest < 1.0 else "none"
         expected = f"{bound}, which {loaded.name} can certify with {draws} draws"
         raise InvalidInput("risk", expected, f"{risk}")

@@ -21,7 +21,7 @@ from model_store.scores.records import concatenate
 logger = logging.getLogger("dubito")
 
 MAX_REQUEST_ROWS = 16  # evenly spaced; rows of one request are not independent
-RECENT_ROWS = 4096  # whose copies are ignored: a health check that repeats a row is not drift
+RECENT_ROWS = 4096  # whose copies are ignored if no calibration row is a copy
 MAX_WAITING_ROWS = 1 << 16  # while the shared test is unreachable: 1 MB
 BLOCK_ROWS = 64  # per bet, because a bet on one row takes as long
 
@@ -44,17 +44,26 @@ class DriftReport:
 
 @dataclass(frozen=True)
 class DriftTarget:
-    """A version, with its number of calibration gaps per bin of `EDGES`."""
+    """A version, with its number of calibration gaps per bin of `EDGES`.
+
+    If there are copies among the calibration rows, copies of live rows count like other rows.
+    Without them, the two sets of rows would have different distributions.
+    """
 
     name: str
     version: str
     gaps: Float64[np.ndarray, "B"] = field(compare=False)
+    has_copies: bool = False
 
     @classmethod
     def from_statistics(
-        cls, statistics: Float64[np.ndarray, "n"], name: str = "m", version: str = "1"
+        cls,
+        statistics: Float64[np.ndarray, "n"],
+        name: str = "m",
+        version: str = "1",
+        has_copies: bool = False,
     ) -> "DriftTarget":
-        return cls(name, version, binned_gaps(statistics))
+        return cls(name, version, binned_gaps(statistics), has_copies)
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ class Drift:
             self._evidence.reset(self.target)
 
     def watch(self, p_values: Float64[np.ndarray, "N"], digests: UInt64[np.ndarray, "n"]) -> None:
-        """Add the p-values of a request. Skip copies of recent rows, given the row digests."""
+        """Add the p-values of a request. Digests of the rows identify copies of recent rows."""
         rows = LiveRows(p_values[select_rows(len(p_values))], digests)
         self.take(rows)
         if self._evidence is not None:
@@ -118,7 +127,9 @@ class Drift:
 
     def take(self, rows: LiveRows) -> None:
         with self._lock:
-            p_values = rows.p_values[[self._is_new(digest) for digest in rows.digests.tolist()]]
+            p_values = rows.p_values
+            if not self.target.has_copies:
+                p_values = p_values[[self._is_new(digest) for digest in rows.digests.tolist()]]
             for start in range(0, len(p_values), BLOCK_ROWS):
                 self._pending.append(p_values[start : start + BLOCK_ROWS])
                 self._num_pending += len(self._pending[-1])

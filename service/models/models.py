@@ -303,7 +303,8 @@ class Models:
                 raise manifest.broken("manifest.json", "it changed while the version was loaded")
             model = Model.load(artifact, self.settings.worker_threads)
         tables = model.calibration.rank_tables(model.manifest.noise.default_draws)
-        target = DriftTarget.from_statistics(tables.statistic, *key)
+        has_copies = model.manifest.detectors.ranking_copies > 0
+        target = DriftTarget.from_statistics(tables.statistic, *key, has_copies)
         with self._lock:
             drift = self._drifts.setdefault(key, Drift(target, self._evidence))
             self._digests[key] = manifest.digest

@@ -203,10 +203,11 @@ def add_wrong_row(
 ) -> Float[Tensor, ""]:
     """Compute the mean held-out log-likelihood with an additional, mislabelled row.
 
-    By the rule of succession, after N correct predictions the next one is wrong with probability
-    1 / (N + 2). Without the additional row, a few correctly predicted rows would favour the most
-    confident network. The log-likelihood of the additional row is the average of
-    `wrong_log_likelihood` over rows, weighted by the probability exp(`log_wrong`) of a wrong label.
+    Without the additional row, a few correctly predicted rows would favour the most confident
+    network. As a pseudo-observation, it has the weight of one row: among constant probabilities of
+    N correct labels, the best is N / (N + 1). The log-likelihood of the additional row is the
+    average of `wrong_log_likelihood` over rows, weighted by the probability exp(`log_wrong`) of a
+    wrong label.
     """
     error = (log_wrong.softmax(0) * wrong_log_likelihood).sum()
     return (log_likelihood.sum() + error) / (len(log_likelihood) + 1)

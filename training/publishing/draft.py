@@ -144,6 +144,7 @@ def draft_version(
         draw_counts=exported.draw_counts,
         reference_rows=len(rows.reference),
         ranking_rows=len(rows.ranking),
+        ranking_copies=len(rows.ranking) - len({row.tobytes() for row in rows.ranking.x}),
         smallest_fpr=calibration.smallest_fpr,
         rows_per_draw_set=rows_per_draw_set(runtime, min(map(len, splits)), counts[-1]),
     )

@@ -110,6 +110,21 @@ def test_the_largest_coverage_is_kept_and_a_larger_one_is_not(rows, confidence):
     assert confident_rank(rows, largest + 1e-6 * (1 - largest), confidence) > rows
 
 
+@pytest.mark.parametrize(("rows", "fpr"), [(99, 0.1), (400, 0.05)])
+def test_the_flag_s_rate_given_the_calibration_is_kept_with_the_confidence(rows, fpr):
+    """300 calibrations by uniform statistics, under which the rate is 1 - the smallest flagged."""
+    generator, confidence = np.random.default_rng(rows), 0.9
+    broken = broken_on_average = 0
+    statistic = np.linspace(0, 1, 20_001)
+    for _ in range(300):
+        table = tables(np.sort(generator.uniform(size=rows)))
+        p_values = table.p_values(statistic, {}).p_value
+        broken += (p_values <= table.flag_levels(fpr, confidence)).mean() > fpr
+        broken_on_average += (p_values <= table.flag_levels(fpr)).mean() > fpr
+    largest = stats.binom(300, 1 - confidence).ppf(1 - 1e-6)
+    assert broken <= largest < broken_on_average
+
+
 def test_coverage_is_kept_with_the_confidence_asked_for():
     generator = np.random.default_rng(7)
     rows, coverage, choices = 60, 0.8, 4000

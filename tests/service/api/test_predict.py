@@ -139,7 +139,9 @@ def test_fields_are_consistent_with_each_other(client, digits_rows):
     assert {prediction["flag"] for prediction in predictions} == {True, False}
 
 
-def test_sets_are_larger_with_confidence_and_the_answer_says_it(client, digits_rows):
+def test_with_confidence_sets_are_larger_and_flags_rarer_and_the_answer_says_it(
+    client, digits_rows
+):
     rows = digits_rows.tolist()
     average = predict(client, rows, seed=1, coverage=0.97)
     sure = predict(client, rows, seed=1, coverage=0.97, confidence=0.99)
@@ -149,8 +151,12 @@ def test_sets_are_larger_with_confidence_and_the_answer_says_it(client, digits_r
     ]
     assert (np.array(sizes[1]) >= sizes[0]).all()
     assert sum(sizes[1]) > sum(sizes[0])
+    flags = [[row["flag"] for row in answer["predictions"]] for answer in (average, sure)]
+    assert (np.array(flags[1]) <= flags[0]).all()
+    assert sum(flags[1]) < sum(flags[0])
+    other = {"prediction_set": [], "flag": None, "detectors": {}}
     for row, with_confidence in zip(average["predictions"], sure["predictions"], strict=True):
-        assert {**row, "prediction_set": []} == {**with_confidence, "prediction_set": []}
+        assert {**row, **other} == {**with_confidence, **other}
     arrays = npz(
         client.post(
             "/predict",

@@ -92,6 +92,7 @@ def test_an_answer_states_what_it_was_judged_by(client, asked, stated):
     [
         ({"coverage": 0.9999, "confidence": 0.95}, "coverage", r"at most ([\d.]+),"),
         ({"coverage": 0.9999, "confidence": 0.123}, "coverage", r"at most ([\d.]+),"),
+        ({"fpr": 0.005, "confidence": 0.95}, "fpr", r"at least ([\d.]+),"),
         ({"risk": 0.0001}, "risk", r"at least ([\d.]+),"),
         ({"risk": 0.0001, "fpr": 0.2, "num_samples": 7}, "risk", r"at least ([\d.]+),"),
     ],

@@ -109,6 +109,29 @@ def test_tied_scores_raise_no_alarm(generator):
     assert report.largest_evidence < -math.log(1e-6)
 
 
+@pytest.mark.parametrize(("common", "share"), [(5, 0.1), (1, 0.5)])
+def test_streams_with_repeated_rows_raise_no_alarm(generator, common, share):
+    """Common rows are a share of all rows, and more typical than the others."""
+
+    def rows(count):
+        ids = np.where(
+            generator.uniform(size=count) < share,
+            generator.integers(common, size=count),
+            generator.integers(common, 2**60, size=count),
+        )
+        return ids.astype(np.uint64), np.where(ids < common, -2.0, generator.normal(size=count))
+
+    alarms = 0
+    for _ in range(200):
+        ids, ranking = rows(500)
+        has_copies = len(np.unique(ids)) < len(ids)
+        drift = Drift(DriftTarget.from_statistics(np.sort(ranking), has_copies=has_copies))
+        ids, scores = rows(1500)
+        drift.take(LiveRows(conformal_p_value(scores, np.sort(ranking)), ids))
+        alarms += drift.report().alarm
+    assert alarms <= stats.binom(200, FALSE_ALARM_RATE).ppf(1 - 1e-3)
+
+
 @pytest.mark.parametrize("rows_before", [0, 5000])
 @pytest.mark.parametrize(
     "drifted",
