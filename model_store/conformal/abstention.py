@@ -6,16 +6,19 @@ probability that the label of an answered row is wrong. With probability `CONFID
 the choice of the calibration split, the selective risk does not exceed the requested level. This
 assumes that calibration rows and new rows are independent and identically distributed.
 
-Fixed-sequence testing selects the threshold (Angelopoulos, Bates, Candes, Jordan and Lei, "Learn
+Sequential testing selects the threshold (Angelopoulos, Bates, Candes, Jordan and Lei, "Learn
 then test: calibrating predictive algorithms to achieve risk control", 2021, section 2.3; for the
 setting: Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017). The
 candidates are quantiles of the reference split's uncertainty, so they do not depend on the
 calibration split. For each candidate, the calibration rows that it answers test the hypothesis
 "the risk exceeds the level". With k wrong labels among n rows, the p-value is
-P(Binomial(n, level) <= k). The tests start at the smallest candidate at which the expected number
-of answered rows allows a wrong label, because fewer rows could only reject without any. They
-continue to larger thresholds until a test fails to reject. The start depends on the number of rows
-and the level only. So with probability CONFIDENCE, no true hypothesis is rejected.
+P(Binomial(n, level) <= k). The fallback procedure (Wiens and Dmitrienko, "The fallback procedure
+for evaluating a single family of hypotheses", 2005) divides the error 1 - CONFIDENCE between two
+starts: the smallest candidate at which the expected number of answered rows allows a wrong label,
+and the candidate that answers `LATE_START` of the rows. From a start, tests continue to larger
+thresholds until one fails to reject. A sequence that reaches the second start keeps its error and
+adds that of the start. So with probability CONFIDENCE, no true hypothesis is rejected. The result
+is the largest threshold that is rejected.
 
 **Flagged rows.** Among n calibration rows, the flag fires on rows whose statistic exceeds the h-th
 largest calibration statistic, h = floor(fpr (n + 1)). Given that value, the other n - h calibration
@@ -33,6 +36,7 @@ from jaxtyping import Bool, Float64, Int64
 
 CONFIDENCE = 0.95
 NUM_CANDIDATES = 100
+LATE_START, LATE_SHARE = 0.75, 0.3  # share of rows, and of the error
 DECIMALS = 4  # of the smallest risk
 NO_THRESHOLD = -math.inf  # answers no row
 TENSORS = ("abstention.candidates", "abstention.doubt", "abstention.is_wrong")
@@ -63,8 +67,17 @@ class Abstention:
         one_wrong = np.minimum(1, expected)
         allows_one = binomial_cdf(one_wrong, expected, risk) <= 1.0 - CONFIDENCE
         start = int(allows_one.argmax()) if allows_one.any() else NUM_CANDIDATES - 1
-        num_rejected = np.cumprod(p_values[start:] <= 1.0 - CONFIDENCE).sum()
-        return float(self.candidates[start + num_rejected - 1]) if num_rejected else NO_THRESHOLD
+        weights = np.zeros(NUM_CANDIDATES)
+        weights[start] = 1.0 - LATE_SHARE
+        weights[max(start, round(LATE_START * NUM_CANDIDATES) - 1)] += LATE_SHARE
+        threshold, share = NO_THRESHOLD, 0.0
+        for i, p_value in enumerate(p_values):
+            share += weights[i]
+            if share > 0 and p_value <= share * (1.0 - CONFIDENCE):
+                threshold = float(self.candidates[i])
+            else:
+                share = 0.0
+        return threshold
 
     def smallest_risk(self, num_flagged: int, above: float = 0.0) -> float:
         """Find a risk above `above` at which rows are answered, but not at the next smaller one.
