@@ -119,7 +119,7 @@ class Prediction:
         self, fpr: float, confidence: float | None = None
     ) -> Float64[np.ndarray, "N"] | float:
         """Return the largest p-value of each row that the flag fires on."""
-        if isinstance(self.rank_tables, WeightedRows):
+        if confidence is None or isinstance(self.rank_tables, WeightedRows):
             return fpr
         return self.rank_tables.flag_levels(fpr, confidence, self.categories)
 
