@@ -3,8 +3,8 @@
 Run `python -m benchmarks.steps [--rounds N] [--write]` in an environment that also has
 bayesian-torch, blitz-bayesian-pytorch and torch-uncertainty; missing libraries are left out. The
 network is 784-800-800-10, with 128 rows and one draw per step, fused Adam and one thread. Each round
-takes five steps of each model by turns. Times are processor times. A ratio is relative to a deterministic
-network in the same round. Other libraries draw all weights.
+takes five steps of each model by turns. Times are processor times. Ratios are relative to the
+deterministic network in the same round. Other libraries draw all weights.
 """
 
 import importlib.util
@@ -92,7 +92,7 @@ def peers() -> Iterator[tuple[str, type[nn.Module], dict[str, float]]]:
 
 
 def main() -> None:
-    parser = bare_parser(__doc__, "steps.md")
+    parser = bare_parser(__doc__, "training-steps.md")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -107,11 +107,13 @@ def main() -> None:
                 step(i)
             if number >= 0:
                 times[name].append((time.process_time() - start) / STEPS * 1000)
-    lines = ["| | ms per step | ratio to a deterministic step |", "|---|---|---|"]
+    intro = "784-800-800-10, 128 rows, one draw, fused Adam, one thread. Ratios: median (range)."
+    lines = ["# Training steps", "", f"{intro} Rounds: {options.rounds}.", ""]
+    lines += ["| | ms per step | ratio to a deterministic step |", "|---|---|---|"]
     for name, values in times.items():
         ratios = [a / b for a, b in zip(values, times["mle"], strict=True)]
         lines.append(f"| {name} | {statistics.median(values):.1f} | {spread(ratios)} |")
-    report(options, "steps", "\n".join(lines) + "\n")
+    report(options, "training-steps", "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
