@@ -410,7 +410,7 @@ def _infer_type(
         if code is not None and kind is None:
             message = "column %s: reading %r as %d (set --column %s=categorical if it is a code)"
             log.info(message, name, code, int(code), name)
-        floats = _map_cells(column, plain, pa.float64())
+        floats = _floats(column, plain)
         is_large = max(map(abs, plain.values()), default=0.0) > EXACT_INTEGERS
         is_exact = kind == "numeric" or not (is_large and all(map(WHOLE.fullmatch, texts)))
         return name, floats if is_exact else column
@@ -424,9 +424,9 @@ def _infer_type(
         message = "column %s: reading %r as %g (set `categorical` in data.columns to keep text)"
         log.info(message, name, first[:MAX_SHOWN], numbers[first])
         field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
-        return field, _map_cells(column, numbers, pa.float64())
+        return field, _map_cells(column, numbers)
     if len(plain) == len(texts):
-        return name, _map_cells(column, plain, pa.float64())
+        return name, _map_cells(column, plain)
     if not number_format.is_plain:
         check = check_mixed_numbers if kind is None else _check_numbers
         check(column.to_pylist(), name, plain.__contains__)
@@ -449,9 +449,17 @@ def _check_grouping(name: str, texts: Sequence[str]) -> None:
         raise InvalidInput(f"column {name}", expected, f"{grouped[0]!r} and {plain[0]!r}")
 
 
-def _map_cells(column: Column, values: Mapping[str, object], arrow_type: pa.DataType) -> Column:
-    cells = column.to_pylist()
-    return pa.array([None if text is None else values[text] for text in cells], arrow_type)
+def _floats(column: Column, numbers: Mapping[str, float]) -> Column:
+    try:
+        return column.cast(pa.float64())
+    except pa.ArrowInvalid:  # Arrow refuses some numbers, such as +1 or 1,5.
+        return _map_cells(column, numbers)
+
+
+def _map_cells(column: Column, numbers: Mapping[str, float]) -> Column:
+    encoded = column.combine_chunks().dictionary_encode()
+    mapped = pa.array([numbers[text] for text in encoded.dictionary.to_pylist()], pa.float64())
+    return mapped.take(encoded.indices)
 
 
 def _times(
