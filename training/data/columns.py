@@ -1,7 +1,6 @@
 """Column encodings, fitted on training rows and applied by `model_store.sources.columns`."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 from unicodedata import normalize
@@ -32,17 +31,15 @@ class Table:
     """The input columns of a table: numbers (NaN if missing) or categories (None if missing).
 
     Attributes:
-        times: date formats of columns in seconds, "" for ISO 8601.
-        number_formats: formats of columns that were not plain numbers.
+        formats: date formats of columns in seconds, "" for ISO 8601, and formats of numbers.
     """
 
     columns: dict[str, Numbers | Categories]
-    times: Mapping[str, str] = field(default_factory=dict)
-    number_formats: Mapping[str, NumberStyle] = field(default_factory=dict)
+    formats: dict[str, NumberStyle | str | None] = field(default_factory=dict)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
         columns = {name: take(values, index) for name, values in self.columns.items()}
-        return Table(columns, self.times, self.number_formats)
+        return Table(columns, self.formats)
 
 
 def take(values: Any, index: Int64[np.ndarray, "M"]) -> Any:
@@ -57,10 +54,10 @@ def _fit_column(table: Table, name: str, rows: Int64[np.ndarray, "M"]) -> AnyCol
     values = take(table.columns[name], rows)
     if isinstance(values, list):
         return _fit_categories(name, values)
-    if name in table.times:
-        cycles, date_format = _cycles(values[~np.isnan(values)]), table.times[name] or None
+    written = table.formats.get(name)
+    if isinstance(written, str):
+        cycles, date_format = _cycles(values[~np.isnan(values)]), written or None
         return TimeColumn(name=name, **_moments(name, values), cycles=cycles, written=date_format)
-    written = table.number_formats.get(name)
     return NumericColumn(name=name, written=written, **_moments(name, values))
 
 

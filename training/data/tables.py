@@ -110,19 +110,15 @@ def make_table_dataset(
             log.info("ignoring %s, because the model reads only %r", names, section.text)
         features = [texts.spec.column]
         kinds |= {texts.spec.column: "text"}
-    cells = {
-        name: read_column(table.column(name), name, kinds.get(name), section.date_format)
-        for name in features
-    }
-    columns = {name: column for name, (column, _) in cells.items()}
-    times = {name: form for name, (_, form) in cells.items() if form is not None}
+    rows = Table({})
+    for name in features:
+        kind, column = kinds.get(name), table.column(name)
+        rows.columns[name], form = read_column(column, name, kind, section.date_format)
+        rows.formats[name] = stored_writing(table, name) if form is None else form
     values, _ = read_column(table.column(section.target), section.target, _target_kind(task))
     index = _rows_with_target(values, section.target)
     split_keys = _keys(table, section, take(values, index), index)
     targets = _targets(take(values, index), section, split_keys)
-    writings = {name: stored_writing(table, name) for name in features}
-    number_formats = {name: writing for name, writing in writings.items() if writing is not None}
-    rows = Table(columns, times, number_formats)
     rows = rows if len(index) == table.num_rows else rows.take(index)
     if texts is None:
         data = _encode(rows, targets, sizes, version_columns, split_keys)

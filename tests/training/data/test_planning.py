@@ -95,16 +95,17 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
     ("cells", "is_said"),
     [
         ([f"{'$€'[i % 2]}{i + 1:,}.50" for i in range(800, 800 + ROWS)], True),
+        ([[f"{i}.9%", f".{100 + i}"][i % 2] for i in range(ROWS)], True),
         ([f"{i % 9}.2.{i % 7}" for i in range(ROWS)], False),  # versions
         ([f"K{i % 9}" for i in range(ROWS)], False),
     ],
-    ids=["money", "versions", "codes"],
+    ids=["money", "percentages", "versions", "codes"],
 )
 def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
     write(tmp_path, price=cells)
     for is_full in (True, False):
         text = "\n".join(found(tmp_path).report(is_full))
-        assert ("Their format is ambiguous" in text) == is_said
+        assert ("Write all of them with the same sign" in text) == is_said
 
 
 def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(tmp_path):

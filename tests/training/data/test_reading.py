@@ -236,12 +236,6 @@ def test_numbers_of_accountants_and_clocks_are_read(tmp_path, texts, numbers):
         assert sent.tolist() == expected.tolist()
 
 
-def test_percentages_among_fractions_are_named(tmp_path):
-    cells = [[f"{i}.9%", f".{100 + i}"][i % 2] for i in range(N)]
-    (column,) = inspected(tmp_path, as_lines("x,y", cells, Y)).columns
-    assert "Write all of them with the same sign" in column.notes[0]
-
-
 def test_the_kind_of_a_column_is_an_option_that_leading_zeros_suggest(tmp_path, caplog, capsys):
     codes = [f"0{1000 + i % 5}" for i in range(N)]
     with caplog.at_level("INFO", "dubito.training"):
