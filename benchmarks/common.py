@@ -23,9 +23,12 @@ from safetensors.torch import load as load_weights
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from training import recipe as recipes
+from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows, SplitSizes, load, split, split_sizes
 from training.fit import Fitted, publish, temper
+from training.fitting.laplace import fit_laplace
+from training.methods import Laplace
 from training.model import build, initialise
 from training.provenance import Provenance
 from training.scoring import draw_counts
@@ -173,8 +176,10 @@ def unseen_rows(model: Model) -> Rows:
     )
 
 
-def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
-    """Publish an untrained model with the network and posterior of a recipe.
+def publish_untrained(
+    store: ModelStore, precision: str | None = None, method: str | None = None, name: str = NAME
+) -> None:
+    """Publish an untrained model with the network of a recipe, and its posterior or a method's.
 
     Its posterior is as wide as a trained posterior, so it passes the check of integer arithmetic.
     """
@@ -183,6 +188,9 @@ def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
         recipe = recipe.model_copy(
             update={"serving": recipe.serving.model_copy(update={"precision": precision})}
         )
+    if method is not None:
+        sections = {"method": method, "posterior": {}}
+        recipe = recipes.Recipe.model_validate(recipe.model_dump(mode="json") | sections)
     generator = np.random.default_rng(0)
     rows = Rows(
         generator.uniform(0, 255, (4000, 784)).astype(np.float32),
@@ -192,13 +200,17 @@ def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
     splits = split(data, SplitSizes(64, 64, 64, seed=0))
     model = build(recipe, (28, 28), 10)
     initialise(model, torch.from_numpy(splits.train.x))
-    with torch.no_grad():
-        model.posterior.output.log_scale.fill_(TRAINED_LOG_STD)
+    if isinstance(model.posterior, HypernetworkPosterior):
+        with torch.no_grad():
+            model.posterior.output.log_scale.fill_(TRAINED_LOG_STD)
+    elif isinstance(recipe.posterior, Laplace):
+        x, y = torch.from_numpy(splits.train.x), torch.from_numpy(splits.train.y)
+        fit_laplace(model, recipe.posterior, (x, y), (x[:64], y[:64]), 0, 6)
     assert draw_counts(recipe.serving.draws)[-1] == 100
     temper(model, recipe, splits.validation)
     provenance = Provenance(recipe=recipe.model_dump(mode="json"))
-    publish(Fitted(model, recipe, data, splits, provenance), store, name=NAME)
-    assert store.manifest(NAME, "1").precision == recipe.serving.precision
+    publish(Fitted(model, recipe, data, splits, provenance), store, name=name)
+    assert store.manifest(name, "1").precision == recipe.serving.precision
 
 
 def torch_model(store: ModelStore, name: str) -> BayesianModel:

@@ -41,5 +41,8 @@ class PoolScorer:
         return predictive.joint_scores[self.acquisition].from_samples(samples)
 
     def _outputs(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Float[np.ndarray, "K N C"]:
-        outputs = self.model.runtime.run_outputs(x, draws)
+        runtime = self.model.runtime
+        if self.acquisition in self.model.predictive.joint_scores and runtime.has_joint:
+            runtime, draws = runtime.joint, DrawSet(draws.seed, draws.num_draws, theta=None)
+        outputs = runtime.run_outputs(x, draws)
         return outputs if self.priors is None else self.model.shifted(outputs, self.priors)

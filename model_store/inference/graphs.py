@@ -1,6 +1,6 @@
 """Load and check ONNX graphs, and extract parts of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 
@@ -18,8 +18,14 @@ class GraphError(ValueError):
         self.reason = reason
 
 
-def load_graph(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
-    """Load a graph, and check its inputs and outputs.
+def load_graph(
+    file: str,
+    content: bytes,
+    inputs: set[str],
+    *outputs: set[str],
+    optional: frozenset[str] = frozenset(),
+) -> onnx.ModelProto:
+    """Load a graph, and check its inputs and outputs except `optional` ones.
 
     Raises:
         GraphError: if the graph is invalid, or has other inputs or outputs.
@@ -32,16 +38,23 @@ def load_graph(file: str, content: bytes, inputs: set[str], *outputs: set[str]) 
     problem = find_problem(model)
     if problem is not None:
         raise GraphError(file, problem)
-    if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} not in outputs:
+    in_names, out_names = ({v.name for v in vs} - optional for vs in (graph.input, graph.output))
+    if in_names != inputs or out_names not in outputs:
         expected = " or ".join(str(sorted(names)) for names in outputs)
         raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {expected}")
     return model
 
 
 def extract_subgraph(
-    model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]
+    model: onnx.ModelProto,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    names: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto | None:
-    """Extract the subgraph from `inputs` to `outputs`, or None if it needs more inputs."""
+    """Extract the subgraph from `inputs` to `outputs`, or None if it needs more inputs.
+
+    Values are renamed by `names`.
+    """
     graph = model.graph
     needed: set[str] = set(outputs)
     nodes: list[onnx.NodeProto] = []
@@ -55,13 +68,20 @@ def extract_subgraph(
     part = onnx.helper.make_graph(
         nodes,
         graph.name,
-        [described[name] for name in inputs],
+        list({(names or {}).get(name, name): described[name] for name in inputs}.values()),
         [described[name] for name in outputs],
-        [tensor for tensor in graph.initializer if tensor.name in needed],
+        [tensor for tensor in graph.initializer if tensor.name in needed.difference(inputs)],
     )
-    return onnx.helper.make_model(
+    for value in (*part.input, *part.output):
+        value.name = (names or {}).get(value.name, value.name)
+    for node in part.node:
+        for values in (node.input, node.output):
+            values[:] = [(names or {}).get(value, value) for value in values]
+    extracted = onnx.helper.make_model(
         part, ir_version=model.ir_version, opset_imports=model.opset_import
     )
+    extracted.metadata_props.extend(model.metadata_props)
+    return extracted
 
 
 def metadata_number(model: onnx.ModelProto, key: str) -> int:

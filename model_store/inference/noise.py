@@ -14,16 +14,24 @@ The algorithm is `philox4x64-10/linear-quantile`, the name in each manifest:
 Step 2 is a conversion, an addition, and a multiplication and an addition with float32 numbers from
 a table, which has the exact quantiles at the nodes. IEEE 754 defines the rounding of each
 operation, so all machines produce the same bits.
+
+With `.../row-signs`, row n uses permuted noise, so that rows are nearly independent: number i of a
+draw of D numbers is s_i eps[(i + shift) mod D]. SHAKE128 of the row's float32 bytes (with 0 for -0)
+yields the shift, a 64-bit word modulo D, and then the signs, one bit each (1: negative).
 """
 
+import hashlib
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from jaxtyping import Float32, UInt32
+from jaxtyping import Float32, Int64, UInt32
+from numpy.lib.stride_tricks import sliding_window_view
 
 NOISE_ALGORITHM = "philox4x64-10/linear-quantile"
 DRAW_INDEX = "draw-index"  # eps[k] = k for any seed, for models that are a list of draws
-ALGORITHMS = (NOISE_ALGORITHM, DRAW_INDEX)
+ROW_NOISE = f"{NOISE_ALGORITHM}/row-signs"
+ALGORITHMS = (NOISE_ALGORITHM, DRAW_INDEX, ROW_NOISE)
 MAX_SEED = 2**53 - 1  # largest integer that is exact in all JSON parsers
 CHUNK = 16_384  # numbers per step, whose intermediate results fit in the processor's cache
 
@@ -105,8 +113,35 @@ def noise(
     Raises:
         ValueError: if the algorithm is unknown.
     """
-    if algorithm == NOISE_ALGORITHM:
+    if algorithm in (NOISE_ALGORITHM, ROW_NOISE):
         return standard_normal(seed, first_draw, num_draws, dimension)
     if algorithm == DRAW_INDEX:
         return np.arange(first_draw, first_draw + num_draws, dtype=np.float32)[:, None]
-    raise ValueError(f"expected {NOISE_ALGORITHM!r} or {DRAW_INDEX!r}, got {algorithm!r}")
+    raise ValueError(f"expected one of {ALGORITHMS}, got {algorithm!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class RowSigns:
+    """The shift and the signs of each row's noise."""
+
+    shifts: Int64[np.ndarray, "N"]
+    signs: Float32[np.ndarray, "N D"]
+
+    @classmethod
+    def of_rows(cls, x: Float32[np.ndarray, "N I"], dimension: int) -> "RowSigns":
+        size = 8 + -(-dimension // 8)
+        digests = b"".join(hashlib.shake_128(row).digest(size) for row in (x + 0.0).astype("<f4"))
+        numbers = np.frombuffer(digests, dtype=np.uint8).reshape(len(x), size)
+        words = numbers[:, :8].copy().view("<u8")[:, 0]
+        signs = np.unpackbits(numbers[:, 8:], axis=1, count=dimension, bitorder="little")
+        return cls((words % dimension).astype(np.int64), 1.0 - 2.0 * signs.astype(np.float32))
+
+    def apply(self, eps: Float32[np.ndarray, "K P D"], rows: slice) -> Float32[np.ndarray, "K n D"]:
+        """Compute the noise of some rows from the noise of a draw set, or of each row's."""
+        shifts, (draws, pairs, dimension) = self.shifts[rows], eps.shape
+        windows = sliding_window_view(np.concatenate([eps, eps], axis=2), dimension, axis=2)
+        # With an index for each axis, the result is contiguous.
+        draw, row = np.ogrid[:draws, : len(shifts)]
+        varied: np.ndarray = windows[draw, row % pairs, shifts]
+        varied *= self.signs[rows]
+        return varied

@@ -74,6 +74,8 @@ def predict(model: Model) -> None:
         draws = model.runtime.draw_set(0, manifest.noise.default_draws)
         prediction = model.prediction(*model.runtime.run_set(row, draws))
         explain(model, prediction, row)
+        if model.runtime.has_joint:
+            model.runtime.joint.run(row, model.runtime.joint.draw(0, 0, 2)[:, None])
         theta = model.runtime.draw(0, 0, 1)
         if manifest.input.takes_ids:
             model.predict(np.full_like(row, manifest.input.maximum), theta)

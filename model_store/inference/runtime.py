@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import onnx
@@ -28,7 +28,7 @@ from model_store.inference.graphs import (
     load_graph,
     metadata_number,
 )
-from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
+from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, ROW_NOISE, RowSigns, noise
 from model_store.inference.sessions import CUDA, is_on_gpu, providers, session_options
 from model_store.processes import is_out_of_memory, processors
 from model_store.scores.tasks import PREDICTIVES
@@ -42,8 +42,13 @@ EncodeRows = Callable[[Float32[np.ndarray, "N I"]], Float32[np.ndarray, "N F"]]
 
 # Outputs of the network
 OUTPUTS: dict[Task, str] = {task: predictive.output for task, predictive in PREDICTIVES.items()}
-ROW_OUTPUTS = ("features", "density")  # independent of draws
 TERMS = "terms"  # optional: contribution of each number of a row to a density's score
+# Optional input and outputs: draws of weights, which all rows share, for joint scores
+WEIGHT_NOISE, WEIGHTS, WEIGHT_OUTPUTS = WEIGHT_VALUES = (
+    "weight_noise",
+    "weights",
+    "weight_outputs",
+)
 # Rows x draws per run of the network, whose intermediate results fit in a core's cache
 CHUNK_ROWS = 512
 # If theta is not paired: convolutions with sampled weights need all patches of their input
@@ -68,22 +73,20 @@ class DrawSet:
     theta: Float32[np.ndarray, "K D"] | None
 
 
-class _Deferred:
-    """A session that is loaded on first use. The graph is freed afterwards."""
+class _Deferred(Generic[T]):
+    """A session or runtime that is loaded on first use. The graph is freed afterwards."""
 
-    def __init__(
-        self, load: Callable[[onnx.ModelProto], ort.InferenceSession], graph: onnx.ModelProto
-    ) -> None:
+    def __init__(self, load: Callable[[onnx.ModelProto], T], graph: onnx.ModelProto) -> None:
         self._load = load
         self._graph: onnx.ModelProto | None = graph
-        self._session: ort.InferenceSession | None = None
+        self._loaded: list[T] = []
         self._lock = threading.Lock()
 
-    def __call__(self) -> ort.InferenceSession:
+    def __call__(self) -> T:
         with self._lock:
             if self._graph is not None:
-                self._session, self._graph = self._load(self._graph), None
-        return self._session
+                self._loaded, self._graph = [self._load(self._graph)], None
+        return self._loaded[0]
 
 
 class Runtime:
@@ -124,9 +127,9 @@ class Runtime:
             expected = f"expected eps with 2 axes, the last of length {noise_dimension}"
             raise GraphError("sampler.onnx", expected)
         self._sampler = self._session("sampler.onnx", graph)
-        required = [{output, *ROW_OUTPUTS} for output in OUTPUTS.values()]
-        outputs = [names | terms for names in required for terms in (set(), {TERMS})]
-        graph = load_graph("network.onnx", network, {"x", "theta"}, *outputs)
+        outputs = [{output, "density"} for output in OUTPUTS.values()]
+        optional = frozenset({"features", TERMS, *WEIGHT_VALUES})
+        graph = load_graph("network.onnx", network, {"x", "theta"}, *outputs, optional=optional)
         names = {output.name for output in graph.graph.output}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in names)
         self.output = OUTPUTS[self.task]
@@ -135,7 +138,9 @@ class Runtime:
         self.draw_bytes = 4 * self.theta_dimension
         self._outputs = last_dimension(graph.graph.output, self.output)
         # Values that do not depend on draws are computed once per row.
-        draw_graph = extract_subgraph(graph, ("features", "theta"), (self.output,))
+        draw_graph = None
+        if "features" in names:
+            draw_graph = extract_subgraph(graph, ("features", "theta"), (self.output,))
         has_features = draw_graph is not None
         self._draw_input = "features" if has_features else "x"
         self._row_outputs = ["features", "density"] if has_features else ["density"]
@@ -152,6 +157,17 @@ class Runtime:
             raise GraphError("network.onnx", "expected terms that do not depend on theta")
         self.terms_shape = None if terms is None else axes_of_row(graph.graph.output, TERMS)
         self._terms = None if terms is None else _Deferred(load, terms)
+        self._joint: _Deferred[Runtime] | None = None
+        weight_values = names.union(i.name for i in graph.graph.input).intersection(WEIGHT_VALUES)
+        self.has_joint = bool(weight_values)
+        if self.has_joint:
+            if len(weight_values) < len(WEIGHT_VALUES):
+                raise GraphError("network.onnx", f"expected all of {WEIGHT_VALUES} or none")
+            values = (WEIGHTS, WEIGHT_OUTPUTS, "density")
+            joint = extract_subgraph(graph, ("x", WEIGHT_NOISE), values)
+            if joint is None:
+                raise GraphError("network.onnx", "expected weights that do not depend on theta")
+            self._joint = _Deferred(self._load_joint, joint)
         on_gpu = is_on_gpu(self._draw_session)
         self._min_draws = 1 if paired or algorithm == DRAW_INDEX else 2  # single draws are doubled
         max_rows = RESULT_NUMBERS // max(1, metadata_number(graph, LARGEST_RESULT))
@@ -161,6 +177,32 @@ class Runtime:
             self.chunk_rows = GPU_CHUNK_ROWS
         self.threads = 1 if on_gpu else threads or processors()
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
+
+    @property
+    def joint(self) -> "Runtime":
+        """The runtime for joint scores, in which all rows share draws of weights."""
+        return self if self._joint is None else self._joint()
+
+    def _load_joint(self, graph: onnx.ModelProto) -> "Runtime":
+        names = {WEIGHT_NOISE: "eps", WEIGHTS: "theta", WEIGHT_OUTPUTS: self.output}
+        sampler = extract_subgraph(graph, (WEIGHT_NOISE,), (WEIGHTS,), names)
+        outputs = (WEIGHT_OUTPUTS, "density")
+        # The graph may read the number of draws from the noise.
+        network = extract_subgraph(
+            graph, ("x", WEIGHT_NOISE, WEIGHTS), outputs, {**names, WEIGHT_NOISE: "theta"}
+        )
+        if sampler is None or network is None:
+            raise GraphError("network.onnx", "expected weights that depend only on their noise")
+        (dimension,) = axes_of_row(graph.graph.input, WEIGHT_NOISE)
+        return Runtime(
+            sampler.SerializeToString(),
+            network.SerializeToString(),
+            dimension,
+            self.threads,
+            paired=False,
+            encoder=self.encoder,
+            on_processors=self._on_processors,
+        )
 
     def _session(self, file: str, model: onnx.ModelProto) -> ort.InferenceSession:
         content, preferred = model.SerializeToString(), providers(self._on_processors)
@@ -177,7 +219,8 @@ class Runtime:
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
 
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
-        return run_graph(self._sampler, ["theta"], {"eps": eps})[0]
+        theta: np.ndarray = run_graph(self._sampler, ["theta"], {"eps": eps})[0]
+        return theta.reshape(len(eps), -1)  # from (K, 1, D) in the runtime of joint scores
 
     def draw_set(self, seed: int, num_draws: int) -> DrawSet:
         is_small = num_draws * self.draw_bytes <= MAX_DRAW_SET_BYTES
@@ -188,18 +231,28 @@ class Runtime:
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
         """Run the network with the same draws for all rows, within the memory limit."""
         features, density = self.row_features(x)
-        return self._draw_set_outputs(features, draws), density
+        return self._draw_set_outputs(features, draws, self._row_signs(x)), density
+
+    def vary(
+        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
+    ) -> Float32[np.ndarray, "K P D"]:
+        """Compute the theta with which `run` calls the network."""
+        signs = self._row_signs(x)
+        return theta if signs is None else signs.apply(theta, slice(None))
+
+    def _row_signs(self, x: Float32[np.ndarray, "N I"]) -> RowSigns | None:
+        return RowSigns.of_rows(x, self.theta_dimension) if self.algorithm == ROW_NOISE else None
 
     def _draw_set_outputs(
-        self, features: Float32[np.ndarray, "N H"], draws: DrawSet
+        self, features: Float32[np.ndarray, "N H"], draws: DrawSet, signs: RowSigns | None
     ) -> Float32[np.ndarray, "K N C"]:
         if draws.theta is not None:
-            return self.draw_outputs(features, draws.theta[:, None])
+            return self.draw_outputs(features, draws.theta[:, None], signs)
         chunk = max(self._min_draws, CHUNK_BYTES // self.draw_bytes)
         parts = []
         for k in range(0, draws.num_draws, chunk):
             theta = self.draw(draws.seed, k, min(chunk, draws.num_draws - k))
-            parts.append(self.draw_outputs(features, theta[:, None]))
+            parts.append(self.draw_outputs(features, theta[:, None], signs))
         return np.concatenate(parts)
 
     def run(
@@ -215,7 +268,7 @@ class Runtime:
             density: the scores of the density detectors.
         """
         features, density = self.row_features(x)
-        return self.draw_outputs(features, theta), density
+        return self.draw_outputs(features, theta, self._row_signs(x)), density
 
     def row_features(
         self, x: Float32[np.ndarray, "N I"]
@@ -232,7 +285,7 @@ class Runtime:
         features = self.encoded(x)
         if self._features is not None:
             (features,) = self._run_rows(self._features(), ["features"], features)
-        return self._draw_set_outputs(features, draws)
+        return self._draw_set_outputs(features, draws, self._row_signs(x))
 
     def _run_rows(
         self, session: ort.InferenceSession, outputs: list[str], x: Float32[np.ndarray, "N I"]
@@ -270,7 +323,10 @@ class Runtime:
         return run_graph(self._terms(), [TERMS], {"x": x})[0]
 
     def draw_outputs(
-        self, features: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
+        self,
+        features: Float32[np.ndarray, "N H"],
+        theta: Float32[np.ndarray, "K P D"],
+        signs: RowSigns | None,
     ) -> Float32[np.ndarray, "K N C"]:
         """Compute the outputs of each draw and row from `row_features`."""
         blocks = self._row_blocks(len(features))
@@ -279,6 +335,8 @@ class Runtime:
         def compute(part: tuple[slice, slice]) -> None:
             block, draws = part
             theta_part = theta[draws] if theta.shape[1] == 1 else theta[draws, block]
+            if signs is not None:
+                theta_part = signs.apply(theta_part, block)
             outputs[draws, block] = self._run_draws(features[block], theta_part)
 
         largest = max(block.stop - block.start for block in blocks)

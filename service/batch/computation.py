@@ -125,7 +125,8 @@ class Computation:
         return self.model.runtime.draw_set(self.request.seed, number)
 
     def batch_rows(self, num_samples: int | None = None) -> int:
-        return part_rows(self.model, num_samples or self.request.num_samples)
+        request = self.request
+        return part_rows(self.model, num_samples or request.num_samples, request.acquisition)
 
     def batches(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], num_samples: int | None = None

@@ -248,10 +248,10 @@ class Engine:
             PastDeadline: if the deadline passes.
             ClientDisconnect: if the client disconnects.
         """
-        # An unpaired draw contains all weights, so it is too slow for the event loop.
-        is_paired = work.model.manifest.noise.paired
+        # A draw of all weights is too slow for the event loop.
+        is_fast = work.model.manifest.noise.paired and work.max_candidates is None
         is_small = self.admission.row_draws <= SMALL_ROW_DRAWS and work.model.encoder is None
-        if is_small and work.seed is None and is_paired:
+        if is_small and work.seed is None and is_fast:
             work.queued = time.perf_counter()
             await asyncio.sleep(0)  # so that simultaneous requests share a micro-batch
             if self.admission.active_requests == 1 and work.served_model.reservoir.ready:
@@ -315,7 +315,7 @@ class Engine:
             return []
         first = turns[0].work
         pieces, rows, has_seed = turns[:1], first.rows_left, first.seed is not None
-        max_rows = part_rows(first.model, first.num_samples)
+        max_rows = part_rows(first.model, first.num_samples, first.acquisition)
         max_seeded_rows = min(max_rows, _max_seeded_rows(first))
         # No client may get further ahead than by one part.
         max_account = self._queue.min_account + max_rows * first.row_draws
@@ -379,8 +379,8 @@ class Engine:
 
     def _max_rows(self, work: EngineWork) -> int:
         """Return the number of rows per step, which is smaller while other requests are active."""
-        max_rows = part_rows(work.model, work.num_samples)
-        is_cached = work.num_samples * work.model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES
+        max_rows = part_rows(work.model, work.num_samples, work.acquisition)
+        is_cached = keeps_draws(work.model, work.num_samples, work.acquisition)
         if len(work.x) > max_rows and self.admission.active_requests > 1 and is_cached:
             return -(-max_rows // CONTENDED_PARTS)
         return max_rows
@@ -398,9 +398,16 @@ class Engine:
         self.admission.record_rate(row_draws, end - start)
 
 
-def part_rows(model: Model, num_samples: int) -> int:
+def keeps_draws(model: Model, num_samples: int, acquisition: str | None) -> bool:
+    """Whether the parts of work use the same draw set, instead of computing draws again."""
+    if model.runtime.has_joint and acquisition in model.predictive.joint_scores:
+        return False
+    return num_samples * model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES
+
+
+def part_rows(model: Model, num_samples: int, acquisition: str | None = None) -> int:
     """Return the maximum rows of a micro-batch or part."""
-    is_cached = num_samples * model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES
+    is_cached = keeps_draws(model, num_samples, acquisition)
     max_rows = MAX_SUMMED_NUMBERS // (GROUPS * model.manifest.output_size)
     rows = min((BATCH_ROW_DRAWS if is_cached else STREAMED_ROW_DRAWS) // num_samples, max_rows)
     encoder = model.encoder

@@ -28,6 +28,7 @@ from model_store.errors import (
 )
 from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
+from model_store.inference.noise import ROW_NOISE
 from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
 from service import limits
@@ -365,13 +366,13 @@ class Models:
         """
         sizes = {name: file.size for name, file in manifest.files.items()}
         sampler, network = (sizes[file] for file in GRAPHS)
-        # A second session computes the terms with a part of the network.
-        terms = network if manifest.detectors.attributed else 0
+        # Other sessions compute the terms and joint scores with parts of the network.
+        parts = bool(manifest.detectors.attributed) + (manifest.noise.algorithm == ROW_NOISE)
         arrays = sizes[CALIBRATION_FILE] + sizes.get(TRAINING_ROWS, 0)
         tokenizer = TOKENIZER_COPIES * sizes.get(TOKENIZER, 0)
         draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
         ready = min(limits.READY_DRAW_SETS * draw_set, READY_BYTES)
-        return 2 * (sampler + network) + terms + arrays + tokenizer + ready
+        return 2 * (sampler + network) + parts * network + arrays + tokenizer + ready
 
     # Overview
 

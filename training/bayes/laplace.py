@@ -220,8 +220,8 @@ class KroneckerSpread(nn.Module):
 
     def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
         scaled = eps.unflatten(1, self.shape) * self.std
-        rotated = _rotate(scaled, self.of_outputs).transpose(1, 2)
-        return _rotate(rotated, self.of_inputs).mT.flatten(1)
+        rotated = rotate(scaled, self.of_outputs).transpose(1, 2)
+        return rotate(rotated, self.of_inputs).mT.flatten(1)
 
     def widen(self, eigen: Eigen, precision: float) -> None:
         input_vectors, output_vectors = eigen.vectors
@@ -301,6 +301,6 @@ class LaplacePosterior(Posterior):
         self.mean.copy_(theta)
 
 
-def _rotate(rows: Tensor, matrix: Tensor) -> Tensor:
+def rotate(rows: Tensor, matrix: Tensor) -> Tensor:
     """Rotate rows by the eigenvectors, except in one dimension."""
     return rows if matrix.shape[-1] == 1 else rows @ matrix

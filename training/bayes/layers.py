@@ -270,15 +270,18 @@ class WeightLayer(nn.Module):
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
         """Return the weight matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
+        return self._split_bias(self.matrix(self.context.theta()[:, 0]))
+
+    def matrix(self, theta: Tensor) -> Tensor:
+        """Convert draws (*batch, numbers) to matrices whose last row is the bias, if any."""
+        shape = (self.shape[0] + self.has_bias, self.shape[1])
         if self.index is None:
-            weight = self.context.weight()
-            return self._split_bias(weight)
-        theta = self.context.theta()[:, 0]
-        weights, bias = theta.split([len(self.index), theta.shape[1] - len(self.index)], dim=1)
-        zeros = theta.new_zeros(theta.shape[0], self.shape[0] * self.shape[1])
-        matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), weights)
-        matrix = matrix.unflatten(1, self.shape)
-        return matrix, bias[:, None] if self.has_bias else None
+            return theta.unflatten(-1, shape)
+        # Biases follow the weights, at the end of the matrix.
+        ends = torch.arange(math.prod(self.shape), math.prod(shape), device=theta.device)
+        index = torch.cat([self.index.long(), ends]).expand_as(theta)
+        zeros = theta.new_zeros(*theta.shape[:-1], math.prod(shape))
+        return zeros.scatter(-1, index, theta).unflatten(-1, shape)
 
     def _split_bias(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
         """Split off the last row, in fewer passes of the gradient than by slices."""

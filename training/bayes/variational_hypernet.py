@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from model_store.inference.noise import NOISE_ALGORITHM
 from training.bayes.layers import LayerContext, Stochastic, matmul, randn_in_pairs
 from training.bayes.posterior import Posterior
 
@@ -50,24 +51,30 @@ class HyperLayer(nn.Module):
                 self.head.weight[:inputs] = 0.0
 
     def infer(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Infer d, log a and log b for each row."""
-        scale, *raw = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
-        # Variances up to the prior's, since unbounded ones would overflow far from the data.
-        log_a, log_b = (-functional.softplus(-value) for value in raw)
-        return scale, log_a, log_b
+        """Infer d and the logits of a and b for each row.
+
+        Variances are below the prior's, since unbounded ones would overflow far from the data.
+        """
+        scale, row, column = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
+        return scale, row, column
+
+    def mean(self, h: Tensor, scale: Tensor) -> Tensor:
+        """Compute the mean output, h diag(d) V + c."""
+        product = matmul(h * scale, self.base)
+        return product if self.bias is None else product + self.bias
 
     def forward(self, h: Tensor) -> Tensor:
         """Compute the output and, in training, add the rows' mean KL to the network's KL."""
         self.context.detect_shared_input(h)
-        scale, log_a, log_b = self.infer(h)
-        a, b = log_a.exp(), log_b.exp()
-        product = matmul(h * scale, self.base)
+        scale, row, column = self.infer(h)
+        a, b = row.sigmoid(), column.sigmoid()
+        product = self.mean(h, scale)
         square = scale.square() @ self.base.square().sum(1)
-        product = product if self.bias is None else product + self.bias
         if self.training:
             inputs, outputs = self.sizes[1:]
             kl = a.sum(-1) * b.sum(-1) + square - inputs * outputs
-            kl = kl - outputs * log_a.sum(-1) - inputs * log_b.sum(-1)
+            kl = kl - outputs * functional.logsigmoid(row).sum(-1)
+            kl = kl - inputs * functional.logsigmoid(column).sum(-1)
             kl = 0.5 * self.context.by_draw(kl).mean(-1)
             forward = self.context.forward
             forward.kl = kl if forward.kl is None else forward.kl + kl
@@ -81,16 +88,18 @@ class HyperLayer(nn.Module):
 
 
 class NoisePosterior(Posterior):
-    """A posterior theta = eps, which contains E of each layer's W = M + A^1/2 E B^1/2.
+    """A posterior theta = eps, for layers that compute their weights or outputs from noise.
 
-    Layers compute the KL themselves and sample outputs without E in training.
+    Layers of a variational hypernetwork read E of W = M + A^1/2 E B^1/2. They compute the KL
+    themselves and sample outputs without E in training.
     """
 
     trains_without_noise = True
 
-    def __init__(self, dimension: int) -> None:
+    def __init__(self, dimension: int, algorithm: str = NOISE_ALGORITHM) -> None:
         super().__init__()
         self.noise_dimension = self.theta_dimension = dimension
+        self.algorithm = algorithm
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
         return eps * 1.0  # an ONNX graph needs at least one operator

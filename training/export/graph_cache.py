@@ -70,13 +70,9 @@ def export_program(
     return program
 
 
-def _weights(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
 def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:
     """Strip the weights from a graph, or return None if an initialiser was modified."""
-    proto, weights = ir.serde.serialize_model(model), _weights(module)
+    proto, weights = ir.serde.serialize_model(model), dict(_all_tensors(module))
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
             if tensor.raw_data != TorchTensor(weights[tensor.name].detach()).tobytes():
@@ -95,7 +91,7 @@ def _with_weights(cached: bytes, module: nn.Module) -> ir.Model:
     names = model.graph._name_authority
     counters = map(int, model.metadata_props.pop(COUNTERS).split())
     names._value_counter, names._node_counter = counters
-    weights = _weights(module)
+    weights = dict(_all_tensors(module))
     for name, value in model.graph.initializers.items():
         if name in weights:
             value.const_value = TorchTensor(weights[name].detach(), name=name)
@@ -174,6 +170,7 @@ def structure(
 
 
 def _all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """List parameters and buffers, with all names of shared ones."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 

@@ -23,12 +23,22 @@ from torch.overrides import TorchFunctionMode
 from model_store.errors import DubitoError, InvalidInput, clean_message, one_line
 from model_store.inference.graphs import GraphError
 from model_store.inference.noise import noise
-from model_store.inference.runtime import LARGEST_RESULT, OUTPUTS, TERMS, WEIGHTS_PER_DRAW, Runtime
+from model_store.inference.runtime import (
+    LARGEST_RESULT,
+    OUTPUTS,
+    TERMS,
+    WEIGHT_NOISE,
+    WEIGHT_OUTPUTS,
+    WEIGHTS,
+    WEIGHTS_PER_DRAW,
+    Runtime,
+)
 from training.bayes.layers import WeightLayer, matmul
 from training.bayes.likelihoods import Gaussian, Likelihood
 from training.bayes.network import BayesianModel, Network
 from training.data import Rows
 from training.export.graph_cache import export_program, strip_notes
+from training.export.local import localise
 from training.export.served import ServedNetwork, served_network
 from training.networks.networks import MemberNetwork
 from training.networks.probes import find_operator, reads_values, without_fast_path
@@ -49,13 +59,18 @@ class ParityError(DubitoError):
 
 
 def export(
-    model: BayesianModel, network: ServedNetwork, with_terms: bool = False
+    model: BayesianModel,
+    network: ServedNetwork,
+    with_terms: bool = False,
+    joint: BayesianModel | None = None,
 ) -> dict[str, bytes]:
     """Export `sampler.onnx` (eps -> theta) and `network.onnx`.
 
     The network maps (x, theta) to outputs, features and density scores. With `with_terms`, it also
-    returns `ServedNetwork.terms`.
+    returns `ServedNetwork.terms`. If another model is used for `joint` scores, the network also
+    maps noise to this model's theta, and rows to their outputs.
     """
+    joint = None if joint is model else joint
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
@@ -67,11 +82,20 @@ def export(
     module: nn.Module = network
     if with_terms and network.attributed:
         module, outputs = _WithTerms(network), [*outputs, TERMS]
-    served = export_graph(module, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
+    inputs: dict[str, Tensor] = {"x": x, "theta": theta}
+    axes = {"x": {0: n}, "theta": {0: k}}
+    if joint is not None:
+        module, outputs = _WithWeights(module, joint), [*outputs, WEIGHTS, WEIGHT_OUTPUTS]
+        inputs[WEIGHT_NOISE] = torch.zeros(draws, joint.posterior.noise_dimension)
+        axes[WEIGHT_NOISE] = {0: torch.export.Dim(f"weight_{DRAWS}")}
+    served = export_graph(module, tuple(inputs.values()), axes, outputs)
+    if joint is not None:  # no weights are drawn by default
+        empty = np.zeros((0, joint.posterior.noise_dimension), dtype=np.float32)
+        served.graph.initializer.append(numpy_helper.from_array(empty, WEIGHT_NOISE))
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
-    layers = [part for part in model.modules() if isinstance(part, WeightLayer)]
+    layers = [part for part in (joint or model).modules() if isinstance(part, WeightLayer)]
     if any(layer.index is not None for layer in layers):  # pruned
         # The graph expands theta to matrices with zeros.
         numbers = sum(math.prod(layer.shape) for layer in layers if layer.index is not None)
@@ -83,23 +107,23 @@ def temper_graph(network: bytes, factor: float) -> bytes:
     """Multiply the temperature in `network.onnx` by a factor."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
-    output = graph.output[0].name
-    before, scaled = (f"{name}_{len(graph.node)}" for name in ("before", "scaled"))
-    for node in graph.node:
-        for names in (node.input, node.output):
-            names[:] = [before if name == output else name for name in names]
-    if output == OUTPUTS["classification"]:
-        number = np.array(1.0 / factor)
-        nodes = [
-            make_node("Mul", [before, f"{scaled}.by"], [scaled]),
-            make_node("LogSoftmax", [scaled], [output], axis=-1),
-        ]
-    else:
-        number = np.array([0.0, math.log(factor)])
-        nodes = [make_node("Add", [before, f"{scaled}.by"], [output])]
-    number = number.astype(np.float32)
-    graph.initializer.append(numpy_helper.from_array(number, f"{scaled}.by"))
-    graph.node.extend(nodes)
+    first, *others = [output.name for output in graph.output]
+    is_classifier = first == OUTPUTS["classification"]
+    number = np.array(1.0 / factor if is_classifier else [0.0, math.log(factor)], dtype=np.float32)
+    for output in (first, *(name for name in others if name == WEIGHT_OUTPUTS)):
+        before, scaled = (f"{name}_{len(graph.node)}" for name in ("before", "scaled"))
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [before if name == output else name for name in names]
+        graph.initializer.append(numpy_helper.from_array(number, f"{scaled}.by"))
+        if is_classifier:
+            nodes = [
+                make_node("Mul", [before, f"{scaled}.by"], [scaled]),
+                make_node("LogSoftmax", [scaled], [output], axis=-1),
+            ]
+        else:
+            nodes = [make_node("Add", [before, f"{scaled}.by"], [output])]
+        graph.node.extend(nodes)
     return model.SerializeToString()
 
 
@@ -110,6 +134,17 @@ class _WithTerms(nn.Module):
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
         return (*self.network(x, theta), self.network.terms(x))
+
+
+class _WithWeights(nn.Module):
+    def __init__(self, network: nn.Module, joint: BayesianModel) -> None:
+        super().__init__()
+        self.network, self.joint = network, joint
+
+    def forward(self, x: Tensor, theta: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
+        weights = self.joint.posterior(noise)[:, None]
+        outputs, _ = self.joint.network(x, weights)
+        return (*self.network(x, theta), weights, self.joint.likelihood(outputs))
 
 
 def load_runtime(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
@@ -137,9 +172,11 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=generator)
     try:
-        network = served_network(trial, x, 0, names=CHECKED_DETECTORS)
-        runtime = load_runtime(trial, export(trial, network))
-        parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
+        served = localise(trial, x)
+        network = served_network(served, x, 0, names=CHECKED_DETECTORS)
+        runtime = load_runtime(served, export(served, network, joint=trial))
+        rows = Rows(x.numpy(), np.zeros(len(x), dtype=np.int64))
+        parity(served, network, runtime, rows, joint=trial)
     except ParityError as error:
         expected = "a module with equal outputs in onnxruntime and torch"
         raise InvalidInput("network", expected, one_line(error)) from error
@@ -329,9 +366,15 @@ def _pool_globally(graph: onnx.GraphProto) -> None:
 
 @torch.no_grad()
 def parity(
-    model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows: Rows
+    model: BayesianModel,
+    network: ServedNetwork,
+    runtime: Runtime,
+    rows: Rows,
+    joint: BayesianModel | None = None,
 ) -> dict[str, float]:
     """Compare the runtime with torch on the same noise, with shared and paired draws.
+
+    If another model is used for `joint` scores, it is compared first.
 
     Returns the largest difference by kind. Differences of probabilities and log variances are
     absolute. The others are relative to:
@@ -345,6 +388,8 @@ def parity(
         ParityError: if a difference exceeds `PARITY_TOLERANCE`, or if a row's bits depend on the
             batch.
     """
+    if joint is not None and joint is not model:
+        parity(joint, network.replace(joint), runtime.joint, rows)
     x = rows.x[:PARITY_ROWS].astype(np.float32)
     posterior = model.posterior
     draws = min(PARITY_DRAWS, posterior.max_draws or PARITY_DRAWS)
@@ -356,7 +401,8 @@ def parity(
     parts: dict[str, list[np.ndarray]] = {"theta": [_relative(sampled, theta, size)], "density": []}
     paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
-        outputs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))
+        varied = torch.from_numpy(runtime.vary(x, shared_or_paired))
+        outputs, _, density = network(torch.from_numpy(x), varied)
         run_outputs, run_density = runtime.run(x, shared_or_paired)
         differences = _differences(run_outputs, outputs.numpy(), model.likelihood)
         for name, part in differences.items():

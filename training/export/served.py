@@ -44,6 +44,11 @@ class ServedNetwork(nn.Module):
         self.spectrum = spectrum
         self.centre = nn.Buffer(centre[None, None])
 
+    def replace(self, model: BayesianModel) -> "ServedNetwork":
+        """Return the network of another model with the same detectors."""
+        centre, density = model.posterior.centre(), dict(self.density.items())
+        return ServedNetwork(model.network, model.likelihood, density, self.spectrum, centre)
+
     def rows_in(self, space: Space, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
         if space == "spectrum":
             assert self.spectrum is not None

@@ -26,6 +26,7 @@ from training.bayes.layers import (
     WeightLayer,
 )
 from training.bayes.layers import initial_weights as layer_weights
+from training.bayes.local import LocalLayer
 from training.bayes.network import Network
 from training.bayes.variational_hypernet import HyperLayer
 from training.networks.piecewise import PiecewiseLinear
@@ -77,6 +78,7 @@ WEIGHTED = (
     ScaledLayer,
     WeightLayer,
     HyperLayer,
+    LocalLayer,
 )
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2

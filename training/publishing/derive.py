@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from model_store.artifacts.manifest import GRAPHS, TOKENIZER, Manifest
+from model_store.artifacts.manifest import GRAPHS, TOKENIZER, Manifest, NoiseSpec
 from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
@@ -25,7 +25,7 @@ from training.data import Dataset, Rows, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import apply_transform, transform_splits
 from training.evaluation import figures
-from training.export.graphs import load_runtime, temper_graph
+from training.export.graphs import temper_graph
 from training.fit import Fitted, temper
 from training.model import get_likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
@@ -83,7 +83,10 @@ def prune_version(
     graphs = store.open(parent.manifest.name, parent.manifest.version, files=GRAPHS).files
     files = {file: content for file, content in draft.files.items() if isinstance(content, bytes)}
     parent_ms, request_ms = request_times_ms(
-        [load_runtime(model, graphs), load_runtime(smaller, files)],
+        [
+            _load_runtime(parent.manifest.noise, graphs),
+            _load_runtime(draft.description.noise, files),
+        ],
         splits.test.x[:1].astype(np.float32),
         draft.description.noise.default_draws,
     )
@@ -103,6 +106,18 @@ def prune_version(
     update = {"training": provenance.content(), "warnings": warnings}
     description = draft.description.model_copy(update=update)
     return publish_draft(store, name, Draft(description, draft.files)), pruned
+
+
+def _load_runtime(noise: NoiseSpec, files: dict[str, bytes]) -> Runtime:
+    sampler, network = (files[name] for name in GRAPHS)
+    return Runtime(
+        sampler,
+        network,
+        noise.dimension,
+        algorithm=noise.algorithm,
+        paired=noise.paired,
+        on_processors=True,
+    )
 
 
 def warn_of_loss(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 
@@ -28,6 +29,7 @@ from training.calibration.calibrate import CategoryChoice
 from training.data import Dataset, Rows, Splits
 from training.data.rows import class_shares
 from training.export.graphs import export, load_runtime, parity
+from training.export.local import localise
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fit_detectors, fold
 from training.folders import data_root, hold
@@ -143,21 +145,22 @@ def _export(result: "Fitted") -> Exported:
     weights = {key: t.detach().clone().contiguous() for key, t in model.state_dict().items()}
     log.info("exporting")
     shape = data.shape if encoding is None else model.network.shape
-    network = fit_detectors(model, splits.train, recipe, shape)
+    served = localise(model, torch.from_numpy(splits.train.x))
+    network = fit_detectors(served, splits.train, recipe, shape)
     # Columns are explained by their usual values; ids and encodings have no explanation.
     with_terms = not data.columns and not data.takes_ids and encoding is None
-    files = export(model, network, with_terms=with_terms)
-    runtime = load_runtime(model, files)
-    differences = parity(model, network, runtime, splits.validation)
+    files = export(served, network, with_terms=with_terms, joint=model)
+    runtime = load_runtime(served, files)
+    differences = parity(served, network, runtime, splits.validation, joint=model)
     precision: Literal["float32", "int8"] = "float32"
-    posterior = model.posterior
+    posterior = served.posterior
     if recipe.serving.precision == "int8":
         sampler, predictor = GRAPHS
         integers = {
             sampler: quantise_sampler(files[sampler], posterior.noise_dimension),
             predictor: quantise_network(files[predictor]),
         }
-        quantised = load_runtime(model, integers)
+        quantised = load_runtime(served, integers)
         error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
         differences |= asdict(error)
         if error.is_hidden:
@@ -179,7 +182,7 @@ def _export(result: "Fitted") -> Exported:
             algorithm=posterior.algorithm,
             dimension=posterior.noise_dimension,
             theta_dimension=posterior.theta_dimension,
-            paired=model.network.is_paired,
+            paired=served.network.is_paired,
             default_draws=draws,
             max_draws=posterior.max_draws,
         ),

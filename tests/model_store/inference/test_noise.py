@@ -37,6 +37,8 @@ GOLDEN = {
         [0x3F1397CC, 0x3F5FB755, 0x3E674700, 0x3FDBC8B1],
     ],
 }
+GOLDEN_SHIFTS = [1, 3, 1]  # of rows with 5 numbers
+GOLDEN_SIGNS = [[-1, 1, 1, -1, -1], [1, -1, 1, -1, -1], [-1, 1, 1, -1, -1]]
 WORD_64 = 2**64 - 1
 
 
@@ -125,10 +127,21 @@ def test_the_noise_of_a_list_of_draws_is_the_draw_s_number_whatever_the_seed():
     assert (
         noise.noise(NOISE_ALGORITHM, 7, 3, 4, 5).tobytes() == standard_normal(7, 3, 4, 5).tobytes()
     )
-    with pytest.raises(
-        ValueError, match="expected 'philox4x64-10/linear-quantile' or 'draw-index', got 'another'"
-    ):
+    with pytest.raises(ValueError, match=r"expected one of .*, got 'another'"):
         noise.noise("another", 0, 0, 1, 1)
+
+
+def test_a_row_permutes_the_noise_by_its_digest():
+    x = np.array([[1.0, 0.0], [2.0, -1.0], [1.0, -0.0]], dtype=np.float32)
+    eps = standard_normal(7, 0, 4, 5)[:, None]
+    signs = noise.RowSigns.of_rows(x, 5)
+    assert signs.shifts.tolist() == GOLDEN_SHIFTS
+    assert signs.signs.tolist() == GOLDEN_SIGNS
+    varied = signs.apply(eps, slice(0, 3))
+    for n, (shift, row) in enumerate(zip(GOLDEN_SHIFTS, GOLDEN_SIGNS, strict=True)):
+        np.testing.assert_array_equal(varied[:, n], np.roll(eps[:, 0], -shift, axis=1) * row)
+    paired = signs.apply(np.repeat(eps, 2, axis=1), slice(1, 3))
+    np.testing.assert_array_equal(paired, varied[:, 1:])
 
 
 def test_numbers_are_the_exact_quantiles_to_a_millionth():

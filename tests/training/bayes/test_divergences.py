@@ -124,16 +124,17 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
     with torch.no_grad():
         layer.head.weight.mul_(5)
     x = standard_noise(4, 3, 1).double()
-    m, log_a, log_b = layer.infer(x)
+    m, *logits = layer.infer(x)
+    a, b = (logit.sigmoid() for logit in logits)
     kls, means, variances = [], [], []
     for n in range(4):
         mean = m[n][:, None] * layer.base
-        covariance = torch.kron(torch.diag(log_a[n].exp()), torch.diag(log_b[n].exp()))
+        covariance = torch.kron(torch.diag(a[n]), torch.diag(b[n]))
         q = MultivariateNormal(mean.flatten(), covariance)
         p = MultivariateNormal(torch.zeros(6).double(), torch.eye(6).double())
         kls.append(kl_divergence(q, p))
         means.append(x[n] @ mean + layer.bias)
-        variances.append((x[n].square() * log_a[n].exp()).sum() * log_b[n].exp())
+        variances.append((x[n].square() * a[n]).sum() * b[n])
     mean, variance = torch.stack(means), torch.stack(variances)
     with torch.no_grad():
         outputs, _, kl = network.train().run(x, torch.zeros(20_000, 1, 6).double())
@@ -157,10 +158,10 @@ def test_a_hypernets_weights_begin_at_their_deviation_and_get_no_wider_than_the_
         layer.trunk.bias.zero_()
         _, *start = layer.infer(x)
     assert result.isfinite().all()
-    for log_variance in far:
-        assert log_variance.max() == 0.0
-    for log_variance in start:
-        torch.testing.assert_close(log_variance, torch.full_like(log_variance, -1.0))
+    for logit in far:
+        assert logit.sigmoid().max() == 1.0
+    for logit in start:
+        torch.testing.assert_close(logit.sigmoid().log(), torch.full_like(logit, -1.0))
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

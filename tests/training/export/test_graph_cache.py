@@ -7,6 +7,7 @@ from tests.support.recipes import recipe_with
 from training.export import graph_cache
 from training.export.graph_cache import folder, structure
 from training.export.graphs import ExportSubstitutes, export, export_graph
+from training.export.local import localise
 from training.export.served import served_network
 from training.methods import METHODS
 from training.model import build, initialise
@@ -36,11 +37,13 @@ def get_graphs(method: str, seed: int) -> dict[str, bytes]:
     model = build(recipe, (4,), 3).eval()
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(seed))
     initialise(model, x)
-    return export(model, served_network(model, x, seed, names=("feature_neighbours",)))
+    served = localise(model, x)
+    network = served_network(served, x, seed, names=("feature_neighbours",))
+    return export(served, network, joint=model)
 
 
 @pytest.mark.parametrize(
-    "method", [m if m == "bhn-iaf" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+    "method", [m if m == "mvn" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )
 def test_a_kept_graph_with_other_weights_has_the_bytes_of_a_new_one(method, monkeypatch):
     first = get_graphs(method, 0)

@@ -1,13 +1,28 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ks_2samp
 from torch import nn
 
+from model_store.acquisition.scoring import PoolScorer
 from model_store.inference.noise import DRAW_INDEX
+from model_store.inference.noise import noise as draw
+from model_store.scores.classification import predictive_scores, predictive_sums
+from model_store.scores.tasks import get_predictive
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
 from training.data import Rows
-from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, load_runtime, parity
+from training.export.graphs import (
+    CHECKED_DETECTORS,
+    PARITY_TOLERANCE,
+    export,
+    load_runtime,
+    parity,
+    temper_graph,
+)
+from training.export.local import localise
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
 from training.fitting.steps import alpha_objective
@@ -15,6 +30,7 @@ from training.methods import METHODS, Laplace
 from training.model import build, initialise
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
+SETS, SET_DRAWS = 200, 20
 SMALL = {
     "bhn-realnvp": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
     "bhn-iaf": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
@@ -130,12 +146,14 @@ class Case:
             "bhn-realnvp",
             "mlp",
         )  # their graphs do not depend on the method
+        served = localise(self.model, self.x)
         result = served_network(
-            self.model, self.x, 0, names=None if every_detector else CHECKED_DETECTORS
+            served, self.x, 0, names=None if every_detector else CHECKED_DETECTORS
         )
-        files = export(self.model, result)
-        self.runtime = load_runtime(self.model, files)
-        self.parity = parity(self.model, result, self.runtime, Rows(self.x.numpy(), self.y.numpy()))
+        self.served, self.files = served, export(served, result, joint=self.model)
+        self.runtime = load_runtime(served, self.files)
+        rows = Rows(self.x.numpy(), self.y.numpy())
+        self.parity = parity(served, result, self.runtime, rows, joint=self.model)
 
     def made(self):
         return build(self.recipe, SHAPE, CLASSES)
@@ -220,6 +238,49 @@ def test_every_draw_is_what_it_is_alone(case):
     for k in range(case.draws):
         alone, _ = case.runtime.run(case.x.numpy(), draws.theta[k : k + 1, None])
         np.testing.assert_array_equal(alone[0], together[k])
+
+
+def test_outputs_are_distributed_as_under_draws_of_weights(case):
+    if not case.runtime.has_joint:
+        pytest.skip("draws of weights are served")
+    x = case.x[:2].numpy()
+    local, weights = (
+        statistics(runtime.run_outputs(x, runtime.draw_set(seed, SETS * SET_DRAWS)))
+        for runtime, seed in ((case.runtime, 1), (case.runtime.joint, 2))
+    )
+    p_values = [ks_2samp(a, b).pvalue for a, b in zip(local, weights, strict=True)]
+    assert min(p_values) * len(p_values) > 0.01  # Holm's correction
+
+
+def test_joint_scores_use_draws_of_weights(case):
+    predictive = get_predictive("classification", None)
+    model = SimpleNamespace(runtime=case.runtime, predictive=predictive)
+    draws = case.runtime.draw_set(5, case.draws)
+    actual = PoolScorer(model, "batchbald").candidates(case.x.numpy(), draws)
+    posterior = case.model.posterior
+    eps = torch.from_numpy(draw(posterior.algorithm, 5, 0, case.draws, posterior.noise_dimension))
+    probs = case.model.predict(case.x, eps).exp().numpy()
+    expected = predictive.joint_scores["batchbald"].from_samples(probs)
+    np.testing.assert_allclose(actual.outputs, expected.outputs, atol=1e-5)
+
+
+def test_a_temperature_applies_to_draws_of_outputs_and_of_weights(case):
+    network = temper_graph(case.files["network.onnx"], 2.0)
+    tempered = load_runtime(case.served, case.files | {"network.onnx": network})
+    x = case.x.numpy()
+    for before, after in ((case.runtime, tempered), (case.runtime.joint, tempered.joint)):
+        log_probs, actual = (r.run_outputs(x, r.draw_set(1, case.draws)) for r in (before, after))
+        expected = torch.log_softmax(torch.from_numpy(log_probs) / 2, dim=-1)
+        torch.testing.assert_close(torch.from_numpy(actual), expected)
+
+
+def statistics(log_probs):
+    """Samples of each log probability, and of entropy and BALD of sets of draws."""
+    sets = log_probs.reshape(SETS, SET_DRAWS, -1, CLASSES)
+    scores = [predictive_scores(predictive_sums(part), standard_errors=False) for part in sets]
+    columns = [log_probs[..., :-1].reshape(len(log_probs), -1)]
+    columns += [np.stack([getattr(s, name) for s in scores]) for name in ("entropy", "bald")]
+    return [sample for column in columns for sample in column.T]
 
 
 def test_a_model_made_anew_loads_the_weights_and_computes_the_same(case):

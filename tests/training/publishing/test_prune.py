@@ -16,6 +16,7 @@ from training.__main__ import main
 from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export, load_runtime, parity
+from training.export.local import localise
 from training.export.served import served_network
 from training.model import build, initialise
 from training.publishing.pruning import is_weight, prune, select_strongest, signal_to_noise
@@ -133,20 +134,22 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
 def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small(network):
     model, x = fitted_like(network=network)
     smaller = prune(model, select_strongest(model, 0.95 if "hidden" in network else 0.6))
-    result = served_network(smaller, x, 0, names=CHECKED_DETECTORS)
-    files = export(smaller, result)
+    served = localise(smaller, x)
+    result = served_network(served, x, 0, names=CHECKED_DETECTORS)
+    files = export(served, result, joint=smaller)
     graph = onnx.load_model_from_string(files["network.onnx"])
     noted = {entry.key: int(entry.value) for entry in graph.metadata_props}
     assert noted["weights_per_draw"] > smaller.posterior.theta_dimension
-    runtime = load_runtime(smaller, files)
+    runtime = load_runtime(served, files)
     rows = Rows(x.numpy(), np.zeros(ROWS, dtype=np.int64))
-    assert max(parity(smaller, result, runtime, rows).values()) < 1e-4
+    assert max(parity(served, result, runtime, rows, joint=smaller).values()) < 1e-4
     if "hidden" in network:
-        theta = runtime.draw(0, 0, 100)
-        together, _ = runtime.run(
+        joint = runtime.joint
+        theta = joint.draw(0, 0, 100)
+        together, _ = joint.run(
             rows.x[:1], theta[:, None]
         )  # fewer at a time, though theta is small
-        alone = [runtime.run(rows.x[:1], theta[k : k + 1, None])[0] for k in range(100)]
+        alone = [joint.run(rows.x[:1], theta[k : k + 1, None])[0] for k in range(100)]
         np.testing.assert_array_equal(together, np.concatenate(alone))
         detectors = sum(t.nbytes for t in result.density.state_dict().values())
         published = (
@@ -154,8 +157,7 @@ def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small
             - detectors
             + sum(t.nbytes for t in smaller.state_dict().values())
         )
-        # the sampler and the weights' file of the whole model alone hold a mu and a sigma of every
-        # weight each
+        # The network and the weights' file of the whole model hold a mu and a sigma of every weight.
         assert published < 0.25 * 4 * 4 * model.posterior.theta_dimension
 
 
@@ -195,13 +197,13 @@ def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_
     assert (facts["name"], facts["version"], facts["fraction"]) == ("bayes", "1", 0.75)
     assert facts["weights"] == 64 * 64 + 64 * 10
     assert facts["kept_weights"] <= 0.25 * facts["weights"]
-    assert small.noise.dimension == small.noise.theta_dimension <= facts["kept_weights"] + 74
+    assert small.noise.dimension == small.noise.theta_dimension <= 64 + 10
     assert facts["request_ms"] > 0
     assert facts["bytes"] == sum(
         small.files[f].size for f in FILES if f != "calibration.safetensors"
     )
-    for file in ("sampler.onnx", "weights.safetensors"):
-        assert small.files[file].size < 0.6 * full.files[file].size
+    file = "weights.safetensors"
+    assert small.files[file].size < 0.6 * full.files[file].size
     assert small.training["recipe"] == full.training["recipe"]
     assert small.training["data_digest"] == full.training["data_digest"]
     assert "run" not in small.training

@@ -1,0 +1,142 @@
+"""Local reparametrisation: layers that draw their outputs instead of Gaussian weights.
+
+If a layer's weights W are Gaussian and serve one vector h per row, its output is Gaussian:
+
+    h W = mean(h) + (std(h) * eps) R        eps ~ N(0, I), one number per unit
+
+See Kingma et al. 2015, "Variational dropout and the local reparameterization trick", section 2.2.
+The distribution of a row's outputs is exact for any number of layers, because the weights of each
+layer are independent of its input. Rows share eps but not weights, so joint scores of several rows
+need draws of the weights.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from training.bayes.laplace import DiagonalSpread, KroneckerSpread, LaplacePosterior, rotate
+from training.bayes.layers import LayerContext, Slot, WeightLayer, matmul
+from training.bayes.matrix_normal import MatrixNormalPosterior
+from training.bayes.posterior import FactorialGaussian, Posterior
+from training.bayes.variational_hypernet import HyperLayer
+
+
+class OutputMoments(nn.Module):
+    """The distribution of a layer's output given its input."""
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the mean of the outputs and the standard deviation before `rotate`."""
+        raise NotImplementedError
+
+    def rotate(self, noise: Tensor) -> Tensor:
+        return noise
+
+
+class FactorialMoments(OutputMoments):
+    """Outputs of independent weights: N(h M, h^2 S^2)."""
+
+    def __init__(self, layer: WeightLayer, posterior: Posterior, numbers: slice) -> None:
+        super().__init__()
+        self.layer, self.posterior, self.numbers = layer, posterior, numbers
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        posterior = self.posterior
+        moments: tuple[Tensor, Tensor]
+        if isinstance(posterior, LaplacePosterior):
+            assert isinstance(posterior.spread, DiagonalSpread)
+            moments = posterior.mean, posterior.spread.std.flatten()
+        else:
+            assert isinstance(posterior, FactorialGaussian)
+            moments = posterior.moments()
+        mean, std = (self.layer.matrix(part[self.numbers]) for part in moments)
+        return affine(h, mean), affine(h.square(), std.square()).sqrt()
+
+
+class MatrixNormalMoments(OutputMoments):
+    """Outputs of matrix-variate Gaussian weights: N(h M, (h^2 . a) b)."""
+
+    def __init__(self, posterior: MatrixNormalPosterior, index: int) -> None:
+        super().__init__()
+        self.mean = posterior.means[index]
+        self.log_row, self.log_column = posterior.log_rows[index], posterior.log_columns[index]
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        row_variance = affine(h.square(), (2 * self.log_row).exp()[:, None])
+        return affine(h, self.mean), row_variance.sqrt() * self.log_column.exp()
+
+
+class KroneckerMoments(OutputMoments):
+    """Outputs of weights M + U_A (S . E) U_B': N(h M, U_B diag((h U_A)^2 S^2) U_B')."""
+
+    def __init__(self, posterior: LaplacePosterior, spread: KroneckerSpread) -> None:
+        super().__init__()
+        self.mean, self.shape, self.spread = posterior.mean, posterior.shape, spread
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        projection = affine(h, self.spread.of_inputs.T)
+        variance = matmul(projection.square(), self.spread.std.square())
+        return affine(h, self.mean.view(self.shape)), variance.sqrt()
+
+    def rotate(self, noise: Tensor) -> Tensor:
+        return rotate(noise, self.spread.of_outputs)
+
+
+class HyperMoments(OutputMoments):
+    """Outputs of a variational hypernetwork's layer."""
+
+    def __init__(self, layer: HyperLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        scale, row, column = self.layer.infer(h)
+        # The bits of a sum, unlike those of a product, depend on the number of rows.
+        row_variance = matmul(h.square() * row.sigmoid(), h.new_ones(h.shape[-1], 1))
+        return self.layer.mean(h, scale), (row_variance * column.sigmoid()).sqrt()
+
+
+class LocalLayer(nn.Module):
+    """A layer whose part of theta is eps."""
+
+    def __init__(self, moments: OutputMoments, units: int, context: LayerContext) -> None:
+        super().__init__()
+        self.moments = moments
+        self.context = context
+        context.slot = Slot(context.slot.name, (units,))
+
+    def forward(self, h: Tensor) -> Tensor:
+        mean, std = self.moments(h)
+        if self.context.first:
+            features = torch.cat([mean, std], dim=-1)
+            self.context.store_features(features)
+            mean, std = features.chunk(2, dim=-1)
+        noise = self.context.by_draw(std) * self.context.theta()
+        return self.context.batch(self.context.by_draw(mean) + self.moments.rotate(noise))
+
+
+def output_moments(
+    posterior: Posterior, layer: WeightLayer | HyperLayer, index: int, numbers: slice
+) -> OutputMoments | None:
+    """Return the output distribution of a layer, or None if it is not Gaussian.
+
+    Args:
+        index: of the layer.
+        numbers: the layer's part of theta.
+    """
+    if isinstance(layer, HyperLayer):
+        return HyperMoments(layer)
+    if isinstance(posterior, MatrixNormalPosterior):
+        return MatrixNormalMoments(posterior, index)
+    if isinstance(posterior, LaplacePosterior):
+        if isinstance(posterior.spread, KroneckerSpread):
+            return KroneckerMoments(posterior, posterior.spread)
+        is_factorial = isinstance(posterior.spread, DiagonalSpread)
+    else:
+        is_factorial = isinstance(posterior, FactorialGaussian)
+    return FactorialMoments(layer, posterior, numbers) if is_factorial else None
+
+
+def affine(h: Tensor, matrix: Tensor) -> Tensor:
+    """Compute h W + b, where b is the last row of the matrix if it has one more than h columns."""
+    inputs = h.shape[-1]
+    value = matmul(h, matrix[:inputs])
+    return value + matrix[inputs] if len(matrix) > inputs else value
