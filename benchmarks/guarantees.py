@@ -17,6 +17,7 @@ from scipy import stats
 
 from benchmarks.common import model_parser, open_model, report, unseen_rows
 from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.rank_tables import coverage_rank, mass_above, quantile
 from model_store.inference.model import Model
 from model_store.scores.classification import Scores
@@ -54,7 +55,9 @@ def flagged_rows(
     )
     tested = detected.take(test)
     scores = {name: values[0] for name, values in tested.by_name.items()}
-    return np.asarray(calibration.p_values(scores, tested.labels[0], 1).p_value <= rate)
+    surprisals = calibration.compute_surprisals(scores, tested.labels[0], 1)
+    statistic = flag_statistic(surprisals, model.manifest.detectors.combined)
+    return np.asarray(calibration.rank_tables(1).p_values(statistic, surprisals).p_value <= rate)
 
 
 def covered_rows(

@@ -98,7 +98,7 @@ def summarise(facts: dict[str, Any]) -> str:
     parts = []
     change = facts.get("uncertainty_change")
     if change is not None:
-        median, high = (f"{100 * change[key]:.2g} %" for key in ("median", "p90"))
+        median, high = (_percent(change[key]) for key in ("median", "p90"))
         parts.append(
             f"uncertainty of validation rows changed by {median} over the second half of the fit "
             f"(90th percentile {high})"
@@ -122,5 +122,9 @@ def change_warning(facts: dict[str, Any]) -> str | None:
     remedy = "train for more epochs, or continue with `dubito fit --warm-start NAME`"
     if change is None:
         return f"the fit was too short to measure its convergence: {remedy}"
-    share = f"{100 * change['median']:.2g} %"
+    share = _percent(change["median"])
     return f"uncertainty still changed by {share} over the second half of the fit: {remedy}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
