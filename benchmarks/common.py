@@ -179,9 +179,9 @@ def unseen_rows(model: Model) -> Rows:
 def publish_untrained(
     store: ModelStore, precision: str | None = None, method: str | None = None, name: str = NAME
 ) -> None:
-    """Publish an untrained model with the network of a recipe, and its posterior or a method's.
+    """Publish an untrained MNIST model, by default with the method of its recipe.
 
-    Its posterior is as wide as a trained posterior, so it passes the check of integer arithmetic.
+    The posterior is as wide as after training, so that the check of integer arithmetic passes.
     """
     recipe = recipes.load(ROOT / "recipes" / "mnist.toml")
     if precision is not None:

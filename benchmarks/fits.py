@@ -1,10 +1,10 @@
-"""Measure processor time and memory of fits of tables, beside histogram gradient boosting.
+"""Compare table fits with histogram gradient boosting in processor time and memory.
 
-Run `python -m benchmarks.fits [--sizes ROWSxCOLUMNS ...] [--write]`. Each size is a Parquet file of
-random numbers and a class that depends on the first ten columns. Each fit is a process of its own
-that starts from the file: `dubito fit` with default settings, including calibration and baselines,
-or scikit-learn's HistGradientBoostingClassifier. Memory is the peak of the process without the peak
-for 1,000 rows of 10 columns, divided by the table's size in float64.
+Run `python -m benchmarks.fits [--sizes ROWSxCOLUMNS ...] [--write]`. Each table is a Parquet file
+with random numbers and a class that depends on the first ten columns. Each fit runs in a separate
+process, which also reads the file: `dubito fit` with default settings, including calibration and
+baselines, or scikit-learn's HistGradientBoostingClassifier. Memory is the peak of the process. It
+is followed by the increase over 1,000 rows of 10 columns, divided by the table's size in float64.
 """
 
 import os
@@ -47,7 +47,7 @@ def write_table(path: Path, rows: int, columns: int) -> None:
 
 
 def measure(command: list[str], folder: Path) -> tuple[float, float]:
-    """Run a command, and return its processor seconds and its peak memory in bytes."""
+    """Run a command, and return its processor seconds and peak memory in bytes."""
     environment = os.environ | {"DUBITO_STORE": str(folder / "models"), "PYTHONPATH": str(ROOT)}
     output = subprocess.check_output(
         [sys.executable, "-c", MEASURE, *command], cwd=folder, env=environment, text=True

@@ -122,7 +122,7 @@ class _Connection:
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
         self.unsent = memoryview(b"")  # rest of the request
-        self.is_watched = False  # until the server accepts more
+        self.is_watched = False  # epoll waits until the socket is writable
         self.content = bytearray()
         self.length: int | None = None  # of the complete response
         self.status = ""
@@ -268,7 +268,8 @@ class _Run:
         if connection.socket is not None:
             self.busy.pop(connection.socket.fileno(), None)
         connection.busy = False
-        if how in (CLOSED, TIMEOUT) or connection.unsent:  # or answered early
+        # After an early response, part of the request is unsent.
+        if how in (CLOSED, TIMEOUT) or connection.unsent:
             self.disconnect(connection)
         self.idle.append(connection)
         return how

@@ -1,8 +1,8 @@
-"""Measure the latency and memory of methods with local draws and with draws of weights.
+"""Compare the latency and memory of local draws and weight draws.
 
-`python -m benchmarks.methods [--rounds N] [--store DIR] [--write]` publishes untrained models of MNIST's size.
-Each round sends `POST /predict` with 100 fresh draws to every version in turn. The memory is that
-of a new process which loads a version and predicts the same rows.
+`python -m benchmarks.methods [--rounds N] [--store DIR] [--write]` publishes untrained models of
+MNIST's size. Each round sends `POST /predict` with 100 fresh draws to every version in turn. Memory
+is measured in a new process that loads a version and predicts the same rows.
 """
 
 import json
@@ -24,7 +24,7 @@ from training.export.local import localise
 
 METHODS = ("bbb-gaussian", "mvn", "variational-hypernet", "laplace")
 REFERENCE = "bhn-realnvp"
-WEIGHTS = "-weights"  # suffix of versions with draws of weights
+WEIGHTS = "-weights"  # suffix of models with weight draws
 ROWS = (1, 128)
 CALLS = {"local": {1: 40, 128: 3}, "weights": {1: 1, 128: 1}}
 MEMORY = """
@@ -116,7 +116,7 @@ def draw(times: Times) -> Figure:
 def main() -> None:
     parser = bare_parser(__doc__, "methods.md")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--store", type=Path, help="keeps the models for other runs")
+    parser.add_argument("--store", type=Path, help="folder that keeps the models for other runs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = ModelStore(options.store or Path(folder))

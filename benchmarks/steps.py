@@ -1,10 +1,10 @@
-"""Measure training steps of Bayesian layers, beside other libraries.
+"""Compare training steps of Bayesian layers with other libraries.
 
 Run `python -m benchmarks.steps [--rounds N] [--write]` in an environment that also has
-bayesian-torch, blitz-bayesian-pytorch and torch-uncertainty; missing libraries are left out. The
+bayesian-torch, blitz-bayesian-pytorch and torch-uncertainty. Missing libraries are skipped. The
 network is 784-800-800-10, with 128 rows and one draw per step, fused Adam and one thread. Each round
-takes five steps of each model by turns. Times are processor times. Ratios are relative to the
-deterministic network in the same round. Other libraries draw all weights.
+takes five steps of each model in turn. Times are processor times. Ratios are relative to the
+deterministic network in the same round. The other libraries draw all weights.
 """
 
 import importlib.util
@@ -55,12 +55,12 @@ def peer_step(
 
     def step(_: int) -> None:
         h, kl = x, 0.0
-        for i, each in enumerate(layers):
-            h = each(h)
+        for i, module in enumerate(layers):
+            h = module(h)
             if isinstance(h, tuple):
                 h, part = h
             else:
-                part = each.log_variational_posterior - each.log_prior
+                part = module.log_variational_posterior - module.log_prior
             h, kl = h.relu() if i + 1 < len(layers) else h, kl + part
         loss = functional.cross_entropy(h, y) + kl / TRAINING_ROWS
         optimizer.zero_grad()

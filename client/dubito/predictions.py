@@ -203,7 +203,10 @@ class Predictions(Tabular):
         return [classes[inside].tolist() for inside in self.prediction_set]
 
     def missing_columns(self) -> list[list[str]]:
-        """Return the columns of each row that were replaced by their usual values."""
+        """Return the names of the columns that each row lacks.
+
+        The predictions use the usual values of these columns.
+        """
         columns = self["columns"]
         return [columns[is_missing].tolist() for is_missing in self.missing]
 

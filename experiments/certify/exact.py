@@ -30,7 +30,7 @@ UNITS = 4
 SEEDS = 3  # per problem
 TOLERANCE = 0.15
 PROBLEMS = 10
-FIRST_PROBLEM = 5000  # seed of the problems, on which no default was chosen
+FIRST_PROBLEM = 5000  # seed; no default was chosen on these problems
 # With these settings the family contains the exact or the best factorial posterior.
 METHODS: dict[str, dict[str, float]] = {
     "bbb-gaussian": {},
@@ -70,7 +70,7 @@ class Problem:
 
     @classmethod
     def random(cls, seed: int) -> "Problem":
-        """Draw the number of rows (300 to 1,500) and columns (3 to 8), correlation and noise."""
+        """Draw a random problem with 300 to 1,500 rows and 3 to 8 columns."""
         rng = np.random.default_rng(seed)
         rows, inputs = int(rng.integers(300, 1501)), int(rng.integers(3, 9))
         return cls.make(rows, inputs, seed, rng.uniform(0.15, 0.6), rng.uniform(0.3, 2.0))
@@ -180,9 +180,9 @@ def compare(
 
 @torch.no_grad()
 def deviation_ratios(model: BayesianModel, problem: Problem) -> Float[Tensor, "N"]:
-    """Compute each test row's epistemic deviation over that of the best posterior of the family.
+    """Compare the epistemic deviation of each test row with the optimal one, as a ratio.
 
-    The families are factorial Gaussians, and all distributions for flows with couplings.
+    The optimal posterior is the best factorial Gaussian, or the exact posterior for flows.
     """
     _, precision = exact(model, problem)
     is_flow = isinstance(model.posterior, HypernetworkPosterior)

@@ -97,7 +97,7 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
                 predicted += _predict(studio, service, config, version, part)
             except LabelStudioError as error:
                 if isinstance(error, UnreadableTask) and len(part) > 1:
-                    parts += [[task] for task in part]  # predict the others
+                    parts += [[task] for task in part]  # retry one by one
                 else:
                     failed, reason = failed + len(part), f" (last: {error})"
         has_tasks = True

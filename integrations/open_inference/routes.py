@@ -215,7 +215,7 @@ def _refuse_unready_version(models: Models, name: str, version: str) -> None:
 
 
 def _index(models: Models, allowed: frozenset[str] | None) -> list[dict[str, Any]]:
-    """List all versions of the allowed models, and whether they can be served."""
+    """List all versions of the allowed models with their states."""
     index = []
     for name in models.names(allowed):
         broken = models.errors(name)

@@ -292,7 +292,7 @@ class Cache:
 
     @contextmanager
     def _cleaning(self) -> Iterator[None]:
-        """Lock the list of copies. Unfinished copies that no process holds are deleted on exit."""
+        """Lock the list of copies, and delete abandoned downloads on exit."""
         with _locked(self.root / ".lock"):
             try:
                 yield

@@ -83,7 +83,7 @@ class TextSpec(Record):
 class NumberStyle(Record):
     """The format of numbers in text, such as the currency sign and the decimal mark.
 
-    With the sign `:`, hours, minutes and seconds, such as 1:30:00, are a number of seconds.
+    With the sign `:`, hours, minutes and seconds such as 1:30:00 are converted to seconds.
     """
 
     sign: Literal["", "$", "€", "£", "¥", "%", ":"] = ""
@@ -96,8 +96,8 @@ class NumericColumn(Record):
 
     If `indicator` is set, a second number marks missing values. If `written` is set, values can be
     formatted text. `usual` is the median, and `mostly` the central interval with 90 % of the
-    training rows. If `missing` is false, all training rows have a value, and `usual` replaces a
-    missing one.
+    training rows. If `missing` is false, no training row lacks a value, and `usual` replaces
+    missing values of new rows.
     """
 
     name: str
@@ -263,7 +263,7 @@ class NoiseSpec(Record):
 class EncoderSpec(Record):
     """The encoder (`encoder.onnx`), which runs before the network.
 
-    A row's bits are the same in batches of up to `rows_at_once` rows.
+    In batches of up to `rows_at_once` rows, a row's bits do not depend on the batch.
     """
 
     outputs: Annotated[int, Field(ge=1)]
@@ -280,7 +280,7 @@ class DetectorSpec(Record):
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
     ranking_rows: Annotated[int, Field(ge=1)]
-    ranking_copies: Annotated[int, Field(ge=0)] = 0  # ranking rows that equal an earlier one
+    ranking_copies: Annotated[int, Field(ge=0)] = 0  # duplicates among the ranking rows
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # in the calibration splits
     tail: Literal["predictive"] = "predictive"  # extrapolation beyond the reference scores

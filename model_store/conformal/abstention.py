@@ -16,9 +16,9 @@ P(Binomial(n, level) <= k). The fallback procedure (Wiens and Dmitrienko, "The f
 for evaluating a single family of hypotheses", 2005) divides the error 1 - CONFIDENCE between two
 starts: the smallest candidate at which the expected number of answered rows allows a wrong label,
 and the candidate that answers `LATE_START` of the rows. From a start, tests continue to larger
-thresholds until one fails to reject. A sequence that reaches the second start keeps its error and
-adds that of the start. So with probability CONFIDENCE, no true hypothesis is rejected. The result
-is the largest threshold that is rejected.
+thresholds until one fails to reject. A sequence that reaches the second start adds the second
+start's error to its own. So with probability CONFIDENCE, no true hypothesis is rejected. The result
+is the largest threshold whose hypothesis is rejected.
 
 **Flagged rows.** Among n calibration rows, the flag fires on rows whose statistic exceeds the h-th
 largest calibration statistic, h = floor(fpr (n + 1)). Given that value, the other n - h calibration
@@ -36,7 +36,7 @@ from jaxtyping import Bool, Float64, Int64
 
 CONFIDENCE = 0.95
 NUM_CANDIDATES = 100
-LATE_START, LATE_SHARE = 0.75, 0.3  # share of rows, and of the error
+LATE_START, LATE_SHARE = 0.75, 0.3  # share of the rows, and of the error
 DECIMALS = 4  # of the smallest risk
 NO_THRESHOLD = -math.inf  # answers no row
 TENSORS = ("abstention.candidates", "abstention.doubt", "abstention.is_wrong")
@@ -80,9 +80,10 @@ class Abstention:
         return threshold
 
     def smallest_risk(self, num_flagged: int, above: float = 0.0) -> float:
-        """Find a risk above `above` at which rows are answered, but not at the next smaller one.
+        """Bisect for a risk above `above` at which the service answers rows.
 
-        Risks are multiples of 10^-DECIMALS. Returns 1 if there is none.
+        Risks are multiples of 10^-DECIMALS. The service answers no row at the next smaller one.
+        Returns 1 if there is none.
         """
         steps = 10**DECIMALS
         risks = range(math.floor(above * steps) + 1, steps)

@@ -154,11 +154,11 @@ class RankTables:
     def flag_levels(
         self, fpr: float, confidence: float | None = None, categories: Numbers | None = None
     ) -> Values | float:
-        """Return the largest p-value that the flag fires on.
+        """Return the largest p-value at which the flag fires.
 
-        With a confidence, the level is h / (n + 1) for the largest h for which the flag's rate
-        given the calibration, which is distributed as Beta(h, n + 1 - h), does not exceed fpr with
-        that confidence (Bates et al. 2023, section 3; here for a single fpr).
+        At level h / (n + 1), the flag's rate given the calibration rows is distributed as
+        Beta(h, n + 1 - h). With a confidence, h is the largest number for which this rate stays
+        within fpr with that confidence (Bates et al. 2023, section 3; here for a single fpr).
         """
         if confidence is None:
             return fpr

@@ -23,10 +23,11 @@ SCALARS = (
 
 
 def column_type(column: Column) -> ColumnType | None:
-    """Classify a column by its type; None for types such as lists, durations and bytes.
+    """Classify a column by its type.
 
     Categories are booleans and the category types of pandas and polars. Integers are whole numbers
-    that float64 cannot represent, such as account numbers.
+    that float64 cannot represent, such as account numbers. Returns None for other types, such as
+    lists, durations and bytes.
     """
     kind = column.type
     if types.is_dictionary(kind):
@@ -74,10 +75,10 @@ def read_times(column: Column) -> Numbers:
 
 
 def read_categories(column: Column) -> Categories:
-    """Convert values to the names of categories, None if missing."""
+    """Convert values to category names, or None if they are missing."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if types.is_timestamp(column.type) and column.type.unit == "ns":  # not a Python time
+    if types.is_timestamp(column.type) and column.type.unit == "ns":  # too precise for Python
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     if not types.is_dictionary(column.type):
         column = column.dictionary_encode()
@@ -90,7 +91,10 @@ def read_categories(column: Column) -> Categories:
 
 
 def name_categories(column: Column) -> Column:
-    """Replace categories that are not text by their names. Other columns are returned unchanged."""
+    """Convert the categories of a column to text.
+
+    Other columns are returned unchanged.
+    """
     if not types.is_dictionary(column.type) or column_type(column) is None:
         return column
     if types.is_string(column.type.value_type) or types.is_large_string(column.type.value_type):

@@ -34,7 +34,7 @@ MISSING = (
 )
 BOOLEANS = {"true", "false"}
 SIGNS = "$€£¥%"
-MINUS = "\u2212"  # the mathematical sign
+MINUS = "\u2212"  # minus sign, in contrast to the hyphen
 CLOCK = re.compile(r"(-?)(\d{1,5}):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)  # H:MM:SS
 SPACES = "\u00a0\u202f"  # non-breaking spaces
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
@@ -104,9 +104,10 @@ def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[
 
 
 def category_text(value: str | float | Decimal | date) -> str:
-    """Convert a value to the name of a category. Equal numbers have one name, such as 3 for 3.0.
+    """Convert a value to a category name.
 
-    Text with leading zeros, such as 007, is not a number.
+    Equal numbers have the same name, such as 3 for 3.0. Text with leading zeros, such as 007, is
+    not a number.
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -124,10 +125,10 @@ def category_text(value: str | float | Decimal | date) -> str:
 
 
 def match_category(text: str, categories: AbstractSet[str]) -> str:
-    """Return the known category that a text stands for, or the text.
+    """Return the category that matches a text, or the text itself.
 
-    The text can have outer spaces, another Unicode normal form, booleans in upper case, or an equal
-    number.
+    A match can differ in surrounding spaces, Unicode normal form, the case of booleans, or the
+    notation of a number.
     """
     if text in categories:
         return text
@@ -167,7 +168,7 @@ def parse_plain(text: str) -> float:
 def parse_number(text: str, writing: NumberStyle) -> float:
     """Parse a formatted number with an optional sign.
 
-    Accountants write -5 as (5) or 5-.
+    Accounting formats, such as (5) and 5-, are also accepted for -5.
 
     Raises:
         ValueError: for other text.

@@ -92,7 +92,10 @@ def missing_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.nd
 
 
 def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"] | None:
-    """Replace missing cells by usual values, in place, and return their mask, if there are any."""
+    """Replace missing cells by usual values in place.
+
+    Returns the mask of missing cells, or None if there are none.
+    """
     if not columns or not (missing := missing_cells(x, columns)).any():
         return None
     np.copyto(x, usual_row(columns), where=np.isnan(x))
@@ -105,7 +108,7 @@ def check_complete(
     """Raise InvalidInput if a cell is missing in a column without missing training values."""
     if not columns or not (missing := missing_cells(x, columns)).any():
         return
-    expected = "a value, because no training row lacks it"
+    expected = "a value, because all training rows have one"
     errors = [
         InvalidInput(f"{field}.{first_row + int(np.argmax(is_missing))}.{name}", expected, "none")
         for name, is_missing in zip((c.name[:80] for c in columns), missing.T, strict=True)
@@ -184,7 +187,10 @@ def _read(
 
 
 def usual_row(columns: Columns) -> Float32[np.ndarray, "I"]:
-    """Encode a row of usual values. Columns without one have their mean, or no category."""
+    """Encode a row of usual values.
+
+    Without a usual value, numeric columns have their mean, and categorical columns no category.
+    """
     values: dict[str, Numbers | Categories] = {}
     for column in columns:
         if isinstance(column, CategoricalColumn):
@@ -218,7 +224,7 @@ def unusual_cells(row: Mapping[str, Any], columns: Columns) -> UnusualCells:
 
 
 def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
-    """Count the rows with an unknown category in each column, leaving out zeros.
+    """Count the rows with an unknown category in each column, omitting zeros.
 
     In columns without an indicator, missing categories count too.
     """
@@ -255,7 +261,7 @@ def _raise_for_keys(
     ]
     known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
     errors += [
-        InvalidInput(f"{field}.{name[:80]}", f"no columns but {known[:500]}", "an unknown one")
+        InvalidInput(f"{field}.{name[:80]}", f"only the columns {known[:500]}", "an unknown one")
         for name in nsmallest(MAX_ERRORS, map(str, row.keys() - {*ordered, *ignored}))
     ]
     raise merge_errors(errors)

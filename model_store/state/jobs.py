@@ -359,7 +359,7 @@ class Jobs:
             connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
     def requeue_orphans(self) -> list[str]:
-        """Return running jobs to the queue if their process has died, and return their ids."""
+        """Requeue running jobs whose process has died, and return their ids."""
         orphans = []
         with self._database.reading() as connection:
             rows = connection.execute(

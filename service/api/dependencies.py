@@ -42,8 +42,8 @@ async def _link_prefix(request: Request) -> str:
 CurrentContext = Annotated[Context, Depends(_context)]
 CurrentRequest = Annotated[RequestContext, Depends(_begin)]  # subject to admission
 Owner = Annotated[str, Depends(_owner)]  # name of the API key
-AllowedModels = Annotated[frozenset[str] | None, Depends(_allowed_models)]  # of the API key
-ModelName = Annotated[str, Depends(_model_name)]  # from the path
+AllowedModels = Annotated[frozenset[str] | None, Depends(_allowed_models)]  # None: all
+ModelName = Annotated[str, Depends(_model_name)]  # path parameter
 Audit = Annotated[AuditLog, Depends(_audit)]
 LinkPrefix = Annotated[str, Depends(_link_prefix)]
 

@@ -17,20 +17,14 @@ MAX_CHARACTERS = 100  # of an unseen category
 # Reasons in `null_because`
 NO_COLUMNS = "the model does not take rows of columns"
 NOT_OBJECTS = "rows did not come as objects keyed by column"
-BY_COLUMN = "the model takes rows of columns, which have `columns` in its place"
+BY_COLUMN = "see `columns`, because the model takes rows of columns"
 NO_TERMS = (
-    "no detector of this version's flag is divided among the numbers of a row: it was published "
-    "before that was possible, its flag combines no detector of the input, its rows are too long, "
-    "or an encoder comes before it"
+    "the flag cannot be attributed to the numbers of a row: the version is old, its rows are too "
+    "long, it has an encoder, or its flag combines no detector of the input"
 )
-OF_IDS = (
-    "the model takes rows of ids, which have no size: none has a share, and no training row is near"
-)
+IDS_UNSUPPORTED = "not available for rows of ids"
 NO_SCOPE = "the key lacks the scope rows"
-NO_ROWS = (
-    "this version was published without training rows (serving.nearest_rows of its recipe), or "
-    "before there were"
-)
+NO_ROWS = "the version has no training rows (set serving.nearest_rows in its recipe)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +34,7 @@ class ExplainedRows:
     manifest: Manifest
     explanation: Explanation
     cells: list[UnusualCells] | None
-    has_scope: bool = True  # the request's key may see training rows
+    has_scope: bool = True  # the request's key can see training rows
 
     def __len__(self) -> int:
         return len(self.explanation.flag.statistic)
@@ -241,11 +235,13 @@ def null_because(explained: ExplainedRows) -> dict[str, str]:
     else:
         reasons |= dict.fromkeys(("columns", "unseen", "missing"), NO_COLUMNS)
         if explanation.shares is None:
-            no_shares = OF_IDS if manifest.input.takes_ids else NO_TERMS
+            no_shares = IDS_UNSUPPORTED if manifest.input.takes_ids else NO_TERMS
             reasons |= dict.fromkeys(("attributed", "map"), no_shares)
     if explanation.nearest is None:
         has_ids = manifest.input.takes_ids and manifest.encoder is None
-        reasons["nearest"] = OF_IDS if has_ids else NO_ROWS if explained.has_scope else NO_SCOPE
+        reasons["nearest"] = (
+            IDS_UNSUPPORTED if has_ids else NO_ROWS if explained.has_scope else NO_SCOPE
+        )
     return reasons
 
 

@@ -29,7 +29,7 @@ async def _access(request: Request) -> tuple[str | None, frozenset[str] | None]:
     return None if is_admin else get_owner(request.scope), allowed_models(request.scope)
 
 
-# Owner and models of the jobs that the request's key can use. None: all
+# The owner and models whose jobs the request's key can use, or None for all
 Access = Annotated[tuple[str | None, frozenset[str] | None], Depends(_access)]
 
 
@@ -55,7 +55,7 @@ async def _find_job(context: CurrentContext, access: Access, job: str) -> Job:
     return await context.threads.jobs(lambda: Jobs(context.state).get(job, *access))
 
 
-OwnJob = Annotated[Job, Depends(_find_job)]  # from the path
+OwnJob = Annotated[Job, Depends(_find_job)]  # path parameter
 
 
 @router.get(

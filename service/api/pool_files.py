@@ -165,7 +165,7 @@ def resolve_path(
     """Return the path of a file in the pools folder.
 
     Args:
-        allowed: the files and folders that exist for the request's key, or None for all.
+        allowed: the files and folders that the request's key can use, or None for all.
     """
     if folder is None:
         expected = "none, because DUBITO_POOLS is not set"

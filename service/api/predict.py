@@ -86,7 +86,7 @@ PredictWork = RowWork[PredictRequest]
 class ExplanationInputs:
     cells: list[UnusualCells] | None
     replaced: Prediction | None
-    has_scope: bool  # the key may see training rows
+    has_scope: bool  # the request's key can see training rows
 
 
 @dataclass(frozen=True, eq=False)

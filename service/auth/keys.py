@@ -64,7 +64,7 @@ HIDDEN_VALUE = "another value (hidden)"
 MAX_FILE_BYTES = 1 << 20
 NEW_KEY_PREFIX = "dubito_"  # recognised by scanners for secrets
 NEW_KEY_BYTES = 32
-NAME_DIGITS = 12  # of a key's digest, in the name of a key without a file
+NAME_DIGITS = 12  # digits of the digest in a generated key name
 
 # The service responds to these paths even if there are too many connections.
 HEALTH_PATHS = {"/health/live", "/health/ready", "/metrics"}
@@ -114,7 +114,7 @@ def list_keys(settings: Settings) -> Keys:
         raise InvalidInput(
             f"{PREFIX}ADMIN_KEY", "a key that is not in DUBITO_API_KEYS", "a shared key"
         )
-    # The position of a key may change, but its name must not.
+    # Unlike a position, the digest does not change when other keys are removed.
     keys = [Key(f"api-{digest.hex()[:NAME_DIGITS]}", digest, API_SCOPES) for digest in api]
     keys += [Key("admin", digest, ADMIN_SCOPES) for digest in admin]
     return Keys(keys, api_is_open=not api, has_administration=bool(admin))
@@ -222,7 +222,7 @@ class KeyRing(Collector):
         self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the expiry of the last key of each name."""
+        """Yield the latest expiry for each key name."""
         gauge = GaugeMetricFamily(
             "dubito_key_expiry_timestamp_seconds",
             "When a key expires, in seconds since 1970; +Inf for never",
@@ -246,7 +246,10 @@ class KeyRing(Collector):
             self.reload()
 
     def current_names(self) -> frozenset[str] | None:
-        """Reload the keys. Return their names, or None if they are unknown or the API is open."""
+        """Reload the keys and return their names.
+
+        Returns None if the names are unknown or the API is open.
+        """
         if self._file is not None:
             self.reload()
         is_known = self._problem is None and not self.keys.api_is_open

@@ -152,7 +152,10 @@ class Computation:
     def complete(
         self, x: Float32[np.ndarray, "n I"], field: str, first: int
     ) -> Float32[np.ndarray, "n I"]:
-        """Fill or reject missing cells. Predictions fill them later, to set flags."""
+        """Fill missing cells, or reject them if the request asks for it.
+
+        Predictions leave cells missing, because `predict` fills and flags them.
+        """
         if self.request.missing == "reject":
             check_complete(x, self.manifest.input.columns, field, first)
         elif self.request.options is None:
@@ -165,7 +168,10 @@ class Computation:
         draws: DrawSet,
         groups: Int64[np.ndarray, "n"] | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Predict rows, fill their missing cells in `x`, and mark the rows with finite scores."""
+        """Predict rows, and mark the rows with finite scores.
+
+        Missing cells of `x` are filled in place.
+        """
         options = self.request.options
         assert options is not None
         missing = fill_missing(x, self.manifest.input.columns)

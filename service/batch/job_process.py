@@ -91,7 +91,7 @@ class JobRequest(ComputationRequest):
     read_as: str
     ignored: list[str]
     encoded: bool = False  # table rows are already numbers
-    inline: bool = False  # the file contains the numbers of a request's rows
+    inline: bool = False  # the file contains the encoded rows of a request
     race: float | None = None
     selected: bool = False  # the folder has SELECTED_FILE
     excluded: int = 0  # rows that already have labels

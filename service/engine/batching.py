@@ -399,14 +399,14 @@ class Engine:
 
 
 def keeps_draws(model: Model, num_samples: int, acquisition: str | None) -> bool:
-    """Whether the parts of work use the same draw set, instead of computing draws again."""
+    """Check whether all parts of the work share a draw set, instead of recomputing the draws."""
     if model.runtime.has_joint and acquisition in model.predictive.joint_scores:
         return False
     return num_samples * model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES
 
 
 def part_rows(model: Model, num_samples: int, acquisition: str | None = None) -> int:
-    """Return the maximum rows of a micro-batch or part."""
+    """Return the maximum number of rows in a micro-batch or part."""
     is_cached = keeps_draws(model, num_samples, acquisition)
     max_rows = MAX_SUMMED_NUMBERS // (GROUPS * model.manifest.output_size)
     rows = min((BATCH_ROW_DRAWS if is_cached else STREAMED_ROW_DRAWS) // num_samples, max_rows)

@@ -21,7 +21,7 @@ from model_store.scores.records import concatenate
 logger = logging.getLogger("dubito")
 
 MAX_REQUEST_ROWS = 16  # evenly spaced; rows of one request are not independent
-RECENT_ROWS = 4096  # whose copies are ignored if no calibration row is a copy
+RECENT_ROWS = 4096  # their copies are ignored if no calibration row is a copy
 MAX_WAITING_ROWS = 1 << 16  # while the shared test is unreachable: 1 MB
 BLOCK_ROWS = 64  # per bet, because a bet on one row takes as long
 

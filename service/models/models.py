@@ -106,7 +106,7 @@ class Models:
         """Return a request's model name, or the default model's.
 
         Args:
-            allowed: the models that exist for the request's key, or None for all.
+            allowed: the models that the request's key can use, or None for all.
 
         Raises:
             NotReady: if no model is published.
@@ -377,7 +377,7 @@ class Models:
     # Overview
 
     def names(self, allowed: frozenset[str] | None = None) -> list[str]:
-        """Return the names of all or only of allowed models."""
+        """Return the names of all models, or of the allowed ones."""
         return sorted(self._aliases if allowed is None else allowed & self._aliases.keys())
 
     def errors(self, name: str) -> dict[str, str]:

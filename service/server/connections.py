@@ -4,9 +4,9 @@ A connection handles one request at a time, without pipelining. A request must a
 `receive_s` of its first byte (otherwise 408), and the client must read the answer at `MIN_RATE`.
 Buffered bytes count towards the memory budget.
 
-A client, which is a key or an address, has a limited number of turns at a time. A request without a
-turn waits in its connection, unparsed. While several clients are active they get few turns, so
-that a request waits for few requests of each other client.
+A client is an API key or an address, and has a limited number of turns at a time. A request without
+a turn waits in its connection, unparsed. While several clients are active, each gets only a few
+turns, so that no client delays the others for long.
 
 A client can use three quarters of `max_connections`. At the limit, the service closes the longest
 idle connection of the client with most connections. If no connection is idle, a new connection can
@@ -47,7 +47,7 @@ MIN_RATE = 64 << 10  # bytes per second, after the first `receive_s`
 LINGER_S = 2.0  # before a connection with unread input is closed, to deliver the answer
 MAX_BEYOND = 100  # connections beyond the limit, for health requests and lingering
 LARGE_READ = 32 << 10  # bytes per read, above which connections take turns
-ACTIVE_S = 1.0  # after its last request began, a client still counts as active
+ACTIVE_S = 1.0  # a client stays active for this long after its last request began
 MAX_FAILED_KEYS = 20  # per address and `FAILED_KEYS_S`
 FAILED_KEYS_S = 60
 JOIN_BYTES = 64 << 10  # maximum answer that is written in one call
@@ -64,8 +64,8 @@ REFUSALS = {
 RETRY_AFTER = {429: b"retry-after: %d\r\n" % FAILED_KEYS_S, 503: b"retry-after: 1\r\n"}
 
 Kind = Literal["request", "health", "refusal", "read"]
-Account = tuple[Kind, Hashable]  # with the client
-# Turns at a time, and the seconds after which each ends early. Long work is divided by the engine.
+Account = tuple[Kind, Hashable]  # kind of request, and client
+# Number of simultaneous turns, and their longest duration in seconds. The engine divides long work.
 ALONE, SHARED = (64, 0.02), (2, 0.1)
 FIXED = {"health": (2, 0.1), "refusal": (1, 0.01), "read": (1, 0.001)}
 
@@ -73,7 +73,7 @@ _KEY = re.compile(rb"(?i)\r\n(?:x-api-key:|authorization:[ \t]*bearer )[ \t]*([!
 
 
 class Turn:
-    """A client's turn, which ends after some time."""
+    """A client's right to process a request, which ends after `max_s` seconds."""
 
     def __init__(self, turns: "Turns", account: Account, max_s: float) -> None:
         self._turns, self._account = turns, account
@@ -89,7 +89,7 @@ class Turn:
 
 
 class Turns:
-    """The turns of all clients."""
+    """Limits the simultaneous turns of each client."""
 
     def __init__(self) -> None:
         self._running: Counter[Account] = Counter()
@@ -97,7 +97,7 @@ class Turns:
         self._active: dict[Hashable, float] = {}  # time of the latest request, oldest first
 
     def begin(self, account: Account, callback: Callable[[Turn], None]) -> Turn | None:
-        """Begin a turn, or return None and call back when it begins."""
+        """Begin a turn, or queue the callback and return None."""
         kind, client = account
         if kind == "request":
             self._active.pop(client, None)
@@ -193,7 +193,7 @@ class Connections:
             connections.pop(connection, None)
 
     def identify(self, head: bytes, address: Hashable) -> Account:
-        """Return the account of a request: that of its valid key, or of its address."""
+        """Return the account of the request's valid key, or of its address."""
         if self._health.match(head):
             return "health", address
         match = None if self.ring is None else _KEY.search(head)
@@ -207,7 +207,7 @@ class Connections:
         return "refusal" if is_refused else "request", address
 
     def _has_failed_too_often(self, address: Hashable) -> bool:
-        """Count a wrong key, and return whether to refuse it."""
+        """Count a wrong key, and check whether its address exceeds the limit."""
         time_s = asyncio.get_running_loop().time()
         if time_s >= self._failed_keys_end:
             self._failed_keys.clear()
@@ -248,7 +248,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_reading_body = False
         self._read_paused = self._write_paused = False
         self._turn: Turn | None = None  # of the current request
-        self._is_queued = False  # waits for the turn of a request
+        self._is_queued = False  # the current request waits for a turn
         self._waits_to_read = self._continues = False
         self._ending = False  # further input is skipped
         self._stopping = False  # closes after the current answer

@@ -1,9 +1,9 @@
 """Logging to standard error, as text or JSON lines.
 
-A thread writes the log, so that a slow reader does not delay requests or the end of the process. If
-too many records wait, further ones are dropped, counted and reported. Places are reserved for the
-audit records of changes, and the service refuses changes if too many records wait. The log contains
-no text from clients, except request ids, paths of refused requests, and row ids of failed jobs.
+A thread writes the log, so that a slow reader does not delay requests or the shutdown. If too many
+records wait, new records are dropped and counted, and the service refuses changes. Part of the
+queue is reserved for audit records. The log contains no text from clients, except request ids,
+paths of refused requests, and row ids of failed jobs.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from service.settings import Settings
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_WAITING = 10_000  # records
-AUDIT_RESERVE = 1000  # further records of changes
+AUDIT_RESERVE = 1000  # additional audit records
 MAX_PATH_CHARACTERS = 200
 END_S = 1.0  # for the last records
 STDERR = 2
@@ -141,7 +141,7 @@ def log_request(record: RequestRecord, route: str, status: int | None, seconds: 
 
 
 class AuditLog:
-    """Log who makes a request and what it changes.
+    """Log the changes that a request makes, with its key and address.
 
     Raises:
         NotReady: if the log is not being read.

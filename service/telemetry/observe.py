@@ -25,7 +25,7 @@ ID_BYTES = 16
 METHODS = frozenset(
     {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 )
-REFUSALS = {401, 403, 421}  # of `service.auth`
+REFUSALS = {401, 403, 421}  # from `service.auth`
 VERSION_PREFIX = "/v1"  # of the API, before any path
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 

@@ -88,7 +88,7 @@ def test_a_value_that_no_training_row_lacks_is_replaced_or_refused(name):
     rows = [GOOD, GOOD | {name: None}]
     x = encode_objects(rows, never, "inputs")
     with pytest.raises(
-        InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, because no training row"
+        InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, because all training rows"
     ):
         check_complete(x, never, "inputs", 5)
     missing = fill_missing(x, never)
@@ -122,7 +122,7 @@ def test_a_missing_number_in_an_array_gets_the_usual_value():
         ({"income": -1.7e308}, "inputs.1.income: expected a number closer"),
         ({"city": ["Rome"]}, "inputs.1.city: expected a string, number"),
         ({"vip": {}}, "inputs.1.vip: expected a string, number or boolean, or null, got an object"),
-        ({"size": 3}, "inputs.1.size: expected no columns but"),
+        ({"size": 3}, "inputs.1.size: expected only the columns"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_place(changed, says):
@@ -213,7 +213,8 @@ def test_of_many_unknown_or_absent_columns_the_first_is_named_with_at_most_ten_t
         encode_objects([row | {"y": 1, "x": 1}], large, "inputs")
     reference = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
     assert (
-        str(refused.value) == f"inputs.0.x: expected no columns but {reference}, got an unknown one"
+        str(refused.value)
+        == f"inputs.0.x: expected only the columns {reference}, got an unknown one"
     )
     del row["c5"], row["c3"]
     with pytest.raises(InvalidInput, match=r"^inputs\.0\.c3: expected a value"):
@@ -228,7 +229,7 @@ def test_long_names_are_cut_where_they_are_refused():
     reference = f"{names[0]}, {names[1]}"[:500]
     assert (
         str(refused.value)
-        == f"inputs.0.{'z' * 80}: expected no columns but {reference}, got an unknown one"
+        == f"inputs.0.{'z' * 80}: expected only the columns {reference}, got an unknown one"
     )
 
 
