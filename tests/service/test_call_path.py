@@ -23,7 +23,7 @@ def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
         )
         path = json.loads(completed.stdout)
-        if path["moves"] <= MAX_MOVES:
+        if path["moves"] <= MAX_MOVES and len(path["modules"]) <= MAX_MODULES:
             break
     assert 0 < len(path["modules"]) <= MAX_MODULES, path
     assert 0 < path["moves"] <= MAX_MOVES, path

@@ -94,6 +94,8 @@ UNSAID = {
     "NumberStyle.sign": "",
     "NumberStyle.decimal": ".",
     "InputSpec.dtype": "float32",
+    "CategoricalColumn.indicator": False,
+    "DetectorSpec.ranking_copies": 0,
     "DetectorSpec.rows_per_draw_set": 1,
     "DetectorSpec.tail": "predictive",
     "DetectorSpec.scores_version": 3,

@@ -146,7 +146,7 @@ def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behin
     best = int(np.argmax(observed)) + 1
     assert run.progress.best_epoch == best
     assert len(observed) == best + 20 < 300
-    _, log_likelihood, _, *wrong = run._validate().unbind(1)
+    _, log_likelihood, _, *wrong, _ = run._validate().unbind(1)
     assert add_wrong_row(log_likelihood, *wrong).item() == pytest.approx(max(observed), rel=1e-6)
     output = run.progress.history[best - 1]["validation_log_likelihood"]
     assert run.validation_log_likelihood() == output

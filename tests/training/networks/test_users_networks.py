@@ -479,7 +479,7 @@ def test_what_cannot_be_exported_is_refused_in_plain_words(module, says):
 
 
 def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
-    def fails(*_):
+    def fails(*_, **__):
         raise GraphError("network.onnx", "expected supported operators, got Bernoulli")
 
     monkeypatch.setattr(graphs, "export", fails)
