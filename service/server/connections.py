@@ -66,7 +66,7 @@ RETRY_AFTER = {429: b"retry-after: %d\r\n" % FAILED_KEYS_S, 503: b"retry-after: 
 Kind = Literal["request", "health", "refusal", "read"]
 Account = tuple[Kind, Hashable]  # kind of request, and client
 # Number of simultaneous turns, and their longest duration in seconds. The engine divides long work.
-ALONE, SHARED = (64, 0.02), (2, 0.1)
+ALONE, SHARED = (64, 0.02), (6, 0.1)
 FIXED = {"health": (2, 0.1), "refusal": (1, 0.01), "read": (1, 0.001)}
 
 _KEY = re.compile(rb"(?i)\r\n(?:x-api-key:|authorization:[ \t]*bearer )[ \t]*([!-~]+)")
