@@ -89,7 +89,7 @@ def _add_score_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--fpr", metavar="P", help="false-positive rate of the flag (0.05)", type=float)
     add("--fdr", metavar="P", help=argparse.SUPPRESS, type=float)
-    help = "reject: reject rows without a value that all training rows have"
+    help = "reject: refuse missing values in columns that were complete in training"
     add("--missing", choices=("flag", "reject"), help=help)
     add("--coverage", metavar="P", help="of prediction sets and intervals (0.95)", type=float)
     help = "probability that the coverage holds; by default it holds on average"

@@ -44,7 +44,7 @@ class Parent:
         return self.manifest.classes or ()
 
     def complete(self, recipe: Recipe) -> Recipe:
-        """Set the posterior keys that a recipe omits, if the method is the same."""
+        """Fill in the posterior keys that a recipe with the same method omits."""
         if recipe.method != self.recipe.method:
             return recipe
         explicit = recipe.posterior.model_fields_set

@@ -42,7 +42,7 @@ DRAW_OPTIONS: Options = {
 }
 PREDICT_OPTIONS: Options = {
     **DRAW_OPTIONS,
-    "missing": (str, "reject: refuse rows without a value that all training rows have"),
+    "missing": (str, "reject: refuse missing values in columns that were complete in training"),
     "fpr": (float, "false-positive rate of the flag"),
     "fdr": (float, "false discovery rate of all flags together, instead of --fpr"),
     "coverage": (float, "coverage of prediction sets and intervals"),

@@ -22,7 +22,7 @@ class _Common(TypedDict, total=False):
     encoded: bool
     """For tables: whether rows are encoded numbers instead of objects."""
     missing: Literal["flag", "reject"]
-    """For rows without a value that all training rows have: predict from the usual value and flag
+    """For missing values in columns that were complete in training: use the usual value and flag
     the row (the default), or raise an error."""
 
 

@@ -165,7 +165,7 @@ def parse_plain(text: str) -> float:
     return float(text.replace(MINUS, "-"))
 
 
-def parse_number(text: str, writing: NumberStyle) -> float:
+def parse_number(text: str, style: NumberStyle) -> float:
     """Parse a formatted number with an optional sign.
 
     Accounting formats, such as (5) and 5-, are also accepted for -5.
@@ -174,7 +174,7 @@ def parse_number(text: str, writing: NumberStyle) -> float:
         ValueError: for other text.
     """
     trimmed = "" if len(text) > MAX_CHARACTERS else text.translate(_TO_PLAIN).strip()
-    if writing.sign == ":":
+    if style.sign == ":":
         clock = CLOCK.fullmatch(trimmed)
         if clock is None:
             raise ValueError(text)
@@ -184,18 +184,18 @@ def parse_number(text: str, writing: NumberStyle) -> float:
         trimmed = f"{trimmed[1:-1]}-"
     if trimmed.endswith("-") and trimmed[0] not in "+-":
         trimmed = f"-{trimmed[:-1]}"
-    match = _pattern(writing).fullmatch(trimmed)
+    match = _pattern(style).fullmatch(trimmed)
     if match is None:
         raise ValueError(text)
-    digits = match["whole"].replace(writing.thousands or " ", "") or "0"
+    digits = match["whole"].replace(style.thousands or " ", "") or "0"
     return float(f"{match['minus'] or ''}{digits}.{match['part'] or '0'}{match['power'] or ''}")
 
 
-def number_example(writing: NumberStyle) -> str:
-    if writing.sign == ":":
+def number_example(style: NumberStyle) -> str:
+    if style.sign == ":":
         return "1:30:00"
-    digits = f"1{writing.thousands or ''}200{writing.decimal}5"
-    return f"{digits} %" if writing.sign == "%" else f"{writing.sign}{digits}"
+    digits = f"1{style.thousands or ''}200{style.decimal}5"
+    return f"{digits} %" if style.sign == "%" else f"{style.sign}{digits}"
 
 
 def find_sign(text: str) -> str | None:
@@ -208,12 +208,12 @@ _TO_PLAIN = str.maketrans({**dict.fromkeys(SPACES, " "), MINUS: "-"})
 
 
 @lru_cache(maxsize=256)
-def _pattern(writing: NumberStyle) -> re.Pattern[str]:
-    grouped = rf"\d{{1,3}}(?:{re.escape(writing.thousands)}\d{{3}})+|" if writing.thousands else ""
-    sign = re.escape(writing.sign)
-    before = "" if writing.sign in ("", "%") else f"(?:{sign} ?)?"
-    after = f"(?: ?{sign})?" if writing.sign else ""
-    decimal = re.escape(writing.decimal)
+def _pattern(style: NumberStyle) -> re.Pattern[str]:
+    grouped = rf"\d{{1,3}}(?:{re.escape(style.thousands)}\d{{3}})+|" if style.thousands else ""
+    sign = re.escape(style.sign)
+    before = "" if style.sign in ("", "%") else f"(?:{sign} ?)?"
+    after = f"(?: ?{sign})?" if style.sign else ""
+    decimal = re.escape(style.decimal)
     digits = rf"(?P<whole>{grouped}\d*)(?:{decimal}(?P<part>\d*))?(?P<power>[eE][+-]?\d+)?"
     number = rf"(?={decimal}?\d){digits}"
     return re.compile(rf"(?P<minus>[+-])?{before}{number}{after}", re.ASCII)

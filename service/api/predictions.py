@@ -312,7 +312,7 @@ FIELDS = (
     Field(
         "standard_error",
         dict[str, float | None],
-        "Monte Carlo error: standard deviation of each score between seeds. `null` for ensembles, "
+        "Monte Carlo error: standard deviation of each score across seeds. `null` for ensembles, "
         "whose draws do not depend on the seed, or if there are too few draws to estimate it",
         _standard_errors,
         unit="units of the score",
@@ -327,8 +327,8 @@ FIELDS = (
     Field(
         "missing",
         list[str],
-        "for tables: columns without a value, which all training rows have. The prediction is for "
-        "their usual values, and `flag` is `true`",
+        "for tables: columns with a missing value that were complete in training. The prediction "
+        "uses their usual values, and `flag` is `true`",
         _missing,
         json=_missing_names,
         axes=(COLUMNS,),

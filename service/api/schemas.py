@@ -92,8 +92,8 @@ class Envelope(ModelRequest):
     """seed of the draws, to reproduce a response; random by default"""
 
     missing: Literal["flag", "reject"] = "flag"
-    """rows without a value that all training rows have: use the column's usual value and set
-    `flag`, or reject the request"""
+    """missing values in columns that were complete in training: use the column's usual value and
+    set `flag`, or reject the request"""
 
 
 class PredictRequest(Envelope):

@@ -1,7 +1,7 @@
 """Diagnostics of a variational fit: its bound, active units and distance to the posterior.
 
-k-hat of Pareto-smoothed importance sampling finds parts of the exact posterior in the tails of the
-draws. It does not find parts that no draw reaches.
+k-hat of Pareto-smoothed importance sampling detects parts of the exact posterior in the tails of
+the draws. It does not detect parts that no draw reaches.
 """
 
 import math
@@ -26,7 +26,7 @@ MAX_ROWS = 10_000  # training rows for the bound
 BOUND_DRAWS = 10
 SPREAD_DRAWS = 40
 UNIT_DRAWS = 200  # for active units
-MIN_KL = 0.05  # nats; the standard deviation is .79 times the prior's, or the mean .32 times
+MIN_KL = 0.05  # nats; such as a std of .79 or a mean of .32 prior standard deviations
 TINY_VARIANCE = 1e-30
 RATIO_DRAWS = 200  # of importance ratios
 RATIO_CHUNK_ROWS = 2048
@@ -89,8 +89,8 @@ def mean_log_std(model: BayesianModel, seed: int) -> float | None:
 def active_units(model: BayesianModel, seed: int) -> dict[str, tuple[int, int]]:
     """Count the active units and all units of each layer, for posteriors with a Gaussian prior.
 
-    A unit is active if the posterior of one of its parameters has left the prior N(0, s^2): the
-    divergence of the Gaussian with its mean and variance exceeds `MIN_KL`.
+    A unit is active if one of its parameters has moved away from the prior N(0, s^2). For the
+    parameter's posterior mean m and variance v, this means KL(N(m, v) || N(0, s^2)) > `MIN_KL`.
     """
     posterior = model.posterior
     prior_std = getattr(posterior, "prior_std", None)

@@ -236,7 +236,10 @@ def flow(
     log_scale: float,
     generator: torch.Generator,
 ) -> Composition:
-    """Build a normalizing flow; with 0 couplings or 1 dimension, it is a factorial Gaussian."""
+    """Build a normalizing flow.
+
+    Without couplings, or in one dimension, it is a factorial Gaussian.
+    """
     couplings = couplings if dimension > 1 else 0
     steps = [kind(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
     return Composition([*steps, ElementwiseAffine(dimension, log_scale)])

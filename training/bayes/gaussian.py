@@ -15,7 +15,7 @@ MIN_EXPONENT = -80.0
 
 
 class _GaussianKL(torch.autograd.Function):
-    """KL(N(mu, sigma^2) || N(0, std^2)), with its gradient in few passes over the weights.
+    """KL(N(mu, sigma^2) || N(0, std^2)), with a fast gradient.
 
     The gradients are mu / std^2 and sigma / std^2 - 1 / sigma.
     """
@@ -142,13 +142,13 @@ class GaussianPosterior(Posterior):
         return self.mu + self.sigma * eps
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        mu, sigma, kl = self.with_divergence(eps)
+        mu, sigma, kl = self.moments_and_kl(eps)
         return mu + sigma * eps, kl
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
         return self.mu, self.sigma
 
-    def with_divergence(
+    def moments_and_kl(
         self, eps: Float[Tensor, "K E"]
     ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
         mu, sigma = self.moments()

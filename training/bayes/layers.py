@@ -176,7 +176,7 @@ def pairs(half: Tensor, count: int) -> Tensor:
 
 
 def randn_in_pairs(like: Float[Tensor, "B ..."], num_draws: int) -> Float[Tensor, "B ..."]:
-    """Sample noise for K draws of N rows, folded or not, in which half of the draws are negated."""
+    """Sample antithetic noise of the shape of `like`, whose first axis is K or K N long."""
     half = len(like) // num_draws * -(-num_draws // 2)
     return pairs(torch.randn_like(like[:half]), len(like))
 
@@ -273,7 +273,7 @@ class WeightLayer(nn.Module):
         return self._split_bias(self.matrix(self.context.theta()[:, 0]))
 
     def matrix(self, theta: Tensor) -> Tensor:
-        """Convert draws (*batch, numbers) to matrices whose last row is the bias, if any."""
+        """Convert draws (*batch, numbers) to matrices. The last row is the bias, if any."""
         shape = (self.shape[0] + self.has_bias, self.shape[1])
         if self.index is None:
             return theta.unflatten(-1, shape)
@@ -284,7 +284,7 @@ class WeightLayer(nn.Module):
         return zeros.scatter(-1, index, theta).unflatten(-1, shape)
 
     def _split_bias(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split off the last row, in fewer passes of the gradient than by slices."""
+        """Split off the bias row, with a faster gradient than slices."""
         if not self.has_bias:
             return matrix, None
         weight, bias = matrix.split([self.shape[0], 1], dim=1)

@@ -8,16 +8,16 @@ LinAlgError = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 def eigh(matrix: Float64[Tensor, "D D"]) -> tuple[Float64[Tensor, "D"], Float64[Tensor, "D D"]]:
-    """Compute the eigenvalues (rising) and eigenvectors of a positive semi-definite matrix.
+    """Compute the eigenvalues (ascending) and eigenvectors of a positive semi-definite matrix.
 
     LAPACK's divide and conquer can fail if many eigenvalues are equal or tiny. The matrix is
-    therefore scaled, and the singular value decomposition replaces a failed computation.
+    therefore scaled, with a singular value decomposition as the fallback.
 
     Raises:
-        LinAlgError: if numbers are not finite, or both decompositions fail.
+        LinAlgError: if the matrix is not finite, or both decompositions fail.
     """
     if not matrix.isfinite().all():
-        raise LinAlgError("the matrix has numbers that are not finite")
+        raise LinAlgError("the matrix contains infinity or NaN")
     largest = matrix.diagonal().max()
     scale = largest if largest > 0 else torch.ones_like(largest)
     try:

@@ -48,7 +48,7 @@ class MatrixNormalPosterior(Posterior):
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
         return self.location(), torch.cat([std.flatten() for std in self._stds()])
 
-    def with_divergence(
+    def moments_and_kl(
         self, eps: Float[Tensor, "K E"]
     ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
         return *self.moments(), self.kl().expand(len(eps))

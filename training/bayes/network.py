@@ -124,7 +124,7 @@ class BayesianModel(nn.Module):
         draws of all groups.
         """
         if isinstance(self.posterior, FactorialGaussian):
-            mean, std, kl = self.posterior.with_divergence(eps)
+            mean, std, kl = self.posterior.moments_and_kl(eps)
             outputs = self.network.sample_locally(x, mean, std, len(eps))
         else:
             theta, kl = self.posterior.sample(eps)

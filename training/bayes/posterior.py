@@ -50,10 +50,10 @@ class FactorialGaussian(Protocol):
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 
-    def with_divergence(
+    def moments_and_kl(
         self, eps: Float[Tensor, "K E"]
     ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
-        """Compute the moments, and the KL(q || p) that `sample` returns."""
+        """Compute the moments, and KL(q || p) as in `sample`."""
 
 
 @runtime_checkable

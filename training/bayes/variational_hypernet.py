@@ -53,7 +53,7 @@ class HyperLayer(nn.Module):
     def infer(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Infer d and the logits of a and b for each row.
 
-        Variances are below the prior's, since unbounded ones would overflow far from the data.
+        Variances stay below the prior's, because they could overflow far from the data.
         """
         scale, row, column = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
         return scale, row, column

@@ -80,7 +80,7 @@ CODE = re.compile(r"0\d+", re.ASCII)  # such as a postal code
 MIN_GROUPED = 5  # fewer grouped numbers may be accidental
 HAS_OFFSET = re.compile(r":\d{2}.*(?:Z|[+-]\d{2}:?\d{2})$")
 MAX_SHOWN = 40  # characters per cell
-ISO_FORMAT = ""  # in place of a `strptime` format
+ISO_FORMAT = ""  # instead of a `strptime` format
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Ta
 
 
 def _declare_categories(table: pa.Table) -> pa.Table:
-    """Encode the columns that pandas stored as categories, because Parquet drops this type."""
+    """Restore the categories of pandas, which Parquet stores as plain numbers."""
     columns = (table.schema.pandas_metadata or {}).get("columns", ())
     declared = {
         column["field_name"] for column in columns if column["pandas_type"] == "categorical"
@@ -159,7 +159,7 @@ def find_index_column(names: list[str], used_names: set[str]) -> str | None:
     return None
 
 
-def stored_writing(table: pa.Table, name: str) -> NumberStyle | None:
+def stored_style(table: pa.Table, name: str) -> NumberStyle | None:
     metadata = table.schema.field(name).metadata or {}
     return NumberStyle.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
 
@@ -167,13 +167,13 @@ def stored_writing(table: pa.Table, name: str) -> NumberStyle | None:
 def read_column(
     column: Column, name: str, kind: str | None = None, date_format: str | None = None
 ) -> tuple[Numbers | Categories, str | None]:
-    """Read a column as numbers or categories, unless it has a kind, or as times.
+    """Read a column as numbers, times or categories.
 
     Without a kind, text becomes times if every value is a time, and categories otherwise. Integers
     that float64 cannot represent become categories.
 
     Returns:
-        The values, and the date format of times, which is "" for ISO 8601 and None without times.
+        The values and their date format: "" for ISO 8601, and None if they are not times.
 
     Raises:
         InvalidInput: if a value does not have the kind, or the type is not supported.
@@ -208,7 +208,7 @@ def read_column(
 def find_times(
     column: Column, name: str, date_format: str | None, is_required: bool = False
 ) -> tuple[Numbers, str] | None:
-    """Read a column of times with its date format, or return None for other columns.
+    """Read times and their date format, or return None for other columns.
 
     With a date format, whole numbers such as 20240531 can be times.
     """
@@ -230,7 +230,7 @@ def find_times(
 
 
 def _merge_numbers(name: str, column: Column) -> Categories:
-    """Read categories, and warn of texts that are equal numbers, such as 1 and 1.0."""
+    """Read categories, and warn about texts that are equal numbers, such as 1 and 1.0."""
     text = as_text(column)
     texts = [] if text is None else text.drop_null().unique().to_pylist()
     categories = list(map(category_text, texts))
@@ -242,7 +242,7 @@ def _merge_numbers(name: str, column: Column) -> Categories:
     return read_categories(column)
 
 
-def infer_writing(
+def infer_number_style(
     texts: Collection[str], decimal: str | None, thousands: str | None
 ) -> NumberStyle | None:
     """Infer the number format of texts, or return None if they are not consistently numbers.
@@ -262,12 +262,12 @@ def infer_writing(
             fits_config = decimal in (None, point) and (thousands is None or thousands == mark)
             if mark == point or not fits_config:
                 continue
-            writing = NumberStyle(sign=sign, decimal=point, thousands=mark)  # type: ignore[arg-type]
+            style = NumberStyle(sign=sign, decimal=point, thousands=mark)  # type: ignore[arg-type]
             try:
-                numbers = tuple(parse_number(text, writing) for text in texts)
+                numbers = tuple(parse_number(text, style) for text in texts)
             except ValueError:
                 continue
-            matches.setdefault(numbers, writing)
+            matches.setdefault(numbers, style)
     return next(iter(matches.values())) if len(matches) == 1 else None
 
 
@@ -417,13 +417,13 @@ def _infer_type(
     if kind == "ignored":
         return name, column
     decimal = number_format.decimal if number_format.is_known else None
-    writing = infer_writing(texts, decimal, thousands)
-    if writing is not None:
-        numbers = {text: parse_number(text, writing) for text in texts}
+    style = infer_number_style(texts, decimal, thousands)
+    if style is not None:
+        numbers = {text: parse_number(text, style) for text in texts}
         first = next(text for text in column.to_pylist() if text is not None)
         message = "column %s: reading %r as %g (set `categorical` in data.columns to keep text)"
         log.info(message, name, first[:MAX_SHOWN], numbers[first])
-        field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
+        field = pa.field(name, pa.float64(), metadata={WRITTEN: style.model_dump_json()})
         return field, _map_cells(column, numbers)
     if len(plain) == len(texts):
         return name, _map_cells(column, plain)
@@ -465,9 +465,9 @@ def _map_cells(column: Column, numbers: Mapping[str, float]) -> Column:
 def _times(
     values: Sequence[str | None], name: str, date_format: str | None, is_required: bool
 ) -> tuple[Numbers, str] | None:
-    """Parse a column's times (NaN if missing) and date format; None if a value is not a time.
+    """Parse times and infer their date format, or return None if a value is not a time.
 
-    The format is "" for ISO 8601, or if several formats fit.
+    Missing values become NaN. The format is "" for ISO 8601, or if several formats fit.
     """
     distinct = {value for value in values if value is not None}
     forms = _date_forms(min(distinct, default=""), date_format)

@@ -17,7 +17,7 @@ from model_store.sources.cells import Categories, Numbers, category_text
 from model_store.sources.columns import Columns, encode, fill_missing, presence
 from model_store.sources.parquet import is_list
 from training import log
-from training.data.cells import find_index_column, find_times, read_column, stored_writing
+from training.data.cells import find_index_column, find_times, read_column, stored_style
 from training.data.columns import Table, fit_columns, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
@@ -114,7 +114,7 @@ def make_table_dataset(
     for name in features:
         kind, column = kinds.get(name), table.column(name)
         rows.columns[name], form = read_column(column, name, kind, section.date_format)
-        rows.formats[name] = stored_writing(table, name) if form is None else form
+        rows.formats[name] = stored_style(table, name) if form is None else form
     values, _ = read_column(table.column(section.target), section.target, _target_kind(task))
     index = _rows_with_target(values, section.target)
     split_keys = _keys(table, section, take(values, index), index)
@@ -210,8 +210,8 @@ def _targets(values: Numbers | Categories, section: "DataSection", split_keys: K
         if not np.isfinite(y).all():
             raise InvalidInput("data.target", "numbers in float32's range", "larger numbers")
         if np.ptp(y) == 0.0 < np.ptp(values):
-            expected = "numbers that differ as float32 (subtract their mean)"
-            raise InvalidInput("data.target", expected, f"{values[0]!r} and close numbers")
+            expected = "numbers that still differ as float32 (subtract their mean)"
+            raise InvalidInput("data.target", expected, f"{values[0]!r} and nearly equal numbers")
         return _Targets(y[train], y[test], (), train, test)
     left_out = None
     if section.leave_out:

@@ -34,7 +34,7 @@ from model_store.inference.model import NEEDED, Model
 from model_store.inference.prediction import Prediction
 from model_store.types import Task
 
-# The modules of `training` import torch, so methods import them, to keep `import dubito` fast.
+# Methods import the modules of `training`, because torch would slow down `import dubito`.
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure

@@ -120,7 +120,7 @@ def serialise(model: onnx.ModelProto) -> bytes:
 def examine(path: Path, row_size: int, examples: Float32[np.ndarray, "N I"]) -> EncoderSpec:
     """Test an encoder, and return its manifest entry.
 
-    Rows are encoded alone and in batches, and one at a time from then on if the bits differ.
+    If batches change the bits of a row, the service must encode rows one at a time.
     """
     try:
         width = _width(path, examples[:1])
@@ -139,7 +139,7 @@ def examine(path: Path, row_size: int, examples: Float32[np.ndarray, "N I"]) -> 
 def _has_independent_rows(
     encoder: Encoder, x: Float32[np.ndarray, "N I"], alone: Float32[np.ndarray, "N F"]
 ) -> bool:
-    """Check that rows in batches have the same bits as alone."""
+    """Check that batches do not change the bits of a row."""
     orders = (np.arange(len(x)), np.arange(len(x))[::-1])
     for count, order in itertools.product({2, 3, ROWS_AT_ONCE}, orders):
         batches = np.split(order, range(count, len(order), count))

@@ -170,7 +170,7 @@ def structure(
 
 
 def _all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """List parameters and buffers, with all names of shared ones."""
+    """List parameters and buffers, including every name of a shared tensor."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 

@@ -67,8 +67,8 @@ def export(
     """Export `sampler.onnx` (eps -> theta) and `network.onnx`.
 
     The network maps (x, theta) to outputs, features and density scores. With `with_terms`, it also
-    returns `ServedNetwork.terms`. If another model is used for `joint` scores, the network also
-    maps noise to this model's theta, and rows to their outputs.
+    returns `ServedNetwork.terms`. If `joint`, the model for joint scores, differs from `model`, the
+    network also maps noise to the theta and outputs of `joint`.
     """
     joint = None if joint is model else joint
     rows, draws = 3, 2
@@ -207,7 +207,7 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
             place = "" if layer is None else f" ({layer})"
             return "operators that ONNX supports", f"{operator}{place}"
     if any("data-dependent" in text for text in texts) or reads_values(lambda: network(x, theta)):
-        expected = "a forward without control flow that depends on values (use torch.where)"
+        expected = "a forward pass without control flow that depends on values (use torch.where)"
         return expected, "one with if, while, int(), float() or .item() of a tensor"
     if isinstance(error, GraphError):
         expected = "a module of operators that the service supports (docs/networks.md)"
@@ -374,12 +374,12 @@ def parity(
 ) -> dict[str, float]:
     """Compare the runtime with torch on the same noise, with shared and paired draws.
 
-    If another model is used for `joint` scores, it is compared first.
+    If `joint`, the model for joint scores, differs from `model`, it is compared first.
 
     Returns the largest difference by kind. Differences of probabilities and log variances are
     absolute. The others are relative to:
 
-    * theta: the largest of its size, the coordinate's mean size and 1
+    * theta: the largest of its magnitude, the coordinate's mean magnitude and 1
     * density scores: the larger of the score and the detector's mean
     * terms of density scores: their sum over the row
     * means of a regression: the target's standard deviation

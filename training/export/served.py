@@ -45,7 +45,7 @@ class ServedNetwork(nn.Module):
         self.centre = nn.Buffer(centre[None, None])
 
     def replace(self, model: BayesianModel) -> "ServedNetwork":
-        """Return the network of another model with the same detectors."""
+        """Return a network with another model and the same detectors."""
         centre, density = model.posterior.centre(), dict(self.density.items())
         return ServedNetwork(model.network, model.likelihood, density, self.spectrum, centre)
 

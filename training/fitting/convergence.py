@@ -21,7 +21,7 @@ from training.bayes.network import BayesianModel
 from training.seeds import Stream, hash_key
 
 MAX_CHANGE = 0.2  # median change of uncertainty without a warning
-MIN_BALD = 0.01  # nats; added to BALD, since changes of smaller values do not matter
+MIN_BALD = 0.01  # nats; added to BALD, because changes below it do not matter
 
 
 def convergence(
@@ -38,10 +38,10 @@ def convergence(
     Args:
         model: the fitted model.
         train: inputs and targets of the training rows.
-        uncertainty: of validation rows after each epoch, up to the epoch of the model.
-        learning_rates: of these epochs.
-        kl_weight: the weight of the KL per row.
-        seed: of the draws.
+        uncertainty: each validation row's uncertainty after each epoch, up to the model's epoch.
+        learning_rates: learning rates of the same epochs.
+        kl_weight: weight of the KL per row.
+        seed: seed of the draws.
         has_bound: whether the objective is the evidence lower bound.
     """
     facts: dict[str, Any] = {}
@@ -77,8 +77,8 @@ def uncertainty_change(
 ) -> dict[str, float] | None:
     """Compute how much each row's uncertainty changed over the second half of a fit.
 
-    The fit's halves have equal sums of learning rates, because the rates decay. The change of a row
-    is max(u, v) / min(u, v) - 1, where u and v are its uncertainties in the middle and at the end.
+    Both halves have the same sum of learning rates, because the rates decay. The change of a row is
+    max(u, v) / min(u, v) - 1, where u and v are its uncertainties in the middle and at the end.
 
     Returns the median and the 90th percentile over rows, or None after fewer than two epochs.
     """
@@ -94,7 +94,7 @@ def uncertainty_change(
 
 
 def summarise(facts: dict[str, Any]) -> str:
-    """Summarise the diagnostics in a line of the log."""
+    """Summarise the diagnostics in one line."""
     parts = []
     change = facts.get("uncertainty_change")
     if change is not None:

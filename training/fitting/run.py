@@ -137,7 +137,7 @@ class Run:
         self.best: dict[str, Tensor] = {}
         # The scores of the best epoch, per validation row or step; a scalar for early stopping.
         self.lowest: Tensor | None = None
-        self.uncertainty: list[Tensor] = []  # of validation rows, after each epoch
+        self.uncertainty: list[Tensor] = []  # for each epoch, of validation rows
         self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8))
         self.plotted = time.monotonic()
         self.written = 0.0

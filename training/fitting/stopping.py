@@ -23,8 +23,8 @@ Metrics = dict[str, float | int]  # a line of metrics.jsonl
 PLATEAU_STEPS, PLATEAU_EPOCHS = 600, 5  # lower limits of the default `patience`
 STOPPING_STEPS, STOPPING_EPOCHS = 400, 16  # the same for early stopping
 COOLING = 1 / 2  # decay epochs, as a share of the epochs before
-LEVEL = 0.01  # the same, relative to its value
-LEVEL_NATS = 0.01  # maximum change of a level curve over the window, per row
+LEVEL = 0.01  # maximum change of a level curve over the window, relative to its value
+LEVEL_NATS = 0.01  # the same, in nats per row
 LEVELLED_OFF = "levelled off"  # part of the reason if a plateau ended the fit
 AT_LIMIT = "the limit of training.max_epochs"
 

@@ -402,7 +402,7 @@ class MemberNetwork(Network):
     def _draw_anchors(self, prior_std: float) -> None:
         for layer in self.members.modules():
             own = dict(layer.named_parameters(recurse=False))
-            # Such as `in_proj_weight` of attention and `weight_hh_l0` of recurrent layers.
+            # Names include `in_proj_weight` (attention) and `weight_hh_l0` (recurrent layers).
             weights = [name for name in own if "weight" in name and own[name].ndim > 1]
             if not weights or isinstance(layer, (nn.LayerNorm, nn.RMSNorm)):
                 continue
@@ -453,7 +453,7 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
 def _sum_squares(weight: Tensor, factors: Float[Tensor, "I"]) -> Float[Tensor, ""]:
     """Compute sum_i factor_i |W_i|^2 over inputs i."""
     squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
-    groups = len(factors) // squares.shape[1]  # of a convolution
+    groups = len(factors) // squares.shape[1]  # groups of a convolution
     return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), factors)
 
 

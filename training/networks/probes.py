@@ -120,7 +120,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
     if not isinstance(first, Tensor):
         actual = f"a {type(first).__name__}"
         raise InvalidInput("network", "a module that returns a tensor", actual)
-    _check_equal(runs, "a forward without random numbers and without state between calls")
+    _check_equal(runs, "a forward pass without random numbers or state between calls")
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
     if not are_close(alone, first):
         steps_first = (
@@ -148,7 +148,7 @@ def check_training(
             if isinstance(layer, DROPOUTS):
                 layer.p = 0.0
         runs.append(_run_with_seed(trial, trial.__call__, examples[:REPEATED_ROWS], seed))
-    expected = "a forward without random numbers in training (use Dropout layers)"
+    expected = "a forward pass without random numbers in training (use Dropout layers)"
     _check_equal(runs, expected)
 
 

@@ -9,7 +9,7 @@ from model_store.sources.columns import encode_objects
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.data import load
-from training.data.cells import infer_writing
+from training.data.cells import infer_number_style
 from training.data.findings import inspect_source
 from training.recipe import DataSection
 
@@ -64,7 +64,7 @@ def test_what_is_not_so_written_is_no_number(text):
     ],
 )
 def test_a_column_s_writing_is_told_where_there_is_one(texts, known, expected):
-    assert infer_writing(texts, *known) == expected
+    assert infer_number_style(texts, *known) == expected
 
 
 def test_a_sign_stands_once():

@@ -460,7 +460,7 @@ class LogGamma(nn.Module):
     [
         (
             Chooses(),
-            "network: expected a forward without control flow that depends on values (use "
+            "network: expected a forward pass without control flow that depends on values (use "
             "torch.where), got one with if, while, int(), float() or .item() of a tensor",
         ),
         (
