@@ -118,7 +118,7 @@ class Prediction:
     def flag_levels(
         self, fpr: float, confidence: float | None = None
     ) -> Float64[np.ndarray, "N"] | float:
-        """Return the largest p-value of each row that the flag fires on."""
+        """Return the largest p-value at which the flag fires, for each row."""
         if confidence is None or isinstance(self.rank_tables, WeightedRows):
             return fpr
         return self.rank_tables.flag_levels(fpr, confidence, self.categories)
@@ -184,7 +184,7 @@ class Decision:
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
-    """Decide about rows. Rows with missing cells are flagged, and abstained from."""
+    """Decide about rows. Rows with missing cells are flagged and left unanswered."""
     p_values, confidence = prediction.judged_p_values, options.confidence
     levels = prediction.flag_levels(options.fpr, confidence)
     flag = (

@@ -119,7 +119,7 @@ def output_moments(
     """Return the output distribution of a layer, or None if it is not Gaussian.
 
     Args:
-        index: of the layer.
+        index: the layer's position.
         numbers: the layer's part of theta.
     """
     if isinstance(layer, HyperLayer):
