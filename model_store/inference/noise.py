@@ -128,7 +128,7 @@ class RowSigns:
     signs: Float32[np.ndarray, "N D"]
 
     @classmethod
-    def of_rows(cls, x: Float32[np.ndarray, "N I"], dimension: int) -> "RowSigns":
+    def from_rows(cls, x: Float32[np.ndarray, "N I"], dimension: int) -> "RowSigns":
         size = 8 + -(-dimension // 8)
         digests = b"".join(hashlib.shake_128(row).digest(size) for row in (x + 0.0).astype("<f4"))
         numbers = np.frombuffer(digests, dtype=np.uint8).reshape(len(x), size)
@@ -142,6 +142,6 @@ class RowSigns:
         windows = sliding_window_view(np.concatenate([eps, eps], axis=2), dimension, axis=2)
         # With an index for each axis, the result is contiguous.
         draw, row = np.ogrid[:draws, : len(shifts)]
-        varied: np.ndarray = windows[draw, row % pairs, shifts]
-        varied *= self.signs[rows]
-        return varied
+        theta_by_row: np.ndarray = windows[draw, row % pairs, shifts]
+        theta_by_row *= self.signs[rows]
+        return theta_by_row

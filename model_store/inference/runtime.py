@@ -233,7 +233,7 @@ class Runtime:
         features, density = self.row_features(x)
         return self._draw_set_outputs(features, draws, self._row_signs(x)), density
 
-    def vary(
+    def theta_by_row(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> Float32[np.ndarray, "K P D"]:
         """Compute the theta with which `run` calls the network."""
@@ -241,7 +241,7 @@ class Runtime:
         return theta if signs is None else signs.apply(theta, slice(None))
 
     def _row_signs(self, x: Float32[np.ndarray, "N I"]) -> RowSigns | None:
-        return RowSigns.of_rows(x, self.theta_dimension) if self.algorithm == ROW_NOISE else None
+        return RowSigns.from_rows(x, self.theta_dimension) if self.algorithm == ROW_NOISE else None
 
     def _draw_set_outputs(
         self, features: Float32[np.ndarray, "N H"], draws: DrawSet, signs: RowSigns | None

@@ -277,7 +277,7 @@ FIELDS = (
     ClassField(
         "expected_entropy",
         float,
-        "mean entropy of the draws, the part of the uncertainty that each draw has",
+        "mean entropy of the draws: the uncertainty within a draw",
         attrgetter("scores.expected_entropy"),
         unit="nats",
         place=2,

@@ -46,7 +46,7 @@ class Posterior(nn.Module):
 
 @runtime_checkable
 class FactorialGaussian(Protocol):
-    """A factorial Gaussian, which supports the local reparameterisation trick."""
+    """A factorial Gaussian, which supports the local reparametrisation trick."""
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 

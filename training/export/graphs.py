@@ -401,8 +401,8 @@ def parity(
     parts: dict[str, list[np.ndarray]] = {"theta": [_relative(sampled, theta, size)], "density": []}
     paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
-        varied = torch.from_numpy(runtime.vary(x, shared_or_paired))
-        outputs, _, density = network(torch.from_numpy(x), varied)
+        theta_by_row = torch.from_numpy(runtime.theta_by_row(x, shared_or_paired))
+        outputs, _, density = network(torch.from_numpy(x), theta_by_row)
         run_outputs, run_density = runtime.run(x, shared_or_paired)
         differences = _differences(run_outputs, outputs.numpy(), model.likelihood)
         for name, part in differences.items():

@@ -134,14 +134,14 @@ def test_the_noise_of_a_list_of_draws_is_the_draw_s_number_whatever_the_seed():
 def test_a_row_permutes_the_noise_by_its_digest():
     x = np.array([[1.0, 0.0], [2.0, -1.0], [1.0, -0.0]], dtype=np.float32)
     eps = standard_normal(7, 0, 4, 5)[:, None]
-    signs = noise.RowSigns.of_rows(x, 5)
+    signs = noise.RowSigns.from_rows(x, 5)
     assert signs.shifts.tolist() == GOLDEN_SHIFTS
     assert signs.signs.tolist() == GOLDEN_SIGNS
-    varied = signs.apply(eps, slice(0, 3))
+    theta_by_row = signs.apply(eps, slice(0, 3))
     for n, (shift, row) in enumerate(zip(GOLDEN_SHIFTS, GOLDEN_SIGNS, strict=True)):
-        np.testing.assert_array_equal(varied[:, n], np.roll(eps[:, 0], -shift, axis=1) * row)
+        np.testing.assert_array_equal(theta_by_row[:, n], np.roll(eps[:, 0], -shift, axis=1) * row)
     paired = signs.apply(np.repeat(eps, 2, axis=1), slice(1, 3))
-    np.testing.assert_array_equal(paired, varied[:, 1:])
+    np.testing.assert_array_equal(paired, theta_by_row[:, 1:])
 
 
 def test_numbers_are_the_exact_quantiles_to_a_millionth():
