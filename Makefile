@@ -8,7 +8,7 @@ IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=30
 export PYTHONDONTWRITEBYTECODE =
 STORE := $(or $(DUBITO_STORE),models)
 # fit the digits model if the store is empty
-PUBLISHED = @if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
+PUBLISHED = @if [ ! -d '$(STORE)' ] || [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
 
 .PHONY: install serve test test-quick test-slow test-real check bench reproduce docs lock cluster compose-check
 
