@@ -43,12 +43,12 @@ Times = dict[str, dict[int, list[float]]]  # milliseconds by version and rows
 
 
 def publish_missing(store: ModelStore) -> None:
-    known = store.names()
+    names = store.names()
     for name in (REFERENCE, *METHODS, *(f"{method}{WEIGHTS}" for method in METHODS)):
         method = name.removesuffix(WEIGHTS)
-        served = localise if name == method else lambda model, _: model
-        if name not in known:
-            with patch("training.publishing.publish.localise", served):
+        convert = localise if name == method else lambda model, _: model
+        if name not in names:
+            with patch("training.publishing.publish.localise", convert):
                 publish_untrained(store, "float32", method, name)
 
 

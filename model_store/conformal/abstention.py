@@ -80,10 +80,11 @@ class Abstention:
         return threshold
 
     def smallest_risk(self, num_flagged: int, above: float = 0.0) -> float:
-        """Bisect for a risk above `above` at which the service answers rows.
+        """Find a risk above `above` with which the service answers rows, by bisection.
 
-        Risks are multiples of 10^-DECIMALS. The service answers no row at the next smaller one.
-        Returns 1 if there is none.
+        Risks are multiples of 10^-DECIMALS. With the next smaller one, the service answers no row.
+        Smaller risks could be possible, because answers need not be monotone in the risk. Returns 1
+        if there is none.
         """
         steps = 10**DECIMALS
         risks = range(math.floor(above * steps) + 1, steps)

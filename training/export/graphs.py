@@ -88,19 +88,20 @@ def export(
         module, outputs = _WithWeights(module, joint), [*outputs, WEIGHTS, WEIGHT_OUTPUTS]
         inputs[WEIGHT_NOISE] = torch.zeros(draws, joint.posterior.noise_dimension)
         axes[WEIGHT_NOISE] = {0: torch.export.Dim(f"weight_{DRAWS}")}
-    served = export_graph(module, tuple(inputs.values()), axes, outputs)
+    exported = export_graph(module, tuple(inputs.values()), axes, outputs)
     if joint is not None:  # no weights are drawn by default
         empty = np.zeros((0, joint.posterior.noise_dimension), dtype=np.float32)
-        served.graph.initializer.append(numpy_helper.from_array(empty, WEIGHT_NOISE))
+        exported.graph.initializer.append(numpy_helper.from_array(empty, WEIGHT_NOISE))
     if model.network.is_paired:
-        (theta_input,) = (i for i in served.graph.input if i.name == "theta")
+        (theta_input,) = (i for i in exported.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
     layers = [part for part in (joint or model).modules() if isinstance(part, WeightLayer)]
     if any(layer.index is not None for layer in layers):  # pruned
         # The graph expands theta to matrices with zeros.
         numbers = sum(math.prod(layer.shape) for layer in layers if layer.index is not None)
-        served.metadata_props.add(key=WEIGHTS_PER_DRAW, value=str(numbers))
-    return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
+        exported.metadata_props.add(key=WEIGHTS_PER_DRAW, value=str(numbers))
+    graphs = {"sampler.onnx": sampler, "network.onnx": exported}
+    return {name: graph.SerializeToString() for name, graph in graphs.items()}
 
 
 def temper_graph(network: bytes, factor: float) -> bytes:
@@ -172,11 +173,11 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=generator)
     try:
-        served = localise(trial, x)
-        network = served_network(served, x, 0, names=CHECKED_DETECTORS)
-        runtime = load_runtime(served, export(served, network, joint=trial))
+        local = localise(trial, x)
+        network = served_network(local, x, 0, names=CHECKED_DETECTORS)
+        runtime = load_runtime(local, export(local, network, joint=trial))
         rows = Rows(x.numpy(), np.zeros(len(x), dtype=np.int64))
-        parity(served, network, runtime, rows, joint=trial)
+        parity(local, network, runtime, rows, joint=trial)
     except ParityError as error:
         expected = "a module with equal outputs in onnxruntime and torch"
         raise InvalidInput("network", expected, one_line(error)) from error
