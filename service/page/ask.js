@@ -219,7 +219,7 @@ export async function show(view, app, link) {
       status.textContent = "The input is too large for a link. Save the answer instead: it contains the seed.";
       return;
     }
-    const address = `${location.href.replace(/#.*/, "")}#/ask/${encoded}`;
+    const address = `${location.href.replace(/#.*/, "")}#/try/${encodeURIComponent(app.model)}/${encoded}`;
     history.replaceState(null, "", address);
     try {
       await navigator.clipboard.writeText(address);

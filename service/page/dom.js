@@ -154,46 +154,4 @@ export function download(name, content, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** Format a number with about three digits: 1,234 or 0.0012, with an exponent only below 0.0001. */
-export function number(x, digits = 3) {
-  if (x === null || x === undefined) return "–";
-  if (typeof x === "string") return x; // a report file may hold "NaN"
-  if (x !== 0 && Math.abs(x) < 1e-4) return x.toExponential(1);
-  return x.toLocaleString("en", Math.abs(x) >= 1000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits });
-}
-
-/** Format a share as a percentage, with enough digits to tell it from 0 and 100: 95 %, 99.4 %, 99.97 %. */
-export function percent(x) {
-  if (x === null || x === undefined) return "–";
-  const value = 100 * x;
-  for (const digits of [0, 1, 2, 3]) {
-    const text = value.toFixed(digits);
-    if (Math.abs(Number(text) - value) <= 0.05 * Math.min(value, 100 - value) + 1e-9) return `${text} %`;
-  }
-  return x < 0.5 ? "< 0.001 %" : "> 99.999 %";
-}
-
-/** Format a duration in seconds. */
-export function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 1) return `${number(1000 * seconds, 2)} ms`;
-  if (seconds < 90) return `${number(seconds, 2)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  return `${number(seconds / 3600, 2)} h`;
-}
-
-/** Format a size in bytes. */
-export function bytes(size) {
-  if (size === null || size === undefined) return "–";
-  const power = size < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(size) / 3));
-  return `${number(size / 1000 ** power)} ${["bytes", "kB", "MB", "GB", "TB"][power]}`;
-}
-
-/** Format a time (ISO 8601 or seconds since 1970) in the reader's time zone: 2026-11-22 16:51. */
-export function moment(time) {
-  if (time === null || time === undefined) return "–";
-  const date = new Date(typeof time === "number" ? 1000 * time : time);
-  if (Number.isNaN(date.getTime())) return String(time);
-  const two = (x) => String(x).padStart(2, "0");
-  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
-}
+export * from "./format.js";

@@ -79,13 +79,13 @@ def serving(url):
 
 
 def ask(driver, url):
-    open_page(driver, f"{url}/#/ask")
+    open_page(driver, f"{url}/#/try")
     press(driver, "Ask")
     until(driver, lambda: get_text(driver, ".answer"))
 
 
 def rank(driver, url, pool):
-    open_page(driver, f"{url}/#/choose")
+    open_page(driver, f"{url}/#/label")
     driver.find_element("id", "pool-files").send_keys(str(pool))
     k = driver.find_element("xpath", "//label[starts-with(., 'Rows to label')]/../input")
     k.clear()

@@ -159,7 +159,7 @@ def test_the_verdict_is_visible_while_drawing_on_a_phone(service):
 
 def test_a_form_starts_with_a_training_row_and_predicts_while_typing(driver, every_kind):
     rows = httpx.get(f"{every_kind}/predict/examples", params={"model": "rents"}).json()["inputs"]
-    open_page(driver, f"{every_kind}/#/ask")
+    open_page(driver, f"{every_kind}/#/try")
     select_model(driver, "rents")
     until(driver, lambda: len(driver.find_elements("css selector", ".examples button")) > 1)
     field = driver.find_element("css selector", ".columns input[type=number]")
@@ -176,7 +176,7 @@ def test_a_link_replays_an_answer_exactly(driver, service):
     press(driver, "Copy link to this answer")
     until(driver, lambda: "no key" in get_text(driver, "#link-said"))
     address = driver.current_url
-    assert "#/ask/" in address
+    assert "#/try/" in address
     driver.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     before = get_text(driver, ".answer"), get_text(driver, ".more")
     with chromium() as another:
@@ -227,7 +227,7 @@ def test_an_image_on_the_board_may_be_dark_on_light(driver, service, digits_rows
 
 
 def test_images_can_be_pasted_and_dropped_and_invalid_ones_are_named(driver, every_kind):
-    open_page(driver, f"{every_kind}/#/ask")
+    open_page(driver, f"{every_kind}/#/try")
     select_model(driver, "pictures")
     image = png_bytes(np.zeros((1, 1, 3), dtype=np.uint8))
     press(driver, "Image files")
@@ -252,7 +252,7 @@ def test_images_can_be_pasted_and_dropped_and_invalid_ones_are_named(driver, eve
 
 
 def test_an_invalid_number_is_not_treated_as_missing(driver, every_kind):
-    open_page(driver, f"{every_kind}/#/ask")
+    open_page(driver, f"{every_kind}/#/try")
     select_model(driver, "rents")
     press(driver, "Ask")
     until(driver, lambda: get_text(driver, ".answer h2"))
@@ -335,8 +335,8 @@ def test_axe_finds_no_violation(service, dark, width):
         open_page(driver, service)
         press(driver, "Noise")
         until(driver, lambda: get_text(driver, ".answer h2"))
-        for view in ("ask", "models", "live", "choose"):
-            if view != "ask":
+        for view in ("try", "models", "monitor", "label"):
+            if view != "try":
                 open_page(driver, f"{service}/#/{view}")
                 time.sleep(1)
             driver.execute_script(

@@ -247,7 +247,7 @@ def test_rows_are_labelled_undone_and_skipped_with_keys_and_buttons(driver, serv
     def at(row):
         return lambda: get_text(driver, ".labelling-head").startswith(f"Row {row} of 3")
 
-    open_page(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/label")
     driver.find_element("id", "pool-files").send_keys(str(pool[0]))
     set_field(driver, "Rows to label", "3")
     press(driver, "Choose")
@@ -282,7 +282,7 @@ def test_a_regression_row_is_labelled_with_a_number(driver, every_kind, tmp_path
     spec = httpx.get(f"{every_kind}/models/rents").json()["manifest"]["input"]
     usual = {c["name"]: c.get("mean") or c["categories"][0] for c in spec["columns"]}
     file.write_text(",".join(usual) + "\n" + ",".join(map(str, usual.values())) + "\n")
-    open_page(driver, f"{every_kind}/#/choose")
+    open_page(driver, f"{every_kind}/#/label")
     script = "const s = document.getElementById('model'); s.value = 'rents'; s.dispatchEvent(new Event('change'))"
     driver.execute_script(script)
     until(driver, lambda: "rents" in get_text(driver, "main h1"))
@@ -321,7 +321,7 @@ def test_a_comparison_marks_the_differences_of_two_versions(driver, service):
 
 
 def test_live_shows_the_metrics_and_the_drift_alarm(driver, service):
-    open_page(driver, f"{service}/#/live")
+    open_page(driver, f"{service}/#/monitor")
     until(driver, lambda: "last at" in get_text(driver, "#live-state"))
     until(driver, lambda: "No requests in this period" in get_text(driver, "main"))
     noise = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
@@ -347,7 +347,7 @@ def test_live_shows_the_metrics_and_the_drift_alarm(driver, service):
     assert sum(int(row[2]) for row in get_rows(driver, "doubt")) == 192
     driver.execute_script("location.hash = '#/models'")  # the history must survive a change of view
     until(driver, lambda: get_table(driver, "Versions"))
-    driver.execute_script("location.hash = '#/live'")
+    driver.execute_script("location.hash = '#/monitor'")
     until(driver, lambda: "192 rows in this period" in get_text(driver, ".band"))
     assert console_errors(driver) == []
     press(driver, "Reset the alarm")
@@ -374,7 +374,7 @@ def test_an_admin_key_resets_the_alarm_and_a_lost_service_is_retried(store, tmp_
             with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
                 for small in rows:
                     client.post("/predict", json={"inputs": small.tolist()}).raise_for_status()
-                driver.get(f"{url}/#/live")
+                driver.get(f"{url}/#/monitor")
                 give_key("reader")
                 until(driver, lambda: "Drift detected" in get_text(driver, "main"))
                 press(driver, "Reset the alarm")
@@ -471,7 +471,7 @@ def test_the_page_offers_all_acquisitions_of_a_task(driver, service):
 
 def test_the_ranking_matches_the_api_and_shows_its_rows(driver, service, saved, pool):
     path, rows = pool
-    open_page(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/label")
     driver.find_element("id", "pool-files").send_keys(str(path))
     driver.execute_script("document.querySelector('details.options').open = true")
     set_field(driver, "Rows to label", "4")
@@ -505,7 +505,7 @@ def test_the_ranking_matches_the_api_and_shows_its_rows(driver, service, saved, 
 
 def test_a_job_finishes_and_its_ids_can_be_saved(driver, service, saved, pool):
     path, _ = pool
-    open_page(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/label")
     driver.find_element("id", "pool-files").send_keys(str(path))
     driver.execute_script("document.querySelector('details.options').open = true")
     set_field(driver, "Run", "job")
@@ -520,7 +520,7 @@ def test_a_job_finishes_and_its_ids_can_be_saved(driver, service, saved, pool):
     press(driver, "Save IDs (JSON)")
     assert json.loads(file_saved(saved, ".json")) == httpx.get(f"{service}{job['result']}").json()
     assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
-    open_page(driver, f"{service}/#/choose")  # after a reload the page no longer has the pool
+    open_page(driver, f"{service}/#/label")  # after a reload the page no longer has the pool
     until(driver, lambda: get_table(driver, "Jobs"))
     press(driver, "Show")
     until(driver, lambda: "no longer has the pool" in get_text(driver, ".chosen"))
@@ -531,7 +531,7 @@ def test_a_job_finishes_and_its_ids_can_be_saved(driver, service, saved, pool):
 
 
 def test_selected_rows_are_stored_with_control_rows_on_request(driver, service, pool):
-    open_page(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/label")
     driver.find_element("id", "pool-files").send_keys(str(pool[0]))
     driver.execute_script("document.querySelector('details.options').open = true")
     set_field(driver, "Rows to label", "4")
@@ -546,7 +546,7 @@ def test_selected_rows_are_stored_with_control_rows_on_request(driver, service, 
 
 def test_an_invalid_pool_shows_the_error_of_the_api(driver, service, tmp_path):
     np.save(tmp_path / "wide.npy", np.zeros((3, 65), dtype=np.float32))
-    open_page(driver, f"{service}/#/choose")
+    open_page(driver, f"{service}/#/label")
     press(driver, "Choose")
     assert "Choose a pool file" in until(driver, lambda: get_text(driver, ".chosen .notice"))
     driver.find_element("id", "pool-files").send_keys(str(tmp_path / "wide.npy"))
@@ -568,7 +568,7 @@ def test_an_invalid_pool_shows_the_error_of_the_api(driver, service, tmp_path):
 
 
 def test_an_open_page_notices_new_changed_and_removed_models(driver, service, store):
-    open_page(driver, f"{service}/#/ask")
+    open_page(driver, f"{service}/#/try")
     artifact = ModelStore(store).open("digits", "1")
     described = Description(
         **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
