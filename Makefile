@@ -14,10 +14,10 @@ PUBLISHED = @if [ ! -d '$(STORE)' ] || [ -z "$$($(BIN)/python -m model_store --s
 
 install: .venv/installed-$(RUNTIME)
 
-.venv/installed-$(RUNTIME): pyproject.toml client/pyproject.toml uv.lock docker/install.sh docker/torch-cpu.txt
+.venv/installed-$(RUNTIME): pyproject.toml uv.lock docker/install.sh docker/torch-cpu.txt
 	$(PYTHON) -m venv .venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh docker/install.sh .venv dev $(RUNTIME)
-	$(BIN)/uv pip install --quiet --python .venv --no-deps --no-build-isolation -e . -e ./client
+	$(BIN)/uv pip install --quiet --python .venv --no-deps --no-build-isolation -e .
 	rm -f .venv/installed-*
 	touch $@
 

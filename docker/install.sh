@@ -7,7 +7,7 @@ case $purpose in
 service) extras="otel sign bucket text" ;;
 cluster) extras="otel sign scale text" ;;
 training) extras="training sign bucket text" ;;
-dev) extras="otel sign bucket text training dev bench" ;;
+dev) extras="otel sign bucket text training dev" ;;
 esac
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -12,8 +12,13 @@ COPY pyproject.toml uv.lock ./
 RUN python -m venv --without-pip /opt/venv
 RUN --mount=type=cache,target=/var/cache/uv \
     UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 sh docker/install.sh /opt/venv "$KIND" "$RUNTIME"
-# Project metadata: the service finds its integrations by entry points
-RUN touch README.md && pip install --quiet --no-deps --no-build-isolation --prefix /opt/venv .
+# Project metadata: the service's version, and the entry points of its integrations
+ARG VERSION=0.1.0.dev0
+COPY model_store/version.py model_store/
+RUN echo "Version: $VERSION" > PKG-INFO \
+ && touch README.md && mkdir client \
+ && pip install --quiet --no-deps --no-build-isolation --prefix /opt/venv . \
+ && rm -r /opt/venv/lib/python*/site-packages/model_store
 
 FROM ${PYTHON}
 RUN groupadd --gid 10001 dubito \
@@ -32,6 +37,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     DUBITO_HOST=0.0.0.0 \
     DUBITO_PORT=8000
 WORKDIR /app
+COPY client/dubito dubito
 COPY integrations integrations
 COPY model_store model_store
 COPY service service

@@ -1,3 +1,1 @@
 """Prediction service with Bayesian uncertainty."""
-
-VERSION = "0.1.0"

@@ -14,7 +14,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.inference.sessions import limit_session_memory
-from service import VERSION, limits
+from model_store.version import read_version
+from service import limits
 from service.api import (
     acquire,
     admin,
@@ -82,7 +83,7 @@ def create_app(
     app = FastAPI(
         title="Dubito",
         description=DESCRIPTION,
-        version=VERSION,
+        version=read_version(),
         lifespan=_lifespan(context, tracing),
         # `service.api.docs` has these routes.
         openapi_url=None,

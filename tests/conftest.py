@@ -47,7 +47,7 @@ SERVES = {"serve", "open_client", "service_url"}
 
 def pytest_configure() -> None:
     if not entry_points(group="dubito.integrations"):
-        command = ".venv/bin/uv pip install --no-deps --no-build-isolation -e . -e ./client"
+        command = ".venv/bin/uv pip install --no-deps --no-build-isolation -e ."
         raise pytest.UsageError(f"entry points are missing: run `{command}` (or `make install`)")
 
 

@@ -1,7 +1,7 @@
 """Python client for the Dubito prediction service.
 
-If the project is installed with its extra `training`, the package also provides scikit-learn
-estimators: `from dubito import Classifier, Regressor`.
+With the extras `cpu` (or `gpu`) and `training`, the package also provides scikit-learn estimators:
+`from dubito import Classifier, Regressor`.
 """
 
 from importlib import import_module
@@ -84,8 +84,8 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module("training.estimators"), name)
     except ModuleNotFoundError as error:
-        needs = "the project with its extras `training` and `cpu` or `gpu`, from its repository"
-        raise ImportError(f"dubito.{name} needs {needs}: {error}") from error
+        hint = f"dubito.{name} needs extras: pip install 'dubito[cpu,training]'"
+        raise ImportError(f"{hint} ({error})") from error
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,7 @@ CONNECT_S = 10.0
 RETRIES = 4
 
 try:
-    AGENT = f"dubito-client/{version('dubito-client')}"
+    AGENT = f"dubito-client/{version('dubito')}"
 except PackageNotFoundError:  # imported from a source tree
     AGENT = "dubito-client"
 

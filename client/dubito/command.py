@@ -7,12 +7,13 @@ and completion are fast.
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points, requires
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TypeAlias
@@ -32,6 +33,8 @@ FILES = (
     "npy, npz, Parquet, CSV (.csv, .tsv), zip or JSON (.json, .jsonl) file; images or texts, one "
     "per row; - reads standard input"
 )
+
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}  # by module, if the names differ
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Options = Mapping[str, tuple[Callable[[str], object], str]]  # type and help text
@@ -63,14 +66,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options) or 0)
-    except ModuleNotFoundError as error:  # An extra is not installed.
-        print(f"dubito: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        extra = _find_extra(error.name or "")
+        hint = f"this command needs the extra `{extra}`: pip install 'dubito[{extra}]'"
+        print(f"dubito: {hint if extra else error}", file=sys.stderr)
         return 1
+
+
+def _find_extra(module: str) -> str | None:
+    """Find the extra that installs a module."""
+    name = DISTRIBUTIONS.get(module, module).replace("_", "-")
+    extras = [
+        match[1]
+        for requirement in requires("dubito") or ()
+        if (match := re.fullmatch(rf"{name}\b(?!-).*extra == ['\"](\w+)['\"]", requirement))
+    ]
+    return "cpu" if "service" in extras else next(iter(extras), None)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("dubito", description=ABOUT, epilog=ENVIRONMENT)
-    parser.add_argument("--version", action="version", version=f"dubito-client {_version()}")
+    help = "print the version"
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help=help)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_commands(commands)
     for point in sorted(entry_points(group=GROUP)):
@@ -231,8 +248,7 @@ def _print_completion(options: argparse.Namespace) -> None:
     print(shtab.complete(build_parser(), options.shell))
 
 
-def _version() -> str:
-    try:
-        return version("dubito-client")
-    except PackageNotFoundError:  # imported from a source tree
-        return ""
+class _PrintVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print("dubito", resolve_name("model_store.version:read_version")())
+        parser.exit()

@@ -15,7 +15,8 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, describe_value
-from service import VERSION, limits
+from model_store.version import read_version
+from service import limits
 from service.api.health import check_ready
 from service.api.json_blocks import JsonRows, split_json
 from service.api.media_types import JSON
@@ -83,7 +84,7 @@ async def get_ping(request: Request) -> Response:
 
 @router.get("/version", dependencies=[OPEN_TO_ALL])
 async def get_version() -> Response:
-    return Response(VERSION.encode(), media_type="text/plain")
+    return Response(read_version().encode(), media_type="text/plain")
 
 
 @router.post("/invocations", dependencies=[needs("predict")])

@@ -23,7 +23,8 @@ from integrations.open_inference.requests import (
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
-from service import VERSION, limits
+from model_store.version import read_version
+from service import limits
 from service.api.dependencies import AllowedModels, CurrentContext, ModelName
 from service.api.health import check_ready
 from service.api.media_types import JSON
@@ -64,7 +65,7 @@ READ = [needs("read")]
 
 @router.get("", dependencies=READ)
 async def get_server() -> Response:
-    return json_response({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
+    return json_response({"name": "dubito", "version": read_version(), "extensions": EXTENSIONS})
 
 
 @router.get("/health/live", dependencies=[OPEN_TO_ALL])

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from model_store.state.jobs import ENDED, Kind
 from model_store.state.labels import Accepted
-from service import VERSION
+from model_store.version import read_version
 from service.telemetry.logs import DROPPED
 
 # Upper ends of buckets, inclusive.
@@ -132,7 +132,7 @@ class Metrics(Collector):
         )
         self.state_free_ratio.set(1)  # without state
         build = gauge("dubito_build_info", "1, labelled with versions of the software", BUILD)
-        build.labels(VERSION, platform.python_version(), onnxruntime.__version__).set(1)
+        build.labels(read_version(), platform.python_version(), onnxruntime.__version__).set(1)
         self._versions: OrderedDict[VersionKey, VersionMetrics] = OrderedDict()
         self._lock = threading.Lock()
         registry.register(self)

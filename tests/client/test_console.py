@@ -74,6 +74,23 @@ def test_an_unknown_command_is_refused(capsys):
     assert "invalid choice: 'fitt'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("sklearn", "this command needs the extra `training`: pip install 'dubito[training]'"),
+        ("onnxruntime", "this command needs the extra `cpu`: pip install 'dubito[cpu]'"),
+        ("mine", "No module named 'mine'"),
+    ],
+)
+def test_a_missing_extra_is_named(module, message, monkeypatch, capsys):
+    def fail(options):
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    monkeypatch.setattr("dubito.command._print_completion", fail)
+    assert main(["completion", "bash"]) == 1
+    assert capsys.readouterr().err == f"dubito: {message}\n"
+
+
 def test_the_client_alone_has_its_own_commands(monkeypatch, capsys):
     monkeypatch.setattr(command, "entry_points", lambda group: EntryPoints())
     commands = {name for name, _ in subcommands(build_parser())}

@@ -308,7 +308,7 @@ def test_scikit_learns_checks_of_parameters(estimator):
         checks[name](clone(estimator))
 
 
-def test_without_the_project_the_client_says_what_to_install(tmp_path):
+def test_without_training_the_estimators_name_the_extras(tmp_path):
     code = (
         "import sys; sys.modules['training'] = None\n"
         "import dubito\n"
@@ -319,7 +319,7 @@ def test_without_the_project_the_client_says_what_to_install(tmp_path):
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment_with()
     )
-    assert "dubito.Classifier needs the project" in output.stdout, output.stderr
+    assert "pip install 'dubito[cpu,training]'" in output.stdout, output.stderr
     with pytest.raises(AttributeError):
         __import__("dubito").Nothing  # noqa: B018
 

@@ -21,7 +21,7 @@ from model_store.errors import DubitoError, InvalidInput, NotFound
 from model_store.processes import TOKENIZING, processors
 from training import log
 
-CHECKOUT = Path(__file__).parents[2]  # unless the package is installed
+ROOT = Path(__file__).parents[2]  # of the checkout or of the installed packages
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 CACHED_BYTES = 1 << 30
 DONE = 0
@@ -51,9 +51,9 @@ def add_commands(commands: Commands) -> None:
     _add_calibrate(commands)
     _add_prune(commands)
     _add_candidate(commands)
-    if (CHECKOUT / "experiments" / "command.py").exists():
-        if str(CHECKOUT) not in sys.path:
-            sys.path.append(str(CHECKOUT))
+    if (ROOT / "experiments" / "command.py").exists():
+        if str(ROOT) not in sys.path:
+            sys.path.append(str(ROOT))
         resolve_name("experiments.command:add_commands")(commands)
 
 
@@ -126,7 +126,9 @@ def _add_fit(commands: Commands) -> None:
     about = "fit a recipe on its data and publish the model"
     parser = add_command(commands, "fit", "training.commands.fit:fit", about)
     add = parser.add_argument
-    recipe_help = "a TOML file, such as recipes/digits.toml; without it, one is made for --data"
+    recipe_help = (
+        "a TOML file, such as the included recipes/digits.toml; by default made for --data"
+    )
     add("recipe", type=Path, nargs="?", help=recipe_help)
     add("--data", metavar="SRC", help="instead of the recipe's source: digits, csv:FILE, ...")
     _add_data(parser)

@@ -11,6 +11,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
 from training import log, silence
 from training import recipe as recipes
+from training.commands import ROOT
 from training.commands.common import open_store, print_quality
 from training.data import load, split, split_sizes
 from training.data.findings import (
@@ -109,8 +110,10 @@ def _read_recipe(options: argparse.Namespace) -> Recipe:
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(option, "no value, because the recipe sets it", "one")
+    included = ROOT / options.recipe
+    path = included if included.exists() and not options.recipe.exists() else options.recipe
     return recipes.override(
-        recipes.load(options.recipe),
+        recipes.load(path),
         name=options.name,
         seed=options.seed,
         source=options.data,

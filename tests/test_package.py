@@ -1,0 +1,86 @@
+"""The version, and the wheel installed into new environments."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+
+import httpx
+import numpy as np
+import pytest
+
+from model_store.version import _parse
+from tests.support.environment import ROOT
+from tests.support.ports import free_port
+from tests.support.serving import answers, wait_until
+
+
+@pytest.mark.parametrize(
+    ("description", "version"),
+    [
+        ("v1.2.0-0-g1a2b3c4d\n", "1.2.0"),
+        ("v1.2.0-3-g1a2b3c4d\n", "1.2.0.post3+g1a2b3c4d"),
+        ("1a2b3c4d\n", "0.1.0.dev0+g1a2b3c4d"),
+    ],
+)
+def test_the_version_follows_tags(description, version):
+    assert _parse(description) == version
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", source], check=True)
+    subprocess.run(["git", "tag", "v0.1.0"], cwd=source, check=True)
+    build = [sys.executable, "-m", "uv", "build", "--quiet", "--no-build-isolation", source]
+    subprocess.run([*build, "--out-dir", folder], check=True)  # the wheel, from the sdist
+    return folder / "dubito-0.1.0-py3-none-any.whl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.13"])
+def test_the_wheel_fits_and_serves_without_the_checkout(wheel, tmp_path, version):
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:
+        pytest.skip(f"Python {version} is not installed")
+    port = str(free_port())
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DUBITO_PORT": port}
+    environment |= {name: os.environ[name] for name in os.environ if name.startswith("PIP_")}
+
+    def run(*command):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    binaries = tmp_path / "venv" / "bin"
+    pip, dubito = [binaries / "python", "-m", "pip", "install", "--quiet"], binaries / "dubito"
+    assert run(*pip, wheel)[0] == 0
+    assert run(dubito, "--version") == (0, "dubito 0.1.0\n")
+    assert "pip install 'dubito[cpu]'" in run(dubito, "serve")[1]
+    status, output = run(*pip, "dubito[cpu]")  # the installed package
+    assert status == 0, output
+    assert "pip install 'dubito[training]'" in run(dubito, "fit", "recipes/digits.toml")[1]
+    status, output = run(*pip, "dubito[training]")
+    assert status == 0, output
+
+    x = np.random.default_rng(0).normal(size=(600, 2))
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["a", "b", "left"], *((*row, row[0] > 0) for row in x)])
+    status, output = run(dubito, "fit", "--data", "csv:table.csv", "--target", "left", "--quiet")
+    assert status == 0, output
+
+    service = subprocess.Popen([dubito, "serve"], cwd=tmp_path, env=environment)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: service.poll() is not None or answers(f"{url}/health/ready"))
+        assert httpx.get(f"{url}/version").text == "0.1.0"
+        assert "<html" in httpx.get(url).text
+        answer = httpx.post(f"{url}/predict", json={"inputs": [{"a": 2.0, "b": 0.0}]}).json()
+        assert answer["predictions"][0]["label"] == "True"
+    finally:
+        service.terminate()
+        service.wait(timeout=30)
