@@ -72,7 +72,7 @@ def fits() -> Iterator[None]:
     """Speed up fits and exports in tests, and mark the tests as `fits`.
 
     The ONNX registry is created once per process, garbage collection is off during exports, fits draw
-    no plots, and preflights share a process.
+    no plots and write no reports, and preflights share a process.
     """
     from torch._export.utils import _materialize_cpp_cia_ops
     from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -89,6 +89,7 @@ def fits() -> Iterator[None]:
             functools.cache(_materialize_cpp_cia_ops),
         )
         changes.setattr("training.export.graphs.export_program", _uncollected(export_program))
+        changes.setattr("training.evaluation.evaluate.write_report", lambda *_: None)
         changes.setattr("training.fitting.run.plot_run", lambda history, path, title: path.touch())
         changes.setattr("training.publishing.draft.PreflightProcess", KeptPreflight)
         yield

@@ -37,6 +37,7 @@ from model_store.state.labels import (
 from model_store.state.live import MIN_CONTROL_ROWS
 from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
+from training.evaluation import evaluate
 from training.evaluation.figures import Figure, Resamples
 from training.evaluation.pairs import difference, worse_by
 from training.fit import fit, publish
@@ -46,6 +47,7 @@ from training.publishing.gate import (
     GateError,
     check_gate,
     check_no_worse,
+    describe_loss,
     list_worse_metrics,
 )
 from training.publishing.publish import quality_rows
@@ -134,7 +136,7 @@ def _have_known_values(
 
 
 def fit_candidate(
-    store: ModelStore, sources: CandidateData, runs: Path, device: torch.device
+    store: ModelStore, sources: CandidateData, runs: Path, root: Path, device: torch.device
 ) -> Manifest:
     name, origin = sources.parent.manifest.name, sources.parent.provenance
     for manifest in manifests(store, name):
@@ -159,6 +161,7 @@ def fit_candidate(
     provenance = result.provenance.model_copy(update={"labels": sources.provenance})
     manifest = publish(replace(result, provenance=provenance), store, name=name, alias=CANDIDATE)
     log.info("published %s version %s as %s", name, manifest.version, CANDIDATE)
+    evaluate.write_report(store, manifest, sources.data, root)
     return manifest
 
 
@@ -179,11 +182,13 @@ def count_labels(store: ModelStore, name: str, version: str) -> int:
 class Verdict:
     is_promoted: bool
     reason: str
-    control: dict[str, Any] | None
+    test: dict[str, Any]  # comparison with `latest` on test rows
+    control: dict[str, Any] | None  # and on labelled control rows
     losses: dict[str, Any]  # by metric, relative to the best version of the lineage
 
     def content(self) -> dict[str, Any]:
-        return {"why": self.reason, "control": self.control, "lost": self.losses}
+        comparisons = {"test": self.test, "control": self.control, "lost": self.losses}
+        return {"why": self.reason, **comparisons}
 
 
 def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
@@ -219,8 +224,8 @@ def measure_loss(best: Manifest, manifest: Manifest, metric: str) -> dict[str, A
     """Measure and log how much worse a candidate is than the best version of its lineage."""
     before, after = best.quality[metric], manifest.quality[metric]
     loss = worse_by(metric, after, before)
-    message = "%s: %.6g, %.6g worse than version %s (%.6g), the best of its lineage"
-    log.info(message, metric, after, loss, best.version, before)
+    message = "%s: %.6g against %.6g of version %s, the best of its lineage: %s"
+    log.info(message, metric, after, before, best.version, describe_loss(loss))
     return {"version": best.version, "best": before, "candidate": after, "worse_by": loss}
 
 
@@ -232,6 +237,7 @@ def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: P
     gated = recipe.model_copy(update={"gate": gate})
     artifact = store.open(name, manifest.version, (*NEEDED, TOKENIZER))
     candidate = Model.load(artifact)
+    latest = Model.load(store.open(name, sources.parent.manifest.version, NEEDED))
     rows = quality_rows(recipe, sources.data, sources.splits)
     draft = Draft(artifact.manifest, dict(artifact.files), measure(candidate, rows).figures)
     reasons, losses = [], {}
@@ -252,49 +258,46 @@ def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: P
                 check_no_worse(recipe, one_metric, best, label, store, draft, rows, root)
             except GateError as error:
                 reasons.append(str(error))
+    test = compare_figures(measure(latest, rows).figures, draft.figures, recipe.seed)
     control = None
     if len(sources.control) < MIN_CONTROL_ROWS:
         message = "%d labelled control rows are too few for a comparison (it needs %d)"
         log.info(message, len(sources.control), MIN_CONTROL_ROWS)
     else:
-        control, worse = _compare_on_control(store, sources, candidate, gate, rows)
+        control, worse = _compare_on_control(sources, latest, candidate, gate, rows)
         if worse:
             reasons += ["on control rows it is worse in", *worse]
     if not reasons and not sources.labels.have_keys:
         reasons.append(UNKNOWN_KEYS.format(name=name, version=manifest.version))
-    return Verdict(not reasons, "\n".join(reasons) or NO_WORSE, control, losses)
+    return Verdict(not reasons, "\n".join(reasons) or NO_WORSE, test, control, losses)
 
 
 def _compare_on_control(
-    store: ModelStore,
     sources: CandidateData,
+    latest: Model,
     candidate: Model,
     gate: GateSection,
     rows: MeasuredRows,
 ) -> tuple[dict[str, Any], list[str]]:
     manifest, seed = sources.parent.manifest, sources.parent.recipe.seed
-    latest = Model.load(store.open(manifest.name, manifest.version, NEEDED))
     control_rows = replace(rows, test=sources.control)
     figures, latest_figures = (
         measure(model, control_rows).figures for model in (candidate, latest)
     )
-    content = {
-        "rows": len(sources.control),
-        "figures": compare_figures(latest_figures, figures, seed),
-    }
     label = f"{LATEST} (version {manifest.version})"
     worse = list_worse_metrics(gate, figures, latest_figures, label, seed, "control rows")
-    return content, worse
+    return compare_figures(latest_figures, figures, seed), worse
 
 
 def compare_figures(
     first: dict[str, Figure], second: dict[str, Figure], seed: int
 ) -> dict[str, Any]:
-    """Compare the test metrics of two versions, with confidence intervals."""
-    content = {}
+    """Compare the test metrics of two versions on the same rows, with confidence intervals."""
+    content, rows = {}, 0
     for metric in first.keys() & second.keys():
         if metric.startswith("test_"):
-            resamples = Resamples.draw(first[metric].rows, seed)
+            rows = first[metric].rows
+            resamples = Resamples.draw(rows, seed)
             change = difference(first[metric], second[metric], resamples)
             content[metric.removeprefix("test_")] = {
                 "against": change.first,
@@ -303,7 +306,7 @@ def compare_figures(
                 "interval": list(change.interval),
                 "p_value": change.p_value,
             }
-    return dict(sorted(content.items()))
+    return {"rows": rows, "figures": dict(sorted(content.items()))}
 
 
 def make_candidate(
@@ -319,7 +322,7 @@ def make_candidate(
     Returns None if the same candidate was promoted and rolled back before.
     """
     name, parent = sources.parent.manifest.name, sources.parent.manifest
-    manifest = fit_candidate(store, sources, runs, device)
+    manifest = fit_candidate(store, sources, runs, root, device)
     promoted = {row["version"] for row in candidates(database, name) if row["promoted"]}
     if manifest.version in promoted:
         log.info("%s version %s was promoted and rolled back before", name, manifest.version)

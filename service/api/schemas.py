@@ -345,7 +345,7 @@ class LiveAnswer(BaseModel):
 
 
 class CandidateAnswer(BaseModel):
-    """Result of a candidate. `control` compares it with the version `against` on control rows."""
+    """Result of a candidate, compared with the version `against` on test and control rows."""
 
     version: str
     against: str
@@ -354,6 +354,7 @@ class CandidateAnswer(BaseModel):
     promoted: bool
     time: Timestamp
     why: str
+    test: dict[str, Any] | None = None
     control: dict[str, Any] | None
     lost: dict[str, Any] | None = None
 

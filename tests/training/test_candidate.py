@@ -91,7 +91,7 @@ def label(work, values, key):
 
 
 def get_said(kept):
-    return {name: kept[name] for name in ("why", "control")}
+    return {name: kept[name] for name in ("why", "test", "control")}
 
 
 def candidate(work, *options):
@@ -128,8 +128,11 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
         60,
         "no worse",
     )
-    accuracy = retained["control"]["figures"]["accuracy"]
-    assert retained["control"]["rows"] == 60 and accuracy["interval"][0] <= accuracy["difference"]
+    for kind, rows in (("test", 300), ("control", 60)):
+        accuracy = retained[kind]["figures"]["accuracy"]
+        assert retained[kind]["rows"] == rows
+        assert accuracy["difference"] == accuracy["candidate"] - accuracy["against"]
+        assert accuracy["interval"][0] <= accuracy["difference"] <= accuracy["interval"][1]
     work.store.set_alias("digits", "latest", "1")  # a person rolls back
     assert candidate(work) == 0
     assert "rolled back before" in capsys.readouterr().err

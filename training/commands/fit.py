@@ -73,6 +73,7 @@ def fit(options: argparse.Namespace) -> None:
         log.info("! %s", line)
 
     # Importing torch is slow, so errors in recipes and data are reported first.
+    from training.evaluation.evaluate import write_report
     from training.fit import find_device, fit, publish, run_folder
     from training.fitting.run import CHECKPOINT
     from training.publishing.baselines import lines
@@ -87,6 +88,7 @@ def fit(options: argparse.Namespace) -> None:
         return
     result = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
     manifest = publish(result, store, anyway=options.anyway)
+    write_report(store, manifest, data, data_root())
     if options.json:
         print(_as_json(manifest, is_new=True))
         return

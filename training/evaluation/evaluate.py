@@ -12,7 +12,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.report import EvaluationReport, publish_report
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
-from model_store.inference.model import Model
+from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import MAX_SEED
 from training import log, silence
 from training.calibration.calibrate import match_groups
@@ -38,7 +38,14 @@ from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
-from training.versions import Parent, fitted_data, load_unfitted, match_version
+from training.versions import (
+    WEIGHTS,
+    Parent,
+    fitted_data,
+    load_parent,
+    load_unfitted,
+    match_version,
+)
 
 MAX_DRAWS = 1000
 SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
@@ -62,11 +69,13 @@ def evaluate_version(
     root: Path,
     options: EvaluationOptions,
     quiet: bool = False,
+    fit_data: Dataset | None = None,
 ) -> EvaluationReport:
+    """Evaluate a version and store its report. `fit_data` are the data of its fit, if loaded."""
     manifest = version.manifest
     check_options(version, options)
     draws = options.draws or version.manifest.noise.default_draws
-    data, is_fitted = load_data(version, root, options.source)
+    data, is_fitted = (fit_data, True) if fit_data else load_data(version, root, options.source)
     source = options.source or version.recipe.data.source
     test = test_rows(data, is_fitted, options)
     log_rows(test, data, is_fitted, source)
@@ -121,6 +130,14 @@ def evaluate_version(
     files = _plots(predicted, predicted_sets, test, measures)
     files["report.html"] = report_page(report, files).encode()
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
+
+
+def write_report(store: ModelStore, manifest: Manifest, data: Dataset, root: Path) -> None:
+    """Evaluate a new version on the test rows of its fit, and store the report."""
+    artifact = store.open(manifest.name, manifest.version, (WEIGHTS, *NEEDED))
+    version, model = load_parent(artifact, "version"), Model.load(artifact)
+    with silence():
+        evaluate_version(store, version, model, root, EvaluationOptions(), True, data)
 
 
 def _publication_facts(manifest: Manifest) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from training import log
 from training.data import Rows, load
-from training.evaluation.figures import LEVEL, Figure, Resamples
+from training.evaluation.figures import LEVEL, Ends, Figure, Resamples
 from training.evaluation.pairs import worse_by, worsening
 from training.provenance import Provenance
 from training.publishing.draft import Draft
@@ -22,7 +22,7 @@ from training.publishing.quality import MeasuredRows, measure
 from training.recipe import GateSection, Recipe
 
 ROUNDING = 1e-12
-SIGNIFICANCE = 0.05  # probability of refusing a version with exactly the allowed loss
+SIGNIFICANCE = 0.05  # probability of refusing a version with exactly the allowed
 TESTS = {"mcnemar": "McNemar", "score": "Tango", "bootstrap": "bootstrap"}
 
 
@@ -105,12 +105,10 @@ def list_worse_metrics(
             lines.append(_describe_incomparable(metric, left, right, label))
             continue
         result = worsening(metric, figure, baseline, allowed, Resamples.draw(figure.rows, seed))
-        low, high = result.interval
         line = (
             f"  {metric}: {figure.value:.6g} against {baseline.value:.6g} of {label} on the same "
-            f"{figure.rows} {kind}, worse by {result.value:.6g} ({100 * LEVEL:g} % interval "
-            f"{low:.4g} to {high:.4g}), p = {result.p_value:.2g} ({TESTS[result.test]}), allowed "
-            f"{allowed:g}"
+            f"{figure.rows} {kind}, {describe_loss(result.value, result.interval)}, "
+            f"p = {result.p_value:.2g} ({TESTS[result.test]}), allowed {allowed:g}"
         )
         if result.p_value <= SIGNIFICANCE and result.value > allowed + ROUNDING:
             lines.append(line)
@@ -130,8 +128,17 @@ def _list_worse_recorded(
             lines.append(_describe_incomparable(metric, value, baseline, label))
         elif (loss := worse_by(metric, value, baseline)) > allowed + ROUNDING:
             pair = f"{value:.6g} against {baseline:.6g} of {label}"
-            lines.append(f"  {metric}: {pair}, worse by {loss:.6g}, allowed {allowed:g}")
+            lines.append(f"  {metric}: {pair}, {describe_loss(loss)}, allowed {allowed:g}")
     return lines
+
+
+def describe_loss(loss: float, interval: Ends | None = None) -> str:
+    """Describe a loss with its interval; a negative loss reads as an improvement."""
+    text = f"{'better' if loss < 0 else 'worse'} by {abs(loss):.6g}"
+    if interval is None:
+        return text
+    low, high = sorted(-end for end in interval) if loss < 0 else interval
+    return f"{text} ({100 * LEVEL:g} % interval {low:.4g} to {high:.4g})"
 
 
 def encode_rows_for(

@@ -18,7 +18,12 @@ from training.__main__ import main
 from training.commands import print_messages
 from training.data import digits
 from training.evaluation.attacks import differentiable_flag
-from training.evaluation.evaluate import EvaluationOptions, load_data, log_rows
+from training.evaluation.evaluate import (
+    EvaluationOptions,
+    load_data,
+    log_rows,
+    write_report,
+)
 from training.evaluation.evaluate import test_rows as measured_rows
 from training.evaluation.quality import ServedPredictor, measure_set
 from training.publishing.baselines import LOG_LIKELIHOOD
@@ -226,9 +231,14 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     )
     for name, folder in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "")):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
+    monkeypatch.setattr("training.evaluation.evaluate.write_report", write_report)
     assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
+    store = ModelStore(tmp_path / "models")
+    written = evaluation_report(store, "line", "1")
+    assert written.report["test"]["rows"] == 80
+    assert "predicted.png" in written.files
     assert main(["evaluate", "line", "--rows", "80", "--quiet"]) == 0
-    report = evaluation_report(ModelStore(tmp_path / "models"), "line", "1").report
+    report = evaluation_report(store, "line", "1").report
     assert set(report["outliers"]) == {"uniform", "gaussian", "shuffled"}
     assert [entry["nominal"] for entry in report["test"]["intervals"]] == [0.5, 0.8, 0.9, 0.95]
     covered = [entry["covered"] for entry in report["test"]["intervals"]]

@@ -15,7 +15,7 @@ from training.data import Rows, digits
 from training.data import load as data_of
 from training.evaluation.pairs import worse_by
 from training.publishing.draft import Draft
-from training.publishing.gate import GateError, check_gate, encode_rows_for
+from training.publishing.gate import GateError, check_gate, describe_loss, encode_rows_for
 from training.publishing.quality import MeasuredRows, measure
 from training.recipe import load
 
@@ -81,6 +81,8 @@ def test_metrics_know_their_direction():
     assert worse_by("test_brier", 0.2, 0.1) == pytest.approx(0.1)
     assert worse_by("flag_rate_at_05", 0.02, 0.06) == pytest.approx(0.02)
     assert worse_by("test_interval_coverage_at_95", 0.96, 0.93) == pytest.approx(-0.01)
+    assert describe_loss(0.0115, (-0.02, 0.05)) == "worse by 0.0115 (95 % interval -0.02 to 0.05)"
+    assert describe_loss(-0.0115, (-0.05, 0.02)) == "better by 0.0115 (95 % interval -0.02 to 0.05)"
 
 
 def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_store, digits_rows):
