@@ -8,15 +8,13 @@ export function number(x, digits = 3) {
   return x.toLocaleString("en", Math.abs(x) >= 1000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits });
 }
 
-/** Format a share as a percentage, with enough digits to tell it from 0 and 100: 95 %, 99.4 %, 99.97 %. */
+/** Format a share as a percentage with up to one decimal, never rounded to 0 or 100: 95 %, 99.4 %, > 99.9 %. */
 export function percent(x) {
   if (x === null || x === undefined) return "–";
   const value = 100 * x;
-  for (const digits of [0, 1, 2, 3]) {
-    const text = value.toFixed(digits);
-    if (Math.abs(Number(text) - value) <= 0.05 * Math.min(value, 100 - value) + 1e-9) return `${text} %`;
-  }
-  return x < 0.5 ? "< 0.001 %" : "> 99.999 %";
+  if (value > 0 && value < 0.1) return "< 0.1 %";
+  if (value < 100 && value > 99.9) return "> 99.9 %";
+  return `${Number(value.toFixed(value < 10 || value > 90 ? 1 : 0))} %`;
 }
 
 /** Format a duration in seconds. */

@@ -13,12 +13,12 @@
 
 import { asText, request } from "./api.js";
 import { h } from "./dom.js";
+import { drawRow, pixelLayout } from "./pictures.js";
 
 const TYPES = { npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", csv: "text/csv", tsv: "text/csv", zip: "application/zip" };
 const MAX_COUNTED_BYTES = 8 << 20; // larger files are not uploaded just to count rows
 const MAX_PICTURE_BYTES = 16 << 20;
 const MAX_TEXT_BYTES = 1 << 20;
-const MAX_SIDE = 256; // pixels; larger pictures are thinned out
 const MAX_LETTERS = 400; // of a text
 const MAX_COLUMNS = 12; // of a row
 export const ACCEPTED = [".npy", ".npz", ".parquet", ".csv", ".tsv", ".zip", ".txt", "image/png", "image/jpeg", "image/webp", "image/bmp"];
@@ -104,7 +104,7 @@ function previewRows(rows, ranking, spec) {
     return { kind: "pictures", contents: new Map(pictures), note, release: () => urls.forEach((url) => URL.revokeObjectURL(url)) };
   }
   const layout = pixelLayout(spec);
-  if (layout) return { kind: "pictures", contents: byIndex((row, id, index) => drawRow(row, layout, spec, index)), note };
+  if (layout) return { kind: "pictures", contents: byIndex((row, id, index) => drawRow(row, layout, spec, `Row ${index}`)), note };
   const names = spec.columns.length === first?.length ? spec.columns.map((column) => column.name) : (first ?? []).map((_, i) => String(i));
   return previewCells(names, byIndex((row) => row.map((x) => (x === null ? "–" : String(Number(x.toPrecision(5)))))));
 }
@@ -127,39 +127,6 @@ async function previewFiles(ranking, spec, getFile) {
 function previewCells(names, contents) {
   const note = names.length > MAX_COLUMNS ? `Showing the first ${MAX_COLUMNS} of ${names.length} columns.` : null;
   return { kind: "columns", names: names.slice(0, MAX_COLUMNS), contents: new Map([...contents].map(([index, cells]) => [index, cells.slice(0, MAX_COLUMNS)])), note };
-}
-
-/** Return the layout of a row's pixels, {height, width, channels, index(y, x, channel)}; null if it is no picture. */
-export function pixelLayout({ shape, dtype, columns, text }) {
-  if (columns.length || text || dtype !== "float32" || shape.length < 2 || shape.length > 3) return null;
-  const [channels, height, width] = shape.length === 2 ? [1, ...shape] : shape[2] <= 3 && shape[0] > 3 ? [shape[2], shape[0], shape[1]] : shape;
-  if (![1, 3].includes(channels) || Math.min(height, width) < 2) return null;
-  const isLast = shape.length === 3 && shape[2] <= 3 && shape[0] > 3;
-  return { channels, height, width, index: (y, x, c) => (isLast ? (y * width + x) * channels + c : (c * height + y) * width + x) };
-}
-
-/** Draw a row on a canvas: photographs unchanged, other grey values with large ones as ink. */
-export function drawRow(row, layout, { image, minimum, maximum }, rowIndex) {
-  const { channels, height, width } = layout;
-  const step = Math.ceil(Math.max(height, width) / MAX_SIDE);
-  const [tall, wide] = [height, width].map((side) => Math.ceil(side / step));
-  const canvas = h("canvas", { width: wide, height: tall, class: "thumbnail", role: "img", "aria-label": `Picture of row ${rowIndex}` });
-  const context = canvas.getContext("2d");
-  const pixels = context.createImageData(wide, tall);
-  const [low, high] = image ? [0, 255] : [minimum, maximum];
-  const scaled = (value) => Math.min(255, Math.max(0, (255 * (value - low)) / (high - low || 1)));
-  for (let y = 0; y < tall; y++) {
-    for (let x = 0; x < wide; x++) {
-      const i = 4 * (y * wide + x);
-      for (let c = 0; c < 3; c++) {
-        const value = scaled(row[layout.index(y * step, x * step, channels === 3 ? c : 0)]);
-        pixels.data[i + c] = channels === 1 && !image ? 255 - value : value;
-      }
-      pixels.data[i + 3] = 255;
-    }
-  }
-  context.putImageData(pixels, 0, 0);
-  return canvas;
 }
 
 async function base64(file) {

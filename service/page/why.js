@@ -1,7 +1,7 @@
 // Explain why a row is unusual, from an answer's `explanation`.
 
 import { fill, h, number } from "./dom.js";
-import { drawRow, pixelLayout } from "./pools.js";
+import { drawRow, pixelLayout } from "./pictures.js";
 import { describeDetector, inputWord } from "./sentences.js";
 
 const MAX_COLUMNS = 4;
@@ -53,7 +53,7 @@ function heatMap(shares, spec, pixels, picture) {
       context.fillRect(x, y, 1, 1);
     }
   }
-  const background = picture ?? (pixels && drawRow(pixels, layout, spec, 0));
+  const background = picture ?? (pixels && drawRow(pixels, layout, spec, "Input"));
   return h("figure", { class: "small" }, h("div", { class: "heat" }, background, heat), h("figcaption", {}, "Red: the most unusual pixels"));
 }
 
