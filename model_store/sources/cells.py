@@ -106,14 +106,16 @@ def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[
 def category_text(value: str | float | Decimal | date) -> str:
     """Convert a value to a category name.
 
-    Equal numbers have the same name, such as 3 for 3.0. Text with leading zeros, such as 007, is
-    not a number.
+    Equal numbers have the same name, such as 3 for 3.0, and so do `True` and `TRUE`. Text with
+    leading zeros, such as 007, is not a number.
     """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, str):
+        if value.lower() in BOOLEANS:
+            return value.lower()
         if match := WHOLE.fullmatch(value):
             return str(int(match[1]))
         if not DECIMAL.fullmatch(value):
@@ -127,14 +129,12 @@ def category_text(value: str | float | Decimal | date) -> str:
 def match_category(text: str, categories: AbstractSet[str]) -> str:
     """Return the category that matches a text, or the text itself.
 
-    A match can differ in surrounding spaces, Unicode normal form, the case of booleans, or the
-    notation of a number.
+    A match can differ in surrounding spaces, Unicode normal form, or the notation of a number or
+    boolean.
     """
     if text in categories:
         return text
     trimmed = text.strip()
-    if categories <= BOOLEANS:
-        trimmed = trimmed.lower()
     forms = (trimmed, normalize("NFC", trimmed), normalize("NFD", trimmed), category_text(trimmed))
     return next((form for form in forms if form in categories), text)
 

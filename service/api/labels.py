@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Response
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
+from model_store.sources.cells import match_category
 from model_store.sources.columns import fill_missing
 from model_store.state.answers import Repeatable, Repeated
 from model_store.state.labels import (
@@ -222,6 +223,9 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     if value is None:
         raise InvalidInput(f"labels.{n}.{field}", "a value", "none")
     if manifest.classes is not None and value not in manifest.classes:
+        match = match_category(str(value), frozenset(manifest.classes))
+        if match in manifest.classes:
+            return match
         first = list(manifest.classes[:20])
         remaining = len(manifest.classes) - len(first)
         ending = f" and {remaining} more" if remaining else ""

@@ -134,7 +134,7 @@ def _read(
     if kind == "uci":
         return uci(path, section.split, sizes, columns)
     if kind == "csv":
-        table = csv_table(path, task, section, columns)
+        table = csv_table(path, task, section)
     else:
         table = parquet_table(path, task, section)
         if section.vocabulary is not None:

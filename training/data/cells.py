@@ -11,6 +11,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from model_store.artifacts.manifest import CategoricalColumn, Decimal, NumberStyle, Thousands
+from model_store.artifacts.manifest import Decimal, NumberStyle, Thousands
 from model_store.errors import InvalidInput
 from model_store.sources.arrow import (
     EXACT_INTEGERS,
@@ -34,7 +35,6 @@ from model_store.sources.arrow import (
     read_times,
 )
 from model_store.sources.cells import (
-    BOOLEANS,
     CLOCK,
     COMMA_NUMBER,
     ISO,
@@ -52,7 +52,6 @@ from model_store.sources.cells import (
     parse_plain,
     parse_time,
 )
-from model_store.sources.columns import Columns
 from model_store.sources.csv import CsvTable
 from model_store.sources.parquet import read_table
 from training import log
@@ -94,22 +93,24 @@ class NumberFormat:
     def is_plain(self) -> bool:
         return self.decimal == "." and self.thousands is None
 
-    def parse(self, text: str) -> float | None:
-        """Convert "1.234,5" to 1234.5, or return None if the text is not a number."""
-        try:
-            if self.is_plain:
-                return parse_plain(text)
-            return parse_number(text, NumberStyle(decimal=self.decimal, thousands=self.thousands))
-        except ValueError:
-            return None
+    def parse(self, texts: Sequence[str]) -> dict[str, float]:
+        """Convert the texts that are numbers, such as "1.234,5" to 1234.5."""
+        if self.is_plain:
+            with suppress(pa.ArrowInvalid):  # Arrow refuses some numbers, such as +1.
+                floats = pa.array(texts, pa.string()).cast(pa.float64())
+                return dict(zip(texts, floats.to_numpy().tolist(), strict=True))
+        style = NumberStyle(decimal=self.decimal, thousands=self.thousands)
+        numbers = {}
+        for text in texts:
+            with suppress(ValueError):
+                numbers[text] = parse_plain(text) if self.is_plain else parse_number(text, style)
+        return numbers
 
 
 PLAIN = NumberFormat()
 
 
-def csv_table(
-    path: Path, task: str | None, section: "DataSection", columns: Columns = ()
-) -> pa.Table:
+def csv_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
     """Read a CSV file with typed columns.
 
     Without a task, the target is an ordinary column.
@@ -122,10 +123,8 @@ def csv_table(
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     table = _trim(table, text_names, missing_texts(section.missing_values))
     table = _drop_rows_without_target(table, section.target)
-    categorical = [column for column in columns if isinstance(column, CategoricalColumn)]
-    booleans = {column.name for column in categorical if set(column.categories) <= BOOLEANS}
     number_format = _infer_number_format(table, section)
-    return _infer_types(table, set(table.column_names), kinds, booleans, number_format)
+    return _infer_types(table, set(table.column_names), kinds, number_format)
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
@@ -135,7 +134,7 @@ def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Ta
     names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
     if section.target is not None:
         names = names | {section.target} if task == "regression" else names - {section.target}
-    return _infer_types(table, names, {**section.columns}, set(), PLAIN)
+    return _infer_types(table, names, {**section.columns}, PLAIN)
 
 
 def _declare_categories(table: pa.Table) -> pa.Table:
@@ -202,7 +201,7 @@ def read_column(
         return np.array([np.nan if cell is None else float(cell) for cell in cells]), None
     if kind is None and text is not None:
         check_mixed_numbers(text.to_pylist(), name, is_number)
-    return _merge_numbers(name, column), None
+    return _merge_equal(name, column), None
 
 
 def find_times(
@@ -229,15 +228,15 @@ def find_times(
     return None
 
 
-def _merge_numbers(name: str, column: Column) -> Categories:
-    """Read categories, and warn about texts that are equal numbers, such as 1 and 1.0."""
+def _merge_equal(name: str, column: Column) -> Categories:
+    """Read categories, and warn about texts that are equal, such as 1 and 1.0."""
     text = as_text(column)
     texts = [] if text is None else text.drop_null().unique().to_pylist()
     categories = list(map(category_text, texts))
     repeated = [c for c, count in Counter(categories).items() if count > 1]
     if repeated:
         equal = [repr(t) for t, c in zip(texts, categories, strict=True) if c == repeated[0]]
-        message = "column %s: %s are one category, because they are equal numbers"
+        message = "column %s: %s are one category"
         log.warning(message, name, " and ".join(equal[:MAX_SHOWN_CELLS]))
     return read_categories(column)
 
@@ -373,21 +372,13 @@ def _infer_types(
     table: pa.Table,
     names: set[str],
     kinds: Mapping[str, str],
-    booleans: set[str],
     number_format: NumberFormat,
 ) -> pa.Table:
-    """Convert text columns to numbers or booleans, unless their kind is configured.
-
-    Columns in `booleans` stay text, in lower case.
-    """
+    """Convert text columns to numbers, unless their kind is configured."""
     for i, name in enumerate(table.column_names):
         text, kind = as_text(table.column(i)), kinds.get(name)
-        if name not in names or text is None:
-            continue
-        column = compute.utf8_trim_whitespace(text)
-        if name in booleans:
-            table = table.set_column(i, name, compute.utf8_lower(column))
-        elif kind not in ("categorical", "time"):
+        if name in names and text is not None and kind not in ("categorical", "time"):
+            column = compute.utf8_trim_whitespace(text)
             field, cells = _infer_type(name, column, kind, number_format)
             table = table if cells is column else table.set_column(i, field, cells)
     return table
@@ -397,10 +388,7 @@ def _infer_type(
     name: str, column: Column, kind: str | None, number_format: NumberFormat
 ) -> tuple[str | pa.Field, Column]:
     texts = [text for text in column.unique().to_pylist() if text is not None]
-    if texts and all(text.lower() in BOOLEANS for text in texts):
-        return name, compute.utf8_lower(column).cast(pa.bool_())
-    parsed = ((text, number_format.parse(text)) for text in texts)
-    plain = {text: number for text, number in parsed if number is not None}
+    plain = number_format.parse(texts)
     thousands = number_format.thousands
     is_grouped = thousands is not None and any(thousands in text for text in texts)
     if len(plain) == len(texts) and not is_grouped:

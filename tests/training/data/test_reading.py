@@ -145,6 +145,24 @@ def test_equal_numbers_are_one_class_and_one_category(tmp_path, caplog):
     assert x[:, 0].tolist() == [1, 1, 1, 1, 0]
 
 
+@pytest.mark.parametrize("other", ["False", "unknown"])
+def test_spellings_of_a_boolean_are_one_class_and_one_category(tmp_path, other):
+    cells = ["True", "TRUE", "true", other]
+    texts = [cells[i % 4] for i in range(N)]
+    columns = {"categories": texts, "target": texts}
+    name = other.replace("F", "f")
+    for kind in ("csv", "parquet"):
+        (tmp_path / "a.csv").write_text(as_lines(",".join(columns), *columns.values()))
+        pd.DataFrame(columns).to_parquet(tmp_path / "a.parquet")
+        data = load(get_recipe(f"{kind}:a.{kind}", "classification", target="target"), tmp_path)
+        assert data.classes == data.columns[0].categories == tuple(sorted([name, "true"]))
+        x = encode_objects([{"categories": cell} for cell in [*cells, True]], data.columns, "X")
+        true = data.classes.index("true")
+        assert x.argmax(axis=1).tolist() == [true, true, true, 1 - true, true]
+        sent = encoded_by_file("\n".join(["categories", *cells]).encode(), ".csv", data.columns)
+        assert sent.tolist() == x[:4].tolist()
+
+
 def test_a_category_type_of_integers_is_categorical_in_files_of_pandas(tmp_path):
     frame = pd.DataFrame({"x": pd.Series(np.arange(N) % 3, dtype="category"), "y": Y})
     assert inspected(tmp_path, frame).columns[0].kind == "categorical"
