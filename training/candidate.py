@@ -167,7 +167,7 @@ def fit_candidate(
 
 def count_tried_labels(store: ModelStore, database: Database, name: str) -> int:
     rows = candidates(database, name)
-    judged = {row["version"] for row in rows if row["promoted"] or row["why"] != NO_WORSE}
+    judged = {row["version"] for row in rows if row["promoted"] or row["reason"] != NO_WORSE}
     aliases = store.aliases(name)
     versions = {aliases.get(LATEST)} | ({aliases.get(CANDIDATE)} & judged)
     return max((count_labels(store, name, v) for v in versions if v is not None), default=0)
@@ -188,7 +188,7 @@ class Verdict:
 
     def content(self) -> dict[str, Any]:
         comparisons = {"test": self.test, "control": self.control, "lost": self.losses}
-        return {"why": self.reason, **comparisons}
+        return {"reason": self.reason, **comparisons}
 
 
 def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:

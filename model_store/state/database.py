@@ -26,7 +26,7 @@ CREATE TABLE jobs (
     owner TEXT NOT NULL,              -- name of the request's key, or empty
     request TEXT NOT NULL,            -- JSON, with defaults filled in
     created REAL NOT NULL,            -- times are seconds since 1970
-    begun REAL,
+    begun REAL,                       -- renamed below
     ended REAL,
     slot INTEGER,                     -- locked by the job's process
     deaths INTEGER NOT NULL DEFAULT 0,   -- of its process, since the last progress
@@ -101,6 +101,7 @@ CREATE TABLE answers (  -- to requests with an Idempotency-Key
 """,
     # The name of the API key that replaced or deleted the label
     "ALTER TABLE replaced ADD COLUMN ended_by TEXT",
+    "ALTER TABLE jobs RENAME COLUMN begun TO started",
 )
 
 

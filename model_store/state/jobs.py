@@ -49,7 +49,7 @@ class Job:
     owner: str
     request: dict[str, Any]
     created: float
-    begun: float | None
+    started: float | None
     ended: float | None
     deaths: int
     orphaned: int
@@ -210,7 +210,7 @@ class Jobs:
         """Lock a slot and start the next job in it. Return None if the queue is empty."""
         with self._database.writing() as connection:
             row = connection.execute(
-                "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
+                "UPDATE jobs SET state = 'running', slot = ?, started = coalesce(started, ?) "
                 "WHERE rowid = (SELECT rowid FROM jobs WHERE state = 'queued' "
                 "ORDER BY turn + done, rowid LIMIT 1) RETURNING *",
                 (slot, time.time()),

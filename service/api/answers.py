@@ -40,7 +40,7 @@ class DriftAnswer(BaseModel):
     largest_evidence: float
     alarm_at: float
     alarm: bool
-    of_all: bool
+    is_global: bool
 
 
 class OverviewAnswer(BaseModel):

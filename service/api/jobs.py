@@ -164,7 +164,7 @@ def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
         "worked_s": job.worked_s,
         "seconds_left": left,
         "created": format_timestamp(job.created),
-        "begun": format_timestamp(job.begun),
+        "started": format_timestamp(job.started),
         "ended": format_timestamp(job.ended),
         "expires": None
         if job.ended is None

@@ -353,7 +353,7 @@ class CandidateAnswer(BaseModel):
     control_labels: int
     promoted: bool
     time: Timestamp
-    why: str
+    reason: str
     test: dict[str, Any] | None = None
     control: dict[str, Any] | None
     lost: dict[str, Any] | None = None
@@ -464,7 +464,7 @@ class JobAnswer(BaseModel):
     worked_s: float
     seconds_left: float | None
     created: Timestamp
-    begun: Timestamp | None
+    started: Timestamp | None
     ended: Timestamp | None
     expires: Timestamp | None
     error: str | None

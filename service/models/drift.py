@@ -258,5 +258,5 @@ def drift_fields(report: DriftReport) -> dict[str, Any]:
         **{name: getattr(report, name) for name in fields},
         "alarm_at": ALARM_EVIDENCE,
         "alarm": report.alarm,
-        "of_all": report.is_global,
+        "is_global": report.is_global,
     }

@@ -118,8 +118,8 @@ async function candidateSection({ candidates }, description, move) {
   const rows = [...after].filter(([key, value]) => before.has(key) && describeFigure(key).better && value !== null).map(([key, value]) => figureRow(describeFigure(key), before.get(key), value));
   const labelRows = Object.entries(control?.figures ?? {}).map(([key, figure]) => figureRow(describeFigure(plainKey(key)), figure.against, figure.candidate, figure.interval));
   const isServed = description.serving === version;
-  const isWorse = newest.why.startsWith("gate:");
-  const reason = isWorse ? "it is significantly worse than the served version" : newest.why.split(": `")[0]; // the page has a button instead of the command
+  const isWorse = newest.reason.startsWith("gate:");
+  const reason = isWorse ? "it is significantly worse than the served version" : newest.reason.split(": `")[0]; // the page has a button instead of the command
   const heads = ["figure", `version ${against}`, `version ${version}`, "difference"];
   const target = isServed ? against : version;
   return [

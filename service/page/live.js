@@ -248,7 +248,7 @@ function describeAlarm(drift) {
 
 function describeEvidence(drift) {
   if (drift.rows === 0) return "No traffic for this version since it was loaded. Requests from this page and other tests are not counted.";
-  const scope = drift.of_all ? "" : " in one worker process, which cannot reach the others";
+  const scope = drift.is_global ? "" : " in one worker process, which cannot reach the others";
   return `Evidence of drift: ${number(drift.evidence, 2)} nats after ${number(drift.rows)} rows${scope}; alarm at ${number(drift.alarm_at, 2)}.`;
 }
 

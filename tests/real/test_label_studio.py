@@ -272,7 +272,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         assert completed.returncode == 0, completed.stderr
         page = service.get("/models/digits/labels").json()
         assert page["candidates"][0]["labels"] == ANNOTATED
-        assert page["candidates"][0]["promoted"], page["candidates"][0]["why"]
+        assert page["candidates"][0]["promoted"], page["candidates"][0]["reason"]
         wait_until(lambda: service.get("/models").json()["models"][0]["serving"] == "2")
         assert f"digits:2: {ANNOTATED} labels stored, {TASKS} tasks predicted" in synchronise()
         assert ask("GET", f"/api/projects/{number}/")["model_version"] == "digits:2"

@@ -91,7 +91,7 @@ def label(work, values, key):
 
 
 def get_said(kept):
-    return {name: kept[name] for name in ("why", "test", "control")}
+    return {name: kept[name] for name in ("reason", "test", "control")}
 
 
 def candidate(work, *options):
@@ -123,7 +123,7 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert work.store.versions("digits") == ["1", "2"]
     (retained,) = candidates(work.database, "digits")
     assert (retained["version"], retained["against"], retained["promoted"]) == ("2", "1", True)
-    assert (retained["labels"], retained["control_labels"], retained["why"]) == (
+    assert (retained["labels"], retained["control_labels"], retained["reason"]) == (
         140,
         60,
         "no worse",
@@ -149,13 +149,20 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     assert not retained["promoted"]
     assert count_tried_labels(work.store, work.database, "digits") == 140
     save_candidate(
-        work.database, "digits", "2", "1", 140, 60, False, {**get_said(retained), "why": "no worse"}
+        work.database,
+        "digits",
+        "2",
+        "1",
+        140,
+        60,
+        False,
+        {**get_said(retained), "reason": "no worse"},
     )
     assert (
         count_tried_labels(work.store, work.database, "digits") == 0
     )  # killed before it was promoted
-    assert "digits is worse than latest (version 1) in" in retained["why"]
-    assert "test_accuracy" in retained["why"]
+    assert "digits is worse than latest (version 1) in" in retained["reason"]
+    assert "test_accuracy" in retained["reason"]
 
 
 def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
@@ -205,7 +212,7 @@ def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch)
     assert candidate(work) == 0
     assert stored == [(1.0, ["test_accuracy"], "the best of its lineage")]
     (retained,) = candidates(work.database, "digits")
-    assert not retained["promoted"] and "the best of its line" in retained["why"]
+    assert not retained["promoted"] and "the best of its line" in retained["reason"]
     assert retained["lost"]["test_accuracy"]["best"] == 1.0
     assert work.store.aliases("digits")["latest"] == "1"
 

@@ -25,10 +25,10 @@ from training.folders import data_root, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
 
-FINDING_KEYS = ("source", "rows", "task", "why", "target", "shape", "classes", "notes")  # of --json
-COLUMN_KEYS = ("name", "kind", "why", "missing", "notes")  # of --json
+# Fields of `--json`
+FINDING_KEYS = ("source", "rows", "task", "reason", "target", "shape", "classes", "notes")
+COLUMN_KEYS = ("name", "kind", "reason", "missing", "notes")
 KINDS = ("numeric", "categorical", "time", "ignored")
-ATTRIBUTES = {"why": "reason"}  # by key, if the names differ
 
 
 def _data_section(options: argparse.Namespace) -> DataSection:
@@ -158,7 +158,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def _select(record: object, keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: getattr(record, ATTRIBUTES.get(key, key)) for key in keys}
+    return {key: getattr(record, key) for key in keys}
 
 
 def _warnings_before_fit(findings: Findings, section: DataSection) -> list[str]:

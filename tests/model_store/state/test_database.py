@@ -171,7 +171,7 @@ def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
         database, how, [AcquiredRow(str(i), i, 0.1, row, True, message) for i in range(20)]
     )
     accept(database, "m", "format", [Label(str(i), "3") for i in range(20)])
-    save_candidate(database, "m", "2", "1", 10, 5, True, {"why": "no worse"})
+    save_candidate(database, "m", "2", "1", 10, 5, True, {"reason": "no worse"})
     database.close()
     content, random, output = (tmp_path / FILE).read_bytes(), Random(0), Counter()
     questions = {
@@ -216,7 +216,7 @@ def test_a_database_of_a_later_format_is_not_touched(database, tmp_path):
     with sqlite3.connect(tmp_path / "state" / FILE) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StateUnusable, match="expected format 2 or older, got 99"):
+    with pytest.raises(StateUnusable, match="expected format 3 or older, got 99"):
         Database(tmp_path / "state")
 
 

@@ -131,7 +131,7 @@ def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
 
 
 def test_what_became_of_candidates_is_kept_newest_first(database):
-    message = {"why": "no worse", "control": None}
+    message = {"reason": "no worse", "control": None}
     save_candidate(database, "m", "2", "1", 10, 5, False, message)
     save_candidate(database, "m", "3", "1", 12, 5, True, message)
     save_candidate(database, "m", "2", "1", 10, 5, True, message)

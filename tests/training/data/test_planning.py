@@ -318,7 +318,7 @@ def test_inspect_prints_what_columns_are(tmp_path, capsys):
             300,
             3,
         )
-        assert output["columns"][0].keys() == {"name", "kind", "why", "missing", "notes"}
+        assert output["columns"][0].keys() == {"name", "kind", "reason", "missing", "notes"}
         assert main(["inspect", "--data", "csv:things.csv"]) == 0
         assert "no target (set --target COLUMN)" in capsys.readouterr().out
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kin"]) == 2

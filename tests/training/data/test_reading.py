@@ -262,7 +262,7 @@ def test_the_kind_of_a_column_is_an_option_that_leading_zeros_suggest(tmp_path, 
     options = ["inspect", "--data", f"csv:{tmp_path / 'a.csv'}", "--json"]
     main([*options, "--column", "zip=categorical"])
     column, _ = json.loads(capsys.readouterr().out)["columns"]
-    assert (column["kind"], column["why"]) == ("categorical", "as configured")
+    assert (column["kind"], column["reason"]) == ("categorical", "as configured")
     assert main([*options, "--column", "zip"]) == 2
     assert "--column: expected NAME=KIND" in capsys.readouterr().err
 
