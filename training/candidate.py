@@ -1,4 +1,4 @@
-"""Retraining on labels from the service, with comparison and promotion.
+"""Fit a candidate on labels from the service, compare it, and promote it.
 
 A candidate starts from the weights of `latest`. Its training rows are those of `latest` and all
 labelled rows except control rows. Validation, calibration and test rows stay the same. The

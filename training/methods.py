@@ -152,7 +152,7 @@ class WeightHypernetwork(RealNVP):
 
 
 class VariationalHypernet(DrawnMethod):
-    """A network whose layers infer a posterior of their weights from their input."""
+    """A network that infers each layer's weight posterior from the layer's input."""
 
     name = "variational-hypernet"
     is_variational = True

@@ -80,7 +80,7 @@ class Quantity:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Tabular):
-    """The predictions of N rows, in their original order.
+    """Predictions for N rows, in their original order.
 
     Quantities that an answer lacks, such as `abstain` without a risk, raise `Absent` with the
     reason.

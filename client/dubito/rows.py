@@ -241,7 +241,7 @@ def _as_array(value: Any, field: str) -> Any:
 
 
 def _numbers(array: np.ndarray, field: str) -> np.ndarray:
-    """Check the shape of an array, and convert it to numbers of at most 64 bits."""
+    """Check an array's shape, and convert it to numbers of up to 64 bits."""
     if array.ndim < 2 or array.size == 0:
         expected = "rows of numbers, in an array of shape (N, ...)"
         raise InvalidInput(field, expected, f"an array of shape {array.shape}")

@@ -1,4 +1,4 @@
-"""The command `dubito label-studio sync`, which synchronises a project with a model.
+"""Synchronise a Label Studio project with a model (`dubito label-studio sync`).
 
 Label Studio sends a webhook only once, so labels can be lost. The command reads all tasks, once or
 repeatedly, and

@@ -136,7 +136,7 @@ def _prepare_ray(settings: Settings, is_local: bool, by_model: bool, folder: Pat
 
 
 def _haproxy_on_loopback(folder: Path) -> Path:
-    """Create a wrapper program for HAProxy whose statistics pages listen on loopback only.
+    """Wrap HAProxy so that its statistics pages listen on loopback only.
 
     Ray makes them listen on all addresses, without a setting to change that.
     """

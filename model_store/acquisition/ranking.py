@@ -81,7 +81,7 @@ class Pool(ABC):
 
     @abstractmethod
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Return the candidates for a joint score, which have the largest individual gains."""
+        """Return the rows with the largest individual gains, as candidates for a joint score."""
 
     async def run(self, work: Callable[[], T]) -> T:
         return work()

@@ -1,4 +1,4 @@
-"""Compute the acquisition scores of a pool from shared draws."""
+"""Compute acquisition scores for a pool from shared draws."""
 
 from dataclasses import dataclass
 

@@ -146,7 +146,7 @@ class Cache:
             self._saved_listing = text
 
     def saved_listing(self) -> tuple[dict[str, list[int]], dict[str, dict[str, str]]] | None:
-        """Return the saved aliases, and the saved versions for which a copy exists."""
+        """Return the saved aliases, and the saved versions that have a local copy."""
         content = self.read(LISTING, MAX_LISTING_BYTES)
         try:
             saved = SavedListing.model_validate_json(content or b"")

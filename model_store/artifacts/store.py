@@ -395,7 +395,7 @@ class ModelStore:
         return deleted
 
     def keep(self, name: str, newest: int) -> list[str]:
-        """Delete all versions that have no alias, except the `newest` ones, and return them."""
+        """Delete versions without an alias, except the `newest` ones, and return them."""
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self._check_exists(name)

@@ -80,7 +80,7 @@ class Abstention:
         return threshold
 
     def smallest_risk(self, num_flagged: int, above: float = 0.0) -> float:
-        """Find a risk above `above` with which the service answers rows, by bisection.
+        """Search by bisection for a risk above `above` at which the service answers rows.
 
         Risks are multiples of 10^-DECIMALS. With the next smaller one, the service answers no row.
         Smaller risks could be possible, because answers need not be monotone in the risk. Returns 1

@@ -70,7 +70,7 @@ class Explanation:
 def replace_each_column(
     columns: Columns, x: Float32[np.ndarray, "N I"], pause: Pause = no_pause
 ) -> Float32[np.ndarray, "M I"]:
-    """Return each row, followed by one copy per column in which that column has its usual value."""
+    """Return each row and its copies, each with one column set to its usual value."""
     usual = usual_row(columns)
     ends = np.cumsum([column_width(column) for column in columns]).tolist()
     replaced = np.repeat(x, 1 + len(columns), axis=0).reshape(len(x), 1 + len(columns), x.shape[1])

@@ -258,7 +258,7 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
 def detector_scores(
     scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return the scores of each detector by its name.
+    """Return a dictionary from detector names to scores.
 
     Infinite and NaN density scores become the largest float32 number, the most unusual score.
     """

@@ -1,4 +1,4 @@
-"""Predictions of rows, and the decisions based on them."""
+"""Predictions and the decisions based on them."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ ROW_FIELDS = (
 
 @dataclass(frozen=True, eq=False)
 class RankedRows:
-    """The categories of N rows, and the values by which they are ranked."""
+    """Categories and ranking values of N rows."""
 
     categories: Int64[np.ndarray, "N"]
     statistic: Float64[np.ndarray, "N"]
@@ -32,7 +32,7 @@ class RankedRows:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The predictions of N rows.
+    """Predictions for N rows.
 
     `scores` use all draws. Everything that is ranked in `rank_tables` uses only the first draws, up
     to the largest calibrated draw count. So p-values, sets and intervals are exact for any number

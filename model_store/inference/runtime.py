@@ -180,7 +180,7 @@ class Runtime:
 
     @property
     def joint(self) -> "Runtime":
-        """The runtime for joint scores, in which all rows share draws of weights."""
+        """The runtime for joint scores. All rows share the same weight draws."""
         return self if self._joint is None else self._joint()
 
     def _load_joint(self, graph: onnx.ModelProto) -> "Runtime":
@@ -236,7 +236,7 @@ class Runtime:
     def theta_by_row(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> Float32[np.ndarray, "K P D"]:
-        """Compute the theta with which `run` calls the network."""
+        """Compute the theta for `run`."""
         signs = self._row_signs(x)
         return theta if signs is None else signs.apply(theta, slice(None))
 

@@ -1,4 +1,4 @@
-"""Transformed targets, where a regression is fitted to z = g(y) and predicts y.
+"""Transformed regression targets: fit z = g(y), predict y.
 
 Under draw k, z is Gaussian with mean m_k and variance s_k^2. The prediction is y = h(z), where h is
 the inverse of g, clipped below at the target's smallest possible value, if it has one. It follows:

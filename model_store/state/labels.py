@@ -63,7 +63,7 @@ class Accepted:
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """The labelled rows of a model, in the order in which they were labelled."""
+    """Labelled rows of a model, oldest label first."""
 
     ids: list[str]
     x: Float32[np.ndarray, "N I"]

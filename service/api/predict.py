@@ -247,7 +247,7 @@ def _decide(
     options: DecisionOptions,
     changes: RowChanges,
 ) -> tuple[Results, slice]:
-    """Return results and the slice of them that belongs to the request.
+    """Return the results and the request's slice of them.
 
     Small requests with the same options share the results of their micro-batch. With `fdr` they
     cannot, because decisions then depend on the other rows.

@@ -482,7 +482,7 @@ class JobsAnswer(BaseModel):
 
 
 class FieldProblem(BaseModel):
-    """An invalid field. `detail` has the expected and the received value."""
+    """An invalid field. `detail` gives the expected and received values."""
 
     field: str
     detail: str

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """The prediction of a micro-batch, and results that its requests share."""
+    """Predictions of a micro-batch, and results shared by its requests."""
 
     prediction: Prediction
     cache: dict[Hashable, Any] = field(default_factory=dict)  # None after a key's first request

@@ -90,7 +90,7 @@ class Reservation:
 
     @contextmanager
     def hold(self, size: int, field: str) -> Iterator[None]:
-        """Reserve bytes within a block, which can outlast the request.
+        """Reserve bytes inside a `with` block, which can outlast the request.
 
         Raises:
             TooLarge, Overloaded: as in `reserve`.

@@ -171,7 +171,7 @@ class ScaledLayer(nn.Module):
 
 
 def pairs(half: Tensor, count: int) -> Tensor:
-    """Return antithetic noise, whose second half is the negated first half."""
+    """Return antithetic noise: the second half is the negated first half."""
     return torch.cat([half, -half])[:count]
 
 
@@ -408,7 +408,7 @@ class MaskLayer(nn.Module):
 
 
 class FeatureLayer(nn.Module):
-    """A first layer with fixed weights, whose outputs are used as features."""
+    """A first layer with fixed weights that computes features."""
 
     def __init__(self, layer: nn.Module, context: LayerContext) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Posteriors for ensembles, in which each draw is a member."""
+"""Posteriors of ensembles. Each draw is one member."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -10,7 +10,7 @@ from training.bayes.posterior import Posterior
 
 
 class MemberPosterior(Posterior):
-    """An ensemble posterior, in which draw k is member k (Lakshminarayanan et al. 2017)."""
+    """An ensemble posterior: draw k is member k (Lakshminarayanan et al. 2017)."""
 
     algorithm = DRAW_INDEX
 

@@ -1,4 +1,4 @@
-"""Variational hypernetworks, whose layers infer a weight posterior from their input."""
+"""Variational hypernetworks: each layer infers its weight posterior from its input."""
 
 import math
 

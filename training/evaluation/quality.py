@@ -62,7 +62,7 @@ Bounds = Float64[np.ndarray, "N 2"]
 
 @dataclass(frozen=True, eq=False)
 class ServedPrediction:
-    """A version's prediction of N rows.
+    """A version's predictions for N rows.
 
     `scores` contains the posterior scores, the detectors (densities as surprisals), the flag's
     statistic, and the statistic without each detector. `flagged` contains the share of flagged rows

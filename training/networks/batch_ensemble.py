@@ -15,7 +15,7 @@ from training.networks.probes import DROPOUTS
 
 
 class BatchEnsemble(Network):
-    """An ensemble of MLPs whose members share most weights; theta is the member index."""
+    """An ensemble of MLPs that share most weights. Theta is the member index."""
 
     def __init__(
         self,
