@@ -76,12 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _find_extra(module: str) -> str | None:
     """Find the extra that installs a module."""
     name = DISTRIBUTIONS.get(module, module).replace("_", "-")
-    extras = [
-        match[1]
-        for requirement in requires("dubito") or ()
-        if (match := re.fullmatch(rf"{name}\b(?!-).*extra == ['\"](\w+)['\"]", requirement))
-    ]
-    return "cpu" if "service" in extras else next(iter(extras), None)
+    for requirement in requires("dubito") or ():
+        if match := re.fullmatch(rf"{name}\b(?!-).*extra == ['\"](\w+)['\"]", requirement):
+            return match[1]
+    return None
 
 
 def build_parser() -> argparse.ArgumentParser:
