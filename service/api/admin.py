@@ -30,7 +30,7 @@ from service.api.dependencies import (
 from service.api.jobs import cancel_job, job_json
 from service.api.openapi import errors
 from service.api.schemas import Envelope
-from service.auth.scopes import needs
+from service.auth.scopes import key_name, needs
 from service.batch.candidate import can_fit, command, last_lines
 from service.context import Context
 from service.errors import NotDone
@@ -80,7 +80,8 @@ async def post_promote(
         expected = "a writable store"
         raise NotDone(LATEST, expected, str(error.strerror)) from None
     await _refresh(context)
-    return {"model": loaded.name, "version": loaded.version, "before": before}
+    key = key_name(call.request.scope)
+    return {"model": loaded.name, "version": loaded.version, "before": before, "key": key}
 
 
 @router.get(

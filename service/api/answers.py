@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from model_store.artifacts.manifest import CategorySpec, EncoderSpec, Manifest
 from model_store.types import Task
-from service.api.schemas import JobAnswer
+from service.api.schemas import JobAnswer, Timestamp
 
 
 class ColumnAnswer(BaseModel):
@@ -40,6 +40,7 @@ class DriftAnswer(BaseModel):
     largest_evidence: float
     alarm_at: float
     alarm: bool
+    alarm_time: Timestamp | None
     is_global: bool
 
 
@@ -59,6 +60,7 @@ class OverviewAnswer(BaseModel):
     classes: list[str] | None
     target: str | None
     quality: dict[str, float] | None
+    baselines: dict[str, dict[str, float]] | None
     smallest_fpr: float | None
     warnings: list[str] | None
     too_few_rows: str | None
@@ -123,12 +125,32 @@ class RefreshAnswer(BaseModel):
     models: dict[str, ServingAnswer]
 
 
+class UnusualRow(BaseModel):
+    p_value: float
+    input: Any
+
+
+class DriftDetailsAnswer(BaseModel):
+    """Shifts of a table's columns, and the most unusual of the `rows` recent live rows.
+
+    A shift above `limit` is significant.
+    """
+
+    model: str
+    version: str
+    rows: int
+    columns: dict[str, float]
+    limit: float | None
+    unusual: list[UnusualRow]
+
+
 class PromoteAnswer(BaseModel):
-    """Promoted version, and the version served before."""
+    """Promoted version, the version served before, and the name of the key that promoted it."""
 
     model: str
     version: str
     before: str | None
+    key: str | None
 
 
 class CandidateJobAnswer(BaseModel):

@@ -1,4 +1,4 @@
-"""`GET /predict/examples`: example rows for a version."""
+"""Routes that return rows: training rows of a version, and unusual live rows."""
 
 from math import floor, log10
 from typing import Annotated, Any
@@ -14,14 +14,17 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
-from service.api.dependencies import CurrentContext, CurrentRequest
-from service.api.openapi import ROW_ERRORS
+from service.api.answers import DriftDetailsAnswer
+from service.api.dependencies import CurrentContext, CurrentRequest, ModelName
+from service.api.openapi import ROW_ERRORS, errors
 from service.api.responses import format_column_time, json_response
-from service.api.schemas import ExamplesAnswer, ModelQuery
+from service.api.schemas import Envelope, ExamplesAnswer, ModelQuery
 from service.auth.scopes import needs
+from service.models.drift import column_shifts
 from service.models.models import ServedModel
 
 MAX_ROWS = 32
+MAX_UNUSUAL = 5  # live rows
 MAX_NUMBERS = 1 << 16  # in all rows
 DIGITS = 5  # significant digits of a standard deviation in float32
 
@@ -53,7 +56,42 @@ def example_rows(loaded: ServedModel, encoded: bool) -> list[Any]:
         return []
     x, spec = model.training_rows.x, model.manifest.input
     count = min(len(x), MAX_ROWS, MAX_NUMBERS // x.shape[1])
-    rows = x[np.arange(count) * len(x) // max(count, 1)]
+    return _decode(x[np.arange(count) * len(x) // max(count, 1)], spec, encoded)
+
+
+@router.get(
+    "/models/{name}/drift",
+    response_model=DriftDetailsAnswer,
+    responses=errors(404, 503),
+    dependencies=[needs("rows")],
+    tags=["Models"],
+)
+async def get_drift(context: CurrentContext, call: CurrentRequest, name: ModelName) -> Response:
+    """Return the columns that differ most from the training rows, and unusual live rows."""
+    loaded = await context.find_model(call, Envelope(model=name))
+    return json_response(await context.threads.files(lambda: describe_drift(loaded)))
+
+
+def describe_drift(loaded: ServedModel) -> dict[str, Any]:
+    """Describe the recent live rows of this process."""
+    model, recent = loaded.model, loaded.drift.recent_rows()
+    spec, shifts, limit = model.manifest.input, dict[str, float](), None
+    if recent and spec.columns and model.training_rows is not None:
+        live = np.stack([x for _, x in recent])
+        shifts, limit = column_shifts(spec.columns, model.training_rows.x, live)
+    count = min(MAX_UNUSUAL, MAX_NUMBERS // model.row_size)
+    inputs = [(p, _decode(x[None], spec, False)) for p, x in recent[:count]]
+    return {
+        "model": loaded.name,
+        "version": loaded.version,
+        "rows": len(recent),
+        "columns": shifts,
+        "limit": limit,
+        "unusual": [{"p_value": p, "input": row[0]} for p, row in inputs if row],
+    }
+
+
+def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec, encoded: bool) -> list[Any]:
     if spec.columns and not encoded:
         return [row for row in map(_decoder(spec), rows) if row is not None]
     nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()

@@ -16,10 +16,11 @@ from service.api.answers import ModelAnswer, ModelsAnswer, OverviewAnswer, Versi
 from service.api.dependencies import AllowedModels, CurrentContext, LinkPrefix, ModelName
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, answers, errors
+from service.api.responses import format_timestamp
 from service.api.schemas import ModelsQuery
 from service.auth.scopes import needs
 from service.context import Context
-from service.models.drift import drift_fields
+from service.models.drift import DriftReport, drift_fields
 from service.models.models import Models
 
 MEDIA_TYPES = {
@@ -106,10 +107,14 @@ def _description(models: Models, name: str, prefix: str) -> dict[str, Any]:
     drift = None if latest is None else models.drift(latest)
     return {
         **_overview(models, name),
-        "drift": None if drift is None else drift_fields(drift.report()),
+        "drift": None if drift is None else _drift(drift.report()),
         "manifest": None if latest is None else latest.model_dump(mode="json"),
         "report": report_links(models, name, latest.version if latest else None, prefix),
     }
+
+
+def _drift(report: DriftReport) -> dict[str, Any]:
+    return drift_fields(report) | {"alarm_time": format_timestamp(report.alarm_time)}
 
 
 def _overview(models: Models, name: str) -> dict[str, Any]:
@@ -134,6 +139,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "classes": latest.classes,
         "target": latest.target,
         "quality": latest.quality,
+        "baselines": latest.baselines,
         "smallest_fpr": latest.detectors.smallest_fpr,
         "warnings": latest.warnings,
         "too_few_rows": too_few_rows(latest.detectors, categories),

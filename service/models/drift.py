@@ -6,21 +6,27 @@ because their evidence is not a martingale given the rows of the other processes
 
 import hashlib
 import logging
+import math
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt64
 
+from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, column_width
 from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, Martingale, binned_gaps, flag_rate
 from model_store.scores.records import concatenate
 
 logger = logging.getLogger("dubito")
 
 MAX_REQUEST_ROWS = 16  # evenly spaced; rows of one request are not independent
+MAX_RECENT_BYTES = 4 << 20  # of the live rows that are kept in memory to describe drift
+MAX_RECENT_ROWS = 200
+SIGNIFICANCE = 0.05  # of column shifts
 RECENT_ROWS = 4096  # their copies are ignored if no calibration row is a copy
 MAX_WAITING_ROWS = 1 << 16  # while the shared test is unreachable: 1 MB
 BLOCK_ROWS = 64  # per bet, because a bet on one row takes as long
@@ -36,10 +42,14 @@ class DriftReport:
     expected_flag_rate: float
     evidence: float
     largest_evidence: float
-    alarm: bool
+    alarm_time: float | None = field(compare=False)  # seconds since 1970
     binned_rows: list[int]  # all rows, by bin of `EDGES`
     p_value_sum: float
     is_global: bool = True  # covers all processes
+
+    @property
+    def alarm(self) -> bool:
+        return self.alarm_time is not None
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,10 @@ class Drift:
         self._num_pending = 0  # rows
         self._recent: OrderedDict[int, None] = OrderedDict()  # row digests, latest last
         self._waiting: list[LiveRows] = []  # for the shared test
-        self._has_alarm = False  # already logged
+        self._alarm_time = 0.0  # 0 before the alarm
+        self._recent_rows: deque[tuple[float, Float32[np.ndarray, "I"]]] = deque(
+            maxlen=MAX_RECENT_ROWS
+        )
 
     def reset(self) -> None:
         """Reset the test, including the shared one.
@@ -124,6 +137,22 @@ class Drift:
         if self._evidence is not None:
             with self._lock:
                 self._waiting.append(rows)
+
+    def keep(self, p_values: Float64[np.ndarray, "N"], x: Float32[np.ndarray, "N I"]) -> None:
+        """Keep a request's rows with their p-values among the recent rows of this process."""
+        selection = select_rows(len(x))
+        max_rows = max(1, MAX_RECENT_BYTES // x[0].nbytes)
+        with self._lock:
+            self._recent_rows.extend(
+                zip(p_values[selection].tolist(), x[selection].copy(), strict=True)
+            )
+            while len(self._recent_rows) > max_rows:
+                self._recent_rows.popleft()
+
+    def recent_rows(self) -> list[tuple[float, Float32[np.ndarray, "I"]]]:
+        """Return the recent rows of this process with their p-values, the most unusual first."""
+        with self._lock:
+            return sorted(self._recent_rows, key=lambda row: row[0])
 
     def take(self, rows: LiveRows) -> None:
         with self._lock:
@@ -177,7 +206,7 @@ class Drift:
                 expected_flag_rate=flag_rate(gaps),
                 evidence=martingale.evidence,
                 largest_evidence=martingale.largest,
-                alarm=martingale.is_alarmed,
+                alarm_time=self._alarm_time or None,
                 binned_rows=martingale.seen.astype(int).tolist(),
                 p_value_sum=self._p_value_sum,
             )
@@ -190,7 +219,7 @@ class Drift:
                 **{name: np.array(getattr(self._martingale, name)) for name in Martingale.STATE},
                 "recent": np.array(list(self._recent), dtype=np.uint64),
                 "p_value_sum": np.array(self._p_value_sum),
-                "has_alarm": np.array(self._has_alarm),
+                "alarm_time": np.array(self._alarm_time),
             }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -201,7 +230,7 @@ class Drift:
                 setattr(self._martingale, name, float(value) if value.ndim == 0 else value.copy())
             self._recent = OrderedDict.fromkeys(state["recent"].tolist())
             self._p_value_sum = float(state["p_value_sum"])
-            self._has_alarm = bool(state["has_alarm"])
+            self._alarm_time = float(state["alarm_time"])
 
     def _is_new(self, digest: int) -> bool:
         """Record a digest. Return False if it is among the recent digests."""
@@ -220,7 +249,10 @@ class Drift:
         martingale = self._martingale
         martingale.update(EDGES.searchsorted(p_values))
         self._p_value_sum += float(p_values.sum())
-        if martingale.is_alarmed and not self._has_alarm and self._evidence is None:
+        if not martingale.is_alarmed or self._alarm_time:
+            return
+        self._alarm_time = time.time()
+        if self._evidence is None:
             logger.warning(
                 "drift: live rows of model %s version %s differ from its calibration rows: "
                 "evidence %.1f nats (alarm at %.1f) after %d rows; "
@@ -233,7 +265,6 @@ class Drift:
                 flag_rate(martingale.late),
                 flag_rate(self.target.gaps),
             )
-        self._has_alarm = martingale.is_alarmed
 
 
 def select_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
@@ -251,6 +282,36 @@ def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "n"]:
     return np.array(digests, dtype=np.uint64)
 
 
+def column_shifts(
+    columns: Sequence[AnyColumn], training: np.ndarray, live: np.ndarray
+) -> tuple[dict[str, float], float]:
+    """Compare each column of live rows with training rows.
+
+    A shift is the largest difference between the two shares of rows below a value (the
+    Kolmogorov-Smirnov distance) or in a category.
+
+    Returns the shifts by column, the largest first, and the limit that all columns without drift
+    stay below with probability 1 - `SIGNIFICANCE` (Dvoretzky, Kiefer and Wolfowitz, 1956).
+    """
+    shifts, start = {}, 0
+    for column in columns:
+        end = start + column_width(column)
+        first, second = training[:, start:end], live[:, start:end]
+        if isinstance(column, CategoricalColumn):
+            differences = first.mean(axis=0) - second.mean(axis=0)
+        else:
+            values = np.concatenate([first[:, 0], second[:, 0]])
+            below = (
+                np.sort(x[:, 0]).searchsorted(values, "right") / len(x) for x in (first, second)
+            )
+            differences = np.subtract(*below)
+        shifts[column.name], start = float(np.abs(differences).max()), end
+    # Each sample's bound holds with half the error probability, divided among the columns.
+    log_error = math.log(4.0 * max(len(columns), 1) / SIGNIFICANCE)
+    limit = sum(math.sqrt(log_error / (2.0 * len(x))) for x in (training, live))
+    return dict(sorted(shifts.items(), key=lambda item: -item[1])), limit
+
+
 def drift_fields(report: DriftReport) -> dict[str, Any]:
     """Return the field `drift` of `GET /models/{name}`."""
     fields = ("rows", "flag_rate", "expected_flag_rate", "evidence", "largest_evidence")
@@ -258,5 +319,6 @@ def drift_fields(report: DriftReport) -> dict[str, Any]:
         **{name: getattr(report, name) for name in fields},
         "alarm_at": ALARM_EVIDENCE,
         "alarm": report.alarm,
+        "alarm_time": report.alarm_time,
         "is_global": report.is_global,
     }

@@ -65,7 +65,9 @@ class ServedModel:
         if not isinstance(rank_tables, RankTables):  # the request has priors
             return
         if rank_tables.num_draws == self.model.manifest.noise.default_draws:
-            self.drift.watch(prediction.p_values.p_value[rows], row_digests(x))
+            p_values = prediction.p_values.p_value[rows]
+            self.drift.watch(p_values, row_digests(x))
+            self.drift.keep(p_values, x)
 
 
 class Models:

@@ -99,6 +99,22 @@ def test_examples_are_training_rows_as_predict_takes_them(ask):
     assert examples("hidden") == []
 
 
+def test_drift_is_described_by_columns_and_unusual_rows(ask):
+    rows = [PERSON | {"a": 50.0 + n, "d": 0.0} for n in range(40)]
+    for start in range(0, 40, 10):
+        body = {"model": "people", "inputs": rows[start : start + 10]}
+        assert ask.client.post("/predict", json=body).status_code == 200
+    details = ask.client.get("/models/people/drift").json()
+    assert details["rows"] == 40 and list(details["columns"]) == sorted(
+        details["columns"], key=lambda name: -details["columns"][name]
+    )
+    assert details["columns"]["a"] > 0.9 > details["limit"]
+    assert len(details["unusual"]) == 5
+    for row in details["unusual"]:
+        assert row["input"]["city"] == PERSON["city"] and row["input"]["a"] >= 50.0
+    assert ask.client.get("/models/digits/drift").json()["columns"] == {}
+
+
 def test_a_pool_as_a_file_is_ranked_as_its_rows_and_what_the_model_does_not_know_of_it_is_said(ask):
     """A file as pandas writes it: scores of the same rows as objects, unknown categories counted,
     errors by id."""

@@ -321,6 +321,7 @@ def test_models_are_described(client, digits_store):
         "classes": [str(i) for i in range(10)],
         "target": None,
         "quality": manifest.quality,
+        "baselines": manifest.baselines,
         "smallest_fpr": manifest.detectors.smallest_fpr,
         "warnings": list(manifest.warnings),
         "too_few_rows": None,

@@ -103,6 +103,7 @@ def good_requests(client):
         yield ask("GET", path)
     yield ask("POST", "/predict", json={"inputs": [ROW], "return_samples": True, "explain": True})
     yield ask("GET", "/predict/examples")
+    yield ask("GET", "/models/digits/drift", "/models/{name}/drift")
     yield ask("POST", "/predict", params={"seed": 7, "fpr": 0.1}, **npy)
     yield ask("POST", "/acquire", json={"pool": [ROW, ROW]})
     yield ask("POST", "/acquire/preview", params={"rows": [0, 1]}, **npy)

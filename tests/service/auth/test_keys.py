@@ -165,6 +165,7 @@ def test_the_openapi_document_says_what_needs_a_key(locked, client):
 OF_READING = {
     "/labels": "label",
     "/predict/examples": "rows",
+    "/models/{name}/drift": "rows",
     "/metrics": "metrics",
     "/admin/": "admin",
 }

@@ -1,6 +1,7 @@
 import math
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -9,9 +10,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from model_store.artifacts.manifest import CategoricalColumn, NumericColumn
 from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, FALSE_ALARM_RATE
 from model_store.conformal.rank_tables import conformal_p_value
-from service.models.drift import MAX_REQUEST_ROWS, Drift, DriftTarget, LiveRows
+from service.models.drift import (
+    MAX_RECENT_ROWS,
+    MAX_REQUEST_ROWS,
+    Drift,
+    DriftTarget,
+    LiveRows,
+    column_shifts,
+)
 from tests.support.drift import watch
 from tests.support.serving import metric
 
@@ -101,6 +110,48 @@ def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(gener
             "drift: live rows of model m version 7 differ from its calibration rows"
         )
         drift.reset()
+
+
+def test_columns_are_ranked_by_shift_with_few_false_positives(generator):
+    columns = (
+        NumericColumn(name="a", mean=0.0, std=1.0, indicator=False),
+        CategoricalColumn(name="b", categories=("x", "y", "z"), indicator=False),
+        NumericColumn(name="c", mean=0.0, std=1.0, indicator=False),
+    )
+
+    def rows(count, shift=0.0):
+        numbers = generator.normal((0.0, shift), size=(count, 2))
+        categories = np.eye(4)[generator.integers(3, size=count)]
+        return np.hstack([numbers[:, :1], categories, numbers[:, 1:]]).astype(np.float32)
+
+    training, live = rows(300), rows(MAX_RECENT_ROWS, 2.0)
+    shifts, limit = column_shifts(columns, training, live)
+    assert next(iter(shifts)) == "c" and shifts["c"] > limit > max(shifts["a"], shifts["b"])
+    for i, name in ((0, "a"), (5, "c")):
+        assert shifts[name] == pytest.approx(stats.ks_2samp(training[:, i], live[:, i]).statistic)
+    shares = [np.bincount(x[:, 1:5].argmax(1), minlength=4) / len(x) for x in (training, live)]
+    assert shifts["b"] == pytest.approx(np.abs(shares[0] - shares[1]).max(), abs=1e-6)
+    tests = [column_shifts(columns, rows(300), rows(100)) for _ in range(200)]
+    assert sum(max(shifts.values()) > limit for shifts, limit in tests) <= 10
+
+
+def test_an_alarm_has_a_time_and_recent_rows_are_kept_until_a_reset(generator):
+    ranking = np.sort(generator.normal(size=200))
+    drift = Drift(DriftTarget.from_statistics(ranking))
+    for i in range(60):
+        p_values = conformal_p_value(generator.normal(3.0, size=16), ranking)
+        drift.keep(p_values, np.full((16, 2), i, dtype=np.float32))
+        watch(drift, p_values)
+    alarm_time = drift.report().alarm_time
+    assert abs(alarm_time - time.time()) < 60
+    copy = Drift(drift.target)
+    copy.restore(drift.state())
+    assert copy.report().alarm_time == alarm_time
+    p_values, x = zip(*drift.recent_rows(), strict=True)
+    assert len(x) == MAX_RECENT_ROWS and list(p_values) == sorted(p_values)
+    assert {row[0] for row in x} == set(range(47, 60))
+    drift.reset()
+    assert not drift.recent_rows() and drift.report().alarm_time is None
 
 
 def test_tied_scores_raise_no_alarm(generator):
