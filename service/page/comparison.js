@@ -1,10 +1,15 @@
 // Compare two versions in a table, with the differences marked.
 
-import { bytes, duration, h, moment, number } from "./dom.js";
-import { describeFigure, mergeFigures } from "./figures.js";
+import { requestJson } from "./api.js";
+import { html, useFetch, useState } from "./components.js";
+import { describeFigure, mergeFigures, signed } from "./figures.js";
+import { bytes, duration, moment, number } from "./format.js";
 
-/** Create the table for a pair from GET /models/{name}/versions/{version}; `reports` may be null. */
-export function comparison(pair, reports) {
+/** Show all properties of two versions from GET /models/{name}/versions/{version}. */
+export function Differences({ pair }) {
+  const [isOnly, setIsOnly] = useState(false);
+  const { data: reports } = useFetch((signal) => Promise.all(pair.map(({ report }) => (report ? requestJson(report.href, { signal }).catch(() => null) : null))), []);
+  if (!reports) return html`<p class="quiet">Loading …</p>`;
   const groups = [
     ["Quality", qualityRows(pair, reports)],
     ["Data", dataRows(pair, reports)],
@@ -12,24 +17,14 @@ export function comparison(pair, reports) {
     ["Draws and detectors", detectorRows(pair)],
     ["Recipe differences", recipeRows(pair)],
   ].filter(([, rows]) => rows.length);
-  const only = h("input", { type: "checkbox", id: "only-differences" });
-  const body = groups.map(([title, rows]) => h("tbody", {}, h("tr", { class: "group" }, h("th", { scope: "rowgroup", colspan: 4 }, title)), rows.map(tableRow)));
-  const versions = h("table", { class: "versions" },
-    h("caption", {}, "Differences are marked with ≠. The intervals in the reports show whether a difference may be chance."),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "property"), pair.map((version) => h("th", { scope: "col" }, `version ${version.version}`)), h("th", { scope: "col" }, "difference"))),
-    body);
-  only.addEventListener("change", () => versions.classList.toggle("only", only.checked));
-  return [
-    h("p", {}, only, " ", h("label", { for: only.id }, "Only differences")),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Differences" }, versions),
-  ];
-}
-
-function tableRow({ name, texts, differs, difference = "" }) {
-  return h("tr", { class: differs ? "differs" : null },
-    h("th", { scope: "row" }, differs ? h("span", { class: "mark", title: "differs" }, "≠ ") : null, name),
-    texts.map((text) => h("td", {}, text)),
-    h("td", { class: "number" }, difference));
+  return html`
+    <p><input type="checkbox" id="only-differences" checked=${isOnly} onchange=${() => setIsOnly(!isOnly)} /> <label for="only-differences">Only differences</label></p>
+    <div class="scroll" tabindex="0" role="region" aria-label="Differences"><table class=${`versions ${isOnly ? "only" : ""}`}>
+      <caption>Differences are marked with ≠.</caption>
+      <thead><tr><th scope="col">property</th>${pair.map(({ version }) => html`<th scope="col">version ${version}</th>`)}<th scope="col">difference</th></tr></thead>
+      ${groups.map(([title, rows]) => html`<tbody><tr class="group"><th scope="rowgroup" colspan="4">${title}</th></tr>${rows.map(({ name, texts, differs, difference = "" }) => html`
+        <tr class=${differs ? "differs" : null}><th scope="row">${differs && html`<span class="mark" title="differs">≠ </span>`}${name}</th>${texts.map((text) => html`<td>${text}</td>`)}<td class="number">${difference}</td></tr>`)}</tbody>`)}
+    </table></div>`;
 }
 
 function row(name, values, write = format) {
@@ -57,7 +52,7 @@ function qualityRows(pair, reports) {
 function numberRow(name, values, write, describe = (value) => write(value)) {
   const [a, b] = values;
   const areNumbers = typeof a === "number" && typeof b === "number";
-  const change = areNumbers && a !== b ? `${b > a ? "+" : "−"}${write(Math.abs(b - a)).replace("\u00a0%", " points")}` : "";
+  const change = areNumbers && a !== b ? signed(b - a, write) : "";
   return { name, texts: values.map((value, i) => describe(value, i)), differs: a !== b, difference: change };
 }
 
@@ -68,7 +63,7 @@ function dataRows(pair, reports) {
     row("Source", both((data) => data.source)),
     row("Data digest", pair.map(({ manifest }) => manifest.training?.data_digest?.slice(0, 12))),
     ...parts.map((name) => row(`${name === "train" ? "Training" : `${name[0].toUpperCase()}${name.slice(1)}`} rows`, pair.map(({ manifest }) => manifest.training?.rows?.[name]))),
-    row("Report", reports.map((report) => (report && !report.error ? `${number(report.test?.rows)} rows of ${report.data}, ${number(report.draws)} draws` : null))),
+    row("Report", reports.map((report) => (report ? `${number(report.test?.rows)} rows of ${report.data}, ${number(report.draws)} draws` : null))),
     row("Target", both((data, manifest) => manifest.output.target ?? data.target)),
     row("Classes", pair.map(({ manifest }) => manifest.output.classes), (classes) => (classes ? String(classes.length) : "–")),
     row("Input", pair.map(({ manifest }) => manifest.input.shape), (shape) => shape.join(" × ")),

@@ -1,9 +1,12 @@
 // Quality figures: their names, their format and which direction is better.
 
-import { number } from "./dom.js";
+import { number } from "./format.js";
 
-/** Format a share with two decimals, enough to tell two versions apart. */
-export const share = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(2)}\u00a0%`);
+/** Format a share with one decimal, enough to tell two versions apart. */
+export const share = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(1)}\u00a0%`);
+
+/** Format a difference with its sign; differences of shares are in percentage points. */
+export const signed = (x, write) => `${x > 0 ? "+" : x < 0 ? "−" : ""}${write(Math.abs(x)).replace("\u00a0%", " points")}`;
 
 const FIGURES = {
   accuracy: ["Accuracy", share, "higher", "share of correct labels"],
@@ -59,4 +62,15 @@ export function mergeFigures(manifest, summary = null, intervals = null) {
     entry(key).interval = intervals?.[key] ?? null;
   }
   return [...figures.values()];
+}
+
+/** Describe the main figure of a version next to its baselines, "79.3 %; boosting 80.7, constant 75"; null without one. */
+export function compareBaselines(quality, baselines) {
+  const key = ["test_accuracy", "test_rmse"].find((name) => quality?.[name] !== undefined);
+  if (!key) return null;
+  const { name, write, better } = describeFigure(key);
+  const sign = better === "higher" ? -1 : 1;
+  const others = Object.keys(baselines ?? {}).filter((other) => baselines[other][key] !== undefined).sort((a, b) => sign * (baselines[a][key] - baselines[b][key])); // the best first
+  const texts = others.map((other) => `${other} ${write(baselines[other][key]).replace("\u00a0%", "")}`);
+  return `${key === "test_rmse" ? `${name} ` : ""}${write(quality[key])}${texts.length ? `; ${texts.join(", ")}` : ""}`;
 }

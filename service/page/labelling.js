@@ -1,139 +1,171 @@
-// Labelling of the selected rows, one at a time, with buttons, keys or a number field. Each label is sent immediately.
+// The step Label: the selected rows one at a time, with buttons, keys or a field.
 
-import { requestJson, ServiceError } from "./api.js";
-import { fill, h, notice, number } from "./dom.js";
+import { requestJson } from "./api.js";
+import { address, Button, Card, Element, Field, html, Notice, Table, useEffect, useFetch, useRef } from "./components.js";
+import { download } from "./dom.js";
+import { moment, number } from "./format.js";
+import * as plots from "./plots.js";
 
 const MAX_BUTTONS = 30; // with more classes there is a text field
+const MAX_WHY_DRAWS = 200;
 
-/** Create the controls that label `rows`; null without previews. `onlabel()` is called after each change. */
-export function labelling({ model, output, rows, preview, pool, onlabel }) {
-  const hasIds = rows.some((row) => row.id !== String(row.index)); // otherwise an ID is only a position in the pool
-  const queue = rows.filter((row) => preview.contents?.has(row.index));
-  if (!queue.length || !preview.input) return null;
-  const labels = new Map(); // by row, in the order of labelling
-  const skipped = new Set();
-  let current = null, isSending = false;
-
-  const head = h("p", { class: "labelling-head", role: "status" });
-  const bar = h("progress", { max: queue.length, value: 0, "aria-label": "Labelled rows" });
-  const place = h("div", { class: "labelling-row" });
-  const trouble = h("div");
-  const choices = labelChoices(output, addLabel);
-  const undo = h("button", { type: "button", onclick: undoLabel }, "Undo ", h("kbd", {}, "←"));
-  const skip = h("button", { type: "button", onclick: skipRow }, "Skip ", h("kbd", {}, "→"));
-  const revisit = h("button", { type: "button", onclick: () => { skipped.clear(); next(); } }, "Show skipped rows");
-  const element = h("section", { class: "labelling", "aria-label": "Label a row", tabindex: -1, onkeydown }, head, bar, place, choices.element, trouble, h("p", { class: "actions" }, undo, skip, revisit));
-  next();
-  return { element, focus: () => element.focus({ preventScroll: true }) };
-
-  function next(row = queue.find((candidate) => !labels.has(candidate) && !skipped.has(candidate)) ?? null) {
-    current = row;
-    bar.value = labels.size;
-    fill(head, current ? h("strong", {}, `Row ${queue.indexOf(current) + 1} of ${number(queue.length)}`) : h("strong", {}, labels.size < queue.length ? "No more rows" : "All rows are labelled"),
-      h("span", { class: "quiet" }, `${number(labels.size)} labelled${skipped.size ? `, ${number(skipped.size)} skipped` : ""}`));
-    fill(place, current && enlarge(preview, current), current && hasIds ? h("p", { class: "quiet" }, current.id) : null);
-    choices.element.hidden = !current;
-    skip.hidden = !current;
-    undo.disabled = labels.size === 0;
-    revisit.hidden = current !== null || skipped.size === 0;
-    choices.show(labels.get(current));
-  }
-
-  async function addLabel(value) {
-    const row = current;
-    await send(async () => {
-      const input = pool.isStored ? {} : { input: await preview.input(row.index) };
-      const entry = { id: getId(row, input.input), [output.classes ? "label" : "target"]: value, ...input };
-      await requestJson("labels", { method: "POST", json: { model, labels: [entry], replace: true } });
-      labels.set(row, value);
-      row.labelId = entry.id;
-      next();
-    });
-  }
-
-  async function undoLabel() {
-    const [row] = [...labels.keys()].slice(-1);
-    if (!row) return;
-    await send(async () => {
-      await requestJson("labels/delete", { method: "POST", json: { model, ids: [row.labelId] } });
-      labels.delete(row);
-      next(row);
-    });
-  }
-
-  /** Send one change at a time, so that labels arrive in order. */
-  async function send(change) {
-    if (isSending) return;
-    isSending = true;
-    try {
-      await change();
-      fill(trouble);
-      onlabel();
-    } catch (error) {
-      if (!(error instanceof ServiceError)) throw error;
-      fill(trouble, notice(error.message));
-    } finally {
-      isSending = false;
-    }
-  }
-
-  function skipRow() {
-    skipped.add(current);
-    next();
-  }
-
-  function onkeydown(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
-    if (event.key === "ArrowLeft") undoLabel();
-    else if (event.key === "ArrowRight" && current) skipRow();
-    else if (current && choices.byKey.has(event.key.toLowerCase())) addLabel(choices.byKey.get(event.key.toLowerCase()));
+/** Show the rows of a session and store their labels. */
+export function Labelling({ session }) {
+  const { model, rows, labels, unsure, unsent, current, manifest, preview, rejections, error } = session;
+  const { output } = manifest;
+  const place = useRef(null);
+  useEffect(() => place.current?.focus({ preventScroll: true }), []);
+  if (!rows.length) return html`<${Card} title="Label"><p>Select rows of a pool first.</p><p class="actions"><a href=${address("label", model, "pool")}>Choose a pool</a></p><//>`;
+  const keys = classKeys(output.classes);
+  const onkeydown = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.target.matches("input, select, textarea, summary")) return;
+    const key = event.key.toLowerCase();
+    if (event.key === "ArrowLeft") session.undo();
+    else if (event.key === "ArrowRight" && session.current) session.markUnsure();
+    else if (session.current && keys.includes(key)) session.label(output.classes[keys.indexOf(key)]);
     else return;
     event.preventDefault();
-  }
-
-  function getId(row, input) {
-    return hasIds || pool.isStored ? row.id : `row-${hash(JSON.stringify(input))}`;
-  }
+  };
+  return html`
+    <section class="card labelling" aria-label="Label a row" tabindex="-1" ref=${place} onkeydown=${onkeydown}>
+      <p class="labelling-head" role="status">
+        <strong>${current ? `Row ${rows.indexOf(current) + 1} of ${number(rows.length)}` : unsure.size ? "Only unsure rows are left" : "All rows are labelled"}</strong>
+        <span class="quiet">${number(labels.size)} labelled${unsure.size ? `, ${number(unsure.size)} unsure` : ""}${unsent.size ? `, saving ${number(unsent.size)} …` : ""}</span>
+      </p>
+      <progress max=${rows.length} value=${labels.size} aria-label="Labelled rows" />
+      ${error && html`<${Notice}>${number(unsent.size)} ${unsent.size === 1 ? "label is" : "labels are"} not stored yet: ${error} <${Button} onclick=${() => session.flush()}>Try again<//><//>`}
+      ${rejections.map((text) => html`<${Notice}>${text}<//>`)}
+      ${preview.note && html`<${Notice} kind="told">${preview.note}<//>`}
+      ${current ? html`
+        <div class="labelling-row"><${Row} key=${current.index} row=${current} preview=${preview} />${session.hasIds && html`<p class="quiet">${current.id}</p>`}</div>
+        ${output.classes && output.classes.length <= MAX_BUTTONS
+          ? html`<div class="classes" role="group" aria-label="Classes">${output.classes.map((name, i) => html`
+              <button type="button" class=${labels.get(current.index) === name ? "was" : null} onclick=${() => session.label(name)}>${keys[i] && keys[i] !== name.toLowerCase() && html`<kbd>${keys[i]}</kbd>`}<span>${name}</span></button>`)}</div>`
+          : html`<${ValueField} key=${current.index} session=${session} />`}` : null}
+      <p class="actions">
+        <button type="button" disabled=${!labels.size} onclick=${() => session.undo()}>Undo <kbd>←</kbd></button>
+        ${current && html`<button type="button" onclick=${() => session.markUnsure()}>Unsure <kbd>→</kbd></button>`}
+        ${!current && unsure.size > 0 && html`<button type="button" onclick=${() => session.goTo(rows.find(({ index }) => unsure.has(index)))}>Show unsure rows</button>`}
+        ${labels.size > 0 && html`<a class=${current ? null : "button main"} href=${address("label", model, "fit")}>${current ? "Go on to the fit" : "Next: fit a candidate"}</a>`}
+      </p>
+      ${current && preview.input && html`<details key=${`why-${current.index}`}><summary>Why this row?</summary><${Why} session=${session} row=${current} /></details>`}
+    </section>
+    <${Rows} session=${session} />
+    <${Labels} model=${model} revision=${labels.size - unsent.size} />`;
 }
 
-/** Create a button with a key for each class, or a field. */
-function labelChoices({ classes, target }, addLabel) {
-  if (classes && classes.length <= MAX_BUTTONS) {
-    const areKeys = classes.every((name) => [...name].length === 1); // digits and letters are their own keys
-    const keys = classes.map((name, i) => (areKeys ? name.toLowerCase() : i < 9 ? String(i + 1) : null));
-    const buttons = classes.map((name, i) => h("button", { type: "button", onclick: () => addLabel(name) }, keys[i] && !areKeys ? h("kbd", {}, keys[i]) : null, h("span", {}, name)));
-    return {
-      element: h("div", { class: "classes", role: "group", "aria-label": "Classes" }, buttons),
-      byKey: new Map(keys.map((key, i) => [key, classes[i]]).filter(([key]) => key)),
-      show: (value) => buttons.forEach((button, i) => button.classList.toggle("was", classes[i] === value)),
-    };
-  }
-  const field = h("input", classes ? { type: "text", list: "label-classes", spellcheck: "false" } : { type: "number", step: "any" });
-  field.id = "label-value";
-  const form = h("form", { class: "actions", novalidate: true, onsubmit: (event) => { event.preventDefault(); if (field.value !== "") addLabel(classes ? field.value : Number(field.value)); } },
-    h("label", { for: field.id }, classes ? "Class" : target ?? "Target"), field, classes ? h("datalist", { id: "label-classes" }, classes.map((name) => h("option", { value: name }))) : null, h("button", { type: "submit", class: "main" }, "Label"));
-  return { element: form, byKey: new Map(), show: (value) => (field.value = value ?? "") };
+/** Return the key of each class; digits and letters are their own keys. */
+function classKeys(classes) {
+  if (!classes || classes.length > MAX_BUTTONS) return [];
+  const areKeys = classes.every((name) => [...name].length === 1);
+  return classes.map((name, i) => (areKeys ? name.toLowerCase() : i < 9 ? String(i + 1) : null));
 }
 
-/** Show a row large enough to label it. */
-function enlarge({ kind, contents, names }, row) {
-  const content = contents.get(row.index);
-  if (kind === "texts") return h("blockquote", {}, content);
-  if (kind === "columns") return h("dl", { class: "facts" }, names.map((name, i) => [h("dt", {}, name), h("dd", {}, content[i])]));
-  const copy = content.cloneNode();
-  if (content instanceof HTMLCanvasElement) copy.getContext("2d").drawImage(content, 0, 0);
-  return copy;
+/** Show a field for a class or a target. */
+function ValueField({ session }) {
+  const { classes, target } = session.manifest.output;
+  const submit = (event) => {
+    event.preventDefault();
+    const { value } = event.target.elements.label;
+    if (value !== "") session.label(classes ? value : Number(value));
+  };
+  const value = session.labels.get(session.current.index) ?? "";
+  return html`<form class="actions" novalidate onsubmit=${submit}>
+    <label for="label-value">${classes ? "Class" : target ?? "Target"}</label>
+    <input id="label-value" name="label" type=${classes ? "text" : "number"} step="any" list=${classes && "label-classes"} spellcheck="false" autocomplete="off" value=${value} ref=${(input) => input?.focus({ preventScroll: true })} />
+    ${classes && html`<datalist id="label-classes">${classes.map((name) => html`<option value=${name} />`)}</datalist>`}
+    <button type="submit" class="main">Label</button>
+  </form>`;
 }
 
-/** Hash a row without an ID to 53 bits, so that equal rows get the same ID (cyrb53). */
-function hash(text) {
-  let a = 0xdeadbeef, b = 0x41c6ce57;
-  for (let i = 0; i < text.length; i++) {
-    const letter = text.charCodeAt(i);
-    a = Math.imul(a ^ letter, 2654435761);
-    b = Math.imul(b ^ letter, 1597334677);
+/** Show a row large enough to label it, with all its columns. */
+function Row({ row, preview: { kind, contents, names } }) {
+  const content = contents?.get(row.index);
+  if (content === undefined) return html`<p class="quiet">No preview.</p>`;
+  if (kind === "texts") return html`<blockquote>${content}</blockquote>`;
+  if (kind === "columns") return html`<div class="scroll" tabindex="0" role="region" aria-label="Columns of the row"><dl class="facts">${names.map((name, i) => html`<dt>${name}</dt><dd>${content[i]}</dd>`)}</dl></div>`;
+  return html`<${Element} element=${content} />`;
+}
+
+/** Show how the draws of the ranking disagree about a row. */
+function Why({ session, row }) {
+  const { classes, target } = session.manifest.output;
+  const { data, error } = useFetch(async (signal) => {
+    const { model, version, num_samples, seed } = session.answer;
+    const json = { model, version, seed, num_samples: Math.min(num_samples, MAX_WHY_DRAWS), return_samples: true, inputs: [await session.preview.input(row.index)] };
+    const { predictions, coverage } = await requestJson("predict", { method: "POST", json, signal });
+    return { row: predictions[0], coverage };
+  }, []);
+  if (error) return html`<${Notice}>${error.message}<//>`;
+  if (!data) return html`<p class="quiet">Loading …</p>`;
+  const sentence = row.control ? "Selected at random, to measure accuracy. " : "";
+  if (!classes) return html`<p>${sentence}The draws predict from ${number(Math.min(...data.row.samples.map(({ mean }) => mean)))} to ${number(Math.max(...data.row.samples.map(({ mean }) => mean)))}.</p><${Element} element=${plots.target(target ?? "Target", data.row, data.coverage)} />`;
+  const votes = new Map();
+  for (const draw of data.row.samples) {
+    const name = classes[draw.indexOf(Math.max(...draw))];
+    votes.set(name, (votes.get(name) ?? 0) + 1);
   }
-  a = Math.imul(a ^ (a >>> 16), 2246822507) ^ Math.imul(b ^ (b >>> 13), 3266489909);
-  b = Math.imul(b ^ (b >>> 16), 2246822507) ^ Math.imul(a ^ (a >>> 13), 3266489909);
-  return (4294967296 * (2097151 & b) + (a >>> 0)).toString(36);
+  const sorted = [...votes].sort((a, b) => b[1] - a[1]);
+  return html`<p>${sentence}Votes of ${number(data.row.samples.length)} draws: ${sorted.map(([name, count]) => `${name} ${number(count)}`).join(", ")}.</p><${Element} element=${plots.probabilities(classes, data.row)} />`;
+}
+
+/** List the selected rows, so that any label can be changed or removed. */
+function Rows({ session }) {
+  const { rows, labels, unsure, unsent, answer, preview } = session;
+  const state = ({ index }) => (unsent.has(index) ? "saving" : unsure.has(index) ? "unsure" : "");
+  const text = ({ index }) => (preview.kind === "columns" ? preview.contents.get(index)?.slice(0, 4).join(", ") : preview.kind === "texts" ? preview.contents.get(index)?.slice(0, 60) : "");
+  const csv = () => {
+    const quote = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+    const lines = answer.ranking.map((row) => [row.rank, row.index, quote(row.id), row.score ?? "", row.control].join(","));
+    download(`${answer.model}-to-label.csv`, `${["rank,index,id,score,control", ...lines].join("\r\n")}\r\n`, "text/csv");
+  };
+  return html`<details class="card"><summary>All ${number(rows.length)} selected rows</summary>
+    <${Table} caption="Selected rows" heads=${["row", "label", "actions", "state", "id", "content"]} rows=${rows.map((row, i) => [
+      String(i + 1), String(labels.get(row.index) ?? "–"),
+      html`<button type="button" class="small" aria-label=${`Label row ${i + 1}`} onclick=${() => session.goTo(row)}>${labels.has(row.index) ? "Change" : "Label"}</button>${labels.has(row.index) && html` <button type="button" class="small" aria-label=${`Remove the label of row ${i + 1}`} onclick=${() => session.remove(row)}>Remove</button>`}`,
+      row.control ? html`<span class="badge told">random</span> ${state(row)}` : state(row), row.id, text(row) ?? "",
+    ])} />
+    <p class="actions"><${Button} onclick=${csv}>Save row IDs (CSV)<//></p>
+  </details>`;
+}
+
+/** Fetch all labels of a model, or with `former` the replaced and deleted ones. */
+async function fetchLabels(model, former, signal) {
+  const labels = [];
+  let after = 0;
+  do {
+    const page = await requestJson("labels", { query: { model, former, after }, signal });
+    labels.push(...page.labels);
+    after = page.next;
+  } while (after !== null);
+  return labels;
+}
+
+/** Export the model's labels, and review rows whose label was changed. */
+function Labels({ model, revision }) {
+  const { data, error, reload } = useFetch(async (signal) => {
+    const [labels, former] = await Promise.all([fetchLabels(model, false, signal), fetchLabels(model, true, signal)]);
+    const current = new Map(labels.map((label) => [label.id, label]));
+    const value = ({ label, target }) => label ?? target;
+    const conflicts = former.filter((entry) => current.has(entry.id) && value(current.get(entry.id)) !== value(entry)).map((entry) => ({ id: entry.id, now: current.get(entry.id), before: entry, value }));
+    return { labels, conflicts };
+  }, [model, revision]);
+  if (error) return html`<${Notice}>${error.message}<//>`;
+  if (!data?.labels.length) return null;
+  const save = () => {
+    const quote = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
+    const fields = ["id", "label", "target", "annotator", "time", "control"];
+    download(`${model}-labels.csv`, `${[fields.join(","), ...data.labels.map((label) => fields.map((field) => quote(label[field])).join(","))].join("\r\n")}\r\n`, "text/csv");
+  };
+  const restore = async ({ id, before }) => {
+    await requestJson("labels", { method: "POST", json: { model, replace: true, labels: [before.label === null ? { id, target: before.target } : { id, label: before.label }] } });
+    reload();
+  };
+  const by = ({ annotator, time }) => `${annotator ?? "no key"}, ${moment(time)}`;
+  return html`<details class="card"><summary>All ${number(data.labels.length)} stored labels of ${model}${data.conflicts.length ? `, ${number(data.conflicts.length)} changed` : ""}</summary>
+    <p class="actions"><${Button} onclick=${save}>Save labels (CSV)<//></p>
+    ${data.conflicts.length ? html`<${Table} caption="Rows with conflicting labels" heads=${["row", "current label", "by", "earlier label", "by", "action"]} rows=${data.conflicts.map((conflict) => [
+      conflict.id, String(conflict.value(conflict.now)), by(conflict.now), String(conflict.value(conflict.before)), by(conflict.before),
+      html`<${Button} class="small" onclick=${() => restore(conflict)}>Restore<//>`])} />` : html`<p class="quiet">No label was changed.</p>`}
+  </details>`;
 }

@@ -1,140 +1,136 @@
-// Learning from labels: live quality, fits of candidates, and promotion.
+// The steps Fit and Approve: fit a candidate on the labels, compare it with the served version, and approve it.
 
 import { requestJson, ServiceError } from "./api.js";
-import { duration, fill, h, moment, notice, number, table } from "./dom.js";
-import { describeFigure, mergeFigures, plainKey } from "./figures.js";
+import { address, Button, Card, Element, Failure, html, Notice, Table, useEffect, useFetch, useRef, useState } from "./components.js";
+import { describeFigure, plainKey, signed } from "./figures.js";
+import { duration, moment, number } from "./format.js";
 import { versionsOnLabels } from "./plots.js";
 
 const POLL_MS = 1000;
-const MIN_CONTROL_LABELS = 50; // below this the service returns no live figures
+const MIN_RANDOM_LABELS = 50; // below this the service returns no live figures
 const MAX_LOG_LINES = 8;
+const COMPARED = [["accuracy", "log_likelihood", "expected_calibration_error"], ["rmse", "log_likelihood", "interval_coverage_at_95"]];
 const path = (name) => `models/${encodeURIComponent(name)}`;
-const polledModels = new Set(); // models whose fit the page's admin key may poll
 
-/** Move `latest` to a version, forward or back. */
-export const promote = (name, version) => requestJson(`admin/${path(name)}/versions/${encodeURIComponent(version)}/promote`, { method: "POST" });
+/** Fit a candidate, and show the number of labels and their measured quality. */
+export function Fit({ session }) {
+  const { model } = session;
+  const labels = useFetch((signal) => requestJson(`${path(model)}/labels`, { signal }), [model]);
+  const [{ job, lines }, setFit] = useState({ job: null, lines: [] });
+  const [error, setError] = useState(null);
+  const timer = useRef(null);
+  const isActive = job !== null && ["queued", "running"].includes(job.state);
 
-/** Create the section; `onpromote()` is called when another version is served. */
-export function learningSection(name, onpromote) {
-  const figures = h("div"), fit = h("div", { "aria-live": "polite" }), outcome = h("div"), trouble = h("div");
-  const start = h("button", { type: "button", class: "main", onclick: () => requestFit("POST") }, "Fit a candidate");
-  const stop = h("button", { type: "button", hidden: true, onclick: () => requestFit("DELETE") }, "Stop");
-  const element = h("section", { class: "card learning", "aria-label": "Learn from labels" }, h("h2", {}, "Learn from labels"), figures,
-    h("p", { class: "actions" }, start, stop, h("span", { class: "quiet" }, "starts from the served version and uses its training rows and the labels")), trouble, fit, outcome);
-  let timer = null, hasLeft = false, wasActive = false;
-
-  async function refresh() {
+  const send = async (method = "GET") => {
+    clearTimeout(timer.current);
     try {
-      const [labels, description] = await Promise.all([requestJson(`${path(name)}/labels`), requestJson(path(name))]);
-      if (hasLeft) return;
-      start.disabled = labels.labels === 0;
-      fill(figures, labelFigures(labels));
-      fill(outcome, await candidateSection(labels, description, move));
-    } catch (error) {
-      showError(error);
+      const state = await requestJson(`admin/${path(model)}/candidate`, { method });
+      setFit(state);
+      setError(null);
+      session.isFitting = state.job !== null && ["queued", "running"].includes(state.job.state);
+      session.save();
+      if (session.isFitting) timer.current = setTimeout(send, POLL_MS);
+      else labels.reload();
+    } catch (failure) {
+      if (!(failure instanceof ServiceError)) throw failure;
+      setError(failure);
+      if (failure.status === 0) timer.current = setTimeout(send, POLL_MS);
     }
-  }
-
-  async function requestFit(method = "GET") {
-    clearTimeout(timer);
-    try {
-      const state = await requestJson(`admin/${path(name)}/candidate`, { method });
-      if (hasLeft) return;
-      polledModels.add(name);
-      fill(trouble);
-      showFit(state);
-    } catch (error) {
-      if (error.status === 404 || error.status === 409) fill(fit, fitCommand(error));
-      else showError(error);
-    }
-  }
-
-  function showFit({ job, lines }) {
-    const isActive = job !== null && ["queued", "running"].includes(job.state);
-    start.disabled = isActive;
-    stop.hidden = !isActive;
-    if (!job) return;
-    const bar = h("progress", { max: 1, "aria-label": "Progress of the fit" });
-    if (job.progress > 0) bar.value = job.progress;
-    const message = { queued: "Waiting in the queue.", running: `Fitting for ${duration(job.worked_s)}.`, done: `Done after ${duration(job.worked_s)}.`, cancelled: "Stopped.", failed: null }[job.state];
-    fill(fit, isActive ? bar : null, message ? h("p", { role: "status" }, message) : notice(job.error ?? "The fit failed."), lines.length ? h("pre", { tabindex: 0, "aria-label": "Log of the fit" }, lines.slice(-MAX_LOG_LINES).join("\n")) : null);
-    if (isActive) timer = setTimeout(requestFit, POLL_MS);
-    else if (wasActive) refresh();
-    wasActive = isActive;
-  }
-  async function move(version) {
-    try {
-      await promote(name, version);
-      await onpromote();
-      if (!hasLeft) await refresh();
-    } catch (error) {
-      showError(error);
-    }
-  }
-
-  function fitCommand(error) {
-    const reason = error.status === 404 ? "Starting a fit here needs an admin key, but the service has none (DUBITO_ADMIN_KEY)." : "Training is not installed with the service.";
-    return [notice(reason, "told"), h("p", {}, "You can fit the candidate on the command line, with the service's store and state: ", h("code", {}, `dubito candidate ${name}`))];
-  }
-
-  function showError(error) {
-    if (!(error instanceof ServiceError)) throw error;
-    if (!hasLeft) fill(trouble, notice(error.message));
-  }
-
-  return {
-    element,
-    refresh,
-    async begin() {
-      await refresh();
-      if (polledModels.has(name)) await requestFit();
-    },
-    end() {
-      hasLeft = true;
-      clearTimeout(timer);
-    },
   };
-}
+  useEffect(() => {
+    if (session.isFitting) send();
+    return () => clearTimeout(timer.current);
+  }, []);
 
-/** Show the number of labels, and the live quality of versions on control rows. */
-function labelFigures({ labels, control_labels, waiting, live, candidates }) {
-  const newLabels = labels - control_labels - (candidates[0]?.labels ?? 0);
-  const tiles = [["labels", labels], ["control rows labelled", control_labels], candidates.length ? ["new since the last candidate", Math.max(0, newLabels)] : ["waiting for labels", waiting]];
+  if (labels.error) return html`<${Failure} ...${labels} />`;
+  if (!labels.data) return html`<p class="quiet">Loading …</p>`;
+  const { labels: count, control_labels: random, live, candidates } = labels.data;
   const measured = live.filter((version) => version.figures);
-  const count = Math.max(0, ...live.map((version) => version.control_labels));
-  return [
-    h("dl", { class: "tiles" }, tiles.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value))))),
-    measured.length ? versionsOnLabels(measured) : h("p", { class: "quiet" }, `Label ${MIN_CONTROL_LABELS} random rows to measure real quality (${count} so far). The selected rows are harder than average, so they cannot measure it. To get random rows, store the selected rows and set a share of control rows in the options above.`),
-  ];
+  const isOver = job !== null && !isActive;
+  const message = job && { queued: "Waiting in the queue.", running: `Fitting for ${duration(job.worked_s)}.`, done: `Done after ${duration(job.worked_s)}.`, cancelled: "Stopped." }[job.state];
+  return html`
+    <${Card} title="Fit a candidate">
+      <p>${number(count)} ${count === 1 ? "label" : "labels"}, ${number(random)} of them on random rows. The fit starts from the served version and adds the labels to its training rows. Random rows are kept apart, to measure accuracy.</p>
+      ${count === 0 && html`<p class="actions"><a href=${address("label", model, "label")}>Label rows first</a></p>`}
+      <p class="actions">
+        ${!isActive && count > 0 && html`<${Button} main=${!isOver || job.state !== "done"} onclick=${() => send("POST")}>Fit a candidate<//>`}
+        ${isActive && html`<${Button} onclick=${() => send("DELETE")}>Stop<//>`}
+        ${isOver && job.state === "done" && candidates.length > 0 && html`<a class="button main" href=${address("label", model, "approve")}>Next: compare and approve</a>`}
+      </p>
+      ${isActive && html`<progress max="1" value=${job.progress || undefined} aria-label="Progress of the fit" />`}
+      ${message && html`<p role="status">${message}</p>`}
+      ${job?.state === "failed" && html`<${Notice}>${job.error ?? "The fit failed."}<//>`}
+      ${error && ([404, 409].includes(error.status) ? html`<${FitCommand} model=${model} error=${error} />` : html`<${Notice}>${error.message}<//>`)}
+      ${lines.length > 0 && html`<pre tabindex="0" aria-label="Log of the fit">${lines.slice(-MAX_LOG_LINES).join("\n")}</pre>`}
+    <//>
+    <${Card} title="Accuracy on random rows">
+      ${measured.length ? html`<${Element} element=${versionsOnLabels(measured)} />` : html`<p>Label ${MIN_RANDOM_LABELS} random rows to measure real accuracy (${number(random)} so far). A tenth of the rows of a pool with IDs are random.</p>`}
+    <//>`;
 }
 
-/** Compare the newest candidate with the version it started from, and offer to promote it or roll it back. */
-async function candidateSection({ candidates }, description, move) {
-  const [newest] = candidates.filter(({ version }) => description.versions.includes(version));
-  if (!newest) return null;
-  const { version, against, control } = newest;
-  const pair = await Promise.all([against, version].map((number) => requestJson(`${path(description.name)}/versions/${number}`).catch(() => null)));
-  const [before, after] = pair.map((details) => new Map(mergeFigures(details?.manifest).map((figure) => [figure.key, figure.published])));
-  const rows = [...after].filter(([key, value]) => before.has(key) && describeFigure(key).better && value !== null).map(([key, value]) => figureRow(describeFigure(key), before.get(key), value));
-  const labelRows = Object.entries(control?.figures ?? {}).map(([key, figure]) => figureRow(describeFigure(plainKey(key)), figure.against, figure.candidate, figure.interval));
+const FitCommand = ({ model, error }) => html`
+  <${Notice} kind="told">${error.status === 404 ? "Starting a fit here needs an admin key, but the service has none (DUBITO_ADMIN_KEY)." : "Training is not installed with the service."}<//>
+  <p>You can fit the candidate on the command line, with the service's store and state: <code>dubito candidate ${model}</code></p>`;
+
+/** Compare the newest candidate with the version it started from, and approve it or roll it back. */
+export function Approve({ app, model, session }) {
+  const { data, error, reload } = useFetch(async () => {
+    const [labels, description] = await Promise.all([requestJson(`${path(model)}/labels`), app.describe(model, { fresh: true })]);
+    return { description, candidate: labels.candidates.find(({ version }) => description.versions.includes(version)) ?? null };
+  }, [model]);
+  if (error) return html`<${Failure} ...${{ error, reload }} />`;
+  if (!data) return html`<p class="quiet">Loading …</p>`;
+  const { description, candidate } = data;
+  if (!candidate) return html`<${Card} title="Approve"><p>There is no candidate yet.</p><p class="actions"><a class="button main" href=${address("label", model, "fit")}>Fit a candidate</a></p><//>`;
+  const { version, against } = candidate;
   const isServed = description.serving === version;
-  const isWorse = newest.reason.startsWith("gate:");
-  const reason = isWorse ? "it is significantly worse than the served version" : newest.reason.split(": `")[0]; // the page has a button instead of the command
-  const heads = ["figure", `version ${against}`, `version ${version}`, "difference"];
-  const target = isServed ? against : version;
-  return [
-    h("h3", {}, `The candidate: version ${version} `, h("span", { class: `badge ${isServed ? "good" : "told"}` }, isServed ? "served" : `version ${description.serving} is served`)),
-    h("p", {}, `Fitted on ${number(newest.labels)} labels, ${moment(newest.time)}. `, isServed ? null : newest.promoted ? "It was promoted and later rolled back." : `Waiting for approval: ${reason}.`),
-    labelRows.length ? table(`On ${number(control.rows)} labelled control rows`, heads, labelRows, [1, 2, 3]) : null,
-    rows.length ? table("On the test rows", heads, rows, [1, 2, 3]) : null,
-    h("p", { class: "actions" }, description.versions.includes(target) ? h("button", { type: "button", class: isServed || isWorse ? null : "main", onclick: () => move(target) }, isServed ? `Roll back to version ${target}` : `Promote version ${target}`) : null,
-      h("a", { href: `#/${path(description.name)}/${against}/${version}` }, "All differences")),
-  ];
+  return html`<${Card} title=${`Version ${version}`}>
+    <p><span class=${`badge ${isServed ? "good" : "told"}`}>${isServed ? "served" : "waiting for approval"}</span> Fitted on ${number(candidate.labels)} labels, ${moment(candidate.time)}.${candidate.promoted && !isServed ? " It was approved and later rolled back." : ""}</p>
+    <${Comparison} candidate=${candidate} kind="test" />
+    <${Comparison} candidate=${candidate} kind="control" />
+    ${candidate.reason.startsWith("gate:") && html`<${Notice} kind="told">Not approved automatically, because it is significantly worse in at least one figure.<//>`}
+    <${Promotion} model=${model} current=${description.serving} version=${isServed ? against : version} onchange=${async () => { await app.refresh(); reload(); }} />
+    <p class="actions"><a href=${address("models", model, against, version)}>All differences</a></p>
+  <//>`;
 }
 
-function figureRow({ name, write, better }, before, after, interval = null) {
-  const change = after - before;
-  const signed = (x) => `${x > 0 ? "+" : x < 0 ? "−" : ""}${write(Math.abs(x))}`;
-  const isBetter = change === 0 || !["higher", "lower"].includes(better) ? null : (better === "higher") === change > 0;
-  return [name, write(before), write(after), h("span", { class: isBetter === null ? null : isBetter ? "better" : "worse" }, signed(change), interval ? ` (${signed(interval[0])} to ${signed(interval[1])})` : null)];
+/** Show three figures of both versions on the same rows, and whether they differ significantly. */
+export function Comparison({ candidate, kind }) {
+  const compared = candidate[kind];
+  if (!compared) return null;
+  const keys = COMPARED.find(([first]) => first in compared.figures) ?? [];
+  const rows = keys.filter((key) => key in compared.figures).map((key) => {
+    const { against, candidate: value, difference, interval } = compared.figures[key];
+    const { name, write, better } = describeFigure(plainKey(key));
+    const isDifferent = interval[0] > 0 || interval[1] < 0;
+    const verdict = !["higher", "lower"].includes(better) ? "" : !isDifferent ? "no difference" : (better === "higher") === difference > 0 ? "better" : "worse";
+    return [name, write(against), write(value), `${signed(difference, write)} (${signed(interval[0], write)} to ${signed(interval[1], write)})`, html`<span class=${verdict}>${verdict}</span>`];
+  });
+  const title = kind === "test" ? `On the same ${number(compared.rows)} test rows` : `On ${number(compared.rows)} labelled random rows`;
+  return html`<${Table} caption=${`${title}, with 95 % intervals`} heads=${["figure", `version ${candidate.against}`, `version ${candidate.version}`, "difference", "verdict"]} rows=${rows} numeric=${[1, 2, 3]} />`;
+}
+
+/** Move `latest` to a version after a confirmation, and show what the audit log records. */
+export function Promotion({ model, current, version, onchange, small = false }) {
+  const [isAsking, setIsAsking] = useState(false);
+  const [result, setResult] = useState(null);
+  const isForward = Number(version) > Number(current);
+  const verb = isForward ? "Approve" : "Roll back to";
+  const move = async () => {
+    try {
+      const { before, key } = await requestJson(`admin/${path(model)}/versions/${encodeURIComponent(version)}/promote`, { method: "POST" });
+      setResult(html`<${Notice} kind="good">Version ${version} answers all requests instead of version ${before}. Audit log: ${moment(Date.now() / 1000)}, ${key ?? "no key"}, ${before} → ${version}.<//>`);
+      setIsAsking(false);
+      await onchange();
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      const message = error.status === 404 ? `The service has no admin key (DUBITO_ADMIN_KEY). Use the command line: dubito store alias ${model} latest ${version}` : error.message;
+      setResult(html`<${Notice}>${message}<//>`);
+    }
+  };
+  return html`<div>
+    ${isAsking ? html`<p>Version ${version} will answer all requests${current ? ` instead of version ${current}` : ""}.</p><p class="actions"><${Button} main onclick=${move}>Yes, ${isForward ? "approve" : "roll back"}<//><${Button} onclick=${() => setIsAsking(false)}>Cancel<//></p>`
+      : html`<p class="actions"><button type="button" class=${small ? "small" : isForward ? "main" : null} onclick=${() => { setResult(null); setIsAsking(true); }}>${verb} version ${version}</button></p>`}
+    ${result}
+  </div>`;
 }

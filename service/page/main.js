@@ -5,9 +5,9 @@ import { address, Button, Card, Failure, html, Notice, render, useEffect, useErr
 
 const VIEWS = {
   try: { title: "Try", load: () => import("./ask.js") },
-  label: { title: "Label", load: () => import("./choose.js") },
+  label: { title: "Label", load: () => import("./label.js") },
   models: { title: "Models", load: () => import("./models.js") },
-  monitor: { title: "Monitor", load: () => import("./live.js") },
+  monitor: { title: "Monitor", load: () => import("./monitor.js") },
 };
 
 /** State of the service that the views share. */

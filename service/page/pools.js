@@ -8,11 +8,10 @@
 //                                 "columns", "texts" or "none", `contents` maps a row's index to its preview, `note`
 //                                 explains what is missing, `input(index)` returns a whole row for its label, and
 //                                 `release` revokes pictures
-//   isStored                      whether the service stores the selected rows
+//   files                         the selected files, so that the page can store them; not for a file of the service
 // where `options` have the model and version. The service parses files of rows and returns previews.
 
 import { asText, request } from "./api.js";
-import { h } from "./dom.js";
 import { drawRow, pixelLayout } from "./pictures.js";
 
 const TYPES = { npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", csv: "text/csv", tsv: "text/csv", zip: "application/zip" };
@@ -20,7 +19,6 @@ const MAX_COUNTED_BYTES = 8 << 20; // larger files are not uploaded just to coun
 const MAX_PICTURE_BYTES = 16 << 20;
 const MAX_TEXT_BYTES = 1 << 20;
 const MAX_LETTERS = 400; // of a text
-const MAX_COLUMNS = 12; // of a row
 export const ACCEPTED = [".npy", ".npz", ".parquet", ".csv", ".tsv", ".zip", ".txt", "image/png", "image/jpeg", "image/webp", "image/bmp"];
 
 /** Create a pool from selected files; throws a readable Error if they are unsuitable. */
@@ -49,6 +47,7 @@ function rowFilePool(file, kind, spec) {
   const send = (path, fields, signal) => request(path, { method: "POST", body: file, type: TYPES[kind], query: fields, signal });
   const requestPreview = async ({ model, version }, rows) => (await send("acquire/preview", { model, version, rows })).json();
   return {
+    files: [file],
     name: file.name,
     size: file.size,
     async rows(options) {
@@ -74,6 +73,7 @@ function rowFilePool(file, kind, spec) {
 function multiFilePool(files, spec) {
   const sorted = [...files].sort((a, b) => (a.name < b.name ? -1 : 1));
   return {
+    files: sorted,
     name: sorted.length === 1 ? sorted[0].name : `${sorted.length} files`,
     size: sorted.reduce((sum, file) => sum + file.size, 0),
     rows: async () => sorted.length,
@@ -96,17 +96,17 @@ function previewRows(rows, ranking, spec) {
   if (spec.text && typeof first === "string") return { kind: "texts", contents: byIndex(shorten), note };
   if (spec.columns.length && !Array.isArray(first)) {
     const names = spec.columns.map((column) => column.name);
-    return previewCells(names, byIndex((row) => names.map((name) => (row[name] === null ? "–" : shorten(String(row[name]))))));
+    return { kind: "columns", names, contents: byIndex((row) => names.map((name) => (row[name] === null ? "–" : shorten(String(row[name]))))), note };
   }
   if (typeof first === "string") {
     const urls = rows.map(({ row, id }) => URL.createObjectURL(new Blob([Uint8Array.from(atob(row), (letter) => letter.charCodeAt(0))], { type: mediaType(id) })));
-    const pictures = rows.map(({ index, id }, i) => [index, h("img", { src: urls[i], alt: id, loading: "lazy" })]);
+    const pictures = rows.map(({ index, id }, i) => [index, picture(urls[i], id)]);
     return { kind: "pictures", contents: new Map(pictures), note, release: () => urls.forEach((url) => URL.revokeObjectURL(url)) };
   }
   const layout = pixelLayout(spec);
   if (layout) return { kind: "pictures", contents: byIndex((row, id, index) => drawRow(row, layout, spec, `Row ${index}`)), note };
   const names = spec.columns.length === first?.length ? spec.columns.map((column) => column.name) : (first ?? []).map((_, i) => String(i));
-  return previewCells(names, byIndex((row) => row.map((x) => (x === null ? "–" : String(Number(x.toPrecision(5)))))));
+  return { kind: "columns", names, contents: byIndex((row) => row.map((x) => (x === null ? "–" : String(Number(x.toPrecision(5)))))), note };
 }
 
 /** Create previews of image or text files; `getFile(row)` returns the file of a row. */
@@ -114,20 +114,17 @@ async function previewFiles(ranking, spec, getFile) {
   const contents = new Map(), urls = [];
   for (const row of ranking) {
     const file = getFile(row);
-    if (file.size > (spec.text ? MAX_TEXT_BYTES : MAX_PICTURE_BYTES)) contents.set(row.index, h("span", { class: "quiet" }, "too large to show"));
+    if (file.size > (spec.text ? MAX_TEXT_BYTES : MAX_PICTURE_BYTES)) contents.set(row.index, document.createTextNode("too large to show"));
     else if (spec.text) contents.set(row.index, shorten(await file.slice(0, 8 * MAX_LETTERS).text()));
     else {
       urls.push(URL.createObjectURL(file));
-      contents.set(row.index, h("img", { src: urls.at(-1), alt: row.id, loading: "lazy" }));
+      contents.set(row.index, picture(urls.at(-1), row.id));
     }
   }
   return { kind: spec.text ? "texts" : "pictures", contents, release: () => urls.forEach((url) => URL.revokeObjectURL(url)) };
 }
 
-function previewCells(names, contents) {
-  const note = names.length > MAX_COLUMNS ? `Showing the first ${MAX_COLUMNS} of ${names.length} columns.` : null;
-  return { kind: "columns", names: names.slice(0, MAX_COLUMNS), contents: new Map([...contents].map(([index, cells]) => [index, cells.slice(0, MAX_COLUMNS)])), note };
-}
+const picture = (src, alt) => Object.assign(new Image(), { src, alt });
 
 async function base64(file) {
   const letters = Array.from(new Uint8Array(await file.arrayBuffer()), (byte) => String.fromCharCode(byte));

@@ -1,7 +1,7 @@
 // Plots of a version's strengths and weaknesses, from its evaluation report or, without one, from its manifest.
 
-import { h, number, percent } from "./dom.js";
 import { describeFigure } from "./figures.js";
+import { number, percent } from "./format.js";
 import { ACCENT, figure, INK, QUIET } from "./plots.js";
 
 const MAX_CLASSES = 12;
@@ -9,15 +9,15 @@ const MIN_ROWS = 5; // for a meaningful share
 const shareAxis = { domain: [0, 1], tickFormat: (x) => `${Math.round(100 * x)} %`, ticks: 5, grid: true };
 const centred = { labelAnchor: "center", labelArrow: "none" };
 
-/** Create a sentence and plots; `report` may be null or `{error}`. */
-export function strengths({ manifest }, report) {
+/** Create plots of a version; `report` may be null. */
+export function plots({ manifest }, report) {
   const test = report?.test ?? null;
-  const plots = test?.by_class ? [classPlot(test, manifest.output.classes), coveragePlot(test), confidencePlot(test)] : test?.by_spread ? [spreadPlot(test, manifest.output.target), intervalPlot(test)] : [];
-  plots.push(baselinePlot(manifest));
-  return [h("p", { class: "says" }, sentence(manifest, report)), h("div", { class: "plots" }, plots.filter(Boolean))];
+  const figures = test?.by_class ? [classPlot(test, manifest.output.classes), coveragePlot(test), confidencePlot(test)] : test?.by_spread ? [spreadPlot(test, manifest.output.target), intervalPlot(test)] : [];
+  return [...figures, baselinePlot(manifest)].filter(Boolean);
 }
 
-function sentence({ task, quality }, report) {
+/** Describe the quality of a version on unseen rows. */
+export function sentence({ manifest: { task, quality } }, report) {
   const isRegression = task === "regression";
   const write = isRegression ? number : percent;
   const value = isRegression ? (report?.test?.rmse ?? quality.test_rmse) : (report?.test?.accuracy ?? quality.test_accuracy);
@@ -141,12 +141,11 @@ function intervalPlot({ intervals }) {
 }
 
 /** Plot this model next to its baselines on the same rows; null if there are none. */
-function baselinePlot({ quality, baselines, output, task }) {
+function baselinePlot({ quality, baselines, task }) {
   const key = task === "regression" ? "test_rmse" : "test_accuracy";
   const names = Object.keys(baselines).filter((name) => baselines[name][key] !== undefined);
   if (!names.length || quality[key] === undefined) return null;
-  const displayNames = { constant: output.classes ? "most frequent class" : "always the mean", boosting: "boosted trees", linear: "a linear model" };
-  const rows = [{ name: "this model", value: quality[key] }, ...names.map((name) => ({ name: displayNames[name] ?? name, value: baselines[name][key], faint: true }))];
+  const rows = [{ name: "this model", value: quality[key] }, ...names.map((name) => ({ name, value: baselines[name][key], faint: true }))];
   rows.sort((a, b) => (task === "regression" ? a.value - b.value : b.value - a.value));
   const { name, write } = describeFigure(key);
   const options = barOptions(rows, task === "regression" ? "error (lower is better)" : "share correct");

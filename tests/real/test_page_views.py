@@ -1,21 +1,18 @@
-"""Test the views Models, Live and Choose in Chromium."""
+"""Test the views Label, Models and Monitor in Chromium."""
 
 import csv
 import io
 import json
-import re
 import shutil
 import time
 
 import httpx
 import numpy as np
 import pytest
-from scipy import stats
 
 from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.drift import ALARM_EVIDENCE
 from model_store.scores.tasks import PREDICTIVES
 from tests.support.browser import (
     MISSING,
@@ -27,7 +24,7 @@ from tests.support.browser import (
     press,
     until,
 )
-from tests.support.serving import metric, serving
+from tests.support.serving import serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 ADMIN = "the-key-of-the-administrator"
@@ -45,22 +42,7 @@ const tables = [...document.querySelectorAll('table')];
 const found = tables.find((table) => table.caption?.innerText.startsWith(arguments[0]));
 return found ? [...found.tBodies].flatMap((body) => [...body.rows].map(cells)) : null;
 """
-ROWS = """
-const rows = document.querySelectorAll(`#live-${arguments[0]} tbody tr`);
-return [...rows].map((row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' ')));
-"""
-LOADED = "const i = arguments[0].querySelector('img'); return i.complete && i.naturalWidth > 100 && i.alt"
-HISTORY = """({ History, parseMetrics }, ...pages) => {
-  const name = 'n_bucket', counters = ['n_total', name];
-  const history = new History({ names: [...counters, 'q'], counters, maxAgeMs: 1e9 });
-  pages.forEach((page, i) => history.add(1000 * i, parseMetrics(page)));
-  const spans = history.snapshots.slice(1).map((to, i) => [history.snapshots[i], to]);
-  return {
-    increases: spans.map(([from, to]) => history.increase(from, to, history.find('n_total'))),
-    bins: spans.map(([from, to]) => history.bins(from, to, 'n').map((bin) => bin.count)),
-    gauge: history.gauges(history.snapshots.at(-1), 'q').map(({ value }) => value),
-  };
-}"""
+LOADED = "const i = arguments[0].querySelector('img'); return i?.complete && i.naturalWidth > 100"
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +117,6 @@ def get_table(driver, caption):
     return driver.execute_script(TABLE, caption)
 
 
-def get_rows(driver, name):
-    """Return the cells of the table of a live plot by row."""
-    return driver.execute_script(ROWS, name)
-
-
 def field(driver, label):
     """Find the control with a label."""
     actual = driver.find_element("xpath", f"//label[starts-with(normalize-space(.), '{label}')]")
@@ -178,20 +155,21 @@ def test_models_match_the_api(driver, service):
     model = httpx.get(f"{service}/models/digits").json()
     open_page(driver, f"{service}/#/models")
     until(driver, lambda: get_table(driver, "Quality of version 2"))
-    ((name, _, serves, _, count, *_),) = get_table(driver, "Published models")
-    assert (name, serves, count) == ("digits", model["serving"], "3")
     versions = get_table(driver, "Versions")
     assert [row[0] for row in versions] == ["3", "2", "1"]
-    assert [row[1] for row in versions] == ["broken", "served", "Roll back"]
-    assert versions[1][3] == "latest"
-    assert [row[-1] for row in versions] == ["no", "no", "yes"]
+    states = [row[1] for row in versions]
+    assert states == ["broken", "served", "Roll back to version 1"]
+    accuracy = f"{100 * model['quality']['test_accuracy']:.1f} %"
+    assert versions[1][2:4] == [f"{accuracy}; linear 99.5, constant 10.0", "latest"]
     assert model["broken"]["3"] in get_text(driver, "main .notice.bad")
     assert get_text(driver, "main .notice.told") == "worse than linear"
-    ours, *plain = get_table(driver, "Baselines")
-    assert ours == ["this model", f"{100 * model['quality']['test_accuracy']:.2f} %"]
-    assert plain == [["linear", "99.50 %"], ["constant (most frequent class)", "10.00 %"]]
+    assert get_table(driver, "Compared with baselines") == [
+        ["linear", "99.5 %"],
+        ["this model", accuracy],
+        ["constant", "10.0 %"],
+    ]
     quality = {row[0]: row[1] for row in get_table(driver, "Quality of version 2")}
-    assert quality["Accuracy"] == f"{100 * model['quality']['test_accuracy']:.2f} %"
+    assert quality["Accuracy"] == accuracy
     assert len(quality) == len(model["quality"])
     assert console_errors(driver) == []
 
@@ -199,47 +177,56 @@ def test_models_match_the_api(driver, service):
 def test_a_report_shows_intervals_and_plots(driver, service):
     report = httpx.get(f"{service}/models/digits/versions/1/report").json()
     open_page(driver, f"{service}/#/models/digits/1")
-    until(driver, lambda: get_table(driver, "Quality of version 1"))
+    until(driver, lambda: get_table(driver, "Accuracy per class"))
     quality = {row[0]: row for row in get_table(driver, "Quality of version 1")}
     low, high = report["summary_intervals"]["test_accuracy"]
-    assert quality["Accuracy"][2] == f"{100 * report['summary']['test_accuracy']:.2f} %"
-    assert quality["Accuracy"][3] == f"{100 * low:.2f} % to {100 * high:.2f} %"
+    assert quality["Accuracy"][2] == f"{100 * report['summary']['test_accuracy']:.1f} %"
+    assert quality["Accuracy"][3] == f"{100 * low:.1f} % to {100 * high:.1f} %"
     pictures = [file for file in report["files"] if file.endswith(".png")]
     driver.execute_script(
-        "for (const d of document.querySelectorAll('.version details')) d.open = true"
+        "for (const d of document.querySelectorAll('.version > details')) d.open = true"
     )
-    figures = driver.find_elements("css selector", ".version details figure")
-    assert len(figures) == len(pictures) > 3
-    for figure in figures:
-        driver.execute_script("arguments[0].scrollIntoView()", figure)
+    selector = ".version > details .plots figure"
+    until(driver, lambda: len(driver.find_elements("css selector", selector)) == len(pictures) > 3)
+    for figure in driver.find_elements("css selector", selector):
         until(driver, lambda figure=figure: driver.execute_script(LOADED, figure))
-    driver.find_element("css selector", "button.large").click()
-    until(driver, lambda: driver.find_element("css selector", "dialog.large img").is_displayed())
-    press(driver, "Close")
-    until(driver, lambda: not driver.find_elements("css selector", "dialog.large"))
     assert console_errors(driver) == []
 
 
-def test_an_admin_key_rolls_back_and_promotes(service):
+def test_an_admin_key_rolls_back_and_approves_after_a_confirmation(service):
     with chromium() as driver:
         open_page(driver, f"{service}/#/models")
         until(driver, lambda: get_table(driver, "Versions"))
-        press(driver, "Roll back")
+        press(driver, "Roll back to version 1")
+        press(driver, "Cancel")
+        press(driver, "Roll back to version 1")
+        press(driver, "Yes, roll back")
         options = until(driver, lambda: visible(driver, "key-given"))
         options.send_keys("a wrong key, of course", "\ue007")
         until(driver, lambda: "not allowed" in get_text(driver, "#key-why"))
         press(driver, "Not now")
-        until(driver, lambda: "none was entered" in get_text(driver, "main .actions"))
-        press(driver, "Roll back")
+        until(driver, lambda: "none was entered" in get_text(driver, "main"))
+        assert httpx.get(f"{service}/models/digits").json()["serving"] == "2"
+        press(driver, "Yes, roll back")
         until(driver, lambda: visible(driver, "key-given")).send_keys(ADMIN, "\ue007")
-        until(driver, lambda: "Now serving version 1" in get_text(driver, "main .actions"))
+        until(driver, lambda: get_table(driver, "Versions")[2][1] == "served")
         assert httpx.get(f"{service}/models/digits").json()["serving"] == "1"
-        driver.find_element("xpath", "//tr[td[1]='2']//button[.='Promote']").click()
-        until(driver, lambda: "Now serving version 2" in get_text(driver, "main .actions"))
+        press(driver, "Approve version 2")
+        press(driver, "Yes, approve")
+        until(driver, lambda: get_table(driver, "Versions")[1][1] == "served")
         assert httpx.get(f"{service}/models/digits").json()["serving"] == "2"
 
 
-def test_rows_are_labelled_undone_and_skipped_with_keys_and_buttons(driver, service, pool):
+def select_rows(driver, service, pool, count, **fields):
+    open_page(driver, f"{service}/#/label/digits/pool")
+    until(driver, lambda: visible(driver, "pool-files")).send_keys(str(pool))
+    driver.execute_script("document.querySelector('details.options').open = true")
+    for name, value in {"Rows to label": str(count), **fields}.items():
+        set_field(driver, name, value)
+    press(driver, "Select rows")
+
+
+def test_rows_are_labelled_undone_and_left_unsure_with_keys_and_buttons(driver, service, pool):
     def labels():
         actual = httpx.get(f"{service}/labels", params={"model": "digits"}).json()["labels"]
         return {label["id"]: label["label"] for label in actual}
@@ -247,33 +234,66 @@ def test_rows_are_labelled_undone_and_skipped_with_keys_and_buttons(driver, serv
     def at(row):
         return lambda: get_text(driver, ".labelling-head").startswith(f"Row {row} of 3")
 
-    open_page(driver, f"{service}/#/label")
-    driver.find_element("id", "pool-files").send_keys(str(pool[0]))
-    set_field(driver, "Rows to label", "3")
-    press(driver, "Choose")
-    ids = re.findall(r"row, \d+", until(driver, lambda: get_text(driver, ".chosen-rows")))
+    def stored():
+        return "saving" not in get_text(driver, ".labelling-head")
+
+    select_rows(driver, service, pool[0], 3)
+    until(driver, at(1))
+    ids = [row[4] for row in get_table(driver, "Selected rows")]
     from selenium.webdriver import ActionChains
 
     keyboard = ActionChains(driver)
-    until(driver, at(1))
     keyboard.send_keys("7").perform()
     until(driver, at(2))
+    until(driver, stored)
     assert labels() == {ids[0]: "7"}
     assert "1 labelled" in get_text(driver, ".labelling-head")
     keyboard.send_keys("\ue012").perform()  # left: undo
     until(driver, at(1))
+    until(driver, stored)
     assert labels() == {}
     driver.find_element("xpath", "//div[@class='classes']/button[.='0']").click()
     until(driver, at(2))
-    press(driver, "Skip →")
+    press(driver, "Unsure →")
     until(driver, at(3))
     keyboard.send_keys("9").perform()
-    until(driver, lambda: "No more rows" in get_text(driver, ".labelling-head"))
+    until(driver, lambda: "Only unsure rows are left" in get_text(driver, ".labelling-head"))
+    until(driver, stored)
     assert labels() == {ids[0]: "0", ids[2]: "9"}
-    until(driver, lambda: get_text(driver, ".learning .tiles dd") == "2")
-    press(driver, "Show skipped rows")
+    driver.refresh()
+    until(driver, lambda: "2 labelled, 1 unsure" in get_text(driver, ".labelling-head"))
+    press(driver, "Show unsure rows")
     until(driver, at(2))
+    driver.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")
+    driver.find_element("xpath", "//button[@aria-label='Label row 1']").click()
+    until(driver, at(1))
+    keyboard.send_keys("4").perform()
+    until(driver, lambda: labels().get(ids[0]) == "4")
+    (conflict,) = until(driver, lambda: get_table(driver, "Rows with conflicting labels"))
+    assert (conflict[0], conflict[1], conflict[3]) == (ids[0], "4", "0")
+    driver.find_element("xpath", "//button[@aria-label='Remove the label of row 3']").click()
+    until(driver, lambda: ids[2] not in labels())
+    assert "Votes of" in until(driver, lambda: get_text(driver, ".labelling details p"))
     assert console_errors(driver) == []
+    httpx.post(f"{service}/labels/delete", json={"model": "digits", "ids": ids})
+
+
+def test_labels_wait_for_a_lost_connection_and_rejected_ones_are_reported(driver, service, pool):
+    select_rows(driver, service, pool[0], 3)
+    until(driver, lambda: get_text(driver, ".labelling-head").startswith("Row 1"))
+    ids = [row[4] for row in get_table(driver, "Selected rows")]
+    script = "const f = fetch; window.fetch = async (url, o) => { if (window.isOffline && String(url).endsWith('labels')) throw new TypeError('offline'); return f(url, o); }; window.isOffline = true"
+    driver.execute_script(script)
+    from selenium.webdriver import ActionChains
+
+    ActionChains(driver).send_keys("123").perform()
+    until(driver, lambda: "3 labels are not stored yet" in get_text(driver, ".labelling .notice"))
+    driver.execute_script("window.isOffline = false")
+    press(driver, "Try again")
+    until(driver, lambda: "saving" not in get_text(driver, ".labelling-head"))
+    actual = httpx.get(f"{service}/labels", params={"model": "digits"}).json()["labels"]
+    assert {(label["id"], label["label"]) for label in actual} == set(zip(ids, "123", strict=True))
+    assert "Next: fit a candidate" in get_text(driver, ".labelling")
     httpx.post(f"{service}/labels/delete", json={"model": "digits", "ids": ids})
 
 
@@ -282,19 +302,16 @@ def test_a_regression_row_is_labelled_with_a_number(driver, every_kind, tmp_path
     spec = httpx.get(f"{every_kind}/models/rents").json()["manifest"]["input"]
     usual = {c["name"]: c.get("mean") or c["categories"][0] for c in spec["columns"]}
     file.write_text(",".join(usual) + "\n" + ",".join(map(str, usual.values())) + "\n")
-    open_page(driver, f"{every_kind}/#/label")
-    script = "const s = document.getElementById('model'); s.value = 'rents'; s.dispatchEvent(new Event('change'))"
-    driver.execute_script(script)
-    until(driver, lambda: "rents" in get_text(driver, "main h1"))
-    driver.find_element("id", "pool-files").send_keys(str(file))
+    open_page(driver, f"{every_kind}/#/label/rents")
+    until(driver, lambda: visible(driver, "pool-files")).send_keys(str(file))
     set_field(driver, "Rows to label", "1")
-    press(driver, "Choose")
+    press(driver, "Select rows")
     until(driver, lambda: visible(driver, "label-value")).send_keys("812.5", "\ue007")
     until(driver, lambda: "All rows are labelled" in get_text(driver, ".labelling-head"))
+    until(driver, lambda: "saving" not in get_text(driver, ".labelling-head"))
     (label,) = httpx.get(f"{every_kind}/labels", params={"model": "rents"}).json()["labels"]
     assert label["target"] == 812.5
     assert label["id"].startswith("row-")
-    assert console_errors(driver) == []
 
 
 def test_a_comparison_marks_the_differences_of_two_versions(driver, service):
@@ -309,8 +326,8 @@ def test_a_comparison_marks_the_differences_of_two_versions(driver, service):
         if len(row) == 4
     }
     accuracy = next(row for name, row in rows.items() if name == "Accuracy (higher is better)")
-    assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.2f} %" for v in (item, two)]
-    assert accuracy[3] == "−1.00 points"
+    assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.1f} %" for v in (item, two)]
+    assert accuracy[3] == "−1.0 points"
     marked = {name for name, row in rows.items() if row[0].startswith("≠ ")}
     assert {"Accuracy (higher is better)"} <= marked
     assert not {"Method", "Draws", "Classes", "Parameters", "Temperature"} & marked
@@ -320,35 +337,20 @@ def test_a_comparison_marks_the_differences_of_two_versions(driver, service):
     assert len(driver.execute_script(script)) == len(marked)
 
 
-def test_live_shows_the_metrics_and_the_drift_alarm(driver, service):
-    open_page(driver, f"{service}/#/monitor")
-    until(driver, lambda: "last at" in get_text(driver, "#live-state"))
-    until(driver, lambda: "No requests in this period" in get_text(driver, "main"))
+def test_monitor_reports_drift_in_one_line_with_unusual_rows(driver, service):
+    open_page(driver, f"{service}/#/monitor/digits")
+    until(driver, lambda: get_text(driver, ".word") == "No live rows yet")
     noise = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
     with httpx.Client(base_url=service, timeout=60) as client:
-        before = client.get("/models/digits").json()["drift"]
-        assert client.post("/predict", json={"inputs": [[1.0]]}).status_code == 422
         for rows in noise:
             assert client.post("/predict", json={"inputs": rows.tolist()}).status_code == 200
         drift = client.get("/models/digits").json()["drift"]
-        page = client.get("/metrics").text
-    assert drift["alarm"]
-    assert drift["rows"] == before["rows"] + 192
-    assert f"{ALARM_EVIDENCE:.2g}" in until(driver, lambda: get_text(driver, "main .notice.bad"))
-    until(driver, lambda: "192 rows in this period" in get_text(driver, ".band"))
-    assert "more than expected" in get_text(driver, ".band")
-    p_values = get_rows(driver, "pValues")
-    assert sum(int(row[2]) for row in p_values) == 192
-    flagged = metric(page, "dubito_flag_p_value_bucket", model="digits", version="2", le="0.05")
-    assert sum(int(row[2]) for row in p_values if float(row[1]) <= 0.05) == flagged
-    requests = get_rows(driver, "requests")
-    assert (sum(int(row[2]) for row in requests), sum(int(row[3]) for row in requests)) == (12, 1)
-    assert float(get_rows(driver, "evidence")[-1][-1]) > ALARM_EVIDENCE
-    assert sum(int(row[2]) for row in get_rows(driver, "doubt")) == 192
-    driver.execute_script("location.hash = '#/models'")  # the history must survive a change of view
-    until(driver, lambda: get_table(driver, "Versions"))
-    driver.execute_script("location.hash = '#/monitor'")
-    until(driver, lambda: "192 rows in this period" in get_text(driver, ".band"))
+        details = client.get("/models/digits/drift").json()
+    assert drift["alarm"] and drift["rows"] == 192
+    until(driver, lambda: get_text(driver, ".word").startswith("Drift detected"))
+    until(driver, lambda: "192 rows" in get_text(driver, ".verdict"))
+    pictures = driver.find_elements("css selector", ".thumbnails canvas")
+    assert len(pictures) == len(details["unusual"]) == 5
     assert console_errors(driver) == []
     press(driver, "Reset the alarm")
     press(driver, "Not now")
@@ -381,185 +383,84 @@ def test_an_admin_key_resets_the_alarm_and_a_lost_service_is_retried(store, tmp_
                 give_key("admin")
                 until(driver, lambda: "Drift detected" not in get_text(driver, "main"))
                 assert not client.get("/models/digits").json()["drift"]["alarm"]
-        until(driver, lambda: "Cannot reach the service" in get_text(driver, "main .notice.bad"))
-        press(driver, "Try now")
-
-
-def test_counters_never_count_backwards(driver, service):
-    open_page(driver, service)
-
-    def page(started, count, buckets, other=None):
-        lines = [f"process_start_time_seconds {started}", f'n_total{{a="x"}} {count}', "q 3"]
-        lines += [
-            f'n_bucket{{le="{le}"}} {value}'
-            for le, value in zip(("0.5", "1.0", "+Inf"), buckets, strict=True)
-        ]
-        return "\n".join(
-            [
-                "# HELP n_total text",
-                *lines,
-                *([] if other is None else [f'n_total{{a="y"}} {other}']),
-            ]
-        )
-
-    pages = [
-        page(1, 5, (1, 2, 3)),
-        page(1, 9, (1, 4, 5)),
-        page(1, 2, (2, 2, 2)),  # a restart, although one bucket is larger than before
-        page(1, 2, (2, 2, 2), other=4),  # a new series
-        page(2, 7, (2, 2, 2), other=4),  # a new process with higher counts
-        page(2, 7, (3, 4, 6), other=4),
-    ]
-    actual = work(driver, "metrics.js", HISTORY, *pages)
-    assert actual["increases"] == [4, 2, 4, 11, 0]
-    assert actual["bins"] == [[0, 2, 0], [2, 0, 0], [0, 0, 0], [2, 0, 0], [1, 1, 2]]
-    assert actual["gauge"] == [3]
-
-
-def test_quantiles_are_in_the_right_bins(driver, service):
-    open_page(driver, service)
-    values = np.sort(np.random.default_rng(0).gamma(2.0, 0.05, 500))
-    ends = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0]
-    counts = np.histogram(values, [0, *ends])[0].tolist()
-    bins = [
-        {"from": a, "to": b, "count": n} for a, b, n in zip([0, *ends], ends, counts, strict=False)
-    ]
-    for q in (0.01, 0.5, 0.99):
-        actual = work(driver, "metrics.js", "({ quantile }, bins, q) => quantile(bins, q)", bins, q)
-        true = values[int(np.ceil(q * 500)) - 1]
-        assert np.searchsorted(ends, actual) == np.searchsorted(ends, true)
-    assert (
-        work(driver, "metrics.js", "({ quantile }) => quantile([{from: 0, to: 1, count: 0}], 0.5)")
-        is None
-    )
-
-
-@pytest.mark.parametrize(
-    ("rate", "rows", "calibration"),
-    [(0.05, 40, 220), (11 / 221, 5000, 220), (0.02, 7, 60), (0.05, 300, None)],
-)
-def test_the_expected_range_of_flags_is_beta_binomial(driver, service, rate, rows, calibration):
-    open_page(driver, service)
-    low, high = work(
-        driver,
-        "metrics.js",
-        "({ expectedBand }, ...given) => expectedBand(...given)",
-        rate,
-        rows,
-        calibration,
-    )
-    balls = None if calibration is None else calibration + 1
-    counts = (
-        stats.binom(rows, rate)
-        if balls is None
-        else stats.betabinom(rows, rate * balls, (1 - rate) * balls)
-    )
-    assert (round(low * rows), round(high * rows)) == (counts.ppf(0.025), counts.ppf(0.975))
+        until(driver, lambda: "Cannot reach the service" in get_text(driver, "main"))
+        press(driver, "Try again")
 
 
 def test_the_page_offers_all_acquisitions_of_a_task(driver, service):
     open_page(driver, service)
     for task, expected in ACQUISITIONS.items():
         source = "({ ACQUISITIONS }, task) => ACQUISITIONS[task].map(([name]) => name)"
-        actual = work(driver, "choose.js", source, task)
+        actual = work(driver, "label.js", source, task)
         assert actual[0] == PREDICTIVES[task].default_acquisition
         assert set(actual) == set(expected)
-        assert set(work(driver, "choose.js", "({ RACED }, task) => RACED[task]", task)) == set(
+        assert set(work(driver, "label.js", "({ RACED }, task) => RACED[task]", task)) == set(
             PREDICTIVES[task].race_acquisitions
         )
 
 
 def test_the_ranking_matches_the_api_and_shows_its_rows(driver, service, saved, pool):
     path, rows = pool
-    open_page(driver, f"{service}/#/label")
-    driver.find_element("id", "pool-files").send_keys(str(path))
-    driver.execute_script("document.querySelector('details.options').open = true")
-    set_field(driver, "Rows to label", "4")
-    set_field(driver, "Seed", "7")
-    press(driver, "Choose")
-    until(driver, lambda: "Label these 4 rows of 40" in get_text(driver, ".chosen h2"))
+    select_rows(driver, service, path, 4, Seed="7", **{"Random rows, in %": "0"})
+    until(driver, lambda: get_text(driver, ".labelling-head").startswith("Row 1 of 4"))
     query = {"k": "4", "seed": "7"}
     headers = {"Content-Type": "application/x-npz"}
     expected = httpx.post(
         f"{service}/acquire", params=query, content=path.read_bytes(), headers=headers
-    ).json()
-    press(driver, "Save IDs (CSV)")
+    ).json()["ranking"]
+    driver.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")
+    press(driver, "Save row IDs (CSV)")
     lines = list(csv.DictReader(io.StringIO(file_saved(saved, ".csv"))))
     assert [(row["id"], int(row["index"])) for row in lines] == [
-        (row["id"], row["index"]) for row in expected["ranking"]
+        (row["id"], row["index"]) for row in expected
     ]
-    assert [float(row["score"]) for row in lines] == [row["score"] for row in expected["ranking"]]
-    press(driver, "Save IDs (JSON)")
-    assert json.loads(file_saved(saved, ".json")) == expected
-    pixels = driver.execute_script("""return [...document.querySelectorAll('.chosen-rows canvas')].map((c) =>
-        [...c.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, i) => i % 4 === 0))""")
+    assert [float(row["score"]) for row in lines] == [row["score"] for row in expected]
+    pixels = driver.execute_script("""return [...document.querySelector('.labelling-row canvas')
+        .getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, i) => i % 4 === 0)""")
     low, high = (
         json.loads(httpx.get(f"{service}/models/digits").text)["manifest"]["input"][end]
         for end in ("minimum", "maximum")
     )
-    for displayed, row in zip(pixels, expected["ranking"], strict=True):
-        ink = 255 - 255 * (rows[row["index"]] - low) / (high - low)
-        np.testing.assert_allclose(displayed, ink, atol=1)
+    ink = 255 - 255 * (rows[expected[0]["index"]] - low) / (high - low)
+    np.testing.assert_allclose(pixels, ink, atol=1)
     assert console_errors(driver) == []
 
 
-def test_a_job_finishes_and_its_ids_can_be_saved(driver, service, saved, pool):
-    path, _ = pool
-    open_page(driver, f"{service}/#/label")
-    driver.find_element("id", "pool-files").send_keys(str(path))
-    driver.execute_script("document.querySelector('details.options').open = true")
-    set_field(driver, "Run", "job")
-    set_field(driver, "Seed", "7")
-    set_field(driver, "Rows to label", "3")
-    press(driver, "Choose")
-    until(driver, lambda: "Label these 3 rows of 40" in get_text(driver, ".chosen h2"), 60)
+def test_a_large_pool_becomes_a_job_that_survives_a_reload(driver, service, saved, tmp_path):
+    rows = np.random.default_rng(0).integers(0, 17, (1100, 8, 8)).astype(np.float32)
+    np.savez_compressed(
+        tmp_path / "large.npz", pool=rows, ids=np.array([f"row {i}" for i in range(1100)])
+    )
+    select_rows(driver, service, tmp_path / "large.npz", 3, Seed="7", Draws="1000")
+    until(driver, lambda: "a job ranks it" in get_text(driver, "main .notice"))
+    driver.refresh()
+    until(driver, lambda: get_text(driver, ".labelling-head").startswith("Row 1 of 3"), 120)
+    assert driver.find_elements("css selector", ".labelling-row canvas")
     (job,) = httpx.get(f"{service}/jobs").json()["jobs"]
-    state, _, kind, rows, progress, _, _ = get_table(driver, "Jobs")[0]
-    assert (state, rows, progress.strip()) == ("done", "40", "100 %")
+    driver.execute_script("location.hash = '#/label/digits/pool'")
+    state, _, kind, count, *_ = until(driver, lambda: get_table(driver, "Jobs"))[0]
+    assert (state, count) == ("done", "1,100")
     assert kind.endswith(job["id"][:8])
-    press(driver, "Save IDs (JSON)")
+    press(driver, "Save")
     assert json.loads(file_saved(saved, ".json")) == httpx.get(f"{service}{job['result']}").json()
-    assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
-    open_page(driver, f"{service}/#/label")  # after a reload the page no longer has the pool
-    until(driver, lambda: get_table(driver, "Jobs"))
-    press(driver, "Show")
-    until(driver, lambda: "no longer has the pool" in get_text(driver, ".chosen"))
-    assert len(get_table(driver, "Rows to label")) == 3
     press(driver, "Delete")
-    until(driver, lambda: "No jobs yet" in get_text(driver, ".job-list"))
+    until(driver, lambda: not get_table(driver, "Jobs"))
     assert httpx.get(f"{service}/jobs").json()["jobs"] == []
 
 
-def test_selected_rows_are_stored_with_control_rows_on_request(driver, service, pool):
-    open_page(driver, f"{service}/#/label")
-    driver.find_element("id", "pool-files").send_keys(str(pool[0]))
-    driver.execute_script("document.querySelector('details.options').open = true")
-    set_field(driver, "Rows to label", "4")
-    field(driver, "Store the selected rows").click()
-    set_field(driver, "Share of control rows", "0.5")
-    press(driver, "Choose")
-    until(driver, lambda: "Label these 4 rows" in get_text(driver, ".chosen h2"))
-    badges = [e.text for e in driver.find_elements("css selector", ".chosen-rows .badge")]
-    assert badges == ["control", "control"]
-    assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] == 4
+def test_a_tenth_of_the_selected_rows_is_random(driver, service, pool):
+    select_rows(driver, service, pool[0], 10)
+    until(driver, lambda: get_text(driver, ".labelling-head").startswith("Row 1 of 10"))
+    states = [row[3].strip() for row in get_table(driver, "Selected rows")]
+    assert states.count("random") == 1 and states[-1] in ("", "random")
+    assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] >= 10
 
 
 def test_an_invalid_pool_shows_the_error_of_the_api(driver, service, tmp_path):
     np.save(tmp_path / "wide.npy", np.zeros((3, 65), dtype=np.float32))
-    open_page(driver, f"{service}/#/label")
-    press(driver, "Choose")
-    assert "Choose a pool file" in until(driver, lambda: get_text(driver, ".chosen .notice"))
-    driver.find_element("id", "pool-files").send_keys(str(tmp_path / "wide.npy"))
-    until(driver, lambda: "wide.npy" in get_text(driver, ".drop"))
-    press(driver, "Choose")
-    message = until(
-        driver,
-        lambda: (
-            get_text(driver, ".chosen .notice")
-            if "65" in get_text(driver, ".chosen .notice")
-            else ""
-        ),
-    )
+    driver.execute_script("indexedDB.deleteDatabase('dubito')")
+    select_rows(driver, service, tmp_path / "wide.npy", 3)
+    message = until(driver, lambda: get_text(driver, "main .notice.bad"))
     body = (tmp_path / "wide.npy").read_bytes()
     answer = httpx.post(
         f"{service}/acquire", content=body, headers={"Content-Type": "application/x-npy"}
