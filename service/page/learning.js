@@ -19,6 +19,7 @@ export function Fit({ session }) {
   const [{ job, lines }, setFit] = useState({ job: null, lines: [] });
   const [error, setError] = useState(null);
   const timer = useRef(null);
+  const isMounted = useRef(true);
   const isActive = job !== null && ["queued", "running"].includes(job.state);
 
   const send = async (method = "GET") => {
@@ -29,17 +30,21 @@ export function Fit({ session }) {
       setError(null);
       session.isFitting = state.job !== null && ["queued", "running"].includes(state.job.state);
       session.save();
+      if (!isMounted.current) return;
       if (session.isFitting) timer.current = setTimeout(send, POLL_MS);
       else labels.reload();
     } catch (failure) {
       if (!(failure instanceof ServiceError)) throw failure;
       setError(failure);
-      if (failure.status === 0) timer.current = setTimeout(send, POLL_MS);
+      if (failure.status === 0 && isMounted.current) timer.current = setTimeout(send, POLL_MS);
     }
   };
   useEffect(() => {
     if (session.isFitting) send();
-    return () => clearTimeout(timer.current);
+    return () => {
+      isMounted.current = false;
+      clearTimeout(timer.current);
+    };
   }, []);
 
   if (labels.error) return html`<${Failure} ...${labels} />`;

@@ -20,14 +20,18 @@ export function useSession(model, manifest) {
   useEffect(() => {
     if (!manifest) return;
     if (!sessions.has(model)) sessions.set(model, new Session(model, manifest).restore());
-    let current = null;
+    let isMounted = true;
     const redraw = () => draw((count) => count + 1);
-    sessions.get(model).then((loaded) => {
-      current = loaded;
+    const loading = sessions.get(model);
+    loading.then((loaded) => {
+      if (!isMounted) return;
       loaded.listeners.add(redraw);
       setSession(loaded);
     });
-    return () => current?.listeners.delete(redraw);
+    return () => {
+      isMounted = false;
+      loading.then((loaded) => loaded.listeners.delete(redraw));
+    };
   }, [model, manifest]);
   return session;
 }

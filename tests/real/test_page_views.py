@@ -39,7 +39,7 @@ import(new URL(`page/${path}`, document.baseURI))
 TABLE = """
 const cells = (row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' '));
 const tables = [...document.querySelectorAll('table')];
-const found = tables.find((table) => table.caption?.innerText.startsWith(arguments[0]));
+const found = tables.find((table) => table.caption?.textContent.startsWith(arguments[0]));
 return found ? [...found.tBodies].flatMap((body) => [...body.rows].map(cells)) : null;
 """
 LOADED = "const i = arguments[0].querySelector('img'); return i?.complete && i.naturalWidth > 100"
