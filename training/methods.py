@@ -29,6 +29,7 @@ from training.bayes.variational_hypernet import NoisePosterior
 from training.networks.batch_ensemble import BatchEnsemble
 from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.networks.probes import output_layer
+from training.networks.random_features import with_random_features
 from training.sections import Count, LogStd, Positive, Rate, Section
 
 PRIOR_CHOICES = ("auto", "marginal-likelihood", "held-out")
@@ -52,6 +53,7 @@ class Method(Section):
 
     name: ClassVar[str]
     is_variational: ClassVar[bool] = False  # maximises a bound
+    is_post_hoc: ClassVar[bool] = False  # fitted after the network
     supports_int8: ClassVar[bool] = False
     groups_rows: ClassVar[bool] = False  # groups of rows have separate draws in a training step
     # With the full KL weight from the start, weights could collapse to the prior.
@@ -70,6 +72,11 @@ class Method(Section):
     def decay_prior_std(self) -> float | None:
         """The standard deviation of the prior on fixed weights, or None without a prior."""
         return None
+
+    def _check_random_start(self, blueprint: Blueprint) -> None:
+        if blueprint.is_trained or blueprint.trained:
+            expected = f"no trained layers with {self.name}, which starts at random"
+            raise InvalidInput("network", expected, "some")
 
 
 class DrawnMethod(Method):
@@ -260,6 +267,7 @@ class Laplace(DrawnMethod):
     """A Gaussian around the trained last-layer weights (Daxberger et al. 2021)."""
 
     name = "laplace"
+    is_post_hoc = True
 
     structure: Structure = "kronecker"
     prior_std: float | Literal["auto", "marginal-likelihood", "held-out"] = "auto"
@@ -283,6 +291,24 @@ class Laplace(DrawnMethod):
         (slot,) = network.slots
         prior_std = None if isinstance(self.prior_std, str) else self.prior_std
         return LaplacePosterior(slot, self.structure, prior_std)
+
+
+class GaussianProcessLayer(Laplace):
+    """A Gaussian process of the network's features (Liu et al. 2020, "SNGP")."""
+
+    name = "gp-layer"
+    is_post_hoc = False
+
+    features: Annotated[int, Field(ge=16, le=8192)] = 1024
+    prior_std: Positive = 1.0
+
+    def network(self, blueprint: Blueprint) -> DrawnNetwork:
+        self._check_random_start(blueprint)
+
+        def make() -> nn.Module:
+            return with_random_features(blueprint.make(), blueprint.examples, self.features)
+
+        return super().network(replace(blueprint, make=make))
 
 
 class MaximumLikelihood(Method):
@@ -310,11 +336,6 @@ class MaximumLikelihood(Method):
         if blueprint.layers is not None:
             expected = f"no layers for method {self.name}, which draws none"
             raise InvalidInput("network.bayesian", expected, "some")
-
-    def _check_random_start(self, blueprint: Blueprint) -> None:
-        if blueprint.is_trained or blueprint.trained:
-            expected = f"no trained layers with {self.name}, whose members start at random"
-            raise InvalidInput("network", expected, "some")
 
     @property
     def decay_prior_std(self) -> float | None:
@@ -376,6 +397,7 @@ METHODS: dict[str, type[Method]] = {
         AlphaDropout,
         PlainDropout,
         Laplace,
+        GaussianProcessLayer,
         MaximumLikelihood,
         Ensemble,
         AnchoredEnsemble,

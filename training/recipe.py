@@ -314,12 +314,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_method(self) -> "Recipe":
-        method, is_laplace = f"method {self.method}", isinstance(self.posterior, Laplace)
+        method, has_curvature = f"method {self.method}", isinstance(self.posterior, Laplace)
         if self.serving.precision == "int8" and not self.posterior.supports_int8:
             self.refuse(f"float32 for {method}", "serving", "precision")
-        if self.training.epochs == 0 and not is_laplace:
+        if self.training.epochs == 0 and not self.posterior.is_post_hoc:
             self.refuse(f"1 or more for {method}", "training", "epochs")
-        if self.training.early_stopping and (self.is_variational or is_laplace):
+        if self.training.early_stopping and (self.is_variational or has_curvature):
             expected = f"false for {method}, which converges to a bound"
             self.refuse(expected, "training", "early_stopping")
         return self

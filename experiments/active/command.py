@@ -73,8 +73,8 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
         if recipe.name in data:
             raise InvalidInput("name", "recipes with different names", f"{recipe.name!r} twice")
         if isinstance(recipe.posterior, Laplace):
-            expected = "a method fitted by steps (laplace needs validation rows, which cost labels)"
-            raise InvalidInput("method", expected, "'laplace'")
+            expected = "a method fitted by steps alone"
+            raise InvalidInput("method", expected, repr(recipe.method))
         transform, encoder = recipe.data.target_transform, recipe.network.encoder
         if transform != "none":
             expected = "'none' (the choice of a transform needs all labels)"

@@ -41,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dropout-alpha": {"method": "dropout-alpha", "posterior": {"rate": 0.05, "prior_std": 1.0}},
     "variational-hypernet": {"method": "variational-hypernet", "posterior": {"hidden": 10}},
     "laplace": {"method": "laplace", "posterior": {}},
+    "gp-layer": {"method": "gp-layer", "posterior": {}},
     "ensemble": {"method": "ensemble", "posterior": {"members": 10, "prior_std": 1.0}},
     "anchored-ensemble": {"method": "anchored-ensemble", "posterior": {}},
     "batch-ensemble": {"method": "batch-ensemble", "posterior": {"members": 16, "prior_std": 1.0}},

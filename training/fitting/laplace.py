@@ -38,8 +38,8 @@ LOST_NATS = 0.01  # tolerated loss per held-out row
 
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
-    """Check that a laplace recipe trains its network or starts from a trained one."""
-    if not isinstance(recipe.posterior, Laplace) or fixed_epochs(recipe, parent) != 0:
+    """Check that a post-hoc recipe trains its network or starts from a trained one."""
+    if not recipe.posterior.is_post_hoc or fixed_epochs(recipe, parent) != 0:
         return
     if parent is None and not recipe.network.is_trained:
         expected = (

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from training.methods import Laplace
 from training.recipe import Recipe, TrainingSection
 from training.versions import Parent
 
@@ -138,9 +137,9 @@ def stopping_rule(
 
 
 def fixed_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
-    """Return `training.epochs`, or 0 for laplace with a trained network."""
+    """Return `training.epochs`, or 0 for a post-hoc method with a trained network."""
     is_trained = recipe.network.is_trained or parent is not None
-    skips_training = isinstance(recipe.posterior, Laplace) and is_trained
+    skips_training = recipe.posterior.is_post_hoc and is_trained
     return 0 if skips_training and recipe.training.epochs is None else recipe.training.epochs
 
 

@@ -20,7 +20,7 @@ from training.bayes.layers import Slot
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import standard_noise
 from training.data import Dataset
-from training.methods import DrawnMethod, Laplace
+from training.methods import DrawnMethod
 from training.model import initialise
 from training.networks.networks import DrawnNetwork
 from training.recipe import Recipe
@@ -28,7 +28,7 @@ from training.versions import Parent
 
 MOMENT_DRAWS = 4096
 # Keys of `[posterior]` that can differ from the parent's.
-FREE_KEYS = {"prior_std", "pi", "std_1", "std_2", "initial_log_std"}
+FREE_KEYS = {"prior_std", "pi", "std_1", "std_2", "initial_log_std", "structure"}
 
 
 def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
@@ -62,8 +62,7 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
             raise InvalidInput("data.source: classes", expected, f"also {new}"[:300])
         return
     had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
-    # A Laplace posterior is fitted again after training, so its keys can differ.
-    for field in () if isinstance(recipe.posterior, Laplace) else has_posterior.keys() - FREE_KEYS:
+    for field in has_posterior.keys() - FREE_KEYS:
         if had_posterior.get(field) != has_posterior[field]:
             expected = f"{had_posterior.get(field)}, {origin}"
             raise InvalidInput(f"posterior.{field}", expected, f"{has_posterior[field]}")

@@ -47,6 +47,7 @@ from training.networks.probes import (
     watch,
     without_fast_path,
 )
+from training.networks.random_features import RandomFeatures
 from training.networks.selection import (
     EXCLUDE,
     freeze,
@@ -66,6 +67,7 @@ ELEMENTWISE = (
     nn.Softplus,
     nn.Identity,
 )
+CHAINED = (nn.Linear, PiecewiseLinear, RandomFeatures, *ELEMENTWISE, *DROPOUTS)
 WEIGHTED = (
     *DRAWABLE,
     nn.Conv3d,
@@ -418,7 +420,7 @@ class MemberNetwork(Network):
                 self.anchors.append((parameter, anchor, scale))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """||Compute sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members.
+        """Compute sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members.
 
         Anchored members use (W - anchor) / scale instead of W.
         """
@@ -479,6 +481,4 @@ def _check_supported(module: nn.Module, selection: dict[str, Drawable]) -> None:
 
 def _is_chain(module: nn.Module) -> bool:
     """Whether a module is a sequence of Linear layers, encodings and elementwise functions."""
-    return isinstance(module, nn.Sequential) and all(
-        isinstance(layer, (nn.Linear, PiecewiseLinear, *ELEMENTWISE, *DROPOUTS)) for layer in module
-    )
+    return isinstance(module, nn.Sequential) and all(isinstance(layer, CHAINED) for layer in module)

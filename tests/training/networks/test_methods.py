@@ -37,6 +37,7 @@ SMALL = {
     "bhn-weights": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
     "variational-hypernet": {"hidden": 6, "initial_log_std": -2.0},
     "dropout": {"prior_std": 2.0},
+    "gp-layer": {"features": 16},
     "ensemble": {"members": 3, "prior_std": 1.0},
     "batch-ensemble": {"members": 3, "prior_std": 1.0},
 }
@@ -54,6 +55,7 @@ MORE_CASES = [
     *((method, "skips") for method in ("bhn-iaf", "mvn", "variational-hypernet")),
     *((method, "mlp") for method in STRUCTURES),
     *(("laplace", network) for network in ("residuals", "skips", "groups")),
+    ("gp-layer", "residuals"),
 ]
 
 

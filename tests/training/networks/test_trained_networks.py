@@ -64,13 +64,13 @@ def rows():
     return 3.0 + 2.0 * torch.randn(20, 72, generator=torch.Generator().manual_seed(0))
 
 
-APART = {"batch-ensemble", "anchored-ensemble"}  # members that cannot start where one network is
+APART = {"batch-ensemble", "anchored-ensemble", "gp-layer"}  # cannot start where one network is
 
 
 @pytest.mark.parametrize("method", sorted(APART))
-def test_members_that_start_apart_refuse_trained_weights(method):
+def test_methods_that_start_at_random_refuse_trained_weights(method):
     recipe = recipe_with(method=method, network={**DENSE, "start": "trained"})
-    with pytest.raises(InvalidInput, match="whose members start at random"):
+    with pytest.raises(InvalidInput, match="which starts at random"):
         build(recipe, SHAPE, CLASSES, rows())
 
 
