@@ -71,6 +71,7 @@ class Target:
     columns: Mapping[str, Column]
     draw: Callable[["Target", Results], Figure]
     papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)  # by row, column
+    kl_weights: Mapping[str, str] = field(default_factory=dict)  # relative to the ELBO, by row
     seeds: int = MIN_SEEDS
     conclude: Callable[[Results], str] | None = None  # a text about all rows
     remarks: str = ""  # reasons for differences from the paper

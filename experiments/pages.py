@@ -15,6 +15,7 @@ from experiments.cells import MIN_SEEDS, Cell, Column, Results, Target, mean_and
 
 NONE = "–"
 OLDER = "†"
+TEMPERED = "‡"
 OTHERS = "Other comparisons"
 HEADER = f"""\
 # The papers' tables and figures
@@ -101,7 +102,8 @@ def describe_seeds(results: Results) -> str:
 
 
 def row_line(target: Target, row: str, cells: list[Cell]) -> str:
-    columns = [f"{row} {OLDER}" if is_older(target, cells) else row]
+    marks = [OLDER] * is_older(target, cells) + [TEMPERED] * (row in target.kl_weights)
+    columns = [" ".join([row, *marks])]
     for key, column in target.columns.items():
         values = column_values(cells, key)
         text = NONE
@@ -157,6 +159,12 @@ def notes(target: Target, results: Results) -> list[str]:
         lines.append(f"* In some seeds, {curve}: {', '.join(rows)}.")
     if any(is_older(target, cells) for cells in results.values()):
         lines.append(f"* {OLDER} measured by an earlier revision; `--again` repeats it.")
+    weights = [f"{weight} (`{row}`)" for row, weight in target.kl_weights.items() if results[row]]
+    if weights:
+        lines.append(
+            f"* {TEMPERED} tempered, not the paper's objective. The KL weight is this multiple of "
+            f"the ELBO's: {', '.join(weights)}."
+        )
     return [*lines, ""] if lines else []
 
 

@@ -16,6 +16,7 @@ from training.recipe import Recipe
 
 COLUMNS = {"accuracy": Column("accuracy, %"), "log_likelihood": Column("log-likelihood", 4)}
 HELD_OUT = {"validation": 8000, "reference": 1000, "ranking": 1000}
+TRAIN_ROWS = 60_000 - sum(HELD_OUT.values())
 FEW, FEW_HELD_OUT = 5000, {"validation": 1000, "reference": 500, "ranking": 500}
 FEW_EPOCHS = 100
 FEW_REMARKS = (
@@ -83,6 +84,7 @@ TABLE_1 = Target(
         "bbb": {"accuracy": 98.01},
         "dropout": {"accuracy": 98.73},
     },
+    kl_weights={"bbb": "0.001"},
     draw=draw_columns,
     remarks=(
         "`realnvp-8` and `dropout` are below the paper's figures. For `realnvp-8`, a larger KL "
@@ -141,6 +143,8 @@ WIDE_SPIKE: dict[str, Any] = {  # narrow part of the prior, 8 times as wide as i
     "training": {"epochs": 60, "kl_weight": 2e-6},
 }
 
+ELBO: dict[str, Any] = {"training": {"epochs": 14, "kl_weight": None}}  # the paper's objective
+
 
 def layers(units: int) -> dict[str, Any]:
     return {"network": {"hidden": [units, units]}}
@@ -162,7 +166,8 @@ WEIGHT_UNCERTAINTY = Target(
     | {
         f"bbb-mixture-wide-{units}": partial(_fit, "mnist-bbb-mixture", layers(units) | WIDE_SPIKE)
         for units in WIDE_UNITS
-    },
+    }
+    | {"bbb-gaussian-elbo-400": partial(_fit, "mnist-bbb-gaussian", layers(400) | ELBO)},
     columns=COLUMNS,
     papers={
         f"{method}-{units}": {"accuracy": round(100 - error, 2)}
@@ -172,6 +177,12 @@ WEIGHT_UNCERTAINTY = Target(
     | {
         f"bbb-mixture-wide-{units}": {"accuracy": round(100 - error, 2)}
         for units, error in zip(WIDE_UNITS, ERRORS["bbb-mixture"][1], strict=False)
+    }
+    | {"bbb-gaussian-elbo-400": {"accuracy": round(100 - ERRORS["bbb-gaussian"][1][0], 2)}},
+    kl_weights={
+        **{f"bbb-gaussian-{units}": "0.001" for units in UNITS},
+        **{f"bbb-mixture-{units}": "0.0015" for units in UNITS},
+        **{f"bbb-mixture-wide-{units}": "0.1" for units in WIDE_UNITS},
     },
     remarks=(
         "With the paper's recipes, Bayes by Backprop is no better than the same network without "
@@ -208,6 +219,12 @@ LONG = Target(
     papers={
         f"{method}-full": {"accuracy": round(100 - ERRORS[method][1][0], 2)}
         for method in ("bbb-gaussian", "bbb-mixture")
+    },
+    kl_weights={
+        f"{method}-{name}": str(weight * TRAIN_ROWS)
+        for method in ("bbb-gaussian", "bbb-mixture")
+        for name, weight in KL_WEIGHTS.items()
+        if weight
     },
     remarks=("[Figures of seed 0](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."),
     draw=draw_columns,

@@ -106,6 +106,7 @@ PRUNING = Target(
     papers={
         f"{kind}{percent}": {"error": error} for kind in FITS for percent, error in ERRORS.items()
     },
+    kl_weights={f"{p}": "0.0015" for p in ERRORS} | {f"wide-{p}": "0.1" for p in ERRORS},
     draw=_draw,
     remarks=(
         "With a KL weight of 3e-8 and the paper's narrow spike, nearly all weights matter. "

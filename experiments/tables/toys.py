@@ -170,6 +170,7 @@ def _target(
             "log_likelihood": Column("log-likelihood", 3),
             "ratio": Column("ratio off / on the data", 1),
         },
+        kl_weights={f"{method} .1": "0.1" for method in tempered},
         draw=_draw,
         remarks=remarks,
     )

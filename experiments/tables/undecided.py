@@ -120,6 +120,7 @@ UNDECIDED = Target(
             for name in SETS
         },
     },
+    kl_weights={"bbb-gaussian": "0.1"},
     draw=_draw,
     remarks=(
         "With the flag, the network without a posterior abstains equally often. By uncertainty "

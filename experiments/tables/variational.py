@@ -23,6 +23,7 @@ from training.folders import data_root
 
 WEIGHTS = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5")  # of the KL: Kristiadi's lambda
 BATCH_ROWS = 200
+TRAIN_ROWS = 52_000
 POINT = "point"  # the same network without a posterior
 QUANTILES = np.linspace(0.0, 1.0, 101)
 OTHER = "notmnist"
@@ -89,6 +90,7 @@ VARIATIONAL = Target(
         "attacked_accuracy_0.1": Column("accuracy under FGSM .1, %", 1),
         "attacked_entropy_0.1": Column("its entropy", 3),
     },
+    kl_weights={row: f"{float(row) / BATCH_ROWS * TRAIN_ROWS:.3g}" for row in WEIGHTS},
     draw=_draw,
     publishes=True,
 )
