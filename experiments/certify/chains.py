@@ -5,7 +5,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64
@@ -17,19 +16,17 @@ from torch import Tensor
 from experiments.cells import Column, Measured, Results, Target
 from experiments.certify import hamiltonian as hmc
 from experiments.measures import make_measured
+from experiments.pages import panels
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
 from training.fit import Fitted, fit
 from training.recipe import Recipe
 
-SETS = {"boston": "uci/bostonHousing", "wine": "uci/wine-quality-red"}
+SETS = {"wine": "uci/wine-quality-red"}
 UNITS = 10
 EPOCHS, RAMP_EPOCHS = 1500, 100
-# The chains mix only with half of the rows: R-hat is 1.4 with all rows of Boston, 3 of yacht.
-HELD_OUT = {
-    "boston": {"validation": 225, "reference": 1, "ranking": 1},
-    "wine": {"validation": 717, "reference": 1, "ranking": 1},
-}
+# The chains mix only with half of the rows. On Boston, R-hat still reaches 1.52, and 3 on yacht.
+HELD_OUT = {"wine": {"validation": 717, "reference": 1, "ranking": 1}}
 SHIFT = 2.0  # standard deviations per column, for rows off the data
 GRID_POINTS = 1001
 MARGIN = 4.0  # beyond the range of targets, in standard deviations
@@ -125,34 +122,25 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
     }
 
 
-def _draw(_: Target, results: Results) -> Figure:
-    """Plot the epistemic deviations against the exact ones, for the first seed."""
-    figure, axes = plt.subplots(
-        len(SETS),
-        len(hmc.METHODS),
-        figsize=(1.7 * len(hmc.METHODS), 2.6 * len(SETS)),
-        sharex="row",
-        sharey="row",
-        squeeze=False,
-        layout="constrained",
-    )
-    for row, name in zip(axes, SETS, strict=True):
-        exact = results.get(f"{name}-{hmc.EXACT}")
-        for axis, method in zip(row, hmc.METHODS, strict=True):
-            cells = results.get(f"{name}-{method}")
-            axis.set(xscale="log", yscale="log")
-            if name == next(iter(SETS)):
-                axis.set_title(method, fontsize="medium")
-            for scale in (axis.xaxis, axis.yaxis):
-                scale.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-                scale.set_major_formatter(StrMethodFormatter("{x:g}"))
-                scale.set_minor_locator(NullLocator())
-            if exact and cells:
-                pair = [seeds[0].measured.values["std"] for seeds in (exact, cells)]
-                axis.plot(*pair, ".", markersize=4)
-                axis.plot(pair[0], pair[0], color="0.5", linewidth=0.8)
-        row[0].set_ylabel(f"{name}: deviation")
-    figure.supxlabel("epistemic deviation of a test row by Hamiltonian Monte Carlo; grey: equal")
+def _draw(target: Target, results: Results) -> Figure:
+    """Plot the epistemic deviations against the chains', for the first set and seed."""
+    name = next(iter(SETS))
+    figure, axes = panels(len(hmc.METHODS), 6, 11, 2.2, margin=0.6)
+    for axis, method in zip(axes, hmc.METHODS, strict=True):
+        cells, chains = results.get(f"{name}-{method}"), results.get(f"{name}-{hmc.EXACT}")
+        axis.set(xscale="log", yscale="log", title=method)
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            scale.set_major_formatter(StrMethodFormatter("{x:g}"))
+            scale.set_minor_locator(NullLocator())
+        if chains and cells:
+            x, y = (seeds[0].measured.values["std"] for seeds in (chains, cells))
+            axis.plot(x, y, ".", markersize=4, label="test row")
+            axis.plot(x, x, color="0.5", linewidth=0.8, label="equal")
+    axes[0].legend(fontsize="small")
+    figure.suptitle(f"{target.title}: {name}, seed 0")
+    figure.supxlabel("epistemic deviation by the chains")
+    figure.supylabel("by the method")
     return figure
 
 
@@ -165,7 +153,7 @@ def _conclude(results: Results) -> str:
                 max(values[key] for values in seeds) for key in ("r_hat", "r_hat_most")
             )
             lines.append(f"{name} {median:.2f} (median row) and {largest:.2f} (maximum)")
-    return f"Largest split R-hat over seeds, for the exact means of test rows: {', '.join(lines)}."
+    return f"Largest split R-hat over seeds, for the means of test rows: {', '.join(lines)}."
 
 
 CHAINS_OF_UCI = Target(
@@ -174,7 +162,7 @@ CHAINS_OF_UCI = Target(
     protocol=(
         f"Networks have one hidden layer of {UNITS} ReLU units; a seed is a standard split. "
         f"Hamiltonian Monte Carlo: {hmc.SAMPLED}; other methods have different priors. The "
-        "epistemic deviation is divided by the exact one: values below 1 are overconfident. Off "
+        "epistemic deviation is divided by the chains': values below 1 are overconfident. Off "
         f"the data, every column of the test rows is shifted by {SHIFT:g} standard deviations."
     ),
     rows={
@@ -183,12 +171,13 @@ CHAINS_OF_UCI = Target(
         for method in (hmc.EXACT, *hmc.METHODS)
     },
     columns={
-        "ratio": Column("deviation / exact"),
-        "ratio_off": Column("deviation / exact, off the data"),
+        "ratio": Column("deviation / chains"),
+        "ratio_off": Column("deviation / chains, off the data"),
         "rank_correlation": Column("rank correlation of deviations"),
     },
     draw=_draw,
     conclude=_conclude,
+    remarks="Points below the line are overconfident.",
 )
 
 TARGETS = (CHAINS_OF_UCI,)

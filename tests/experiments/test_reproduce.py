@@ -18,6 +18,7 @@ from experiments.findings import Claim, difference_interval, findings_page, read
 from experiments.measures import load_recipe
 from experiments.pages import OLDER, draw_columns, write_pages
 from experiments.tables import (
+    accuracy,
     alpha,
     detection,
     labelling,
@@ -228,6 +229,15 @@ def test_the_interval_of_a_difference_is_welch_s():
     expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     actual = difference_interval(first.tolist(), second.tolist())
     np.testing.assert_allclose(actual, (expected.low, expected.high))
+
+
+def test_tables_mark_rows_with_another_kl_weight_than_the_elbo():
+    for target in (accuracy.TABLE_1, accuracy.WEIGHT_UNCERTAINTY, accuracy.LONG):
+        for row, measure in target.rows.items():
+            recipe, changes = measure.args
+            weight = accuracy.make_recipe(recipe, 0, **changes).training.kl_weight
+            expected = 1.0 if weight is None else weight * accuracy.TRAIN_ROWS
+            assert float(target.kl_weights.get(row, "1")) == pytest.approx(expected)
 
 
 def test_every_claim_is_of_rows_that_there_are():
