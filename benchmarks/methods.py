@@ -13,9 +13,7 @@ from pathlib import Path
 from statistics import median
 from unittest.mock import patch
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.common import bare_parser, publish_untrained, report, serve, spread
 from benchmarks.predict import DRAWS, Client, seconds
@@ -95,22 +93,7 @@ def table(store: ModelStore, times: Times, rounds: int) -> str:
         size = sum(manifest.files[file].size for file in ("sampler.onnx", "network.onnx"))
         cells += [f"{manifest.noise.dimension:,}", f"{size / 1e6:.1f}"]
         lines.append("| " + " | ".join([*cells, f"{megabytes(store, name):.0f}"]) + " |")
-    return "\n".join(lines) + "\n\n![Latency of one row](methods.png)\n"
-
-
-def draw(times: Times) -> Figure:
-    figure, axes = plt.subplots(figsize=(7, 3))
-    bars = {"local draws": "", "draws of weights": WEIGHTS}
-    for i, (label, suffix) in enumerate(bars.items()):
-        values = [median(times[f"{method}{suffix}"][1]) for method in METHODS]
-        axes.bar(np.arange(len(METHODS)) + 0.4 * i, values, 0.4, label=label)
-    axes.axhline(median(times[REFERENCE][1]), color="black", label=REFERENCE)
-    axes.set_xticks(np.arange(len(METHODS)) + 0.2, METHODS, fontsize=8)
-    axes.set_yscale("log")
-    axes.set_ylabel("ms per row")
-    axes.legend()
-    figure.tight_layout()
-    return figure
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -123,7 +106,7 @@ def main() -> None:
         publish_missing(store)
         times = measure(store, options.rounds)
         text = table(store, times, options.rounds)
-    report(options, "methods", text, lambda: draw(times))
+    report(options, "methods", text)
 
 
 if __name__ == "__main__":

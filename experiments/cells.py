@@ -69,7 +69,8 @@ class Target:
     protocol: str
     rows: Mapping[str, Measure]
     columns: Mapping[str, Column]
-    draw: Callable[["Target", Results], Figure]
+    draw: Callable[["Target", Results], Figure] | None = None
+    caption: str = ""  # what the figure shows
     papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)  # by row, column
     kl_weights: Mapping[str, str] = field(default_factory=dict)  # relative to the ELBO, by row
     seeds: int = MIN_SEEDS

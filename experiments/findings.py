@@ -32,7 +32,7 @@ class Claim:
     column: str
     pairs: Sequence[tuple[str, str]]
     margin: float = 0.0
-    training: str = ""  # of the two rows
+    epochs: str = ""  # of the two rows
 
     def judge(self, target: Target, out: Path) -> tuple[str, str]:
         """Return the outcome and its reason."""
@@ -56,12 +56,12 @@ class Claim:
         return outcome(interval.low, interval.high, 0.5), f"in {larger} of {len(pairs)}{rest}"
 
     def settings(self, target: Target, out: Path) -> list[str]:
-        """Return the temperatures, lengths of training and numbers of seeds."""
+        """Return the temperatures, epochs and numbers of seeds."""
         temperatures = dict.fromkeys(target.kl_weights.get(row, "1") for row in self.pairs[0])
         cells = target.results(out)
         seeds = {len(cells[row]) for pair in self.pairs for row in pair}
         span = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
-        return [" / ".join(temperatures), self.training, span]
+        return [" / ".join(temperatures), self.epochs, span]
 
 
 def difference_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
@@ -98,7 +98,7 @@ def read_claims(path: Path = CLAIMS) -> list[Claim]:
             pairs = [(larger.replace("*", name), smaller.replace("*", name)) for name in names]
             margin = float(line["margin"] or 0.0)
             keys = (line["source"], line["target"], line["column"])
-            claims.append(Claim(line["claim"], *keys, pairs, margin, line["training"]))
+            claims.append(Claim(line["claim"], *keys, pairs, margin, line["epochs"]))
     return claims
 
 
@@ -108,24 +108,23 @@ def findings_page(
     lines = [
         "# Findings of the replication",
         "",
-        "`dubito reproduce` measures the cells and writes this page. The evidence is Welch's 95 % "
-        "interval of a difference of means over seeds, or the number of data sets with a larger "
-        "mean. Each test was recorded before its cells were measured, except the tests marked *, "
-        f"whose settings were selected by {EARLIER.format('earlier fits')}.",
+        "`dubito reproduce` writes this page. The evidence is Welch's 95 % interval of a "
+        "difference of means over seeds, or the number of data sets with a larger mean. Tests were "
+        "recorded before their measurements, except for settings marked * "
+        f"({EARLIER.format('selected')} by other fits). The temperature is the weight of the KL relative to the ELBO's, the papers' "
+        "objective (1 without a KL). Two values belong to the two rows of a test.",
         "",
-        "The temperature is the weight of the KL relative to the ELBO's, which is the papers' "
-        "objective. It is 1 for methods without a KL. Two figures belong to the two rows of a "
-        "test. At temperature 1, our Bayes by Backprop errs by "
-        f"{EARLIER.format('3.2 to 3.5 %')} after 600 epochs (seed 0, `dubito "
-        "reproduce weight-uncertainty-600`), and the paper's by 1.4 to 1.8 %.",
+        f"At temperature 1, our Bayes by Backprop errs by {EARLIER.format('3.2 to 3.5 %')} after "
+        "600 epochs (one seed, `dubito reproduce weight-uncertainty-600`), the paper's by 1.4 to "
+        "1.8 %.",
     ]
     for source, group in groupby(claims, lambda claim: claim.source):
-        header = "| claim | outcome | evidence | temperature | training | seeds |"
-        lines += ["", f"## {source}", "", header, "|---|---|---|---|---|---|"]
+        header = "| claim | outcome | temperature | epochs | seeds |"
+        lines += ["", f"## {source}", "", header, "|---|---|---|---|---|"]
         for claim in group:
             result, reason = claim.judge(targets[claim.target], out)
             page = link_to(out / f"{claim.target}.md", folder)
-            evidence = f"[{reason}]({page})" if reason else ""
-            columns = [claim.text, result, evidence, *claim.settings(targets[claim.target], out)]
+            evidence = f"{result}, [{reason}]({page})" if reason else result
+            columns = [claim.text, evidence, *claim.settings(targets[claim.target], out)]
             lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"

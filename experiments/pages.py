@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,10 @@ def write_pages(targets: Sequence[Target], out: Path, findings: Path) -> None:
         num_valid = sum(map(bool, valid.values()))
         picture = out / f"{target.name}.png"
         if num_valid:
-            figure = target.draw(target, valid)
-            figure.savefig(picture, dpi=100)
-            plt.close(figure)
+            if target.draw:
+                figure = target.draw(target, valid)
+                figure.savefig(picture, dpi=100)
+                plt.close(figure)
             path.write_text(page(target, results, link_to(picture, path.parent)))
         name = f"[{target.name}]({link_to(path, out)})" if num_valid else target.name
         cells = len(results) * target.seeds
@@ -88,8 +89,9 @@ def page(target: Target, results: Results, picture: str) -> str:
         *([target.conclude(results), ""] if target.conclude else []),
         *notes(target, results),
         *([target.remarks, ""] if target.remarks else []),
-        f"![Plot]({picture})",
     ]
+    if target.draw:
+        lines += [f"![Plot]({picture})", "", target.caption]
     return "\n".join(lines) + "\n"
 
 
@@ -102,8 +104,9 @@ def describe_seeds(results: Results) -> str:
 
 
 def row_line(target: Target, row: str, cells: list[Cell]) -> str:
-    marks = [OLDER] * is_older(target, cells) + [TEMPERED] * (row in target.kl_weights)
-    columns = [" ".join([row, *marks])]
+    label = f"{row} {OLDER}" if is_older(target, cells) else row
+    weight = target.kl_weights.get(row)
+    columns = [f"{label} {TEMPERED} {weight}" if weight else label]
     for key, column in target.columns.items():
         values = column_values(cells, key)
         text = NONE
@@ -159,41 +162,13 @@ def notes(target: Target, results: Results) -> list[str]:
         lines.append(f"* In some seeds, {curve}: {', '.join(rows)}.")
     if any(is_older(target, cells) for cells in results.values()):
         lines.append(f"* {OLDER} measured by an earlier revision; `--again` repeats it.")
-    weights = [f"{weight} (`{row}`)" for row, weight in target.kl_weights.items() if results[row]]
-    if weights:
-        lines.append(
-            f"* {TEMPERED} tempered, not the paper's objective. The KL weight is this multiple of "
-            f"the ELBO's: {', '.join(weights)}."
-        )
+    if any(results[row] for row in target.kl_weights):
+        lines.append(f"* {TEMPERED} temperature: the weight of the KL relative to the ELBO's.")
     return [*lines, ""] if lines else []
-
-
-def dots(axis: Axes, target: Target, results: Results, key: str) -> None:
-    """Plot a dot for each seed, and a cross for the paper's value."""
-    names = list(results)
-    for position, (row, cells) in enumerate(results.items()):
-        values = column_values(cells, key)
-        axis.plot(values, [position] * len(values), "o", color="C0", alpha=0.7)
-        paper = target.papers.get(row, {}).get(key)
-        if isinstance(paper, float):
-            axis.plot(paper, position, "x", color="C3", markersize=8)
-    axis.set(xlabel=target.columns[key].title, yticks=range(len(names)))
-    axis.set_yticklabels(names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.grid(axis="x", alpha=0.3)
 
 
 def first_seeds(results: Results) -> dict[str, dict[str, Any]]:
     return {row: cells[0].measured.values for row, cells in results.items() if cells}
-
-
-def group_rows(results: Results, names: Iterable[str]) -> dict[str, Results]:
-    """Group the rows `NAME-...` by name, leaving out names without cells."""
-    groups = {
-        name: {row: cells for row, cells in results.items() if row.startswith(f"{name}-")}
-        for name in names
-    }
-    return {name: rows for name, rows in groups.items() if any(rows.values())}
 
 
 def panels(
@@ -213,33 +188,3 @@ def panels(
     for axis in axes.flat[count:]:
         axis.set_axis_off()
     return figure, [*axes.flat[:count]]
-
-
-def draw_columns(target: Target, results: Results) -> Figure:
-    """Plot each column, with a dot for each seed and a cross for the paper's value."""
-    width, height = 1.5 + 3.5 * len(target.columns), 1.4 + 0.32 * len(results)
-    figure, axes = plt.subplots(
-        1,
-        len(target.columns),
-        figsize=(width, height),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis, key in zip(axes[0], target.columns, strict=True):
-        dots(axis, target, results, key)
-        axis.locator_params(axis="x", nbins=6)
-    figure.suptitle(f"{target.title} (× the paper's)" if target.papers else target.title)
-    return figure
-
-
-def draw_boxes(target: Target, results: Results) -> Figure:
-    """Draw box plots of the first column over seeds, with dots and crosses."""
-    key = next(iter(target.columns))
-    figure, axis = plt.subplots(figsize=(9, 1.6 + 0.5 * len(results)), layout="constrained")
-    values = [column_values(cells, key) for cells in results.values()]
-    places = range(len(values))
-    axis.boxplot(values, orientation="horizontal", positions=places, widths=0.5, showfliers=False)
-    dots(axis, target, results, key)
-    figure.suptitle(f"{target.title} (× the paper's)")
-    return figure

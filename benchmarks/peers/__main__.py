@@ -97,14 +97,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also stops the servers
     selected = set(options.only)
     with open_or_publish(options) as store:
-        text, figures = compare(store, options.model, selected, options.seconds, options.rounds)
-    report(options, "peers", text, lambda: plot(figures))
+        text = compare(store, options.model, selected, options.seconds, options.rounds)
+    report(options, "peers", text, lambda: plot(text))
 
 
-def compare(
-    store: ModelStore, name: str, wanted: set[str], seconds: float, rounds: int
-) -> tuple[str, dict[str, list[Measured]]]:
-    """Measure Dubito and the selected peers. Return the table and its data."""
+def compare(store: ModelStore, name: str, wanted: set[str], seconds: float, rounds: int) -> str:
+    """Measure Dubito and the selected peers, and return the page."""
     artifact = store.open(name, store.resolve(name), files=(*NEEDED, "weights.safetensors"))
     model = Model.load(artifact)
     rows = np.random.default_rng(0).integers(0, 256, (300, 784))
@@ -132,7 +130,7 @@ def compare(
                 else:
                     results.setdefault(label, []).append(measured)
                     print(f"    {measured.capacity:.1f} requests/s", flush=True)
-    return table(results, broken, kernel, artifact.manifest.precision, seconds, rounds), results
+    return table(results, broken, kernel, artifact.manifest.precision, seconds, rounds)
 
 
 def make_contenders(

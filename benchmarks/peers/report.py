@@ -1,18 +1,20 @@
 """Table and plot of the comparison with other servers."""
 
+import re
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.common import RESULTS
 from benchmarks.load import Load
 from benchmarks.peers.check import CHECKED_ROUNDS, CHECKED_ROWS, REFERENCE_DRAWS
 from model_store.processes import processors
 
 CONNECTIONS = 64  # when capacity is measured
+COLUMNS = 5
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ def table(
         "",
         f"Before the load, {CHECKED_ROUNDS} answers to each of {CHECKED_ROWS} rows agree in their "
         f"means with {REFERENCE_DRAWS} draws in process, and differ from one another.",
+        "",
+        "![Plot](peers.png)",
+        "",
+        "Dubito is the furthest to the right.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -93,25 +99,35 @@ def latencies(loads: list[Load]) -> str:
     )
 
 
-def plot(results: dict[str, list[Measured]]) -> Figure:
+def plot(page: str) -> Figure:
+    """Plot the requests per second and the latencies in the page's table."""
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if " / " in line]
+    rows = [line for line in lines if len(line) == COLUMNS][1:]
     figure, axes = plt.subplots(
-        1, 2, figsize=(11, 0.4 * len(results) + 1.5), layout="constrained", sharey=True
+        1, 2, figsize=(11, 0.4 * len(rows) + 1.7), layout="constrained", sharey=True
     )
-    figures: list[tuple[str, Callable[[Measured], float]]] = [
-        (f"requests/s, {CONNECTIONS} connections", lambda m: m.capacity),
-        ("p50 at a fifth of capacity, ms", lambda m: 1e3 * m.low.percentile(50)),
-    ]
-    for axis, (title, value) in zip(axes, figures, strict=True):
-        for position, (label, measured) in enumerate(results.items()):
-            colour = "C3" if is_ours(label) else "C0" if label.endswith("batched") else "C7"
-            axis.plot(
-                [value(m) for m in measured],
-                [position] * len(measured),
-                "o",
-                color=colour,
-                alpha=0.7,
-            )
-        axis.set(xscale="log", xlabel=title, yticks=range(len(results)), yticklabels=list(results))
-        axis.grid(axis="x", alpha=0.3)
+    kinds = {"Dubito": "C0", "batched by hand": "0.35", "textbook loop": "0.7"}
+    for position, (label, requests, _, latency, _) in enumerate(rows):
+        ours, batched, textbook = kinds.values()
+        colour = ours if is_ours(label) else batched if label.endswith("batched") else textbook
+        median, low, high = map(float, re.findall(r"[\d.]+", requests))
+        axes[0].plot([low, high], [position] * 2, color=colour)
+        axes[0].plot(median, position, "o", color=colour)
+        axes[1].plot(float(latency.split(" / ")[0]), position, "o", color=colour)
+    names = [label for label, *_ in rows]
+    axes[0].set(xlabel="requests/s on 64 connections (right is better)", xscale="log")
+    axes[0].set(yticks=range(len(rows)), yticklabels=names)
+    axes[1].set(xlabel="median latency, ms, at a fifth of capacity (right is better)", xscale="log")
+    axes[1].invert_xaxis()
     axes[0].invert_yaxis()
+    for axis in axes:
+        axis.grid(axis="x", alpha=0.3)
+    for label, colour in kinds.items():
+        axes[1].plot([], [], "o", color=colour, label=label)
+    axes[1].legend()
+    figure.suptitle("One-row requests with 100 fresh draws: Dubito and other servers")
     return figure
+
+
+if __name__ == "__main__":  # redraw the figure of the stored page
+    plot((RESULTS / "peers.md").read_text()).savefig(RESULTS / "peers.png", dpi=100)

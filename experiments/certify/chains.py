@@ -177,7 +177,7 @@ CHAINS_OF_UCI = Target(
     },
     draw=_draw,
     conclude=_conclude,
-    remarks="Points below the line are overconfident.",
+    caption="Points below the line are overconfident.",
 )
 
 TARGETS = (CHAINS_OF_UCI,)

@@ -4,7 +4,7 @@ The reference is exact given the fit's noise and its other parameters.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from experiments.cells import Column, Measured, Results, Target
-from experiments.pages import count, draw_columns
+from experiments.cells import Column, Measured, Target
+from experiments.pages import count
 from training import recipe as recipes
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.likelihoods import Gaussian
@@ -218,17 +217,6 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
     )
 
 
-def _draw(target: Target, results: Results) -> Figure:
-    titles = {
-        "median": "deviation over exact, median row",
-        "low": "lowest row",
-        "high": "highest row",
-        "change": "change reported by the fit, %",
-    }
-    columns = {key: Column(title) for key, title in titles.items()}
-    return draw_columns(replace(target, columns=columns), results)
-
-
 def _range(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
@@ -252,7 +240,6 @@ EXACT = Target(
         "change": Column("reported change, %", summary=_range),
         "warned": Column("fits with a warning", summary=count),
     },
-    draw=_draw,
     remarks="Both parts of the mixture prior are equal, so that the best posterior is known.",
     seeds=PROBLEMS * SEEDS,
     revision=2,

@@ -117,21 +117,24 @@ def _rows(data: Dataset) -> list[list[float]]:
     return [data.train.x[:ROWS, 0].tolist(), data.train.y[:ROWS].tolist()]
 
 
-def _draw(_: Target, results: Results) -> Figure:
+def _draw(target: Target, results: Results) -> Figure:
     """Plot each method's mean and two epistemic deviations, for the first seed."""
     first = first_seeds(results)
     exact = first.pop(hmc.EXACT, None)
     figure, axes = panels(len(first), 4, 12, 2.6)
     for axis, (row, values) in zip(axes, first.items(), strict=True):
-        for curves, color in ((exact, "0.5"), (values, "C0")):
+        for curves, color, label in ((exact, "0.5", "chains"), (values, "C0", "method")):
             if curves is not None:
                 mean, std = np.array(curves["mean"]), np.array(curves["std"])
                 axis.fill_between(GRID, mean - 2 * std, mean + 2 * std, color=color, alpha=0.3)
-                axis.plot(GRID, mean, color=color)
+                axis.plot(GRID, mean, color=color, label=label)
         if exact is not None:
-            axis.plot(*exact["rows"], ".", color="k", markersize=2)
+            axis.plot(*exact["rows"], ".", color="k", markersize=2, label="training row")
         axis.set(title=row, ylim=(-3.5, 3.5))
-    figure.suptitle("Means and two epistemic deviations; grey: Hamiltonian Monte Carlo")
+    axes[0].legend(fontsize="small")
+    figure.suptitle(target.title)
+    figure.supxlabel("x")
+    figure.supylabel("mean of y, and two epistemic deviations")
     return figure
 
 
@@ -149,6 +152,7 @@ GAP = Target(
         **{f"std_{place}": Column(f"deviation {place}", 3) for place in PLACES},
     },
     draw=_draw,
+    caption="Between the clusters, most bands are narrower than the chains' band.",
 )
 
 TARGETS = (GAP,)

@@ -117,7 +117,7 @@ def compare(
     return values
 
 
-def _draw(_: Target, results: Results) -> Figure:
+def _draw(target: Target, results: Results) -> Figure:
     """Plot each method's probability of the second class for the first seed."""
     first = first_seeds(results)
     figure, axes = panels(len(first), 4, 11, 2.6)
@@ -126,6 +126,9 @@ def _draw(_: Target, results: Results) -> Figure:
         levels = np.linspace(0.0, 1.0, 11)
         shades = axis.contourf(SIDE, SIDE, image, levels=levels, cmap="RdBu")
         axis.set(title=row, xticks=(-4, 0, 4), yticks=(-4, 0, 4))
+    figure.suptitle(target.title)
+    figure.supxlabel("first column")
+    figure.supylabel("second column")
     figure.colorbar(shades, ax=axes, label="probability of the second class", shrink=0.7)
     return figure
 
@@ -145,6 +148,10 @@ MOONS = Target(
         "rank_correlation": Column("rank correlation of BALD"),
     },
     draw=_draw,
+    caption=(
+        "White regions are uncertain. They should widen with the distance from the two moons, as "
+        "in the first panel."
+    ),
 )
 
 TARGETS = (MOONS,)

@@ -9,7 +9,6 @@ import numpy as np
 
 from experiments.cells import Column, Measured, Target
 from experiments.measures import load_recipe, measure_fit
-from experiments.pages import draw_boxes, draw_columns
 from training.data import Dataset, load
 from training.folders import data_root
 from training.recipe import Recipe
@@ -85,7 +84,6 @@ TABLE_1 = Target(
         "dropout": {"accuracy": 98.73},
     },
     kl_weights={"bbb": "0.001"},
-    draw=draw_columns,
     remarks=(
         "`realnvp-8` and `dropout` are below the paper's figures. For `realnvp-8`, a larger KL "
         "weight raised the validation likelihood, but not the accuracy."
@@ -109,14 +107,10 @@ def _few_target(units: int, papers: dict[str, float]) -> Target:
     return Target(
         name=f"table-1-few-{units}",
         title=f"MNIST's first 5,000 rows, {units} units (Bayesian Hypernetworks, Table 1)",
-        protocol=(
-            f"The network is 784-{units}-{units}-10, trained for {FEW_EPOCHS} epochs. The plot is "
-            "Figure 3."
-        ),
+        protocol=(f"The network is 784-{units}-{units}-10, trained for {FEW_EPOCHS} epochs."),
         rows=_few(units, flows),
         columns=COLUMNS,
         papers={row: {"accuracy": accuracy} for row, accuracy in papers.items()},
-        draw=draw_boxes,
         seeds=5,
         remarks=FEW_REMARKS,
     )
@@ -190,7 +184,6 @@ WEIGHT_UNCERTAINTY = Target(
         "mixture](../convergence.md#mnist-600-epochs-of-bayes-by-backprop) reaches the paper's "
         "1.34 %."
     ),
-    draw=draw_columns,
 )
 
 LONG_EPOCHS, LONG_UNITS = 600, 400
@@ -227,7 +220,6 @@ LONG = Target(
         if weight
     },
     remarks=("[Figures of seed 0](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."),
-    draw=draw_columns,
 )
 
 CIFAR = Target(
@@ -250,7 +242,6 @@ CIFAR = Target(
         "dropout": {"accuracy": 74.08},
         "mle": {"accuracy": 72.75},
     },
-    draw=draw_columns,
     remarks=(
         "All rows are above the paper's figures. Hypernetworks are not better than our dropout "
         "and maximum likelihood, which also select the checkpoint by validation rows."

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import load_recipe, make_measured, measure_fit
-from experiments.pages import draw_columns
 from experiments.tables.accuracy import COLUMNS
 from experiments.tables.detection import draw_attacked, evaluated, read_fgsm
 from training.evaluation.attacks import ITERATIONS
@@ -116,6 +115,7 @@ def _target(name: str, units: tuple[int, ...], where: str) -> Target:
             "targeted_entropy": Column("its entropy", 3),
         },
         draw=_draw,
+        caption="With dropout, accuracy falls more slowly under attack and entropy rises.",
         publishes=True,
     )
 
@@ -131,7 +131,6 @@ ALPHA_DRAWS = Target(
     ),
     rows={f"{draws}": partial(measure_time, draws) for draws in NUMBERS_OF_DRAWS},
     columns={"seconds": Column("seconds per epoch")},
-    draw=draw_columns,
 )
 
 ALPHA_CNN = Target(
@@ -143,7 +142,6 @@ ALPHA_CNN = Target(
     ),
     rows={"no-dropout" if row == POINT else row: partial(measure_cnn, row) for row in ROWS},
     columns=COLUMNS,
-    draw=draw_columns,
     remarks=("In the paper, alpha 0 is better than 1 and equal to .5 by both measures."),
 )
 

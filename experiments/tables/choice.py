@@ -7,16 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.figure import Figure
-
-from experiments.cells import Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Target
 from experiments.measures import load_recipe, published
-from experiments.pages import dots, group_rows
 from experiments.tables.detection import ROWS
 from model_store.artifacts.manifest import GRAPHS
-from model_store.inference.model import Model
 from training.fit import Fitted, fit
 from training.recipe import Recipe
 from training.versions import WEIGHTS
@@ -29,7 +23,6 @@ SECONDS = {
     "mnist": 120.0,
 }
 FIRST_EPOCHS, MIN_TIME_SHARE = 3, 0.8
-TIMED_REQUESTS = 15
 METHODS: dict[str, dict[str, Any]] = {  # with posteriors of tables; images have recipes
     "mle": {},
     "dropout": {"rate": 0.05, "prior_std": 1.0},
@@ -79,27 +72,14 @@ def measure(data: str, method: str, seed: int, _: Path) -> Measured:
         result, seconds = fit_for(SECONDS[data], data, method, seed, Path(folder))
         with published(result) as version:
             report, manifest = version.evaluate(ROWS), version.manifest
-            row = result.data.test.x[:1].astype(np.float32)
-            request = request_ms(version.model, row, manifest.noise.default_draws)
     values = {
         **read_report(report),
-        "request_ms": request,
         "kilobytes": sum(manifest.files[file].size for file in (*GRAPHS, WEIGHTS)) / 1e3,
         "seconds": seconds,
         "epochs": float(result.recipe.training.epochs or 0),
     }
     # The curves need not be level, because the time is fixed.
     return Measured(values, result.data.digest()[:16])
-
-
-def request_ms(model: Model, row: np.ndarray, draws: int) -> float:
-    """Measure the median CPU time of a one-row prediction, in ms."""
-    times_ms = []
-    for seed in range(TIMED_REQUESTS + 1):
-        start_s = time.process_time()
-        model.runtime.run_set(row, model.runtime.draw_set(seed, draws))
-        times_ms.append(1000 * (time.process_time() - start_s))
-    return statistics.median(times_ms[1:])
 
 
 def read_report(report: dict[str, Any]) -> dict[str, float]:
@@ -120,38 +100,22 @@ def read_report(report: dict[str, Any]) -> dict[str, float]:
     return values
 
 
-def _draw(target: Target, results: Results) -> Figure:
-    """Plot the log-likelihood and the posterior's detection of each data set."""
-    measured = group_rows(results, SECONDS)
-    figure, axes = plt.subplots(
-        len(measured), 2, figsize=(10, 3.2 * len(measured)), squeeze=False, layout="constrained"
-    )
-    for (data, rows), pair in zip(measured.items(), axes, strict=True):
-        for axis, key in zip(pair, ("log_likelihood", "posterior"), strict=True):
-            dots(axis, target, rows, key)
-            axis.set_yticklabels([row.removeprefix(f"{data}-") for row in rows])
-            axis.set_title(data)
-    return figure
-
-
 CHOICE = Target(
     name="which-method",
     title="Comparison of methods",
     protocol=(
         "All methods are fitted for the same processor time on one core: "
         + ", ".join(f"{data} {seconds:g} s" for data, seconds in SECONDS.items())
-        + ". The error is in % of the test rows, or the RMSE. Detection is the AUROC in %, "
+        + ". Detection is the AUROC in %, "
         "averaged over all outlier sets of `evaluate`, of the posterior's score (entropy, or "
-        "epistemic deviation for regression). A request has one row and new draws."
+        "epistemic deviation for regression)."
     ),
     rows={
         f"{data}-{method}": partial(measure, data, method) for data in SECONDS for method in METHODS
     },
     columns={
-        "error": Column("error", 3),
         "log_likelihood": Column("log-likelihood", 3),
         "posterior": Column("detection", 1),
-        "request_ms": Column("request, ms", 2),
     },
     kl_weights={
         **{f"digits-{method}": "0.096" for method in ("bbb-gaussian", "mvn")},
@@ -160,14 +124,12 @@ CHOICE = Target(
         "mnist-mvn": "0.016",
         "mnist-variational-hypernet": "0.52",
     },
-    draw=_draw,
     remarks=(
         "Splits differ about as much as methods, so three seeds give only a rough ranking.\n\n"
         "* **Detection**: on tables, `ensemble` and `laplace` detect most. The flag's AUROC is 86 "
         "to 98 with every method.\n"
         "* **Likelihood**: no method is best everywhere. On yacht, `mle`, `laplace` and `ensemble` "
         "are very overconfident in one or two of three splits.\n"
-        "* **Request time**: `bbb-gaussian` and `mvn` are slowest, because they draw all weights."
     ),
     publishes=True,
 )

@@ -3,7 +3,6 @@
 from functools import partial
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -13,7 +12,7 @@ from experiments.active.simulation import Work, simulate_all
 from experiments.cells import Column, Measured, Results, Target
 from experiments.findings import LEVEL, difference_interval
 from experiments.measures import load_recipe
-from experiments.pages import column_values, counts
+from experiments.pages import column_values, counts, panels
 from model_store.acquisition.choice import RANDOM
 from training.data import load
 from training.fit import find_device
@@ -79,31 +78,32 @@ def _conclude(results: Results) -> str:
             labels = cells[0].measured.values["labels_at"][rounds - 1]
             ahead.append(f"`{row}` {low:.1f} to {high:.1f} at {labels}")
     return (
-        "Labels saved compared with random choice "
-        f"(Welch's interval at {LEVEL:g}): {', '.join(saved)}. Seeds that count as "
-        f"{END.labels + PROTOCOL.batch} need an unknown number of labels. Gain in accuracy over "
-        "random choice, in points, at the largest number of labels of all seeds of both: "
-        f"{', '.join(ahead)}."
+        f"Labels saved compared with random choice (Welch's interval at {LEVEL:g}; seeds that "
+        f"count as {END.labels + PROTOCOL.batch} need more): {', '.join(saved)}. Gain in accuracy, "
+        f"in points, at the largest number of labels of all seeds: {', '.join(ahead)}."
     )
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot mean accuracies against labels, with random choice as a dashed line."""
-    figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
-    colors: dict[str, str] = {}
-    for row, cells in results.items():
-        arm, _, acquisition = row.rpartition("-")
-        color = colors.setdefault(arm, f"C{len(colors)}")
-        if cells:
-            rounds = min(len(cell.measured.values["labels_at"]) for cell in cells)
-            labels = cells[0].measured.values["labels_at"][:rounds]
-            curves = [cell.measured.values["accuracies"][:rounds] for cell in cells]
-            style = "--" if acquisition == RANDOM else "-"
-            axis.plot(labels, np.mean(curves, axis=0), style, color=color, label=row)
-    axis.axhline(100 * ACCURACY, color="0.5", linewidth=1)
-    axis.set(xlabel="labels", ylabel="test accuracy, %", title=target.title)
-    axis.grid(alpha=0.3)
-    axis.legend()
+    """Plot mean accuracies against labels, one panel for each arm."""
+    arms = dict.fromkeys(row.rpartition("-")[0] for row in results)
+    figure, axes = panels(len(arms), 3, 10, 2.6, margin=0.6)
+    for axis, arm in zip(axes, arms, strict=True):
+        for row, cells in results.items():
+            name, _, acquisition = row.rpartition("-")
+            if name == arm and cells:
+                rounds = min(len(cell.measured.values["labels_at"]) for cell in cells)
+                labels = cells[0].measured.values["labels_at"][:rounds]
+                curves = [cell.measured.values["accuracies"][:rounds] for cell in cells]
+                style = "k--" if acquisition == RANDOM else "C0-"
+                axis.plot(labels, np.mean(curves, axis=0), style, label=acquisition)
+        axis.axhline(100 * ACCURACY, color="0.5", linewidth=1)
+        axis.set(title=arm)
+        axis.grid(alpha=0.3)
+        axis.legend(loc="lower right")
+    figure.suptitle(target.title)
+    figure.supxlabel("labels")
+    figure.supylabel("test accuracy, %")
     return figure
 
 
@@ -120,6 +120,7 @@ FIGURE_4 = Target(
     columns={"labels": Column("labels needed", 0)},
     kl_weights={row: "0.02 to 0.3" for base in STARTS if "bhn" in base for row in make_rows(base)},
     draw=_draw,
+    caption="Where the solid curve is higher, the acquisition saves labels.",
     conclude=_conclude,
     remarks=(
         "The recipes were selected on other data, mostly for the hypernetwork. `bhn-shifted` was "

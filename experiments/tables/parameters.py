@@ -147,14 +147,14 @@ def _draw_products(target: Target, results: Results) -> Figure:
     for axis, (row, cells) in zip(axes.flat, results.items(), strict=False):
         for ends in ((-3.0, -1 / 3), (1 / 3, 3.0)):
             w = np.linspace(*ends, 100)
-            axis.plot(w, 1.0 / w, "--", color="C3", linewidth=1)
+            axis.plot(w, 1.0 / w, "--", color="0.5", linewidth=1)
         if cells:
             best = max((cell.measured.values for cell in cells), key=lambda v: v["lesser_mode"])
             axis.plot(*np.array(best["theta"]).T, ".", markersize=3, alpha=0.5)
         axis.set(title=row, xlabel="w1", xlim=(-3, 3), ylim=(-3, 3), aspect="equal")
     for axis in axes[:, 0]:
         axis.set_ylabel("w2")
-    figure.suptitle(target.title)
+    figure.suptitle(f"{target.title}; dashed: w1 w2 = 1")
     return figure
 
 
@@ -171,7 +171,7 @@ def _draw_correlations(target: Target, results: Results) -> Figure:
             shares = np.mean([cell.measured.values["shares"] for cell in cells], axis=0)
             axis.bar(np.arange(0.0, 1.0, LEVEL), shares, width=LEVEL, align="edge")
             _draw_pairs(below, np.array(cells[0].measured.values["theta"]))
-    figure.suptitle(target.title)
+    figure.suptitle(f"{target.title}; dashed: independent parameters")
     return figure
 
 
@@ -207,6 +207,7 @@ MODES = Target(
         "log_likelihood": Column("log-likelihood", 3),
     },
     draw=_draw_products,
+    caption="A posterior with both modes has draws on both dashed curves.",
     remarks=(
         "Only 8 couplings find both modes, and only with some seeds. The paper does not state the "
         "rows and noise of its figure."
@@ -224,6 +225,7 @@ CORRELATIONS = Target(
     rows={row: partial(measure_correlations, row) for row in CORRELATED},
     columns={"correlated": Column("pairs correlated, %", 1)},
     draw=_draw_correlations,
+    caption="Bars above the dashed line at small p-values, and slanted clouds, show correlations.",
 )
 
 TARGETS = (MODES, CORRELATIONS)

@@ -131,12 +131,15 @@ def _draw(target: Target, results: Results) -> Figure:
     for axis, (row, values) in zip(axes, measured.items(), strict=True):
         grid, low, median, high = values["curves"]
         x, y = values["rows"]
-        axis.plot(x, y, ".", color="0.6", markersize=3)
-        axis.fill_between(grid, low, high, color="C0", alpha=0.3, linewidth=0)
-        axis.plot(grid, median, color="C3")
+        axis.plot(x, y, ".", color="0.6", markersize=3, label="training row")
+        axis.fill_between(grid, low, high, color="C0", alpha=0.3, linewidth=0, label="quartiles")
+        axis.plot(grid, median, color="C0", label="median")
         margin = max(y) - min(y)
         axis.set(title=row, ylim=(min(y) - margin, max(y) + margin))
+    axes[0].legend(fontsize="small")
     figure.suptitle(target.title)
+    figure.supxlabel("x")
+    figure.supylabel("mean of y over draws")
     return figure
 
 
@@ -172,6 +175,7 @@ def _target(
         },
         kl_weights={f"{method} .1": "0.1" for method in tempered},
         draw=_draw,
+        caption="The band should widen where there are no training rows.",
         remarks=remarks,
     )
 

@@ -1,20 +1,17 @@
 """Regression on the standard splits of the UCI data sets.
 
-Li and Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences", and other
-methods with the same network.
+Li and Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences".
 """
 
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import load_recipe, measure_fit, measure_rows
-from experiments.pages import count, dots, group_rows, panels
+from experiments.pages import count
 from training import recipe as recipes
 from training.data import load
 from training.data.findings import inspect_source
@@ -26,24 +23,7 @@ from training.recipe import DataSection
 STEPS = 20_000  # mostly better than 5,000 on the validation rows of four sets
 WIDE, WIDE_UNITS, UNITS = "protein-tertiary-structure", 100, 50
 MAX_EPOCHS = "training.max_epochs"  # stopping reason of fits that reach it
-DROPOUT = {"rate": 0.05, "prior_std": 1.0}
-METHODS: dict[str, dict[str, Any]] = {
-    **{
-        f"alpha-{alpha:g}": {
-            "method": "dropout-alpha",
-            "posterior": DROPOUT,
-            "training": {"alpha": alpha, "samples": 10},
-        }
-        for alpha in (0.0, 0.5, 1.0)
-    },
-    "bhn-realnvp": {
-        "method": "bhn-realnvp",
-        "posterior": {"couplings": 2, "hidden": 50, "initial_log_std": -2.0},
-    },
-    "bbb-gaussian": {"method": "bbb-gaussian", "posterior": {}},
-    "ensemble": {"method": "ensemble", "posterior": {}},
-    "laplace": {"method": "laplace", "posterior": {}},
-}
+ALPHAS = (0.0, 0.5, 1.0)
 # RMSE and log-likelihood of MC dropout: Gal and Ghahramani 2016, with 100 times the epochs and a
 # grid search.
 PUBLISHED = {
@@ -59,37 +39,28 @@ PUBLISHED = {
 }
 
 
-def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
+def _fit(name: str, alpha: float, split: int, runs: Path) -> Measured:
     """Fit a split, with a tenth of its training rows for validation and a few for calibration."""
     rows = len((data_root() / "uci" / name / f"index_train_{split}.txt").read_text().split())
     calibration = {"reference": 10, "ranking": 19}
     train_rows = rows - rows // 10 - sum(calibration.values())
-    epochs = max(1, round(STEPS / (train_rows // 32)))
-    changes = METHODS[method]
-    training = {"epochs": epochs, "batch_rows": 32, **changes.get("training", {})}
-    if method != "bhn-realnvp":
-        training["kl_ramp_epochs"] = None
     recipe = load_recipe(
         "uci-concrete",
         0,
-        name=f"{name}-{method}",
+        name=f"{name}-alpha-{alpha:g}",
         data={"source": f"uci:uci/{name}", "split": split, "validation": rows // 10} | calibration,
         network={"hidden": [WIDE_UNITS if name == WIDE else UNITS]},
-        **{**changes, "training": training},
+        method="dropout-alpha",
+        posterior={"rate": 0.05, "prior_std": 1.0},
+        training={
+            "epochs": max(1, round(STEPS / (train_rows // 32))),
+            "batch_rows": 32,
+            "kl_ramp_epochs": None,
+            "alpha": alpha,
+            "samples": 10,
+        },
     )
     return measure_fit(recipe, runs)
-
-
-def _draw(target: Target, results: Results) -> Figure:
-    """Plot the log-likelihoods of each measured data set."""
-    measured = group_rows(results, PUBLISHED)
-    figure, axes = panels(len(measured), 3, 12, 2.6, margin=0.6, share=False)
-    for axis, (name, rows) in zip(axes, measured.items(), strict=True):
-        dots(axis, target, rows, "log_likelihood")
-        axis.set_yticklabels([row.removeprefix(f"{name}-") for row in rows])
-        axis.set_title(name)
-    figure.suptitle(f"{target.title} (× MC dropout, Gal and Ghahramani 2016)")
-    return figure
 
 
 UCI = Target(
@@ -102,14 +73,15 @@ UCI = Target(
         "grid search and 100 times the epochs."
     ),
     rows={
-        f"{name}-{method}": partial(_fit, name, method) for name in PUBLISHED for method in METHODS
+        f"{name}-alpha-{alpha:g}": partial(_fit, name, alpha)
+        for name in PUBLISHED
+        for alpha in ALPHAS
     },
     columns={"log_likelihood": Column("log-likelihood", 3)},
     papers={
         f"{name}-alpha-0": {"log_likelihood": published}
         for name, (_, published) in PUBLISHED.items()
     },
-    draw=_draw,
     seeds=5,
 )
 
@@ -149,15 +121,6 @@ def _above(results: Results) -> str:
     return f"{len(above)} of {len(measured)} sets have a higher log-likelihood than in brackets."
 
 
-def _draw_defaults(target: Target, results: Results) -> Figure:
-    """Plot the log-likelihoods of each data set on separate axes."""
-    figure, axes = panels(len(results), 3, 12, 4 / 3, share=False)
-    for axis, (name, cells) in zip(axes, results.items(), strict=True):
-        dots(axis, target, {name: cells}, "log_likelihood")
-    figure.suptitle(f"{target.title} (× MC dropout, Gal and Ghahramani 2016)")
-    return figure
-
-
 DEFAULTS = Target(
     name="uci-defaults",
     title="UCI regression with default settings",
@@ -183,7 +146,6 @@ DEFAULTS = Target(
         }
         for name, published in PUBLISHED.items()
     },
-    draw=_draw_defaults,
     seeds=5,
     conclude=_above,
 )

@@ -122,6 +122,7 @@ UNDECIDED = Target(
     },
     kl_weights={"bbb-gaussian": "0.1"},
     draw=_draw,
+    caption="Bars should be low for `test` and high for the other sets.",
     remarks=(
         "With the flag, the network without a posterior abstains equally often. By uncertainty "
         "alone, the result depends on the seed: if the risk requires no abstention on the "

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,7 @@ from experiments.certify import chains, moons
 from experiments.command import load_targets
 from experiments.findings import Claim, difference_interval, findings_page, read_claims
 from experiments.measures import load_recipe
-from experiments.pages import OLDER, draw_columns, write_pages
+from experiments.pages import OLDER, write_pages
 from experiments.tables import (
     accuracy,
     alpha,
@@ -52,7 +53,7 @@ def get_target(measured, seeds=3):
         rows={row: measure(row) for row in ("a", "b", "c")},
         columns={"accuracy": Column("accuracy, %")},
         papers={"a": {"accuracy": 90.5}},
-        draw=draw_columns,
+        draw=lambda *_: plt.figure(),
         seeds=seeds,
     )
 
