@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float32, Float64
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from experiments.cells import Column, Measured, Results, Target
@@ -101,8 +100,8 @@ def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
 def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
     """Compare epistemic deviations with the exact posterior, on and off the data.
 
-    For test rows, also return their rank correlation, the total variation between predictive
-    distributions, and the mean log-likelihood.
+    For test rows, also return the total variation between predictive distributions, and the mean
+    log-likelihood.
     """
     tests, y = len(exact.y), exact.y
     spread, exact_spread = (part[..., 0].std(axis=0) for part in (moments, exact.moments))
@@ -115,7 +114,6 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
     return {
         "ratio": float(spread[:tests].mean() / exact_spread[:tests].mean()),
         "ratio_off": float(spread[tests:].mean() / exact_spread[tests:].mean()),
-        "rank_correlation": float(spearmanr(spread[:tests], exact_spread[:tests])[0]),
         "variation": float(0.5 * step * np.abs(density - exact_density).sum(axis=1).mean()),
         "log_likelihood": float(np.logaddexp.reduce(by_draw, axis=0).mean() - np.log(len(by_draw))),
         "std": spread[:tests].round(4).tolist(),
@@ -173,7 +171,6 @@ CHAINS_OF_UCI = Target(
     columns={
         "ratio": Column("deviation / chains"),
         "ratio_off": Column("deviation / chains, off the data"),
-        "rank_correlation": Column("rank correlation of deviations"),
     },
     draw=_draw,
     conclude=_conclude,

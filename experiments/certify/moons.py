@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float64
 from matplotlib.figure import Figure
 from scipy.spatial import cKDTree
-from scipy.stats import spearmanr
 from sklearn.datasets import make_moons
 from torch import Tensor
 
@@ -99,16 +98,12 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 def compare(
     probs: Float64[np.ndarray, "K N"], exact: Float64[np.ndarray, "J N"], rows: np.ndarray
 ) -> dict[str, Any]:
-    """Compare predictive distributions and BALD near the training rows and far from them.
-
-    Also return the rank correlation of BALD over the grid.
-    """
+    """Compare predictive distributions and BALD near the training rows and far from them."""
     distance = cKDTree(rows).query(GRID)[0]
     scores, exact_scores = bald(probs), bald(exact)
     variation = np.abs(probs.mean(axis=0) - exact.mean(axis=0))
     values: dict[str, Any] = {
         "probability": probs.mean(axis=0).round(4).tolist(),
-        "rank_correlation": float(spearmanr(scores, exact_scores)[0]),
     }
     for place, mask in {"near": distance <= NEAR, "far": distance >= FAR}.items():
         values[f"bald_{place}"] = float(scores[mask].mean())
@@ -145,7 +140,6 @@ MOONS = Target(
     rows={row: partial(measure, row) for row in (hmc.EXACT, *hmc.METHODS)},
     columns={
         **{f"ratio_{place}": Column(f"BALD / exact, {place}") for place in ("near", "far")},
-        "rank_correlation": Column("rank correlation of BALD"),
     },
     draw=_draw,
     caption=(

@@ -11,7 +11,6 @@ import numpy as np
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import load_recipe, measure_fit, measure_rows
-from experiments.pages import count
 from training import recipe as recipes
 from training.data import load
 from training.data.findings import inspect_source
@@ -22,7 +21,6 @@ from training.recipe import DataSection
 
 STEPS = 20_000  # mostly better than 5,000 on the validation rows of four sets
 WIDE, WIDE_UNITS, UNITS = "protein-tertiary-structure", 100, 50
-MAX_EPOCHS = "training.max_epochs"  # stopping reason of fits that reach it
 ALPHAS = (0.0, 0.5, 1.0)
 # RMSE and log-likelihood of MC dropout: Gal and Ghahramani 2016, with 100 times the epochs and a
 # grid search.
@@ -102,11 +100,9 @@ def _fit_default(name: str, split: int, runs: Path) -> Measured:
     content = plan.recipe.model_dump(exclude_unset=True)
     content["data"] = {**content["data"], **source, "target": None}
     result = fit(recipes.validate(content, name), runs=runs, quiet=True)
-    ends = float(MAX_EPOCHS in (result.provenance.stopped or ""))
-    values = measure_rows(result, result.data.test) | {"ends_at_most": ends}
-    return Measured(
-        values, result.data.digest()[:16]
-    )  # `moving` stays empty: defaults count, level or not
+    values = measure_rows(result, result.data.test)
+    # `moving` stays empty: defaults count, level or not
+    return Measured(values, result.data.digest()[:16])
 
 
 def _above(results: Results) -> str:
@@ -136,7 +132,6 @@ DEFAULTS = Target(
     columns={
         "rmse": Column("RMSE", 3),
         **UCI.columns,
-        "ends_at_most": Column("ended by max_epochs", summary=count),
     },
     papers={
         name: {
