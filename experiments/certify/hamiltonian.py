@@ -164,18 +164,6 @@ def _with_gradient(
     return value.detach(), gradient
 
 
-def densities(
-    moments: Float64[np.ndarray, "K M 2"], y: Float64[np.ndarray, "T"]
-) -> Float64[np.ndarray, "M T"]:
-    """Compute each row's predictive density on a grid of targets."""
-    result = np.empty((moments.shape[1], len(y)))
-    for row in range(len(result)):
-        mean, variance = moments[:, row, :1], np.exp(moments[:, row, 1:])
-        by_draw = np.exp(-0.5 * np.square(y - mean) / variance) / np.sqrt(2 * np.pi * variance)
-        result[row] = by_draw.mean(axis=0)
-    return result
-
-
 def split_r_hat(values: Float[Tensor, "M K ..."]) -> Float[Tensor, "..."]:
     """Compute split R-hat; values near 1 indicate convergence.
 

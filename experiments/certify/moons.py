@@ -101,14 +101,12 @@ def compare(
     """Compare predictive distributions and BALD near the training rows and far from them."""
     distance = cKDTree(rows).query(GRID)[0]
     scores, exact_scores = bald(probs), bald(exact)
-    variation = np.abs(probs.mean(axis=0) - exact.mean(axis=0))
     values: dict[str, Any] = {
         "probability": probs.mean(axis=0).round(4).tolist(),
     }
     for place, mask in {"near": distance <= NEAR, "far": distance >= FAR}.items():
         values[f"bald_{place}"] = float(scores[mask].mean())
         values[f"ratio_{place}"] = float(scores[mask].mean() / exact_scores[mask].mean())
-        values[f"variation_{place}"] = float(variation[mask].mean())
     return values
 
 

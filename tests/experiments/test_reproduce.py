@@ -258,8 +258,6 @@ def test_doubt_of_two_classes_is_compared_near_the_rows_and_far_from_them():
     values = moons.compare(custom, exact, rows)
     mutual = np.log(2) + 0.25 * np.log(0.25) + 0.75 * np.log(0.75)
     assert values["ratio_far"] == pytest.approx(mutual / np.log(2))
-    assert values["variation_far"] == 0.0
-    assert values["variation_near"] == pytest.approx(0.25)
     assert values["bald_near"] == pytest.approx(0.0)
     assert values["ratio_near"] == pytest.approx(0.0)
 
@@ -272,20 +270,10 @@ def test_doubt_about_rows_of_a_table_is_compared_with_the_exact_one():
         means = factor * scale * draws
         return np.stack([means, np.full_like(means, log_variance)], axis=-1)
 
-    y = np.zeros(3)
-    exact = chains.Exact(moments(1.0, 0.0), y, np.linspace(-10.0, 10.0, 50), {}, "")
+    exact = chains.Exact(moments(1.0, 0.0), 3, {}, "")
     same = chains.compare(exact.moments, exact)
     assert same["ratio"] == same["ratio_off"] == 1.0
-    assert same["variation"] == 0.0
-    # the predictive distribution of a row is about N(0, 1 + scale^2)
-    expected = -0.5 * np.log(2 * np.pi * (1.0 + scale[:3] ** 2)).mean()
-    assert same["log_likelihood"] == pytest.approx(expected, abs=0.03)
-    half = chains.compare(moments(0.5, 0.0), exact)
-    assert half["ratio"] == pytest.approx(0.5)
-    narrow, wide = (stats.norm(0.0, np.hypot(1.0, factor * scale[:3])) for factor in (0.5, 1.0))
-    grid = np.linspace(-40.0, 40.0, 8_001)[:, None]
-    variation = 0.5 * 0.01 * np.abs(narrow.pdf(grid) - wide.pdf(grid)).sum(axis=0).mean()
-    assert half["variation"] == pytest.approx(variation, abs=0.02)
+    assert chains.compare(moments(0.5, 0.0), exact)["ratio"] == pytest.approx(0.5)
 
 
 def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_ones_small_ones():
