@@ -4,7 +4,7 @@ The reference has the network, prior and noise of `bbb-gaussian`; other methods 
 """
 
 import math
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,6 @@ def make_recipe(method: str, seed: int, **training: Any) -> Recipe:
     )
 
 
-@cache
 def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], float, float]:
     """Sample the posterior by Hamiltonian Monte Carlo.
 
