@@ -20,6 +20,7 @@ class TrainingRows:
     x: Float32[np.ndarray, "R I"] | UInt8[np.ndarray, "R I"]
     scale: Float32[np.ndarray, "I"]  # unit of each number in distances
     ids: tuple[str, ...]
+    labels: Float64[np.ndarray, "R"] | None = None  # class numbers or targets
 
     def __len__(self) -> int:
         return len(self.x)
@@ -42,7 +43,9 @@ class TrainingRows:
 
     def tensors(self) -> dict[str, np.ndarray]:
         ids = [name.encode() for name in self.ids]
+        labels = {} if self.labels is None else {"labels": self.labels}
         return {
+            **labels,
             "x": self.x,
             "scale": self.scale,
             "ids": np.frombuffer(b"".join(ids), dtype=np.uint8),
@@ -57,7 +60,7 @@ class TrainingRows:
             ValueError: if the tensors are invalid.
         """
         expected = {"x", "scale", "ids", "id_ends"}
-        if set(tensors) != expected:
+        if set(tensors) - {"labels"} != expected:
             raise ValueError(f"expected tensors {sorted(expected)}, got others")
         x, scale, ids, ends = (tensors[name] for name in ("x", "scale", "ids", "id_ends"))
         if (
@@ -77,7 +80,12 @@ class TrainingRows:
             raise ValueError("x: expected finite numbers")
         if ids.dtype != np.uint8 or ids.ndim != 1 or len(ids) > MAX_ID_BYTES:
             raise ValueError(f"ids: expected up to {MAX_ID_BYTES} bytes")
-        return cls(x, scale, _texts(ids, ends, len(x)))
+        labels = tensors.get("labels")
+        if labels is not None and not (
+            labels.dtype == np.float64 and labels.shape == (len(x),) and np.isfinite(labels).all()
+        ):
+            raise ValueError(f"labels: expected {len(x)} finite float64 numbers")
+        return cls(x, scale, _texts(ids, ends, len(x)), labels)
 
 
 def _texts(

@@ -1,5 +1,6 @@
 """Routes that return rows: training rows of a version, and unusual live rows."""
 
+from collections.abc import Sequence
 from math import floor, log10
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from service.api.answers import DriftDetailsAnswer
 from service.api.dependencies import CurrentContext, CurrentRequest, ModelName
 from service.api.openapi import ROW_ERRORS, errors
 from service.api.responses import format_column_time, json_response
-from service.api.schemas import Envelope, ExamplesAnswer, ModelQuery
+from service.api.schemas import Envelope, ExamplesAnswer, ExamplesQuery
 from service.auth.scopes import needs
 from service.models.drift import column_shifts
 from service.models.models import ServedModel
@@ -38,25 +39,38 @@ router = APIRouter(tags=["Predict"])
     dependencies=[needs("rows")],
 )
 async def get_examples(
-    context: CurrentContext, call: CurrentRequest, query: Annotated[ModelQuery, Query()]
+    context: CurrentContext, call: CurrentRequest, query: Annotated[ExamplesQuery, Query()]
 ) -> Response:
     """Return training rows that were published with a version."""
     loaded = await context.find_model(call, query)
-    rows = await context.threads.files(lambda: example_rows(loaded, query.encoded))
-    return json_response({"model": loaded.name, "version": loaded.version, "inputs": rows})
+    rows = await context.threads.files(lambda: example_rows(loaded, query.encoded, query.id))
+    return json_response({"model": loaded.name, "version": loaded.version, **rows})
 
 
-def example_rows(loaded: ServedModel, encoded: bool) -> list[Any]:
-    """Return evenly spaced training rows, in the form that /predict takes.
+def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the training rows with some ids, or rows evenly spaced by label.
 
-    The list is empty if the version has an encoder or no stored training rows.
+    Rows come in the form that /predict takes. There are none if the version has an encoder or no
+    stored training rows.
     """
     model = loaded.model
-    if model.training_rows is None or model.manifest.encoder is not None:
-        return []
-    x, spec = model.training_rows.x, model.manifest.input
-    count = min(len(x), MAX_ROWS, MAX_NUMBERS // x.shape[1])
-    return _decode(x[np.arange(count) * len(x) // max(count, 1)], spec, encoded)
+    stored, spec, classes = model.training_rows, model.manifest.input, model.manifest.classes
+    if stored is None or model.manifest.encoder is not None:
+        return {"inputs": [], "ids": [], "labels": None}
+    size = len(stored)
+    order = np.arange(size) if stored.labels is None else np.argsort(stored.labels, kind="stable")
+    if ids:
+        order = np.array([stored.ids.index(name) for name in ids if name in stored.ids], dtype=int)
+    count = min(len(order), MAX_ROWS, MAX_NUMBERS // stored.x.shape[1])
+    index = order[np.arange(count) * len(order) // max(count, 1)]
+    rows = _decode(stored.x[index], spec, encoded)
+    known = [n for n, row in enumerate(rows) if row is not None]
+    labels: list[Any] | None = None
+    if stored.labels is not None:
+        values = stored.labels[index[known]].tolist()
+        labels = [classes[int(value)] for value in values] if classes else values
+    names = [stored.ids[i] for i in index[known].tolist()]
+    return {"inputs": [rows[n] for n in known], "ids": names, "labels": labels}
 
 
 @router.get(
@@ -87,13 +101,14 @@ def describe_drift(loaded: ServedModel) -> dict[str, Any]:
         "rows": len(recent),
         "columns": shifts,
         "limit": limit,
-        "unusual": [{"p_value": p, "input": row[0]} for p, row in inputs if row],
+        "unusual": [{"p_value": p, "input": row[0]} for p, row in inputs if row[0] is not None],
     }
 
 
 def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec, encoded: bool) -> list[Any]:
+    """Convert rows to the form that /predict takes, or None for a row with an unknown category."""
     if spec.columns and not encoded:
-        return [row for row in map(_decoder(spec), rows) if row is not None]
+        return list(map(_decoder(spec), rows))
     nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()
     return nested
 

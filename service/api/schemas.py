@@ -419,12 +419,22 @@ class PreviewAnswer(BaseModel):
     preview: list[PreviewRow]
 
 
+class ExamplesQuery(ModelQuery):
+    id: list[str] = Field(default_factory=list, max_length=32)
+    """ids of the rows to return, for example from `nearest` in an explanation"""
+
+
 class ExamplesAnswer(BaseModel):
-    """Example rows for /predict."""
+    """Training rows in the form that /predict takes.
+
+    `labels` are class names or targets, or null if the version does not have them.
+    """
 
     model: str
     version: str
     inputs: list[dict[str, Any] | list[Any]]
+    ids: list[str]
+    labels: list[str] | list[float] | None
 
 
 class ListQuery(QueryModel):

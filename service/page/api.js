@@ -3,6 +3,9 @@
 const keys = { page: null, admin: null }; // admin requests fall back to the page's key
 let openDialog = null; // promise of the key dialog while it is open
 
+/** Return whether the user has entered a key. */
+export const hasKey = () => keys.page !== null;
+
 /** An error response: its `status` (0 if the service is unreachable) and the service's `message`. */
 export class ServiceError extends Error {
   constructor(status, message, retryAfter) {

@@ -123,3 +123,33 @@ export function useFetch(load, dependencies, { everyMs = null } = {}) {
 
 /** Load data every `everyMs` milliseconds while the page is visible; see `useFetch`. */
 export const usePolling = (load, everyMs, dependencies) => useFetch(load, dependencies, { everyMs });
+
+/** Return a ref of an element that takes files: dropped on it, or pasted anywhere while it is visible. */
+export function useFiles(handle) {
+  const place = useRef(null), latest = useRef(handle);
+  latest.current = handle;
+  useEffect(() => {
+    const element = place.current;
+    const take = (event, files) => {
+      if (!files.length) return;
+      event.preventDefault();
+      latest.current(files);
+    };
+    const drop = (event) => take(event, event.dataTransfer.files);
+    const paste = (event) => element.checkVisibility() && take(event, event.clipboardData.files);
+    element.addEventListener("drop", drop);
+    document.addEventListener("paste", paste);
+    return () => {
+      element.removeEventListener("drop", drop);
+      document.removeEventListener("paste", paste);
+    };
+  }, []);
+  return place;
+}
+
+/** Save bytes or text as a file. */
+export function download(name, content, type) {
+  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([content], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}

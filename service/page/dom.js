@@ -52,33 +52,6 @@ export function field(text, control, hint = null) {
   return h("p", { class: "field" }, h("label", { for: control.id }, text), control, description);
 }
 
-/** Create a slider with its value next to it; `toValue` maps its position to the value. */
-export function slider(text, { min, max, step, value, toValue = (x) => x, format = String, onchange }) {
-  const output = h("output");
-  const control = h("input", { type: "range", min, max, step, value });
-  const update = () => {
-    output.textContent = format(toValue(Number(control.value)));
-    control.setAttribute("aria-valuetext", output.textContent);
-  };
-  update();
-  control.addEventListener("input", () => {
-    update();
-    onchange();
-  });
-  control.id = `control-${++idCount}`;
-  output.htmlFor = control.id;
-  return {
-    element: h("p", { class: "field slider" }, h("label", { for: control.id }, text), control, output),
-    get value() {
-      return toValue(Number(control.value));
-    },
-    set position(position) {
-      control.value = position;
-      update();
-    },
-  };
-}
-
 /** Create tabs from `panels`, [name, element]; arrow keys move between them. */
 export function tabs(label, panels, onchange = () => {}) {
   const bar = h("div", { role: "tablist", "aria-label": label, class: "tabs" });
@@ -147,11 +120,5 @@ export function noModel(title, { models }) {
   ];
 }
 
-/** Save bytes or text as a file. */
-export function download(name, content, type) {
-  const link = h("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}
-
 export * from "./format.js";
+export { download } from "./components.js";

@@ -4,7 +4,7 @@ import { requestJson, ServiceError } from "./api.js";
 import { address, Button, Card, Failure, html, Notice, render, useEffect, useErrorBoundary, useFetch, useRef, useState } from "./components.js";
 
 const VIEWS = {
-  try: { title: "Try", load: () => import("./ask.js") },
+  try: { title: "Try", load: () => import("./try.js") },
   label: { title: "Label", load: () => import("./label.js") },
   models: { title: "Models", load: () => import("./models.js") },
   monitor: { title: "Monitor", load: () => import("./monitor.js") },

@@ -220,4 +220,5 @@ def nearest_rows(
     ids = index if sample.ids is None else sample.ids
     max_bytes = MAX_ID_BYTES // len(sample)
     names = tuple(str(name).encode()[:max_bytes].decode(errors="ignore") for name in ids.tolist())
-    return {TRAINING_ROWS: save_arrays(TrainingRows(sample.x, scale, names).tensors())}
+    rows = TrainingRows(sample.x, scale, names, sample.y.astype(np.float64))
+    return {TRAINING_ROWS: save_arrays(rows.tensors())}

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.inference.model import Model
+from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from training.calibration.calibrate import match_groups
@@ -19,6 +20,7 @@ from training.scoring import rows_per_draw_set, served_prediction
 from training.seeds import ServedRows, generator, hash_key
 
 NOISE_ROWS = 1000
+RELIABLE_PROBABILITY = 0.9  # as the web page rates answers
 MIN_UNCERTAINTY = 1e-300  # avoids a division by 0
 
 
@@ -93,6 +95,9 @@ def measure(model: Model, rows: MeasuredRows) -> Quality:
     if isinstance(test.scores, Scores):
         probs = _reorder(test.scores.probabilities, model.manifest.classes or (), rows.classes)
         figures = class_figures(probs, rows.test.y)
+        is_reliable = _find_reliable(test)
+        if is_reliable.any():
+            figures["reliable_accuracy"] = Share((probs.argmax(axis=1) == rows.test.y)[is_reliable])
     else:
         intervals = test.intervals(0.95)
         assert intervals is not None
@@ -102,6 +107,16 @@ def measure(model: Model, rows: MeasuredRows) -> Quality:
     figures["flag_rate_at_05"] = Share(test.judged_p_values.p_value <= 0.05)
     figures["uniform_noise_flagged_at_05"] = Share(noise.judged_p_values.p_value <= 0.05)
     return Quality(figures, disagreement(test.scores), disagreement(noise.scores))
+
+
+def _find_reliable(test: Prediction) -> Bool[np.ndarray, "N"]:
+    """Mark unflagged rows with a probable label and no other class in the 95 % prediction set."""
+    sets = test.prediction_sets(0.95)
+    assert sets is not None
+    assert isinstance(test.scores, Scores)
+    is_probable = test.scores.probabilities.max(axis=1) > RELIABLE_PROBABILITY
+    is_flagged = test.judged_p_values.p_value <= 0.05
+    return is_probable & ~is_flagged & (sets.sum(axis=1) == 1)
 
 
 def _reorder(

@@ -7,7 +7,8 @@ from model_store.inference.training_rows import BLOCK_NUMBERS, TrainingRows
 def some(dtype=np.float32, count=40, numbers=5):
     x = np.random.default_rng(0).integers(0, 256, (count, numbers)).astype(dtype)
     scale = np.linspace(1, 3, numbers, dtype=np.float32)
-    return TrainingRows(x, scale, tuple(f"ü{i}" if i else "" for i in range(count)))
+    names = tuple(f"ü{i}" if i else "" for i in range(count))
+    return TrainingRows(x, scale, names, np.arange(count, dtype=np.float64))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
@@ -35,6 +36,8 @@ def test_rows_come_back_as_they_were_written():
     assert again.ids == rows.ids
     assert np.array_equal(again.x, rows.x)
     assert np.array_equal(again.scale, rows.scale)
+    assert again.labels is not None
+    assert np.array_equal(again.labels, rows.labels)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +54,11 @@ def test_rows_come_back_as_they_were_written():
         ("id_ends", np.arange(40)[::-1].copy()),
         ("id_ends", np.arange(40)),
         ("id_ends", np.arange(39)),
+        ("labels", np.full(40, np.inf)),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(name, wrong):
-    with pytest.raises(ValueError, match=r"^(x|scale|ids|id_ends): expected"):
+    with pytest.raises(ValueError, match=r"^(x|scale|ids|id_ends|labels): expected"):
         TrainingRows.from_tensors({**some().tensors(), name: wrong}, 5)
 
 

@@ -115,6 +115,21 @@ def test_drift_is_described_by_columns_and_unusual_rows(ask):
     assert ask.client.get("/models/digits/drift").json()["columns"] == {}
 
 
+def test_examples_have_labels_and_nearest_rows_can_be_requested_by_id(ask):
+    def get(**query):
+        return ask.client.get("/predict/examples", params=query).json()
+
+    digits = get(model="digits")
+    assert set(digits["labels"]) == {str(label) for label in range(10)}
+    images, labels = load_digits(return_X_y=True)
+    for row, name, label in zip(digits["inputs"], digits["ids"], digits["labels"], strict=True):
+        assert (images[int(name)].reshape(8, 8).tolist(), str(labels[int(name)])) == (row, label)
+    chosen = [digits["ids"][20], digits["ids"][3]]
+    subset = get(model="digits", id=[*chosen, "unknown"])
+    assert subset["ids"] == chosen
+    assert subset["inputs"] == [digits["inputs"][20], digits["inputs"][3]]
+
+
 def test_a_pool_as_a_file_is_ranked_as_its_rows_and_what_the_model_does_not_know_of_it_is_said(ask):
     """A file as pandas writes it: scores of the same rows as objects, unknown categories counted,
     errors by id."""
