@@ -20,10 +20,15 @@ each docstring.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 MAX_ERRORS = 10  # reported at once
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Describe the allowed values, for example "one of a, b"."""
+    return f"one of {', '.join(names) or '(none)'}"
 
 
 class DubitoError(Exception):

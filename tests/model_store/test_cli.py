@@ -181,7 +181,7 @@ def test_show_says_what_a_version_is(store):
     [
         (
             ("delete", "digits:9"),
-            "error: version: expected one of ['1', '2', '3', 'latest'] of model digits, got '9'",
+            "error: version: expected one of 1, 2, 3, latest of model digits, got '9'",
         ),
         (
             ("delete", "digits:latest"),
@@ -189,7 +189,7 @@ def test_show_says_what_a_version_is(store):
         ),
         (
             ("delete", "nothing", "--force"),
-            "error: model: expected one of ['digits', 'other'], got 'nothing'",
+            "error: model: expected one of digits, other, got 'nothing'",
         ),
         (("show", "digits:9"), "error: version: expected one of"),
         (
@@ -202,13 +202,13 @@ def test_show_says_what_a_version_is(store):
         ),
         (
             ("alias", "digits", "champion", "--remove"),
-            "error: alias: expected one of ['latest'] of model digits",
+            "error: alias: expected one of latest of model digits",
         ),
         (("alias", "digits", "latest", "--remove"), "error: alias: expected another than latest"),
         (("alias", "digits", "champion", "9"), "error: version: expected one of"),
         (
             ("alias", "nothing", "champion", "1"),
-            "error: model: expected one of ['digits', 'other'], got 'nothing'",
+            "error: model: expected one of digits, other, got 'nothing'",
         ),
         (("alias", "digits", "7", "1"), "error: alias: expected a name"),
         (("keep", "digits", "0"), "error: newest: expected at least 1, got 0"),

@@ -505,9 +505,7 @@ def test_an_open_page_notices_new_changed_and_removed_models(driver, service, st
     shutil.rmtree(store / "late")
     until(driver, lambda: serving(None))
     press(driver, "Noise")
-    until(
-        driver, lambda: "model: expected one of ['digits']" in get_text(driver, ".answers .notice")
-    )
+    until(driver, lambda: "model: expected one of digits" in get_text(driver, ".answers .notice"))
     seen("live")
     assert seen("ask") == ["digits"]
     assert get_text(driver, "main h1") == "Ask digits"

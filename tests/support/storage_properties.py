@@ -52,7 +52,7 @@ def readers_get_what_was_published(make):
 def an_empty_store_has_no_models(make):
     assert (make().names(), make().versions("m"), make().aliases("m")) == ([], [], {})
     for use in (lambda: make().resolve("m"), lambda: make().keep("m", 1)):
-        with pytest.raises(NotFound, match=r"model: expected one of \[\], got 'm'"):
+        with pytest.raises(NotFound, match=r"model: expected one of \(none\), got 'm'"):
             use()
 
 

@@ -245,7 +245,7 @@ def test_a_warm_start_goes_on_from_the_optimiser_too(tmp_path):
         (["--race", "1.5"], {}, "--race: expected a number in (0, 1), got 1.5"),
         (["--target-accuracy", "95"], {}, "--target-accuracy: expected a number"),
         (["--target-rmse", "2"], {}, "--target-rmse: expected --target-accuracy"),
-        (["--acquisition", "variance"], {}, "acquisition: expected one of ["),
+        (["--acquisition", "variance"], {}, "acquisition: expected one of "),
         ([], {"method": "laplace"}, "method: expected a method fitted by steps"),
     ],
 )

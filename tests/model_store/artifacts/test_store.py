@@ -71,9 +71,7 @@ def test_an_unknown_version_is_refused(published, version):
         lambda: published.set_alias("m", "champion", version),
         lambda: published.resolve("m", version),
     ):
-        with pytest.raises(
-            NotFound, match=r"version: expected one of \['1', 'latest'\] of model m"
-        ):
+        with pytest.raises(NotFound, match=r"version: expected one of 1, latest of model m"):
             use()
 
 

@@ -277,7 +277,7 @@ def test_with_several_models_a_request_names_one_unless_there_is_a_default(
     with open_client(own_store.root, **SOON) as client:
         answer = predict_blank(client)
         assert answer.status_code == 422
-        assert answer.json()["detail"].startswith("model: expected one of ['digits', 'other']")
+        assert answer.json()["detail"].startswith("model: expected one of digits, other")
         assert predict_blank(client, model="other").json()["model"] == "other"
         own_store.delete("other", force=True)
         wait_until(lambda: serving(client) == {"digits": "1"})

@@ -385,8 +385,8 @@ def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, mo
     assert history[0]["validation_accuracy"] > 0.9
     # neither store nor runs say anything of a fit that is refused
     wrong = {
-        "absent": "error: model: expected one of ['digits'], got 'absent'",
-        "digits:9": "error: version: expected one of ['1', '2', 'latest'] of model digits, got '9'",
+        "absent": "error: model: expected one of digits, got 'absent'",
+        "digits:9": "error: version: expected one of 1, 2, latest of model digits, got '9'",
     }
     for name, says in wrong.items():
         assert main([*fit, name]) == 2

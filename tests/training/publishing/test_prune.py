@@ -279,8 +279,8 @@ def test_a_network_that_does_not_say_how_many_weights_it_has_is_refused(folder):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["absent", "--fraction", "0.5"], "model: expected one of ["),
-        (["bayes:7", "--fraction", "0.5"], "version: expected one of ['1', 'latest'] of model"),
+        (["absent", "--fraction", "0.5"], "model: expected one of "),
+        (["bayes:7", "--fraction", "0.5"], "version: expected one of 1, latest of model"),
         (["bayes:1", "--fraction", "1"], "--fraction: expected at least 0 and less than"),
         (["small", "--fraction", "0.9"], "model: expected a version that was not"),
         (["bayes:1", "--fraction", "0.5", "--data", "idx:absent"], "data.source: expected"),
