@@ -11,14 +11,14 @@ export function pixelLayout({ shape, dtype, columns, text }) {
   return { channels, height, width, index: (y, x, c) => (isLast ? (y * width + x) * channels + c : (c * height + y) * width + x) };
 }
 
-/** Draw a row on a canvas: photographs unchanged, other grey values with large ones as ink. */
+/** Draw a row on a canvas: photographs unchanged, other grey values with large ones as ink. Without a name it is decoration. */
 export function drawRow(row, layout, { image, minimum, maximum }, name) {
   const { channels, height, width } = layout;
   const step = Math.ceil(Math.max(height, width) / MAX_SIDE);
   const [tall, wide] = [height, width].map((side) => Math.ceil(side / step));
   const canvas = Object.assign(document.createElement("canvas"), { width: wide, height: tall, className: "thumbnail" });
-  canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", name);
+  if (name) canvas.setAttribute("role", "img");
+  canvas.setAttribute(name ? "aria-label" : "aria-hidden", name || "true");
   const context = canvas.getContext("2d");
   const pixels = context.createImageData(wide, tall);
   const [low, high] = image ? [0, 255] : [minimum, maximum];

@@ -80,16 +80,16 @@ export function usePrediction() {
 }
 
 /**
- * Find training rows as examples: [name, row, isFlagged]. Classifiers have one for each label, unflagged ones first;
+ * Find training rows as examples: all `rows`, and the `chosen` ones with their predictions. Classifiers have one for each label, if possible unflagged and complete;
  * regressions have three across the range of predictions. Older versions have none.
  */
 export async function findExamples(model, version, { task }) {
   const { inputs } = await requestJson("predict/examples", { query: { model, version } });
   if (!inputs.length) return { rows: [], chosen: [] };
   const { predictions } = await requestJson("predict", { method: "POST", json: { model, version, inputs } });
-  const rows = predictions.map((row, i) => ({ row: inputs[i], flag: row.flag, p: row.p_value, label: row.label, mean: row.mean }));
-  const usual = [...rows].sort((a, b) => a.flag - b.flag || b.p - a.p);
-  const chosen = task === "regression" ? spread(usual.filter(({ flag }) => !flag)) : [...new Map([...usual].reverse().map((row) => [row.label, row])).values()].sort((a, b) => (a.label < b.label ? -1 : 1));
+  const rows = predictions.map((row, i) => ({ row: inputs[i], flag: row.flag, p: row.p_value, label: row.label, mean: row.mean, gaps: Object.values(inputs[i]).filter((cell) => cell === null).length }));
+  const usual = [...rows].sort((a, b) => a.flag - b.flag || a.gaps - b.gaps || b.p - a.p);
+  const chosen = task === "regression" ? spread(usual.filter(({ flag, gaps }) => flag === usual[0].flag && gaps === usual[0].gaps)) : [...new Map([...usual].reverse().map((row) => [row.label, row])).values()].sort((a, b) => (a.label < b.label ? -1 : 1));
   return { rows: inputs, chosen };
 }
 

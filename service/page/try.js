@@ -167,7 +167,7 @@ function Options({ manifest, options, setOptions }) {
     <${Slider} label="Coverage" min="0.5" max="0.99" step="0.01" value=${options.coverage} format=${percent} onchange=${set("coverage")} />
     ${canAbstain && html`<${Field} label="Abstain to keep errors below"><input type="checkbox" checked=${options.risk !== undefined} onchange=${(event) => set("risk")(event.target.checked ? Math.max(0.05, roundUp(abstention.smallest_risk)) : undefined)} /><//>`}
     ${options.risk !== undefined && html`<${Rate} label="Error rate (risk)" smallest=${abstention.smallest_risk} value=${options.risk} onchange=${set("risk")} />`}
-    <${Field} label="Seed of the draws"><input type="number" min="0" max=${Number.MAX_SAFE_INTEGER} step="1" value=${options.seed} onchange=${(event) => event.target.checkValidity() && event.target.value !== "" && set("seed")(Number(event.target.value))} /><//>`;
+    <${Field} label="Seed of the draws"><input type="number" min="0" max=${Number.MAX_SAFE_INTEGER} step="1" value=${options.seed} oninput=${(event) => event.target.checkValidity() && event.target.value !== "" && set("seed")(Number(event.target.value))} /><//>`;
 }
 
 /** A slider whose logarithmic scale gives small rates enough room. */
