@@ -1,7 +1,7 @@
 // Show an answer: its verdict, its uncertainty, and how it came about.
 
 import { hasKey } from "./api.js";
-import { Bar, Button, download, Element, Failure, html, Notice, Table, useEffect, useFetch, useMemo, useState, Verdict } from "./components.js";
+import { Bar, Button, download, Failure, html, Notice, Table, useEffect, useFetch, useMemo, useState, Verdict } from "./components.js";
 import { Explanation, NearestRows, RowPicture } from "./explanation.js";
 import { number, percent } from "./format.js";
 import { sliderRange } from "./inputs/columns.js";
@@ -85,13 +85,13 @@ function Cards({ result: { answer, query, indices }, manifest, index, setSelecte
 /** Plot the probabilities or the target with each draw. */
 function Draws({ row, answer, manifest }) {
   const plot = useMemo(() => (manifest.task === "regression" ? plots.target(manifest.output.target ?? "the target", row, answer.coverage) : plots.probabilities(manifest.output.classes, row)), [row]);
-  return html`<${Element} element=${plot} />${row.samples?.length > 1 && html`<p class="quiet">Each dot is one plausible model's answer. If the dots scatter, the model is uncertain.</p>`}`;
+  return html`${plot}${row.samples?.length > 1 && html`<p class="quiet">Each dot is one plausible model's answer. If the dots scatter, the model is uncertain.</p>`}`;
 }
 
 function Detectors({ row, answer, manifest }) {
   const plot = useMemo(() => plots.detectors(row, answer.fpr, manifest.detectors.combined, (name) => describeDetector(name, manifest.input)), [row]);
   const rate = answer.fdr === null ? `At most ${percent(answer.fpr)} of usual rows are flagged` : `At most ${percent(answer.fdr)} of flags are false`;
-  return html`<p>Flagged: ${row.flag ? "yes" : "no"}, p = ${number(row.p_value, 2)}. ${rate}.</p><${Element} element=${plot} />`;
+  return html`<p>Flagged: ${row.flag ? "yes" : "no"}, p = ${number(row.p_value, 2)}. ${rate}.</p>${plot}`;
 }
 
 /** Show the prediction set, shortened to its most probable classes; it guarantees nothing for a flagged row. */

@@ -1,8 +1,7 @@
 // The list of jobs, with their progress and actions.
 
 import { request, requestJson } from "./api.js";
-import { Button, Card, html, Notice, Table, useEffect, usePolling, useState } from "./components.js";
-import { download } from "./dom.js";
+import { Button, Card, download, html, Notice, Table, useEffect, usePolling, useState } from "./components.js";
 import { duration, moment, number, percent } from "./format.js";
 
 const POLL_MS = 2000;

@@ -1,8 +1,7 @@
 // The step Label: the selected rows one at a time, with buttons, keys or a field.
 
 import { requestJson } from "./api.js";
-import { address, Button, Card, Element, Field, html, Notice, Table, useEffect, useFetch, useRef } from "./components.js";
-import { download } from "./dom.js";
+import { address, Button, Card, download, Element, html, Notice, Table, useEffect, useFetch, useRef } from "./components.js";
 import { moment, number } from "./format.js";
 import * as plots from "./plots.js";
 
@@ -99,14 +98,14 @@ function Why({ session, row }) {
   if (error) return html`<${Notice}>${error.message}<//>`;
   if (!data) return html`<p class="quiet">Loading …</p>`;
   const sentence = row.control ? "Selected at random, to measure accuracy. " : "";
-  if (!classes) return html`<p>${sentence}The draws predict from ${number(Math.min(...data.row.samples.map(({ mean }) => mean)))} to ${number(Math.max(...data.row.samples.map(({ mean }) => mean)))}.</p><${Element} element=${plots.target(target ?? "Target", data.row, data.coverage)} />`;
+  if (!classes) return html`<p>${sentence}The draws predict from ${number(Math.min(...data.row.samples.map(({ mean }) => mean)))} to ${number(Math.max(...data.row.samples.map(({ mean }) => mean)))}.</p>${plots.target(target ?? "Target", data.row, data.coverage)}`;
   const votes = new Map();
   for (const draw of data.row.samples) {
     const name = classes[draw.indexOf(Math.max(...draw))];
     votes.set(name, (votes.get(name) ?? 0) + 1);
   }
   const sorted = [...votes].sort((a, b) => b[1] - a[1]);
-  return html`<p>${sentence}Votes of ${number(data.row.samples.length)} draws: ${sorted.map(([name, count]) => `${name} ${number(count)}`).join(", ")}.</p><${Element} element=${plots.probabilities(classes, data.row)} />`;
+  return html`<p>${sentence}Votes of ${number(data.row.samples.length)} draws: ${sorted.map(([name, count]) => `${name} ${number(count)}`).join(", ")}.</p>${plots.probabilities(classes, data.row)}`;
 }
 
 /** List the selected rows, so that any label can be changed or removed. */

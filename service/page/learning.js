@@ -1,7 +1,7 @@
 // The steps Fit and Approve: fit a candidate on the labels, compare it with the served version, and approve it.
 
 import { requestJson, ServiceError } from "./api.js";
-import { address, Button, Card, Element, Failure, html, Notice, Table, useEffect, useFetch, useRef, useState } from "./components.js";
+import { address, Button, Card, Failure, html, Notice, Table, useEffect, useFetch, useRef, useState } from "./components.js";
 import { describeFigure, plainKey, signed } from "./figures.js";
 import { duration, moment, number } from "./format.js";
 import { versionsOnLabels } from "./plots.js";
@@ -69,7 +69,7 @@ export function Fit({ session }) {
       ${lines.length > 0 && html`<pre tabindex="0" aria-label="Log of the fit">${lines.slice(-MAX_LOG_LINES).join("\n")}</pre>`}
     <//>
     <${Card} title="Accuracy on random rows">
-      ${measured.length ? html`<${Element} element=${versionsOnLabels(measured)} />` : html`<p>Label ${MIN_RANDOM_LABELS} random rows to measure real accuracy (${number(random)} so far). A tenth of the rows of a pool with IDs are random.</p>`}
+      ${measured.length ? html`${versionsOnLabels(measured)}` : html`<p>Label ${MIN_RANDOM_LABELS} random rows to measure real accuracy (${number(random)} so far). A tenth of the rows of a pool with IDs are random.</p>`}
     <//>`;
 }
 

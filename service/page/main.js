@@ -92,23 +92,7 @@ function Content({ view, path, name, models }) {
   const model = app.models.find((each) => each.name === name);
   if (!model) return html`<h1>${title}</h1><${Notice}>There is no model called ${name}.<//><p class="actions">${app.models.map((each) => html`<a href=${address(view, each.name)}>${each.name}</a>`)}</p>`;
   if (view !== "models" && model.serving === null) return html`<h1>${title}</h1><${Notice}><bdi>${name}</bdi> cannot be served. <a href=${address("models", name)}>Models</a> explains why.<//>`;
-  if (code.data.default) return html`<${code.data.default} app=${app} model=${name} path=${path.slice(1)} />`;
-  return html`<${Legacy} show=${code.data.show} view=${view} model=${name} path=${path} />`;
-}
-
-/** Show a view that fills an element by itself. */
-function Legacy({ show, view, model, path }) {
-  const place = useRef(null);
-  useEffect(() => {
-    let hasLeft = false, leave = () => {};
-    const link = path.slice(view === "models" ? 0 : 1).map(encodeURIComponent).join("/");
-    Promise.resolve(show(place.current, Object.assign(app, { model, choose() {} }), link)).then((result) => (hasLeft ? result?.() : (leave = result ?? leave)));
-    return () => {
-      hasLeft = true;
-      leave();
-    };
-  }, []);
-  return html`<div ref=${place} />`;
+  return html`<${code.data.default} app=${app} model=${name} path=${path.slice(1)} />`;
 }
 
 const NoModel = ({ reload }) => html`

@@ -2,8 +2,7 @@
 
 import { request, requestJson, requestPictureUrl, ServiceError } from "./api.js";
 import { Differences } from "./comparison.js";
-import { address, Button, Card, Element, Failure, Field, html, Notice, Table, useEffect, useFetch, useMemo, useState } from "./components.js";
-import { download } from "./dom.js";
+import { address, Button, Card, download, Failure, Field, html, Notice, Table, useEffect, useFetch, useMemo, useState } from "./components.js";
 import { compareBaselines, describeFigure, mergeFigures } from "./figures.js";
 import { moment, number } from "./format.js";
 import { Comparison, Promotion } from "./learning.js";
@@ -114,7 +113,7 @@ function Version({ version }) {
     ${[...manifest.warnings, manifest.too_few_rows].filter(Boolean).map((text) => html`<${Notice} kind="told">${text}<//>`)}
     ${error && html`<${Notice}>${error.message}<//>`}
     <p class="says">${strengths.sentence(version, report)}</p>
-    <div class="plots">${plots.map((element) => html`<${Element} element=${element} />`)}</div>
+    <div class="plots">${plots}</div>
     <details><summary>All figures</summary><${QualityTable} version=${version} report=${report} /></details>
     ${links ? html`<details ontoggle=${(event) => setIsOpen(event.target.open)}><summary>Evaluation report</summary>
       ${report && html`<p>Created ${moment(report.created)} on ${number(report.test?.rows)} test rows of ${report.data}, with ${number(report.draws)} draws.${report.convergence ? ` Convergence: ${report.convergence.summary}.` : ""}</p>`}

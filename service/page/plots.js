@@ -1,6 +1,7 @@
-// Plots with Observable Plot. Each returns a <figure> with a description for screen readers and a table in <details>.
+// Plots with Observable Plot. Each is a figure with a description for screen readers and a table in <details>.
 
-import { h, number, percent, table } from "./dom.js";
+import { Element, html, Table } from "./components.js";
+import { number, percent } from "./format.js";
 
 const MAX_WIDTH = 560; // on a phone a plot is as wide as the screen
 const MARGINS = 64; // left and right of a plot together
@@ -27,8 +28,7 @@ export function figure(title, label, options, data = null) {
     mark.dataset.mark = mark.getAttribute("aria-label"); // screen readers read the plot's own label
     mark.removeAttribute("aria-label");
   }
-  const details = data && h("details", {}, h("summary", {}, "As a table"), table(title, data.heads, data.rows, data.numeric));
-  return h("figure", {}, h("figcaption", {}, title), svg, details);
+  return html`<figure><figcaption>${title}</figcaption><${Element} element=${svg} />${data && html`<details><summary>As a table</summary><${Table} caption=${title} ...${data} /></details>`}</figure>`;
 }
 
 /** Return a number in [-1, 1] that looks random but is always the same, so that dots do not move. */

@@ -44,7 +44,7 @@ KEY = "the-key-of-the-people"
 SELECT_ALL = ("\ue009", "a", "\ue009")  # control and A
 RECORD_REQUESTS = "const f = fetch; window.bodies = []; window.fetch = (u, o) => { bodies.push(o.body); return f(u, o); }"
 MAX_PAGE_BYTES = 300_000
-PLOTS = ".about figure:not(.split, .what-if-plot) > svg"
+PLOTS = ".about figure:not(.split, .what-if-plot) svg"
 DRAWINGS = ROOT / "tests" / "support" / "drawings.json"
 MODULE = """
 const [path, ...given] = arguments, done = given.pop();
@@ -409,7 +409,8 @@ def test_earlier_answers_can_be_restored_and_two_compared(driver, every_kind):
     for age in ("30", "60"):
         type_into(driver, ".columns input", age)
         until(driver, lambda: get_text(driver, ".verdict h2"))
-        time.sleep(1.5)
+        time.sleep(2.5)
+    until(driver, lambda: driver.find_elements("css selector", ".history"))
     open_details(driver)
     pins = driver.find_elements("css selector", ".history li button:last-child")
     for pin in pins[:2]:
