@@ -50,8 +50,8 @@ async def get_examples(
 def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) -> dict[str, Any]:
     """Return the training rows with some ids, or rows evenly spaced by label.
 
-    Rows come in the form that /predict takes. There are none if the version has an encoder or no
-    stored training rows.
+    Rows have the form that /predict takes. Versions with an encoder or without stored training
+    rows have none.
     """
     model = loaded.model
     stored, spec, classes = model.training_rows, model.manifest.input, model.manifest.classes
@@ -64,13 +64,13 @@ def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) ->
     count = min(len(order), MAX_ROWS, MAX_NUMBERS // stored.x.shape[1])
     index = order[np.arange(count) * len(order) // max(count, 1)]
     rows = _decode(stored.x[index], spec, encoded)
-    known = [n for n, row in enumerate(rows) if row is not None]
+    valid = [n for n, row in enumerate(rows) if row is not None]
     labels: list[Any] | None = None
     if stored.labels is not None:
-        values = stored.labels[index[known]].tolist()
+        values = stored.labels[index[valid]].tolist()
         labels = [classes[int(value)] for value in values] if classes else values
-    names = [stored.ids[i] for i in index[known].tolist()]
-    return {"inputs": [rows[n] for n in known], "ids": names, "labels": labels}
+    names = [stored.ids[i] for i in index[valid].tolist()]
+    return {"inputs": [rows[n] for n in valid], "ids": names, "labels": labels}
 
 
 @router.get(

@@ -48,7 +48,7 @@ export function Answer({ result, error, isPending, focused, manifest, retry, hin
         <p class="says" role="status">${verdict.reasons.join(" ")}</p>
         ${record && html`<p class="record">${record}</p>`}
       <//>
-      ${row.missing?.length > 0 && !row.flag && html`<${Notice} kind="told">Predicted from usual values, because these are missing: ${row.missing.join(", ")}.<//>`}
+      ${verdict.cause !== "unfamiliar" && describeCells(answer, row, input).map((text) => html`<${Notice} kind="told">${text}<//>`)}
     </section>
     <section class="about" aria-label="Details of the answer">
       <${Bar} label="Uncertainty" parts=${splitUncertainty(row, answer, manifest, verdict.cause)} />
@@ -110,6 +110,13 @@ function Scores({ row, isClassification }) {
     : [["std", "total uncertainty, in the target's units"], ["aleatoric_std", "noise in the data"], ["epistemic_std", "disagreement between the draws"]];
   const rows = names.map(([name, meaning]) => [name, number(row[name]), row.standard_error[name] ? `± ${number(row.standard_error[name], 2)}` : "–", meaning]);
   return html`<${Table} caption="Scores, with their standard errors over the draws" heads=${["score", "value", "standard error", "meaning"]} rows=${rows} numeric=${[1, 2]} />`;
+}
+
+/** Describe unknown categories and replaced missing values, which alone need not make a row unusual. */
+function describeCells({ unknown_categories, predictions }, row, input) {
+  const unknown = predictions.length > 1 ? [] : Object.entries(unknown_categories).filter(([, count]) => count > 0);
+  const sentences = unknown.map(([name]) => `“${input[name]}” never appeared in ${name} during training.`);
+  return row.missing?.length ? [...sentences, `Predicted from usual values, because these are missing: ${row.missing.join(", ")}.`] : sentences;
 }
 
 const describeCategory = ({ category }) => (category === null ? "" : ` Calibrated on ${category.rows} rows ${category.name === null ? "without a known category" : `of ${category.name}`}.`);

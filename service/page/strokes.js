@@ -14,7 +14,10 @@ export function measureStyle(rows, width, height) {
   const statistic = deviation(inks) < MAX_INK_SPREAD * mean(inks) ? "ink" : "thickness";
   const jitter = (name) => mean([0, 1].map((axis) => deviation(marks.map((mark) => mark[name][axis]))));
   const centre = jitter("box") <= jitter("mass") ? "box" : "mass";
-  return { box: [0, 1].map((axis) => quantile(marks.map((mark) => mark.size[axis]), 0.95)), centre, statistic, target: quantile(marks.map((mark) => mark[statistic]), 0.5) };
+  // Images are usually scaled until one side is full, which then varies least.
+  const sides = [0, 1].map((axis) => marks.map((mark) => mark.size[axis]));
+  const full = deviation(sides[0]) < deviation(sides[1]) ? 0 : 1;
+  return { box: sides.map((sizes, axis) => quantile(sizes, axis === full ? 0.5 : 0.95)), centre, statistic, target: quantile(marks.map((mark) => mark[statistic]), 0.5) };
 }
 
 /** Render strokes, lists of [x, y] from 0 to 1 of the board, as a flat row of shares of ink. With `isFitted` they get the style's size and position. */

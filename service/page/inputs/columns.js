@@ -7,12 +7,20 @@ import { parseCsv } from "../csv.js";
 const MANY = 12; // columns; more get a search
 const OTHER = "\u0000other"; // cannot be the name of a category
 const PLAIN = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+const DECIMAL_MARK = new Intl.NumberFormat().formatToParts(1.5).find(({ type }) => type === "decimal").value; // the reader's
+
+/** Parse a number with a decimal point, or with a comma if the reader's language uses it; NaN otherwise. */
+function toNumber(text) {
+  const plain = DECIMAL_MARK === "," ? text.trim().replace(",", ".") : text.trim();
+  return PLAIN.test(plain) && Number.isFinite(Number(plain)) ? Number(plain) : NaN;
+}
 
 /** Parse the text of a column; throws a readable Error. */
 export function parseCell({ name, kind, categories, missing }, text) {
   if (text === null || text === "") return null;
   if (kind !== "numeric") return text;
-  if (PLAIN.test(text.trim()) && Number.isFinite(Number(text))) return Number(text);
+  const value = toNumber(text);
+  if (!Number.isNaN(value)) return value;
   throw new Error(text.includes(",") ? `${name}: “${text}” has a comma. Write a decimal point and no thousands separators, for example 12.5 or 1200.` : `${name}: “${text}” is not a number.`);
 }
 
@@ -59,7 +67,7 @@ function Column({ column, text, change, onfocus }) {
   const attributes = { id, disabled: isMissing, onfocus, "aria-describedby": hint && `${id}-hint`, "aria-invalid": error !== null };
   const control =
     kind === "numeric" ? html`<input type="text" inputmode="decimal" autocomplete="off" value=${text ?? ""} oninput=${(event) => change(name, event.target.value, true)} ...${attributes} />
-      <input type="range" class="what-if" aria-label=${`${name}: slider`} disabled=${isMissing} ...${sliderRange(column)} value=${PLAIN.test(text ?? "") ? text : column.mean} onfocus=${onfocus} oninput=${(event) => change(name, event.target.value, false)} />`
+      <input type="range" class="what-if" aria-label=${`${name}: slider`} disabled=${isMissing} ...${sliderRange(column)} value=${Number.isNaN(toNumber(text ?? "")) ? column.mean : toNumber(text)} onfocus=${onfocus} oninput=${(event) => change(name, event.target.value, false)} />`
     : kind === "categorical" ? html`<${Category} column=${column} text=${text} change=${change} attributes=${attributes} />`
     : html`<input type=${hasTime ? "datetime-local" : "date"} value=${text ?? ""} oninput=${(event) => change(name, event.target.value, true)} ...${attributes} />`;
   return html`<div class="column">
