@@ -116,7 +116,7 @@ def drag(url: str) -> None:
     )
     axis.legend(loc="lower left")
     figure.suptitle(
-        "A picture becomes less like the training data: the draws part, and the flag rises"
+        "A 3 turns into a chessboard: it is flagged before the draws disagree"
     )
     figure.savefig(FOLDER / "drag.png", dpi=100)
 
