@@ -8,6 +8,7 @@ Requires Chromium and the environment `page` of tests/real/environments.sh.
 import io
 import json
 import sys
+import tempfile
 import time
 import urllib.request
 from itertools import pairwise
@@ -24,11 +25,13 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 
 from tests.support.browser import chromium, open_page, press, until  # noqa: E402
 
-THREE = [(0.3, 0.2), (0.5, 0.12), (0.68, 0.25), (0.5, 0.46), (0.7, 0.66), (0.5, 0.88), (0.28, 0.78)]
+THREE = [(0.3, 0.2), (0.5, 0.12), (0.7, 0.2), (0.7, 0.38), (0.5, 0.48), (0.72, 0.6), (0.72, 0.78)]
+THREE += [(0.5, 0.88), (0.28, 0.8)]
 SCRIBBLE = [(0.1, 0.2), (0.9, 0.3), (0.1, 0.5), (0.9, 0.6), (0.2, 0.9), (0.5, 0.1), (0.8, 0.9)]
 SIZE = (1000, 720)
-STEPS = 3  # frames between two points of a stroke
-FRAME_MS, HOLD_MS = 60, 2500
+STEPS = 5  # pointer moves between two points of a stroke
+ANSWER_S = 3.0
+FRAME_MS, HOLD_MS = 150, 3000
 SEED, DRAWS = 7, 100
 SHARES = np.linspace(0.0, 1.0, 11)
 
@@ -39,23 +42,20 @@ def grab(driver: Any) -> Image.Image:
 
 def draw_slowly(driver: Any, points: list[tuple[float, float]], frames: list[Image.Image]) -> None:
     """Draw a stroke with the pointer, and take a frame after each part."""
-    from selenium.webdriver import ActionChains
+    board = driver.find_element("id", "board").rect
 
-    board = driver.find_element("id", "board")
-    box = board.rect
-    path = [
-        np.add(start, np.subtract(end, start) * step / STEPS)
-        for start, end in pairwise(points)
-        for step in range(STEPS)
-    ]
-    offsets = [(round((x - 0.5) * box["width"]), round((y - 0.5) * box["height"])) for x, y in path]
-    chain = ActionChains(driver, duration=10)
-    chain.move_to_element_with_offset(board, *offsets[0]).click_and_hold().perform()
-    for offset in offsets[1:]:
-        ActionChains(driver, duration=10).move_to_element_with_offset(board, *offset).perform()
+    def move(kind: str, point: np.ndarray) -> None:
+        x, y = board["x"] + point[0] * board["width"], board["y"] + point[1] * board["height"]
+        event = {"type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1}
+        driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+
+    move("mousePressed", np.array(points[0]))
+    for start, end in pairwise(points):
+        for step in range(1, STEPS + 1):
+            move("mouseMoved", np.add(start, np.subtract(end, start) * step / STEPS))
         frames.append(grab(driver))
-    ActionChains(driver, duration=10).release().perform()
-    time.sleep(2)  # until the answer has been drawn
+    move("mouseReleased", np.array(points[-1]))
+    time.sleep(ANSWER_S)
     frames.append(grab(driver))
 
 
@@ -70,7 +70,10 @@ def animate(driver: Any, url: str) -> None:
         holds.append(len(frames) - 1)
         if points is THREE:
             press(driver, "Clear")
-    palette = frames[holds[1]].quantize(96)
+    colours = Image.new("RGB", (SIZE[0] * len(holds), SIZE[1]))
+    for i, hold in enumerate(holds):
+        colours.paste(frames[hold], (SIZE[0] * i, 0))
+    palette = colours.quantize(128)
     images = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     durations = [HOLD_MS if i in holds else FRAME_MS for i in range(len(frames))]
     images[0].save(
@@ -115,10 +118,20 @@ def drag(url: str) -> None:
         ylabel="probability of 3, one dot per draw",
     )
     axis.legend(loc="lower left")
-    figure.suptitle(
-        "A 3 turns into a chessboard: it is flagged before the draws disagree"
-    )
+    figure.suptitle("A 3 turns into a chessboard: it is flagged before the draws disagree")
     figure.savefig(FOLDER / "drag.png", dpi=100)
+
+
+def label(driver: Any, url: str) -> None:
+    """Rank a pool of digits, and take the picture of the first row to label."""
+    open_page(driver, f"{url}/#/label/digits")
+    with tempfile.TemporaryDirectory() as folder:
+        pool = Path(folder) / "pool.npy"
+        np.save(pool, load_digits().data[1000:1200].astype(np.float32))
+        driver.find_element("css selector", "input[type=file]").send_keys(str(pool))
+        press(driver, "Select rows")
+        time.sleep(3 * ANSWER_S)
+    grab(driver).quantize(96).save(FOLDER / "label.png")
 
 
 def main() -> None:
@@ -127,10 +140,10 @@ def main() -> None:
     drag(url)
     with chromium(*SIZE) as driver:
         animate(driver, url)
-        for name, address in (("models", "#/models/digits"), ("label", "#/label/digits")):
-            open_page(driver, f"{url}/{address}")
-            time.sleep(3)
-            grab(driver).quantize(96).save(FOLDER / f"{name}.png")
+        open_page(driver, f"{url}/#/models/digits")
+        time.sleep(ANSWER_S)
+        grab(driver).quantize(96).save(FOLDER / "models.png")
+        label(driver, url)
 
 
 if __name__ == "__main__":
