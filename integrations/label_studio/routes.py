@@ -12,8 +12,10 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
+from jaxtyping import Float32
 from pydantic import BaseModel
 
 from integrations.label_studio.client import (
@@ -30,9 +32,9 @@ from integrations.label_studio.projects import (
     read_annotation,
     read_row,
 )
-from model_store.artifacts.manifest import Manifest
-from model_store.errors import InvalidInput
+from model_store.errors import FieldError, InvalidInput
 from model_store.scores.classification import Scores
+from model_store.sources.columns import fill_missing
 from model_store.state.labels import is_saved
 from model_store.types import Pause
 from service import limits
@@ -43,6 +45,7 @@ from service.api.openapi import ERRORS, answers
 from service.api.predict import PredictWork, predict
 from service.api.requests import parse_json, read_body, require_json, validate
 from service.api.responses import Answer, json_response, response
+from service.api.rows import rows_array
 from service.api.schemas import Envelope, LabelEntry, PredictRequest
 from service.auth.auth import authenticate
 from service.auth.scopes import key_name, needs
@@ -70,11 +73,15 @@ class StudioSetupAnswer(BaseModel):
 
 
 class StudioResultAnswer(BaseModel):
-    """A prediction in the format of Label Studio. A low score means high uncertainty."""
+    """A prediction in the format of Label Studio. A low score means high uncertainty.
+
+    If a task cannot be read, its result is empty and `reason` is the error.
+    """
 
     model_version: str
-    score: float
+    score: float | None
     result: list[dict[str, Any]]
+    reason: str | None = None
 
 
 class StudioPredictAnswer(BaseModel):
@@ -142,7 +149,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     context = get_context(request)
     settings, call = context.settings, context.begin(request)
     content = await _read(context, call, limits.MAX_JSON_BYTES)
-    envelope = PredictRequest(inputs=[], model=name)
+    envelope = PredictRequest(inputs=[], model=name, encoded=True)
     loaded = await context.find_model(call, envelope)
     manifest = loaded.model.manifest
     config = parse_config(content.get("label_config"), manifest)
@@ -151,16 +158,20 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise InvalidInput("tasks", "an array of tasks", "another value or none")
     if len(tasks) > settings.max_rows:
         raise TooLarge("tasks", f"at most {settings.max_rows}", str(len(tasks)))
-    rows = await context.threads.integrations(
-        partial(_read_rows, _fetch, manifest, config, tasks, call)
+    x, errors = await context.threads.integrations(
+        partial(_read_rows, _fetch, loaded, config, tasks, call)
     )
-    work = PredictWork(call, envelope, loaded, rows, "tasks", is_live=False)
-    write = partial(_write_predictions, model_version(loaded), config)
+    work = PredictWork(call, envelope, loaded, x, "tasks", is_live=False)
+    write = partial(_write_predictions, model_version(loaded), config, errors)
     return response(await predict(context, work, write), JSON)
 
 
 def _write_predictions(
-    version: str, config: LabelConfig, answer: Answer, _pause: Pause
+    version: str,
+    config: LabelConfig,
+    errors: dict[int, FieldError],
+    answer: Answer,
+    _pause: Pause,
 ) -> list[bytes]:
     scores, classes = answer.scores, answer.results.manifest.classes or ()
     if isinstance(scores, Scores):
@@ -169,7 +180,7 @@ def _write_predictions(
     else:
         values = scores.mean.tolist()
         uncertainties = (scores.std / (1.0 + scores.std)).tolist()
-    results = [
+    results: list[dict[str, Any]] = [
         {
             "model_version": version,
             "score": 1.0 - min(1.0, uncertainty),
@@ -177,6 +188,8 @@ def _write_predictions(
         }
         for value, uncertainty in zip(values, uncertainties, strict=True)
     ]
+    for n, error in errors.items():
+        results[n] |= {"score": None, "result": [], "reason": str(error)}
     return [orjson.dumps({"results": results, "model_version": version})]
 
 
@@ -227,19 +240,34 @@ def _label_studio() -> LabelStudio:
 
 
 def _read_rows(
-    fetch: Fetch, manifest: Manifest, config: LabelConfig, tasks: list[Any], call: RequestContext
-) -> list[Any]:
-    """Convert tasks to rows. This call may block to download images."""
-    rows = []
+    fetch: Fetch, loaded: ServedModel, config: LabelConfig, tasks: list[Any], call: RequestContext
+) -> tuple[Float32[np.ndarray, "N I"], dict[int, FieldError]]:
+    """Convert tasks to rows. This call may block to download images.
+
+    Also return the errors of unreadable tasks, by index. Another task's row takes their place.
+
+    Raises:
+        FieldError: if no task can be read.
+    """
+    model = loaded.model
+    spec, max_pixels = model.manifest.input, limits.MAX_IMAGE_PIXELS
+    call.reservation.reserve(4 * model.row_size * len(tasks), "tasks")
+    x = np.empty((len(tasks), model.row_size), dtype=np.float32)
+    errors: dict[int, FieldError] = {}
     for n, task in enumerate(tasks):
         if time.monotonic() > call.deadline:  # Fetching images may be slow.
             raise PastDeadline
         data = task.get("data") if isinstance(task, dict) else None
-        row = read_row(manifest, config, data, f"tasks.{n}.data", fetch)
-        if isinstance(row, str):
-            call.reservation.reserve(len(row), "tasks")
-        rows.append(row)
-    return rows
+        try:
+            row = read_row(model.manifest, config, data, f"tasks.{n}.data", fetch)
+            x[n] = rows_array([row], spec, "tasks", max_pixels, call, model.text_encoder, n)[0]
+        except (InvalidInput, TooLarge) as error:
+            errors[n] = error
+    if len(errors) == len(tasks):
+        raise errors[0]
+    x[list(errors)] = x[next(n for n in range(len(tasks)) if n not in errors)]
+    fill_missing(x, spec.columns)
+    return x, errors
 
 
 def _store(

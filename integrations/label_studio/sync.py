@@ -94,7 +94,9 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
         while parts:
             part = parts.pop()
             try:
-                predicted += _predict(studio, service, config, version, part)
+                num_predicted, errors = _predict(studio, service, config, version, part)
+                predicted, failed = predicted + num_predicted, failed + len(errors)
+                reason = f" (last: {errors[-1]})" if errors else reason
             except LabelStudioError as error:
                 if isinstance(error, UnreadableTask) and len(part) > 1:
                     parts += [[task] for task in part]  # retry one by one
@@ -121,13 +123,14 @@ def _predict(
     config: dict[str, Any],
     version: str,
     tasks: list[dict[str, Any]],
-) -> int:
-    """Predict the tasks that the version has not predicted yet, and return their number.
+) -> tuple[int, list[str]]:
+    """Predict the tasks that the version has not predicted yet.
 
-    The uncertainty of each task is written into its data.
+    The uncertainty of each task is written into its data. Return the number of predicted tasks and
+    the errors of the unreadable ones.
     """
     scores: dict[int, float] = {}
-    missing = []
+    missing, errors = [], []
     for task in tasks:
         existing = [p for p in task.get("predictions") or [] if p.get("model_version") == version]
         if existing and existing[0]["score"] is not None:
@@ -138,11 +141,16 @@ def _predict(
         inputs = [{"id": task["id"], "data": task["data"]} for task in missing]
         results = service.post("predict", {"tasks": inputs, **config})["results"]
         for task, result in zip(missing, results, strict=True):
+            if "reason" in result:
+                errors.append(result["reason"])
+                continue
             studio.json("POST", "api/predictions/", {"task": task["id"], **result})
             scores[task["id"]] = result["score"]
     for task in tasks:
+        if task["id"] not in scores:
+            continue
         uncertainty = round(1.0 - scores[task["id"]], 6)
         if task["data"].get(UNCERTAINTY) != uncertainty:
             content = {"data": {**task["data"], UNCERTAINTY: uncertainty}}
             studio.json("PATCH", f"api/tasks/{task['id']}/", content)
-    return len(missing)
+    return len(missing) - len(errors), errors

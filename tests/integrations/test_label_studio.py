@@ -179,9 +179,21 @@ class Studio:
 
 def test_an_unreadable_task_does_not_stop_the_others(service, digits_rows):
     good = {INPUT: digits_rows[0].tolist()}
-    studio = Studio([good, {"image": "/data/lost.png"}, good, {INPUT: [1]}])
+    rows = [{"image": "/data/lost.png"}, good, good, {INPUT: [1]}]
+    tasks = [{"id": i, "data": data} for i, data in enumerate(rows)]
+    content = {"tasks": tasks, "label_config": CONFIG}
+    answer = service.post("/label-studio/digits/predict", json=content)
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert [len(result["result"]) for result in results] == [0, 1, 1, 0]
+    assert [result["score"] is None for result in results] == [True, False, False, True]
+    assert results[3]["reason"].startswith("tasks.3: expected an array of 64")
+    assert "reason" not in results[1]
+
+    rows[2] = {INPUT: [3e38] * 64}  # readable, but without a finite result
+    studio = Studio([*rows, good])
     backend = Backend(str(service.base_url.join("/label-studio/digits")), KEY)
     summary = synchronise(studio, backend, 1)
     backend._http.close()
-    assert sorted(studio.predicted) == [0, 2]
-    assert "2 tasks predicted, 2 tasks failed (last: " in summary
+    assert sorted(studio.predicted) == [1, 4]
+    assert "2 tasks predicted, 3 tasks failed (last: " in summary
