@@ -178,6 +178,8 @@ def _add_labels(commands: Commands) -> None:
     exported = add_call(commands, "export", "dubito.label_actions:export", about)
     for parser in (listed, exported):
         parser.add_argument("--annotator", metavar="KEY", help="only labels from this key")
+        help = "replaced and deleted labels instead"
+        parser.add_argument("--former", action="store_true", help=help)
     about = "delete labels; acquired rows wait for a label again"
     deleted = add_call(commands, "delete", "dubito.label_actions:delete", about)
     deleted.add_argument("ids", nargs="+", metavar="ID")

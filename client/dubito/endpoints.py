@@ -297,15 +297,21 @@ def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
 
 
 def kept_labels(
-    limits: Limits, model: str | None = None, *, annotator: str | None = None
+    limits: Limits,
+    model: str | None = None,
+    *,
+    annotator: str | None = None,
+    former: bool = False,
 ) -> Steps[list[KeptLabel]]:
     """List the labels of a model, oldest first.
 
     Args:
         model: name of the model; optional if the service has only one.
         annotator: return only labels from the API key with this name.
+        former: list replaced and deleted labels instead, in the order in which they ended.
     """
-    fields = {"model": model, "annotator": annotator, "limit": MAX_LABELS, "after": 0}
+    query = {"model": model, "annotator": annotator, "former": former}
+    fields = {**query, "limit": MAX_LABELS, "after": 0}
     labels: list[KeptLabel] = []
     while fields["after"] is not None:
         content = yield from _get(limits, "/labels", _options(fields))

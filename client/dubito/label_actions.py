@@ -83,7 +83,7 @@ def _number(path: Path, n: int, value: Any) -> float:
 
 
 def show(client: Client, options: argparse.Namespace) -> None:
-    labels = client.kept_labels(options.model, annotator=options.annotator)
+    labels = _labels(client, options)
     if options.json:
         print(json.dumps({"labels": [asdict(label) for label in labels]}))
         return
@@ -94,14 +94,20 @@ def show(client: Client, options: argparse.Namespace) -> None:
     print(f"{len(labels)} labels")
 
 
+def _labels(client: Client, options: argparse.Namespace) -> list[KeptLabel]:
+    return client.kept_labels(options.model, annotator=options.annotator, former=options.former)
+
+
 def export(client: Client, options: argparse.Namespace) -> None:
-    labels = client.kept_labels(options.model, annotator=options.annotator)
+    labels = _labels(client, options)
     if options.json:
         for label in labels:
             print(json.dumps(asdict(label)))
         return
     value = "target" if labels and labels[0].label is None else "label"
-    writer = csv.DictWriter(sys.stdout, ["id", value, "annotator", "time", "control"])
+    columns = ["id", value, "annotator", "time", "control"]
+    columns += ["ended", "ended_by"] if options.former else []
+    writer = csv.DictWriter(sys.stdout, columns)
     writer.writeheader()
     for label in labels:
         writer.writerow({name: escape_formula(cell) for name, cell in _table_row(label).items()})
@@ -110,7 +116,8 @@ def export(client: Client, options: argparse.Namespace) -> None:
 def _table_row(label: KeptLabel) -> dict[str, Any]:
     value = {"target": label.target} if label.label is None else {"label": label.label}
     origin = {"annotator": label.annotator or "", "time": label.time}
-    return {"id": label.id, **value, **origin, "control": label.control}
+    end = {} if label.ended is None else {"ended": label.ended, "ended_by": label.ended_by or ""}
+    return {"id": label.id, **value, **origin, "control": label.control, **end}
 
 
 def delete(client: Client, options: argparse.Namespace) -> None:

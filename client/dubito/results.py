@@ -183,6 +183,8 @@ class KeptLabel:
         annotator: name of the API key that sent the label, if any.
         time: UTC time (RFC 3339).
         control: whether the row was selected at random to measure the model.
+        ended: UTC time at which the label was replaced or deleted, if it was.
+        ended_by: name of the API key that replaced or deleted it, if any.
     """
 
     id: str
@@ -191,6 +193,8 @@ class KeptLabel:
     annotator: str | None
     time: str
     control: bool
+    ended: str | None = None
+    ended_by: str | None = None
 
 
 @dataclass(frozen=True)
