@@ -29,7 +29,7 @@ class Watcher:
         self.models = models
         self.store = models.store
         self.settings = models.settings
-        self.has_pending_preflights = False  # at the last refresh
+        self.has_pending_preflights = True  # also before the store was read
         self.last_read = 0.0  # time of the last complete refresh, in seconds since 1970
         self.store_problem: str | None = None  # why the last refresh could not read the store
         self.problems: dict[tuple[str, str], str] = {}  # by model and alias
@@ -112,8 +112,8 @@ class Watcher:
                 self._refresh_once()
 
     def _refresh_once(self) -> None:
-        self.has_pending_preflights = False
         self._read_storage()
+        self.has_pending_preflights = False
         is_complete = self.is_reachable
         if self.store.storage.has_listing:
             is_complete = self._follow_all() and is_complete

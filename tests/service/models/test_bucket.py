@@ -151,6 +151,7 @@ def test_a_hung_bucket_delays_the_start_only_for_a_moment(server, writer, start,
     monkeypatch.setattr(stuck.store.storage, "refresh", lambda: answers.wait(60))
     stuck.start()
     assert not stuck._has_started.is_set()
+    assert stuck.has_pending_preflights  # so readiness does not report an empty store
     answers.set()
     assert stuck._has_started.wait(60)
     stuck._ending.set()
