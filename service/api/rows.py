@@ -74,6 +74,7 @@ def rows_array(
     """
     shape = spec.shape
     size = math.prod(shape)
+    at_once = max(1, NUMBERS_AT_ONCE // size)
     if isinstance(rows, dict):
         call.pause()
         return encode_cells(rows, spec.columns, field, first_row)
@@ -86,11 +87,16 @@ def rows_array(
         flat = rows.reshape(len(rows), size)
         if spec.takes_ids:
             _check_ids(flat, spec, field, first_row)
-        with np.errstate(over="ignore"):
-            flat = np.ascontiguousarray(flat, dtype=np.float32)
-        _check_finite(flat, field, first_row)
-        return flat
-    at_once = max(1, NUMBERS_AT_ONCE // size)
+        is_converted = flat.dtype == np.float32 and flat.flags.c_contiguous
+        x = flat if is_converted else np.empty(flat.shape, dtype=np.float32)
+        for first in range(0, len(rows), at_once):
+            step_rows = slice(first, first + at_once)
+            if not is_converted:
+                with np.errstate(over="ignore"):
+                    x[step_rows] = flat[step_rows]
+            _check_finite(x[step_rows], field, first_row + first)
+            call.pause()
+        return x
     if isinstance(rows, Cells):
         x = np.empty((len(rows), size), dtype=np.float32)
         for first in range(0, len(rows), at_once):

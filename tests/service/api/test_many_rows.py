@@ -12,7 +12,7 @@ SPEC = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode=
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 2, 3), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("kind", ["files", "nested", "flat"])
+@pytest.mark.parametrize("kind", ["files", "nested", "flat", "uint8", "float32"])
 @pytest.mark.parametrize("rows_at_once", [1, 2, 5, 22, 23, 24])
 def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
     monkeypatch.setattr(reading, "NUMBERS_AT_ONCE", 6 * rows_at_once)
@@ -20,6 +20,11 @@ def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
         "files": [png_bytes(pixels) for pixels in PIXELS],
         "nested": PIXELS.tolist(),
         "flat": PIXELS.reshape(23, 6).tolist(),
+        "uint8": PIXELS,
+        "float32": PIXELS.astype(np.float32),
     }[kind]
-    x = rows_array(rows, SPEC, "inputs", 1 << 20, RequestContext(Reservation(ByteBudget(1 << 30))))
+    pauses: list[int] = []
+    call = RequestContext(Reservation(ByteBudget(1 << 30)), on_pause=lambda: pauses.append(1))
+    x = rows_array(rows, SPEC, "inputs", 1 << 20, call)
     assert x.tolist() == PIXELS.reshape(23, 6).tolist()
+    assert len(pauses) >= 22 // rows_at_once
