@@ -270,7 +270,7 @@ class WeightLayer(nn.Module):
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
         """Return the weight matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
-        return self._split_bias(self.matrix(self.context.theta()[:, 0]))
+        return self._split_bias(self.matrix(self.context.theta().squeeze(1)))
 
     def matrix(self, theta: Tensor) -> Tensor:
         """Convert draws (*batch, numbers) to matrices. The last row is the bias, if any."""
