@@ -20,7 +20,7 @@ from benchmarks.predict import DRAWS, Client, seconds
 from model_store.artifacts.store import ModelStore
 from training.export.local import localise
 
-METHODS = ("bbb-gaussian", "mvn", "variational-hypernet", "laplace")
+METHODS = ("bbb-gaussian", "bbb-mixture", "mvn", "variational-hypernet", "laplace")
 REFERENCE = "bhn-realnvp"
 WEIGHTS = "-weights"  # suffix of models with weight draws
 ROWS = (1, 128)

@@ -42,7 +42,7 @@ def method_step(method: str, x: torch.Tensor, y: torch.Tensor) -> Step:
     )
     model = build(recipe, (28, 28), SIZES[-1])
     initialise(model, x)
-    steps = Steps(model, recipe, (28, 28), adam(model, recipe.training), ROWS)
+    steps = Steps(model, recipe, (28, 28), adam(model, recipe), ROWS)
     torch.set_num_threads(1)
     return lambda i: steps.take(x, y, 1 / TRAINING_ROWS, i)
 
