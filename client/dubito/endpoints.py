@@ -308,7 +308,7 @@ def kept_labels(
     Args:
         model: name of the model; optional if the service has only one.
         annotator: return only labels from the API key with this name.
-        former: list replaced and deleted labels instead, in the order in which they ended.
+        former: list replaced and deleted labels instead.
     """
     query = {"model": model, "annotator": annotator, "former": former}
     fields = {**query, "limit": MAX_LABELS, "after": 0}
