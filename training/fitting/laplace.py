@@ -250,7 +250,8 @@ def loss_warning(
         return ""
     old, new = (likelihood.to_metric(part[:, 2].mean().item()) for part in (before, after))
     narrower: dict[Any, str] = {"auto": "'held-out'", "held-out": "a smaller number"}
-    advice = narrower.get(section.prior_std, "'auto'")
+    default = "'auto'" if section.is_post_hoc else "a smaller number"
+    advice = narrower.get(section.prior_std, default)
     return (
         f"; ! its draws predict worse than the trained network alone: validation "
         f"{likelihood.metric} fell from {old:.4g} to {new:.4g}, log-likelihood from "

@@ -12,8 +12,10 @@ from scipy import optimize, special
 from model_store.artifacts.store import ModelStore
 from model_store.inference.runtime import Runtime
 from tests.support.models import scale_model
+from tests.support.recipes import recipe_with
 from training.bayes.flows import realnvp
 from training.bayes.likelihoods import Categorical, Gaussian
+from training.bayes.posterior import noise
 from training.calibration.temperature import (
     PRIOR_STD,
     choose_temperature,
@@ -24,7 +26,9 @@ from training.data import Rows
 from training.export.graphs import export, temper_graph
 from training.export.quantise import quantise_network
 from training.export.served import served_network
+from training.fit import temper
 from training.model import initialise
+from training.seeds import Stream
 
 ROWS = 20_000
 
@@ -169,10 +173,16 @@ def test_of_a_regression_the_variance_is_multiplied():
     np.testing.assert_allclose(actual, x + np.array([0.0, math.log(3.0)]), rtol=1e-6)
 
 
-def test_fitting_again_does_not_compound(model):
-    model, rows = model
-    first = set_temperature(model, rows, 10, 0)
-    assert set_temperature(model, rows, 10, 0) == first
+@pytest.mark.parametrize("draws", [2, 30])
+def test_the_temperature_is_fitted_anew_with_the_served_draws(model, draws):
+    (model, rows), recipe = model, recipe_with(serving={"draws": draws})
+    model.likelihood.temperature.fill_(3.0)
+    temperature = temper(model, recipe, rows)
+    model.likelihood.temperature.fill_(1.0)
+    eps = noise(model.posterior, draws, recipe.seed, Stream.TEMPERATURE)
+    predictions = model.predict(torch.from_numpy(rows.x), eps).double()
+    expected = choose_temperature(model.likelihood, predictions, torch.from_numpy(rows.y))
+    assert temperature == expected
 
 
 def test_a_published_version_says_its_temperature(digits_store):

@@ -27,7 +27,7 @@ from training.fitting.laplace import loss_warning
 from training.fitting.plots import plot_run
 from training.fitting.run import Run
 from training.fitting.steps import clip_gradient
-from training.methods import Laplace
+from training.methods import GaussianProcessLayer, Laplace
 from training.recipe import load
 
 FIT = """
@@ -377,17 +377,22 @@ def test_gradients_are_clipped_as_torch_does(size):
 
 
 @pytest.mark.parametrize(
-    ("prior_std", "advised"),
-    [("auto", "'held-out'"), ("held-out", "a smaller number"), (2.0, "'auto'")],
+    ("section", "advised"),
+    [
+        (Laplace(prior_std="auto"), "'held-out'"),
+        (Laplace(prior_std="held-out"), "a smaller number"),
+        (Laplace(prior_std=2.0), "'auto'"),
+        (GaussianProcessLayer(), "a smaller number"),
+    ],
 )
 @pytest.mark.parametrize(("fall", "warns"), [(0.0, False), (0.005, False), (2.0, True)])
 def test_a_laplace_posterior_that_is_worse_than_its_centre_is_reported(
-    fall, warns, prior_std, advised
+    fall, warns, section, advised
 ):
     before = torch.tensor([[0.1, -0.1, 0.0]] * 50)
     after = before - torch.tensor([0.0, fall, -0.5])
     likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
-    warning = loss_warning(before, after, likelihood, Laplace(prior_std=prior_std))
+    warning = loss_warning(before, after, likelihood, section)
     message = (
         "its draws predict worse than the trained network alone: validation accuracy fell from 1 "
         "to 0.5"
