@@ -63,7 +63,7 @@ def animate(driver: Any, url: str) -> None:
     """Record a drawn 3 and a scribble as an animated PNG."""
     open_page(driver, f"{url}/#/try/digits")
     until(driver, lambda: driver.find_elements("id", "board"))
-    frames = [grab(driver)]
+    frames: list[Image.Image] = []
     holds = []
     for points in (THREE, SCRIBBLE):
         draw_slowly(driver, points, frames)
@@ -76,6 +76,8 @@ def animate(driver: Any, url: str) -> None:
     palette = colours.quantize(128)
     images = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     durations = [HOLD_MS if i in holds else FRAME_MS for i in range(len(frames))]
+    first = holds[0]  # shown by viewers without animation
+    images, durations = images[first:] + images[:first], durations[first:] + durations[:first]
     images[0].save(
         FOLDER / "try.png", save_all=True, append_images=images[1:], duration=durations, loop=0
     )

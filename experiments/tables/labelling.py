@@ -118,7 +118,7 @@ FIGURE_4 = Target(
     ),
     rows={row: partial(measure, *args) for base in STARTS for row, args in make_rows(base).items()},
     columns={"labels": Column("labels needed", 0)},
-    kl_weights={row: "0.02 to 0.3" for base in STARTS if "bhn" in base for row in make_rows(base)},
+    kl_weights={row: "≤0.3" for base in STARTS if "bhn" in base for row in make_rows(base)},
     draw=_draw,
     caption="Where the solid curve is higher, the acquisition saves labels.",
     conclude=_conclude,

@@ -208,10 +208,7 @@ MODES = Target(
     },
     draw=_draw_products,
     caption="A posterior with both modes has draws on both dashed curves.",
-    remarks=(
-        "Only 8 couplings find both modes, and only with some seeds. The paper does not state the "
-        "rows and noise of its figure."
-    ),
+    remarks=("Only 8 couplings find both modes, and only with some seeds."),
     seeds=5,
 )
 CORRELATIONS = Target(
