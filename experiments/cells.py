@@ -70,7 +70,7 @@ class Target:
     rows: Mapping[str, Measure]
     columns: Mapping[str, Column]
     draw: Callable[["Target", Results], Figure] | None = None
-    caption: str = ""  # what the figure shows
+    caption: str = ""  # below the figure
     papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)  # by row, column
     kl_weights: Mapping[str, str] = field(default_factory=dict)  # relative to the ELBO, by row
     seeds: int = MIN_SEEDS

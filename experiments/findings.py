@@ -109,11 +109,12 @@ def findings_page(
         "# Findings of the replication",
         "",
         "`dubito reproduce` writes this page. The evidence is Welch's 95 % interval of a "
-        "difference of means over seeds, or the number of data sets with a larger mean. Tests were "
-        "recorded before their measurements, except for settings marked * "
-        f"({EARLIER.format('selected')} by other fits). The temperature is the weight of the "
-        "KL relative to the ELBO's, the papers' objective (1 without a KL). Two values belong to "
-        "the two rows of a test.",
+        "difference of means over seeds, or the number of data sets with a larger mean. Each test "
+        "was recorded before its measurement. For tests marked *, "
+        f"{EARLIER.format('earlier fits')} had selected the settings.",
+        "",
+        "The temperature is the weight of the KL relative to the ELBO's, the papers' objective (1 "
+        "for methods without a KL). If the two rows of a test differ, both values are given.",
         "",
         f"At temperature 1, our Bayes by Backprop errs by {EARLIER.format('3.2 to 3.5 %')} after "
         "600 epochs (one seed, `dubito reproduce weight-uncertainty-600`), the paper's by 1.4 to "

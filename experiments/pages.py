@@ -15,7 +15,7 @@ from experiments.cells import MIN_SEEDS, Cell, Column, Results, Target, mean_and
 
 NONE = "–"
 OLDER = "†"
-TEMPERED = "‡"
+TEMPERATURE = "‡"
 OTHERS = "Other comparisons"
 HEADER = f"""\
 # The papers' tables and figures
@@ -106,7 +106,7 @@ def describe_seeds(results: Results) -> str:
 def row_line(target: Target, row: str, cells: list[Cell]) -> str:
     label = f"{row} {OLDER}" if is_older(target, cells) else row
     weight = target.kl_weights.get(row)
-    columns = [f"{label} {TEMPERED} {weight}" if weight else label]
+    columns = [f"{label} {TEMPERATURE} {weight}" if weight else label]
     for key, column in target.columns.items():
         values = column_values(cells, key)
         text = NONE
@@ -163,7 +163,7 @@ def notes(target: Target, results: Results) -> list[str]:
     if any(is_older(target, cells) for cells in results.values()):
         lines.append(f"* {OLDER} measured by an earlier revision; `--again` repeats it.")
     if any(results[row] for row in target.kl_weights):
-        lines.append(f"* {TEMPERED} temperature: the weight of the KL relative to the ELBO's.")
+        lines.append(f"* {TEMPERATURE} temperature: the weight of the KL relative to the ELBO's.")
     return [*lines, ""] if lines else []
 
 
