@@ -1,4 +1,4 @@
-// Show an answer: its verdict, its uncertainty, and how it came about.
+// Show an answer with its verdict, uncertainty and details.
 
 import { hasKey } from "./api.js";
 import { Bar, Button, download, Failure, html, Notice, Table, useEffect, useFetch, useMemo, useState, Verdict } from "./components.js";

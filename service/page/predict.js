@@ -5,6 +5,7 @@ import { useEffect, useRef, useState } from "./components.js";
 
 const RETRY_MS = 1000; // after a 429
 const MAX_SAMPLES = 300_000; // per-draw numbers requested for plots
+const MAX_EXAMPLES = 12;
 const MAX_EXPLAINED = 10_000; // numbers of a row whose explanation is always requested
 
 /**
@@ -80,7 +81,7 @@ export function usePrediction() {
 }
 
 /**
- * Find training rows as examples: all `rows`, and the `chosen` ones with their predictions. Classifiers have one for each label, if possible unflagged and complete;
+ * Find training rows as examples: all `rows`, and the `chosen` ones with their predictions. Classifiers have one for each of up to 12 labels, if possible unflagged and complete;
  * regressions have three across the range of predictions. Older versions have none.
  */
 export async function findExamples(model, version, { task }) {
@@ -89,7 +90,7 @@ export async function findExamples(model, version, { task }) {
   const { predictions } = await requestJson("predict", { method: "POST", json: { model, version, inputs } });
   const rows = predictions.map((row, i) => ({ row: inputs[i], flag: row.flag, p: row.p_value, label: row.label, mean: row.mean, gaps: Object.values(inputs[i]).filter((cell) => cell === null).length }));
   const usual = [...rows].sort((a, b) => a.flag - b.flag || a.gaps - b.gaps || b.p - a.p);
-  const chosen = task === "regression" ? spread(usual.filter(({ flag, gaps }) => flag === usual[0].flag && gaps === usual[0].gaps)) : [...new Map([...usual].reverse().map((row) => [row.label, row])).values()].sort((a, b) => (a.label < b.label ? -1 : 1));
+  const chosen = task === "regression" ? spread(usual.filter(({ flag, gaps }) => flag === usual[0].flag && gaps === usual[0].gaps)) : [...new Map([...usual].reverse().map((row) => [row.label, row])).values()].sort((a, b) => (a.label < b.label ? -1 : 1)).slice(0, MAX_EXAMPLES);
   return { rows: inputs, chosen };
 }
 

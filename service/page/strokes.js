@@ -6,7 +6,7 @@ const HALVINGS = 8; // of the pen's width
 const MAX_PEN = 0.5; // of the height
 const MAX_INK_SPREAD = 0.2; // relative; handwriting has more unless its ink is normalised, as in the digits of scikit-learn
 
-/** Return how images are drawn: {box: [width, height], centre, statistic, target}; `rows` are flat, with values from 0 (paper) to 1. */
+/** Measure how the training images are drawn: {box: [width, height], centre, statistic, target}; `rows` are flat, with values from 0 (paper) to 1. */
 export function measureStyle(rows, width, height) {
   const marks = rows.filter((row) => row.some((share) => share > 0)).map((row) => measure(row, width, height));
   if (!marks.length) return { box: [0.8 * width, 0.8 * height], centre: "box", statistic: "ink", target: 0.2 };

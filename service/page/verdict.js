@@ -1,4 +1,4 @@
-// From an answer to a verdict and its reasons, which follow from the same cause. Pure functions.
+// Judge answers: a verdict, and reasons that follow from the same cause. Pure functions.
 
 import { number, percent } from "./format.js";
 
@@ -59,8 +59,8 @@ export function judge(row, answer, manifest, input = null) {
     unsure: () => [`${certainty}.`],
     abstained: () => [`More than ${percent(answer.risk)} of answers this uncertain may be wrong.`],
     uncertain: () => [`${certainty}.`, "Have someone check."],
-    ordinary: () => ["The input is smoother or closer to the average than new rows are."],
-    training: () => ["The model was trained on this row, so its answer says little about new rows."],
+    ordinary: () => ["The input is smoother or closer to the average than new rows usually are."],
+    training: () => ["The model was trained on this row, so a correct answer proves little."],
     unfamiliar: () => [...describeInput(row, manifest, input), "Do not rely on this answer."],
   };
   const [kind, word] = VERDICTS[cause];
@@ -82,12 +82,12 @@ function findCause(row, manifest) {
 function describeInput(row, manifest, input) {
   const { columns } = manifest.input, { unseen, columns: falls, detectors } = row.explanation ?? {};
   const sentences = (unseen ?? []).map(({ column, value }) => `“${value}” never appeared in ${column} during training.`);
-  if (row.missing?.length) sentences.push(`${list(row.missing)} ${row.missing.length > 1 ? "are" : "is"} missing, but never was in training.`);
+  if (row.missing?.length) sentences.push(`${list(row.missing)} ${row.missing.length > 1 ? "are" : "is"} missing, which never happened in training.`);
   const numeric = columns.filter(({ kind }) => kind === "numeric");
   const far = numeric.map((column) => ({ ...column, value: input?.[column.name], distance: Math.abs(input?.[column.name] - column.mean) / column.std })).filter(({ value, distance }) => typeof value === "number" && distance > FAR);
   far.sort((a, b) => b.distance - a.distance);
   const describe = ({ name, value, mostly }) => `${name} ${number(value)}${mostly ? ` (usually ${number(mostly[0])} to ${number(mostly[1])})` : ""}`;
-  if (far.length > MAX_COLUMNS) sentences.push(`${far.length === numeric.length ? "All" : `${far.length} of`} ${numeric.length} numeric columns are far outside the training data, such as ${far.slice(0, 2).map(describe).join(" and ")}.`);
+  if (far.length > MAX_COLUMNS) sentences.push(`${far.length === numeric.length ? "All" : `${far.length} of`} ${numeric.length} numeric columns are far outside the training data, for example ${far.slice(0, 2).map(describe).join(" and ")}.`);
   else if (far.length) sentences.push(`Far outside the training data: ${far.map(describe).join(", ")}.`);
   if (sentences.length) return sentences;
   const fallen = (falls ?? []).filter(({ fall }) => fall > MIN_FALL).slice(0, MAX_COLUMNS);

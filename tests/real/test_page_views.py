@@ -492,20 +492,20 @@ def test_an_open_page_notices_new_changed_and_removed_models(driver, service, st
         renamed = described.output.model_copy(update={"classes": names})
         ModelStore(store).publish("late", described.model_copy(update={"output": renamed}), files)
         until(driver, lambda version=version: serving(version))
-        assert seen("live") == ["digits", "late"]
-        seen("ask")
+        assert seen("monitor") == ["digits", "late"]
+        seen("try")
         if version == "1":
             script = "const s = document.getElementById('model'); s.value = 'late'; s.dispatchEvent(new Event('change'))"
             driver.execute_script(script)
-            until(driver, lambda: get_text(driver, "main h1") == "Ask late")
+            until(driver, lambda: get_text(driver, "main h1") == "Try late")
         press(driver, "Noise")
-        until(driver, lambda name=name: get_text(driver, ".answer h2").startswith(name))
+        until(driver, lambda name=name: get_text(driver, ".verdict h2").startswith(name))
         options = driver.find_elements("css selector", "details.options option")
         assert [o.get_attribute("value") for o in options] == ["latest", *"12"[: int(version)]]
     shutil.rmtree(store / "late")
     until(driver, lambda: serving(None))
     press(driver, "Noise")
     until(driver, lambda: "model: expected one of digits" in get_text(driver, ".answers .notice"))
-    seen("live")
-    assert seen("ask") == ["digits"]
-    assert get_text(driver, "main h1") == "Ask digits"
+    seen("monitor")
+    assert seen("try") == []
+    assert get_text(driver, "main h1") == "Try digits"
