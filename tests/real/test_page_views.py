@@ -468,7 +468,7 @@ def test_an_invalid_pool_shows_the_error_of_the_api(driver, service, tmp_path):
     assert message == answer.json()["detail"]
 
 
-def test_an_open_page_notices_new_changed_and_removed_models(driver, service, store):
+def test_an_open_page_notices_new_and_changed_models(driver, service, store):
     open_page(driver, f"{service}/#/try")
     artifact = ModelStore(store).open("digits", "1")
     described = Description(
@@ -502,10 +502,3 @@ def test_an_open_page_notices_new_changed_and_removed_models(driver, service, st
         until(driver, lambda name=name: get_text(driver, ".verdict h2").startswith(name))
         options = driver.find_elements("css selector", "details.options option")
         assert [o.get_attribute("value") for o in options] == ["latest", *"12"[: int(version)]]
-    shutil.rmtree(store / "late")
-    until(driver, lambda: serving(None))
-    press(driver, "Noise")
-    until(driver, lambda: "model: expected one of digits" in get_text(driver, ".answers .notice"))
-    seen("monitor")
-    assert seen("try") == []
-    assert get_text(driver, "main h1") == "Try digits"
