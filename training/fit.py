@@ -26,6 +26,7 @@ from training.data.rows import class_weights
 from training.data.targets import fit_transform, kinds_for, mean_log_slope, transform_splits
 from training.fitting.encoding import ENCODED, Encoding, encoder_graph, make_encoding
 from training.fitting.laplace import check_trained
+from training.fitting.linear import choose_share, copy_share, fit_linear
 from training.fitting.run import CHECKPOINT, Callback, Run, run_provenance
 from training.fitting.steps import (
     VALIDATION_DRAWS,
@@ -35,6 +36,7 @@ from training.fitting.steps import (
 from training.fitting.stopping import FixedEpochs
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
+from training.methods import BatchEnsembleMethod
 from training.model import with_knots
 from training.networks.architectures import source_digest
 from training.provenance import Provenance, TemperatureChoice, TransformChoice
@@ -170,6 +172,10 @@ def fit(
         run = fits.begin(splits, folder)
         _announce(run, start)
         model = run.fit(quiet, callback)
+        if fits.has_linear_members:
+            fit_linear(model, splits.train)
+            share = choose_share(model, splits.validation)
+            log.info("share of linear members: %g", share)
         temperature = temper(model, recipe, splits.validation)
         provenance = run_provenance(run, splits, slope)
         log.info("stopped %s", provenance.stopped)
@@ -213,6 +219,11 @@ class _Fits:
             int(self.data.maximum) if takes_ids else None,
         )
 
+    @property
+    def has_linear_members(self) -> bool:
+        is_table = bool(self.data.columns) and self.encoding is None
+        return is_table and isinstance(self.recipe.posterior, BatchEnsembleMethod)
+
     def refit(
         self, run: Run, splits: Splits, folder: Path, quiet: bool, callback: Callback | None
     ) -> tuple[BayesianModel, dict[str, Any]]:
@@ -236,6 +247,9 @@ class _Fits:
                 callback({**metrics, "epoch": first_epochs + metrics["epoch"], "refit": 1})
 
         model = second.fit(quiet, report)
+        if self.has_linear_members:
+            fit_linear(model, rows)
+            copy_share(model, run.model)
         model.likelihood.temperature.copy_(run.model.likelihood.temperature)
         facts = {
             "stopped": f"{run.stopped()}; fitted again for {epochs} epochs, including these rows",

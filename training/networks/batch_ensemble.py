@@ -1,5 +1,6 @@
 """BatchEnsemble networks."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
+from training.bayes.layers import matmul
 from training.bayes.members import MemberLinear
 from training.bayes.network import Network
 from training.networks.networks import ELEMENTWISE, noise_rows
@@ -15,7 +17,14 @@ from training.networks.probes import DROPOUTS
 
 
 class BatchEnsemble(Network):
-    """An ensemble of MLPs that share most weights. Theta is the member index."""
+    """An ensemble of MLPs that share most weights. Theta is the member index.
+
+    A linear model can replace some of the members (`training.fitting.linear`).
+    """
+
+    linear_weight: Tensor
+    linear_bias: Tensor
+    is_linear: Tensor  # by member, 0 or 1
 
     def __init__(
         self,
@@ -41,6 +50,10 @@ class BatchEnsemble(Network):
             for i, layer in enumerate(layers)
         ]
         self.module = nn.Sequential(*converted)
+        (outputs,) = converted[linear[-1]].get_parameter("bias").shape[2:]
+        self.register_buffer("linear_weight", torch.zeros(math.prod(shape), outputs))
+        self.register_buffer("linear_bias", torch.zeros(outputs))
+        self.register_buffer("is_linear", torch.zeros(members))
         self.theta_dimension = 1
         self.is_paired = False
 
@@ -49,7 +62,9 @@ class BatchEnsemble(Network):
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
         standard = self.scale(x).flatten(1)
         outputs, _ = self._run(standard, theta)
-        return outputs, standard, None
+        is_linear = self.is_linear.index_select(0, theta[:, 0, 0].long())[:, None, None]
+        linear = matmul(standard, self.linear_weight) + self.linear_bias
+        return torch.where(is_linear > 0, linear, outputs), standard, None
 
     def _run(self, h: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         draws = theta[:, 0, 0].long()
@@ -65,6 +80,12 @@ class BatchEnsemble(Network):
         """Compute the last layer's input for one member."""
         last_input = self._run(self.scale(x).flatten(1), theta)[1]
         return last_input if last_input.ndim == 2 else last_input[0]
+
+    def replace_members(self, count: int) -> None:
+        """Replace `count` evenly spaced members by the linear model."""
+        self.is_linear.zero_()
+        members = len(self.is_linear)
+        self.is_linear[((torch.arange(count) + 0.5) * members / max(1, count)).long()] = 1.0
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Compute sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members."""

@@ -6,11 +6,12 @@
 | `linear` | logistic regression | ridge regression |
 | `boosting` | histogram gradient boosting | histogram gradient boosting |
 
-All use the encoded training rows. `linear` and `boosting` are scikit-learn's estimators with
-default settings. For large data, they use a sample of the rows, and boosting has fewer iterations.
-Validation rows select the number of iterations, because boosting can diverge with many classes.
-Class probabilities are at least `MIN_PROBABILITY`, renormalised. Regressions are Gaussian, with the
-validation RMSE as standard deviation.
+All use the encoded rows, and train on all of them except the test rows. `linear` and `boosting`
+are scikit-learn's estimators with default settings. For large data, they use a sample of the rows,
+and boosting has fewer iterations. Boosting is first fitted to the training rows, and the validation
+rows select the number of iterations, because boosting can diverge with many classes. Class
+probabilities are at least `MIN_PROBABILITY`, renormalised. Regressions are Gaussian. Their standard
+deviation is the RMSE of validation rows, or of leave-one-out residuals for `linear`.
 
 Log-likelihoods are compared row by row on the test rows. A model is worse than the constant if the
 mean difference is below 0 by more than one standard error. This refuses 16 % of equally good
@@ -22,7 +23,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from jaxtyping import Float, Float64
 from model_store.artifacts.manifest import Description
 from model_store.scores.transforms import to_target
 from training import log
-from training.data import Rows
+from training.data import Rows, Splits
 from training.evaluation.figures import Figure, Mean, RootMean, values
 from training.evaluation.metrics import class_figures
 from training.publishing.draft import Draft
@@ -54,18 +54,14 @@ TITLES = {ACCURACY: "accuracy", ERROR: "error (RMSE)", LOG_LIKELIHOOD: "log-like
 Figures = dict[str, Figure]
 
 
-def baselines(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[str, Figures]:
+def baselines(splits: Splits, classes: int) -> dict[str, Figures]:
     """Fit the baselines, and return those with finite metrics.
 
     Regression has 0 classes.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # Unconverged fits and huge values are acceptable.
-        by_name = (
-            _classify(train, validation, test, classes)
-            if classes
-            else _regress(train, validation, test)
-        )
+        by_name = _classify(splits, classes) if classes else _regress(splits)
     return {
         name: figures
         for name, figures in by_name.items()
@@ -73,7 +69,7 @@ def baselines(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[s
     }
 
 
-def _classify(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[str, Figures]:
+def _classify(splits: Splits, classes: int) -> dict[str, Figures]:
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
@@ -84,21 +80,31 @@ def _classify(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[s
         probs[:, class_index] = np.maximum(predicted_probs, MIN_PROBABILITY)
         return probs / probs.sum(axis=1, keepdims=True)
 
-    shares = (np.bincount(train.y, minlength=classes) + 1.0) / (len(train) + classes)
+    rows, validation, test = _except_test(splits), splits.validation, splits.test
+    shares = (np.bincount(rows.y, minlength=classes) + 1.0) / (len(rows) + classes)
     by_name = {"constant": np.tile(shares, (len(test), 1))}
-    rows = spread(train, int(LOGISTIC / (train.x.shape[1] * classes)))
-    linear = LogisticRegression().fit(rows.x, rows.y)
+    sample = spread(rows, int(LOGISTIC / (rows.x.shape[1] * classes)))
+    linear = LogisticRegression().fit(sample.x, sample.y)
     by_name["linear"] = to_probs(linear.classes_, linear.predict_proba(test.x))
-    rows, settings = _boosted(train, classes if classes > 2 else 1)
-    boosting = HistGradientBoostingClassifier(**settings).fit(rows.x, rows.y)
-    class_index, row_index = boosting.classes_, np.arange(len(validation))
+    trees, row_index = classes if classes > 2 else 1, np.arange(len(validation))
+    sample, settings = _boosted(splits.train, trees)
+    boosting = HistGradientBoostingClassifier(**settings).fit(sample.x, sample.y)
     held_out = [
-        np.log(to_probs(class_index, predicted_probs)[row_index, validation.y]).mean()
+        np.log(to_probs(boosting.classes_, predicted_probs)[row_index, validation.y]).mean()
         for predicted_probs in boosting.staged_predict_proba(validation.x)
     ]
-    predicted_probs = _stage(boosting.staged_predict_proba(test.x), int(np.argmax(held_out)))
-    by_name["boosting"] = to_probs(class_index, predicted_probs)
+    settings["max_iter"] = int(np.argmax(held_out)) + 1
+    sample, _ = _boosted(rows, trees)
+    boosting = HistGradientBoostingClassifier(**settings).fit(sample.x, sample.y)
+    by_name["boosting"] = to_probs(boosting.classes_, boosting.predict_proba(test.x))
     return {name: classification_figures(probs, test.y) for name, probs in by_name.items()}
+
+
+def _except_test(splits: Splits) -> Rows:
+    parts = (splits.train, splits.validation, splits.reference, splits.ranking)
+    return Rows(
+        np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+    )
 
 
 def classification_figures(probs: Float64[np.ndarray, "N C"], y: np.ndarray) -> Figures:
@@ -106,32 +112,30 @@ def classification_figures(probs: Float64[np.ndarray, "N C"], y: np.ndarray) -> 
     return {ACCURACY: figures["accuracy"], LOG_LIKELIHOOD: figures["log_likelihood"]}
 
 
-def _regress(train: Rows, validation: Rows, test: Rows) -> dict[str, Figures]:
+def _regress(splits: Splits) -> dict[str, Figures]:
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
 
-    targets, columns = train.y.astype(np.float64), train.x.shape[1]
+    rows, validation, test = _except_test(splits), splits.validation, splits.test
+    targets, columns = rows.y.astype(np.float64), rows.x.shape[1]
     mean, std = targets.mean(), targets.std()
-
-    def validation_error(predicted: Float[np.ndarray, "N"]) -> float:
-        error = math.sqrt(np.square(predicted - validation.y.astype(np.float64)).mean())
-        return max(error, MIN_STD * std)
-
     by_name = {"constant": gaussian_figures(np.full(len(test), mean), std, test.y)}
-    rows = spread(train, int(max(RIDGE / columns**2, math.sqrt(RIDGE / columns))))
-    linear = RidgeCV(np.logspace(-3, 3, 13)).fit(rows.x, rows.y.astype(np.float64))
-    error = validation_error(linear.predict(validation.x))
+    sample = spread(rows, int(max(RIDGE / columns**2, math.sqrt(RIDGE / columns))))
+    linear = RidgeCV(np.logspace(-3, 3, 13)).fit(sample.x, sample.y.astype(np.float64))
+    error = max(math.sqrt(-linear.best_score_), MIN_STD * std)
     by_name["linear"] = gaussian_figures(linear.predict(test.x), error, test.y)
-    rows, settings = _boosted(train, 1)
-    boosting = HistGradientBoostingRegressor(**settings).fit(rows.x, rows.y.astype(np.float64))
-    errors = [validation_error(predicted) for predicted in boosting.staged_predict(validation.x)]
-    predicted = _stage(boosting.staged_predict(test.x), int(np.argmin(errors)))
-    by_name["boosting"] = gaussian_figures(predicted, min(errors), test.y)
+    sample, settings = _boosted(splits.train, 1)
+    boosting = HistGradientBoostingRegressor(**settings).fit(sample.x, sample.y.astype(np.float64))
+    errors = [
+        math.sqrt(np.square(predicted - validation.y.astype(np.float64)).mean())
+        for predicted in boosting.staged_predict(validation.x)
+    ]
+    settings["max_iter"] = int(np.argmin(errors)) + 1
+    sample, _ = _boosted(rows, 1)
+    boosting = HistGradientBoostingRegressor(**settings).fit(sample.x, sample.y.astype(np.float64))
+    error = max(min(errors), MIN_STD * std)
+    by_name["boosting"] = gaussian_figures(boosting.predict(test.x), error, test.y)
     return by_name
-
-
-def _stage(stages: Iterator[np.ndarray], index: int) -> np.ndarray:
-    return next(islice(stages, index, None))
 
 
 def gaussian_figures(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) -> Figures:
@@ -168,14 +172,14 @@ def add_baselines(draft: Draft, result: "Fitted") -> Draft:
     data, splits, transform = result.data, result.splits, result.transform
     if not data.columns or result.encoding is not None:
         return draft
-    train, validation = splits.train, splits.validation
     if transform is not None:
         train, validation = (
             replace(rows, y=to_target(transform, rows.y.astype(np.float64)))
-            for rows in (train, validation)
+            for rows in (splits.train, splits.validation)
         )
+        splits = replace(splits, train=train, validation=validation)
     log.info("fitting baselines")
-    by_name = baselines(train, validation, splits.test, len(data.classes))
+    by_name = baselines(splits, len(data.classes))
     numbers = {name: values(figures) for name, figures in by_name.items()}
     description = draft.description.model_copy(update={"baselines": numbers})
     if result.recipe.data.class_weights is not None:

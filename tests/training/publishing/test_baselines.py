@@ -10,7 +10,7 @@ from model_store.scores.regression import mixture_scores, mixture_sums
 from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.bayes.diagnostics import guess_nll
-from training.data import Rows
+from training.data import Rows, Splits
 from training.evaluation.figures import Mean, Share
 from training.methods import METHODS
 from training.provenance import Provenance, TemperatureChoice
@@ -35,9 +35,15 @@ def get_rows(y):
     return Rows(x, y)
 
 
+def get_splits(train, test):
+    """Divide rows into training, validation and calibration rows."""
+    parts = [train.take(np.arange(i, len(train), 4)) for i in range(4)]
+    return Splits(*parts, test)
+
+
 def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
     train, test = get_rows(np.array([0] * 6 + [1] * 3)), get_rows(np.array([0, 1, 2, 0]))
-    actual = baselines(train, train, test, 3)["constant"]
+    actual = baselines(get_splits(train, test), 3)["constant"]
     by_hand = (2 * log(7 / 12) + log(4 / 12) + log(1 / 12)) / 4
     assert actual[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
     assert actual[ACCURACY].value == 0.5
@@ -45,7 +51,7 @@ def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
 
 def test_the_constant_of_targets_is_their_gaussian_by_hand():
     train, test = get_rows(np.float32([1, 2, 6])), get_rows(np.float32([3, 0]))
-    actual = baselines(train, train, test, 0)["constant"]
+    actual = baselines(get_splits(train, test), 0)["constant"]
     variance = (4 + 1 + 9) / 3
     by_hand = -0.5 * log(2 * pi * variance) - (0 + 9) / 2 / (2 * variance)
     assert actual[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
@@ -56,7 +62,7 @@ def test_the_constant_of_targets_is_their_gaussian_by_hand():
 def test_linear_and_boosting_find_what_a_column_gives_away(classes):
     y = np.arange(200) % classes if classes else RANDOM.normal(size=200).astype(np.float32)
     rows = get_rows(y)
-    actual = baselines(rows, rows, rows, classes)
+    actual = baselines(get_splits(rows, rows), classes)
     assert list(actual) == ["constant", "linear", "boosting"]
     constant = actual.pop("constant")
     for figures in actual.values():
@@ -66,7 +72,7 @@ def test_linear_and_boosting_find_what_a_column_gives_away(classes):
 
 def test_a_class_that_no_row_of_a_large_set_has_keeps_the_least_probability():
     y = np.append(np.zeros(12_000, dtype=np.int64), 1)
-    actual = baselines(get_rows(y), get_rows(y), get_rows(np.array([2, 0])), 3)
+    actual = baselines(get_splits(get_rows(y), get_rows(np.array([2, 0]))), 3)
     for name in ("linear", "boosting"):
         assert actual[name][LOG_LIKELIHOOD].value > log(MIN_PROBABILITY)
 

@@ -1,0 +1,130 @@
+"""Linear members of batch ensembles for tables.
+
+With share w of linear members, the predictive distribution is (1 - w) mean_k p_k + w q, where q is
+a logistic or ridge regression. Networks that are fitted to few rows are often overconfident, and a
+mixture with q limits their errors. w is the mean of its posterior, given the validation rows. The
+prior favours 1/2, because the same rows choose the epoch of the networks.
+"""
+
+import math
+import warnings
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+
+from training.bayes.likelihoods import Categorical, Gaussian
+from training.bayes.network import BayesianModel
+from training.calibration.temperature import max_rows_for
+from training.data import Rows
+from training.networks.batch_ensemble import BatchEnsemble
+
+PRIOR = {0.0: 1, 0.25: 1, 0.5: 20, 0.75: 1}  # of the share, up to a constant
+RIDGE_PENALTIES = np.logspace(-3, 4, 15)
+LOGISTIC_STRENGTHS = np.logspace(-4, 1, 6)  # inverse penalties
+FOLDS, MAX_FOLD_ROWS = 5, 2000  # of the cross-validation that selects the penalty
+MAX_NUMBERS = 10_000_000  # rows * inputs * outputs of a fit
+MISSING_LOGIT = -8.0  # of classes without training rows
+MIN_VARIANCE = 1e-6  # relative to the targets'
+
+
+def fit_linear(model: BayesianModel, rows: Rows) -> None:
+    """Fit the linear model of a batch ensemble, without adding linear members."""
+    network, likelihood = model.network, model.likelihood
+    assert isinstance(network, BatchEnsemble)
+    step = math.ceil(rows.x.size * likelihood.outputs / MAX_NUMBERS)
+    device = network.linear_bias.device
+    standard = network.scale(torch.from_numpy(rows.x[::step]).to(device).float())
+    x, y = standard.flatten(1).double().cpu().numpy(), rows.y[::step]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Unconverged fits are acceptable.
+        if isinstance(likelihood, Gaussian):
+            mean, std = likelihood.target_mean.item(), likelihood.target_std.item()
+            weight, bias = fit_ridge(x, (y.astype(np.float64) - mean) / std)
+            weight, bias = weight[:, : likelihood.outputs], bias[: likelihood.outputs]
+        else:
+            assert isinstance(likelihood, Categorical)
+            class_weights = np.ones(likelihood.outputs)
+            if likelihood.log_weights is not None:
+                class_weights = likelihood.log_weights.double().exp().cpu().numpy()
+            weight, bias = fit_logistic(x, y, class_weights)
+    network.linear_weight.copy_(torch.from_numpy(weight))
+    network.linear_bias.copy_(torch.from_numpy(bias))
+
+
+@torch.no_grad()
+def choose_share(model: BayesianModel, validation: Rows) -> float:
+    """Replace a share of the members by the linear model, and return their share."""
+    network, likelihood = model.network, model.likelihood
+    assert isinstance(network, BatchEnsemble)
+    members = len(network.is_linear)
+    device = network.is_linear.device
+    rows = max_rows_for(likelihood, members)
+    x, y = (torch.from_numpy(part[:rows]).to(device) for part in (validation.x, validation.y))
+    eps = torch.arange(members, device=device).float()[:, None]
+    model.eval()
+    log_posterior = []
+    for share, prior in PRIOR.items():
+        network.replace_members(round(share * members))
+        log_likelihood = likelihood.mixture_log_likelihood(model.predict(x, eps), y).sum()
+        log_posterior.append(log_likelihood + math.log(prior))
+    posterior = torch.stack(log_posterior).softmax(0).tolist()
+    mean = sum(share * p for share, p in zip(PRIOR, posterior, strict=True))
+    network.replace_members(round(mean * members))
+    return network.is_linear.mean().item()
+
+
+def copy_share(model: BayesianModel, parent: BayesianModel) -> None:
+    assert isinstance(model.network, BatchEnsemble)
+    assert isinstance(parent.network, BatchEnsemble)
+    model.network.is_linear.copy_(parent.network.is_linear)
+
+
+def fit_ridge(
+    x: Float64[np.ndarray, "N I"], y: Float64[np.ndarray, "N"]
+) -> tuple[Float64[np.ndarray, "I 2"], Float64[np.ndarray, "2"]]:
+    """Fit the mean by ridge regression, and the log variance as that of leave-one-out residuals."""
+    from sklearn.linear_model import RidgeCV
+
+    ridge = RidgeCV(RIDGE_PENALTIES).fit(x, y)
+    variance = max(-ridge.best_score_, MIN_VARIANCE)
+    weight = np.stack([ridge.coef_, np.zeros(x.shape[1])], axis=1)
+    return weight, np.array([ridge.intercept_, math.log(variance)])
+
+
+def fit_logistic(
+    x: Float64[np.ndarray, "N I"],
+    y: Int64[np.ndarray, "N"],
+    class_weights: Float64[np.ndarray, "C"],
+) -> tuple[Float64[np.ndarray, "I C"], Float64[np.ndarray, "C"]]:
+    """Fit a logistic regression, with the penalty that cross-validation selects."""
+    from scipy.special import log_softmax
+    from sklearn.linear_model import LogisticRegression
+
+    def fit(
+        index: Int64[np.ndarray, "M"], strength: float
+    ) -> tuple[Float64[np.ndarray, "I C"], Float64[np.ndarray, "C"]]:
+        weight = np.zeros((x.shape[1], len(class_weights)))
+        bias = np.full(len(class_weights), MISSING_LOGIT)
+        classes = np.unique(y[index])
+        if len(classes) == 1:
+            bias[classes] = 0.0
+            return weight, bias
+        fitted = LogisticRegression(C=strength)
+        fitted.fit(x[index], y[index], class_weights[y[index]])
+        if len(classes) == 2:  # the coefficients are those of the second class
+            bias[classes[0]] = 0.0
+            classes = classes[1:]
+        weight[:, classes], bias[classes] = fitted.coef_.T, fitted.intercept_
+        return weight, bias
+
+    index = np.random.default_rng(0).permutation(len(y))
+    folds = np.array_split(index[:MAX_FOLD_ROWS], FOLDS)
+    scores = np.zeros(len(LOGISTIC_STRENGTHS))
+    for fold in folds:
+        others = np.setdiff1d(index[:MAX_FOLD_ROWS], fold)
+        for i, strength in enumerate(LOGISTIC_STRENGTHS):
+            weight, bias = fit(others, strength)
+            log_probs = log_softmax(x[fold] @ weight + bias, axis=1)
+            scores[i] += (class_weights[y[fold]] * log_probs[np.arange(len(fold)), y[fold]]).sum()
+    return fit(index, LOGISTIC_STRENGTHS[int(np.argmax(scores))])
