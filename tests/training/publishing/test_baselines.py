@@ -37,8 +37,8 @@ def get_rows(y):
 
 def get_splits(train, test):
     """Divide rows into training, validation and calibration rows."""
-    parts = [train.take(np.arange(i, len(train), 4)) for i in range(4)]
-    return Splits(*parts, test)
+    parts = np.array_split(RANDOM.permutation(len(train)), 4)
+    return Splits(*map(train.take, parts), test)
 
 
 def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
