@@ -1,9 +1,9 @@
 """Linear members of batch ensembles for tables.
 
-With share w of linear members, the predictive distribution is (1 - w) mean_k p_k + w q, where q is
-a logistic or ridge regression. Networks that are fitted to few rows are often overconfident, and a
-mixture with q limits their errors. w is the mean of its posterior, given the validation rows. The
-prior favours 1/2, because the same rows choose the epoch of the networks.
+The predictive distribution is (1 - w) mean_k p_k + w q, where p_k are networks, q is a logistic or
+ridge regression, and w is the share of linear members. Networks are often overconfident if there
+are few rows, and the mixture limits the cost of their errors. w is its posterior mean, given the
+validation rows. The prior favours 1/2, because the same rows choose the networks' epoch.
 """
 
 import math
@@ -23,13 +23,13 @@ PRIOR = {0.0: 1, 0.25: 1, 0.5: 20, 0.75: 1}  # of the share, up to a constant
 RIDGE_PENALTIES = np.logspace(-3, 4, 15)
 LOGISTIC_STRENGTHS = np.logspace(-4, 1, 6)  # inverse penalties
 FOLDS, MAX_FOLD_ROWS = 5, 2000  # of the cross-validation that selects the penalty
-MAX_NUMBERS = 10_000_000  # rows * inputs * outputs of a fit
+MAX_NUMBERS = 20_000_000  # rows * inputs * outputs of a fit
 MISSING_LOGIT = -8.0  # of classes without training rows
 MIN_VARIANCE = 1e-6  # relative to the targets'
 
 
 def fit_linear(model: BayesianModel, rows: Rows) -> None:
-    """Fit the linear model of a batch ensemble, without adding linear members."""
+    """Fit the linear model of a batch ensemble. `choose_share` adds it to the members."""
     network, likelihood = model.network, model.likelihood
     assert isinstance(network, BatchEnsemble)
     step = math.ceil(rows.x.size * likelihood.outputs / MAX_NUMBERS)
@@ -54,7 +54,7 @@ def fit_linear(model: BayesianModel, rows: Rows) -> None:
 
 @torch.no_grad()
 def choose_share(model: BayesianModel, validation: Rows) -> float:
-    """Replace a share of the members by the linear model, and return their share."""
+    """Replace members by the linear model, and return the share of linear members."""
     network, likelihood = model.network, model.likelihood
     assert isinstance(network, BatchEnsemble)
     members = len(network.is_linear)
@@ -83,7 +83,7 @@ def copy_share(model: BayesianModel, parent: BayesianModel) -> None:
 def fit_ridge(
     x: Float64[np.ndarray, "N I"], y: Float64[np.ndarray, "N"]
 ) -> tuple[Float64[np.ndarray, "I 2"], Float64[np.ndarray, "2"]]:
-    """Fit the mean by ridge regression, and the log variance as that of leave-one-out residuals."""
+    """Fit the mean by ridge regression, and a constant log variance to leave-one-out residuals."""
     from sklearn.linear_model import RidgeCV
 
     ridge = RidgeCV(RIDGE_PENALTIES).fit(x, y)
@@ -110,21 +110,21 @@ def fit_logistic(
         if len(classes) == 1:
             bias[classes] = 0.0
             return weight, bias
-        fitted = LogisticRegression(C=strength)
-        fitted.fit(x[index], y[index], class_weights[y[index]])
-        if len(classes) == 2:  # the coefficients are those of the second class
+        regression = LogisticRegression(C=strength)
+        regression.fit(x[index], y[index], class_weights[y[index]])
+        if len(classes) == 2:  # scikit-learn fits only the second class's logit
             bias[classes[0]] = 0.0
             classes = classes[1:]
-        weight[:, classes], bias[classes] = fitted.coef_.T, fitted.intercept_
+        weight[:, classes], bias[classes] = regression.coef_.T, regression.intercept_
         return weight, bias
 
     index = np.random.default_rng(0).permutation(len(y))
     folds = np.array_split(index[:MAX_FOLD_ROWS], FOLDS)
     scores = np.zeros(len(LOGISTIC_STRENGTHS))
     for fold in folds:
-        others = np.setdiff1d(index[:MAX_FOLD_ROWS], fold)
+        train = np.setdiff1d(index[:MAX_FOLD_ROWS], fold)
         for i, strength in enumerate(LOGISTIC_STRENGTHS):
-            weight, bias = fit(others, strength)
+            weight, bias = fit(train, strength)
             log_probs = log_softmax(x[fold] @ weight + bias, axis=1)
             scores[i] += (class_weights[y[fold]] * log_probs[np.arange(len(fold)), y[fold]]).sum()
     return fit(index, LOGISTIC_STRENGTHS[int(np.argmax(scores))])

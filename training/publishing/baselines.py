@@ -55,7 +55,7 @@ Figures = dict[str, Figure]
 
 
 def baselines(splits: Splits, classes: int) -> dict[str, Figures]:
-    """Fit the baselines, and return those with finite metrics.
+    """Fit the baselines, and drop any with an infinite metric.
 
     Regression has 0 classes.
     """

@@ -91,8 +91,8 @@ def test_ridge_has_the_variance_of_leave_one_out_residuals():
     def mean_square(penalty):
         residuals = []
         for i in range(30):
-            others = np.arange(30) != i
-            ridge = Ridge(penalty).fit(x[others], y[others])
+            is_train = np.arange(30) != i
+            ridge = Ridge(penalty).fit(x[is_train], y[is_train])
             residuals.append(y[i] - ridge.predict(x[i : i + 1])[0])
         return np.square(residuals).mean()
 
