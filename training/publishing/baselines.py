@@ -77,6 +77,8 @@ def _classify(splits: Splits, classes: int) -> dict[str, Figures]:
         class_index: np.ndarray, predicted_probs: np.ndarray
     ) -> Float64[np.ndarray, "N C"]:
         probs = np.full((len(predicted_probs), classes), MIN_PROBABILITY)
+        # Boosting of a single class returns two columns.
+        predicted_probs = predicted_probs[:, : len(class_index)]
         probs[:, class_index] = np.maximum(predicted_probs, MIN_PROBABILITY)
         return probs / probs.sum(axis=1, keepdims=True)
 

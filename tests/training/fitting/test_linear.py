@@ -115,7 +115,7 @@ def test_logistic_regression_supports_absent_classes_and_class_weights():
 
 
 def test_linear_members_limit_the_errors_of_a_fit_to_noise(tmp_path, fits):
-    x = rng.normal(size=(100, 30))
+    x = np.random.default_rng(0).normal(size=(100, 30))
     lines = [",".join([*(f"{v:.3f}" for v in row), "ab"[i % 2]]) for i, row in enumerate(x)]
     header = ",".join([*(f"x{i}" for i in range(30)), "y"])
     (tmp_path / "noise.csv").write_text("\n".join([header, *lines]))
