@@ -109,13 +109,13 @@ function Pool({ session }) {
           <p class="quiet" id="pool-hint">${hint(input)}</p>
           ${pool && html`<p role="status">${pool.name}${session.poolRows ? `: ${number(session.poolRows)} ${session.poolRows === 1 ? "row" : "rows"}` : ""}${Number.isFinite(pool.size) ? `, ${bytes(pool.size)}` : ""}.</p>`}
         </div>
-        <${Field} label="Rows to label"><input name="k" type="number" min="1" step="1" value="20" /><//>
+        <${Field} label="Rows to label"><input name="k" type="number" min="1" step="1" defaultValue="20" /><//>
         <p class="actions"><button type="submit" class="main">Select rows</button></p>
         ${message && html`<${Notice} kind=${message.kind}>${message.text}<//>`}
         <details class="options"><summary>Advanced</summary>
           <${Field} label="Rank by" hint=${ACQUISITIONS[task].find(([name]) => name === acquisition)[2]}><select value=${acquisition} onchange=${(event) => setAcquisition(event.target.value)}>${ACQUISITIONS[task].map(([name, label]) => html`<option value=${name}>${label}</option>`)}</select><//>
-          <${Field} label="Random rows, in %" hint="to measure real accuracy; the pool must have IDs"><input name="random" type="number" min="0" max="100" value=${100 * RANDOM_SHARE} /><//>
-          <${Field} label="Draws"><input name="draws" type="number" min="1" max=${noise.max_draws ?? 1000} step="1" value=${noise.default_draws} /><//>
+          <${Field} label="Random rows, in %" hint="to measure real accuracy; the pool must have IDs"><input name="random" type="number" min="0" max="100" defaultValue=${100 * RANDOM_SHARE} /><//>
+          <${Field} label="Draws"><input name="draws" type="number" min="1" max=${noise.max_draws ?? 1000} step="1" defaultValue=${noise.default_draws} /><//>
           <${Field} label="Seed" hint="empty: a new seed each time"><input name="seed" type="number" min="0" step="1" /><//>
           ${RACED[task].includes(acquisition) && html`<${Field} label="Race" hint="drops hopeless rows early"><select name="race"><option value="">Off</option>${[0.05, 0.01, 0.001].map((risk) => html`<option value=${risk}>On: ${100 * risk} % chance of missing a top row</option>`)}</select><//>`}
           <${Field} label="File on the server" hint="a name in the service's folder of pools (DUBITO_POOLS)"><input name="server" type="text" spellcheck="false" /><//>

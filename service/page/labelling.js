@@ -13,9 +13,11 @@ export function Labelling({ session }) {
   const { model, rows, labels, unsure, unsent, current, manifest, preview, rejections, error } = session;
   const { output } = manifest;
   const place = useRef(null);
-  useEffect(() => place.current?.focus({ preventScroll: true }), []);
-  if (!rows.length) return html`<${Card} title="Label"><p>Select rows of a pool first.</p><p class="actions"><a href=${address("label", model, "pool")}>Choose a pool</a></p><//>`;
   const keys = classKeys(output.classes);
+  useEffect(() => {
+    if (keys.length) place.current?.focus({ preventScroll: true });
+  }, []);
+  if (!rows.length) return html`<${Card} title="Label"><p>Select rows of a pool first.</p><p class="actions"><a href=${address("label", model, "pool")}>Choose a pool</a></p><//>`;
   const onkeydown = (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.target.matches("input, select, textarea, summary")) return;
     const key = event.key.toLowerCase();
@@ -63,6 +65,8 @@ function classKeys(classes) {
 /** Show a field for a class or a target. */
 function ValueField({ session }) {
   const { classes, target } = session.manifest.output;
+  const field = useRef(null);
+  useEffect(() => field.current.focus({ preventScroll: true }), []);
   const submit = (event) => {
     event.preventDefault();
     const { value } = event.target.elements.label;
@@ -71,7 +75,7 @@ function ValueField({ session }) {
   const value = session.labels.get(session.current.index) ?? "";
   return html`<form class="actions" novalidate onsubmit=${submit}>
     <label for="label-value">${classes ? "Class" : target ?? "Target"}</label>
-    <input id="label-value" name="label" type=${classes ? "text" : "number"} step="any" list=${classes && "label-classes"} spellcheck="false" autocomplete="off" value=${value} ref=${(input) => input?.focus({ preventScroll: true })} />
+    <input id="label-value" name="label" type=${classes ? "text" : "number"} step="any" list=${classes && "label-classes"} spellcheck="false" autocomplete="off" defaultValue=${value} ref=${field} />
     ${classes && html`<datalist id="label-classes">${classes.map((name) => html`<option value=${name} />`)}</datalist>`}
     <button type="submit" class="main">Label</button>
   </form>`;
@@ -113,6 +117,10 @@ function Rows({ session }) {
   const { rows, labels, unsure, unsent, answer, preview } = session;
   const state = ({ index }) => (unsent.has(index) ? "saving" : unsure.has(index) ? "unsure" : "");
   const text = ({ index }) => (preview.kind === "columns" ? preview.contents.get(index)?.slice(0, 4).join(", ") : preview.kind === "texts" ? preview.contents.get(index)?.slice(0, 60) : "");
+  const goTo = (row) => {
+    session.goTo(row);
+    document.querySelector(".labelling").focus();
+  };
   const csv = () => {
     const quote = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
     const lines = answer.ranking.map((row) => [row.rank, row.index, quote(row.id), row.score ?? "", row.control].join(","));
@@ -121,7 +129,7 @@ function Rows({ session }) {
   return html`<details class="card"><summary>All ${number(rows.length)} selected rows</summary>
     <${Table} caption="Selected rows" heads=${["row", "label", "actions", "state", "id", "content"]} rows=${rows.map((row, i) => [
       String(i + 1), String(labels.get(row.index) ?? "–"),
-      html`<button type="button" class="small" aria-label=${`Label row ${i + 1}`} onclick=${() => session.goTo(row)}>${labels.has(row.index) ? "Change" : "Label"}</button>${labels.has(row.index) && html` <button type="button" class="small" aria-label=${`Remove the label of row ${i + 1}`} onclick=${() => session.remove(row)}>Remove</button>`}`,
+      html`<button type="button" class="small" aria-label=${`Label row ${i + 1}`} onclick=${() => goTo(row)}>${labels.has(row.index) ? "Change" : "Label"}</button>${labels.has(row.index) && html` <button type="button" class="small" aria-label=${`Remove the label of row ${i + 1}`} onclick=${() => session.remove(row)}>Remove</button>`}`,
       row.control ? html`<span class="badge told">random</span> ${state(row)}` : state(row), row.id, text(row) ?? "",
     ])} />
     <p class="actions"><${Button} onclick=${csv}>Save row IDs (CSV)<//></p>

@@ -108,11 +108,12 @@ export function Comparison({ candidate, kind }) {
     const { against, candidate: value, difference, interval } = compared.figures[key];
     const { name, write, better } = describeFigure(plainKey(key));
     const isDifferent = interval[0] > 0 || interval[1] < 0;
-    const verdict = !["higher", "lower"].includes(better) ? "" : !isDifferent ? "no difference" : (better === "higher") === difference > 0 ? "better" : "worse";
-    return [name, write(against), write(value), `${signed(difference, write)} (${signed(interval[0], write)} to ${signed(interval[1], write)})`, html`<span class=${verdict}>${verdict}</span>`];
+    const verdict = !["higher", "lower"].includes(better) ? "–" : !isDifferent ? "no difference" : (better === "higher") === difference > 0 ? "better" : "worse";
+    const [low, high] = interval.map((end) => signed(end, write).replace(" points", ""));
+    return [name, html`<span class=${`badge ${{ better: "good", worse: "bad" }[verdict] ?? "told"}`}>${verdict}</span>`, write(against), write(value), `${signed(difference, write)} (${low} to ${high})`];
   });
   const title = kind === "test" ? `On the same ${number(compared.rows)} test rows` : `On ${number(compared.rows)} labelled random rows`;
-  return html`<${Table} caption=${`${title}, with 95 % intervals`} heads=${["figure", `version ${candidate.against}`, `version ${candidate.version}`, "difference", "verdict"]} rows=${rows} numeric=${[1, 2, 3]} />`;
+  return html`<${Table} caption=${`${title}, with 95 % intervals`} heads=${["figure", "verdict", `version ${candidate.against}`, `version ${candidate.version}`, "difference"]} rows=${rows} numeric=${[2, 3, 4]} />`;
 }
 
 /** Move `latest` to a version after a confirmation, and show what the audit log records. */

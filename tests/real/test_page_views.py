@@ -353,6 +353,7 @@ def test_monitor_reports_drift_in_one_line_with_unusual_rows(driver, service):
     assert len(pictures) == len(details["unusual"]) == 5
     assert console_errors(driver) == []
     press(driver, "Reset the alarm")
+    until(driver, lambda: visible(driver, "key-given"))
     press(driver, "Not now")
     until(driver, lambda: "admin key, but none was entered" in get_text(driver, "main"))
 
