@@ -102,7 +102,7 @@ function Pool({ session }) {
 
   return html`
     <${Card} title="Which rows should be labelled?">
-      <p>Upload unlabelled rows. Dubito selects those that teach the model most.</p>
+      <p>Upload unlabelled rows. Dubito selects the most informative ones.</p>
       <form novalidate onsubmit=${select}>
         <div class="drop" ondragover=${(event) => event.preventDefault()} ondrop=${(event) => { event.preventDefault(); choose(event.dataTransfer.files); }}>
           <label for="pool-files">Pool</label> <input id="pool-files" type="file" multiple accept=${ACCEPTED.join()} aria-describedby="pool-hint" onchange=${(event) => event.target.files.length && choose(event.target.files)} />

@@ -136,7 +136,7 @@ function Rows({ session }) {
   </details>`;
 }
 
-/** Fetch all labels of a model, or with `former` the replaced and deleted ones. */
+/** Fetch all labels of a model, or with `former` the replaced and deleted labels. */
 async function fetchLabels(model, former, signal) {
   const labels = [];
   let after = 0;

@@ -116,7 +116,7 @@ export function Comparison({ candidate, kind }) {
   return html`<${Table} caption=${`${title}, with 95 % intervals`} heads=${["figure", "verdict", `version ${candidate.against}`, `version ${candidate.version}`, "difference"]} rows=${rows} numeric=${[2, 3, 4]} />`;
 }
 
-/** Move `latest` to a version after a confirmation, and show what the audit log records. */
+/** Move `latest` to a version after a confirmation, and show the line of the audit log. */
 export function Promotion({ model, current, version, onchange, small = false }) {
   const [isAsking, setIsAsking] = useState(false);
   const [result, setResult] = useState(null);

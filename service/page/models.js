@@ -79,7 +79,7 @@ function ModelTable({ models, model }) {
   return html`<${Card}><${Table} caption="Published models" heads=${["model", "state", "serving", "quality", "versions", "task", "method"]} rows=${rows} numeric=${[4]} /><//>`;
 }
 
-/** Load the details of the latest `max` versions, the served one and `extra` ones, newest first. */
+/** Load the details of the latest `max` versions, the served version and the versions in `extra`, newest first. */
 async function loadVersions(description, max, extra) {
   const numbers = description.versions.slice(-Math.min(max, description.versions.length));
   for (const version of [...extra, description.serving]) if (description.versions.includes(version) && !numbers.includes(version)) numbers.unshift(version);

@@ -32,7 +32,7 @@ export default function Monitor({ app, model }) {
   return html`
     <h1>Monitor <bdi>${model}</bdi></h1>
     ${state.error && html`<${Notice}>${state.error.message} Showing older data. <${Button} onclick=${state.reload}>Try again<//><//>`}
-    ${drift ? html`<${Card} class=${`card verdict ${drift.alarm ? "bad" : drift.rows ? "good" : "check"}`} aria-label="Drift">
+    ${drift ? html`<${Card} class=${`card ${drift.alarm ? "verdict bad" : drift.rows ? "verdict good" : ""}`} aria-label="Drift">
       <p class="word" role="status">${describeState(drift, details.data)}</p>
       <p>${describeRows(drift)}</p>
       ${drift.alarm && html`<p class="actions"><${Button} onclick=${reset}>Reset the alarm<//></p>`}

@@ -62,7 +62,7 @@ class Session {
     this.current = null;
   }
 
-  /** Load what an earlier page stored. */
+  /** Load the session of an earlier page. */
   async restore() {
     try {
       const [pool, progress] = await Promise.all([this.model, `${this.model}/labels`].map((key) => inStore("readonly", (store) => store.get(key))));
