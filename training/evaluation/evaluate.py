@@ -55,6 +55,7 @@ LEFT_OUT = "left-out"  # test rows of classes that are not the model's
 @dataclass(frozen=True)
 class EvaluationOptions:
     outliers: tuple[OutlierSource, ...] = ()
+    has_unusual_sets: bool = True  # generated from the test rows
     attacks: bool = False
     rows: int = 1000  # maximum per set
     draws: int | None = None  # None is the version's default
@@ -79,7 +80,7 @@ def evaluate_version(
     source = options.source or version.recipe.data.source
     test = test_rows(data, is_fitted, options)
     log_rows(test, data, is_fitted, source)
-    sets = _sets(version, model, data, test, options)
+    sets = _sets(version, model, data, test, options) if options.has_unusual_sets else {}
     predictor = ServedPredictor(model, draws, options.seed)
     total = 1 + len(sets) + options.attacks * attacks.COUNT
     with Bar(total, "set", quiet) as bar:
@@ -133,11 +134,15 @@ def evaluate_version(
 
 
 def write_report(store: ModelStore, manifest: Manifest, data: Dataset, root: Path) -> None:
-    """Evaluate a new version on the test rows of its fit, and store the report."""
+    """Evaluate a new version on the test rows of its fit, and store the report.
+
+    Sets of unusual rows are left out, since they can take longer than a short fit.
+    """
     artifact = store.open(manifest.name, manifest.version, (WEIGHTS, *NEEDED))
     version, model = load_parent(artifact, "version"), Model.load(artifact)
     with silence():
-        evaluate_version(store, version, model, root, EvaluationOptions(), True, data)
+        options = EvaluationOptions(has_unusual_sets=False)
+        evaluate_version(store, version, model, root, options, True, data)
 
 
 def _publication_facts(manifest: Manifest) -> dict[str, Any]:
@@ -324,5 +329,5 @@ def _plots(
     return files | {
         "risk-coverage.png": plots.risk_coverage_plot(test, loss, label),
         f"{main}-cdf.png": plots.cdf_plot(test, sets, main),
-        "roc.png": plots.roc_plot(test, sets, ["flag", main]),
+        **({"roc.png": plots.roc_plot(test, sets, ["flag", main])} if sets else {}),
     }
