@@ -93,8 +93,8 @@ function Pool({ session }) {
   }
 
   const showJob = async (job) => {
-    const isAwaited = job.id === session.job;
-    await session.start(await requestJson(job.result), isAwaited && session.isStored, isAwaited ? pool : null);
+    const isAwaited = job.id === session.job?.id;
+    await session.start(await requestJson(job.result), isAwaited && session.job.isStored, isAwaited ? pool : null);
     session.job = null;
     session.save(true);
     goOn();
@@ -123,7 +123,7 @@ function Pool({ session }) {
         </details>
       </form>
     <//>
-    <${Jobs} awaited=${session.job} onresult=${showJob} />`;
+    <${Jobs} awaited=${session.job?.id} onresult=${showJob} />`;
 }
 
 function hint(spec) {

@@ -42,7 +42,7 @@ class Session {
     this.manifest = manifest;
     this.listeners = new Set();
     this.pool = null;
-    this.job = null; // ID of the job that ranks the pool
+    this.job = null; // {id, isStored} of the job that ranks the pool
     this.isFitting = false; // a fit was started on this page
     this.reset(null, false);
   }
@@ -104,6 +104,7 @@ class Session {
 
   /** Select rows of the pool for labelling; returns whether this takes a job. Rows with IDs are stored, a share of them at random. */
   async rank(options, randomShare) {
+    if (this.unsent.size) throw new ServiceError(0, `${this.unsent.size} labels are not stored yet. Try again when they are.`);
     const rows = await this.pool.rows({ model: this.model });
     const isJob = rows === null ? this.pool.size > LARGE_BYTES : rows * (options.num_samples ?? 1) > LARGE_ROW_DRAWS;
     const send = async (fields) => (await this.pool.send(isJob ? "acquire/jobs" : "acquire", { model: this.model, ...options, ...fields })).json();
@@ -115,8 +116,8 @@ class Session {
       isStored = false;
       answer = await send({});
     }
-    this.job = isJob ? answer.id : null;
-    if (isJob) this.isStored = isStored;
+    this.job = isJob ? { id: answer.id, isStored } : null;
+    if (isJob) this.reset(null, false);
     else await this.start(answer, isStored);
     this.save(true);
     return isJob;
