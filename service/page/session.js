@@ -48,6 +48,7 @@ class Session {
   }
 
   reset(answer, isStored) {
+    if (this.unsent?.size) throw new ServiceError(0, `${this.unsent.size} labels are not stored yet. Try again when they are.`);
     this.answer = answer; // of /acquire
     this.isStored = isStored; // the service stores the rows, so a label needs only the ID
     this.rows = answer ? mixRandomRows(answer.ranking).slice(0, MAX_ROWS) : [];
@@ -104,7 +105,6 @@ class Session {
 
   /** Select rows of the pool for labelling; returns whether this takes a job. Rows with IDs are stored, a share of them at random. */
   async rank(options, randomShare) {
-    if (this.unsent.size) throw new ServiceError(0, `${this.unsent.size} labels are not stored yet. Try again when they are.`);
     const rows = await this.pool.rows({ model: this.model });
     const isJob = rows === null ? this.pool.size > LARGE_BYTES : rows * (options.num_samples ?? 1) > LARGE_ROW_DRAWS;
     const send = async (fields) => (await this.pool.send(isJob ? "acquire/jobs" : "acquire", { model: this.model, ...options, ...fields })).json();
