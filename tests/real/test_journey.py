@@ -147,6 +147,8 @@ def check_labels(url, expected):
 
 def fit_candidate(driver):
     driver.find_element("link text", "Next: fit a candidate").click()
+    button = "//button[.='Fit a candidate']"
+    until(driver, lambda: driver.find_elements("xpath", button))
     press(driver, "Fit a candidate")
     keys = until(
         driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
@@ -165,6 +167,7 @@ def approve_and_roll_back(driver, url):
     assert serving(url) == "1"
     press(driver, "Yes, approve")
     until(driver, lambda: "Audit log" in get_text(driver, "main"))
+    until(driver, lambda: "Roll back to version 1" in get_text(driver, "main"))
     assert serving(url) == "2"
     press(driver, "Roll back to version 1")
     press(driver, "Yes, roll back")
