@@ -55,12 +55,12 @@ LEFT_OUT = "left-out"  # test rows of classes that are not the model's
 @dataclass(frozen=True)
 class EvaluationOptions:
     outliers: tuple[OutlierSource, ...] = ()
-    has_unusual_sets: bool = True  # generated from the test rows
     attacks: bool = False
     rows: int = 1000  # maximum per set
     draws: int | None = None  # None is the version's default
     seed: int = 0
     source: str | None = None  # of the test rows; None is the fit's source
+    has_unusual_sets: bool = True  # generated from the test rows
 
 
 def evaluate_version(
