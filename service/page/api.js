@@ -83,7 +83,7 @@ function promptForKey(keyName, wasRejected, canCancel = keyName === "admin") {
       ? `${wasRejected ? "The last key is not allowed to do this. " : ""}Fitting, promoting, rolling back and resetting need the scope admin.`
       : wasRejected
         ? "The last key is not valid, has expired, or lacks a scope."
-        : "Ask the operator for a key. This page uses the scopes read, predict, acquire, label and metrics.";
+        : "Ask the operator for a key. This page uses the scopes read, predict, acquire, label and rows.";
     document.getElementById("key-not").hidden = !canCancel;
     field.value = "";
     dialog.returnValue = "";
