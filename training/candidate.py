@@ -293,11 +293,10 @@ def compare_figures(
     first: dict[str, Figure], second: dict[str, Figure], seed: int
 ) -> dict[str, Any]:
     """Compare the test metrics of two versions on the same rows, with confidence intervals."""
-    content, rows = {}, 0
+    content, rows = {}, first["test_log_likelihood"].rows
+    resamples = Resamples.draw(rows, seed)
     for metric in first.keys() & second.keys():
-        if metric.startswith("test_"):
-            rows = first[metric].rows
-            resamples = Resamples.draw(rows, seed)
+        if metric.startswith("test_") and first[metric].rows == second[metric].rows == rows:
             change = difference(first[metric], second[metric], resamples)
             content[metric.removeprefix("test_")] = {
                 "against": change.first,

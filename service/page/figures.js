@@ -10,6 +10,7 @@ export const signed = (x, write) => `${x > 0 ? "+" : x < 0 ? "−" : ""}${write(
 
 const FIGURES = {
   accuracy: ["Accuracy", share, "higher", "share of correct labels"],
+  reliable_accuracy: ["Accuracy of reliable answers", share, "higher", "share of correct labels among the answers that the page calls reliable"],
   log_likelihood: ["Log-likelihood", number, "higher", "per row, in nats"],
   brier: ["Brier score", number, "lower", "squared error of the probabilities"],
   expected_calibration_error: ["Calibration error", number, "lower", "mean gap between confidence and accuracy"],

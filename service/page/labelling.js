@@ -1,7 +1,7 @@
 // The step Label: the selected rows one at a time, with buttons, keys or a field.
 
 import { requestJson } from "./api.js";
-import { address, Button, Card, download, Element, html, Notice, Table, useEffect, useFetch, useRef } from "./components.js";
+import { address, Button, Card, download, Element, html, Notice, Table, useEffect, useFetch, useRef, useState } from "./components.js";
 import { moment, number } from "./format.js";
 import * as plots from "./plots.js";
 
@@ -13,6 +13,7 @@ export function Labelling({ session }) {
   const { model, rows, labels, unsure, unsent, current, manifest, preview, rejections, error } = session;
   const { output } = manifest;
   const place = useRef(null);
+  const [isWhyOpen, setIsWhyOpen] = useState(false);
   const keys = classKeys(output.classes);
   useEffect(() => {
     if (keys.length) place.current?.focus({ preventScroll: true });
@@ -49,7 +50,7 @@ export function Labelling({ session }) {
         ${!current && unsure.size > 0 && html`<button type="button" onclick=${() => session.goTo(rows.find(({ index }) => unsure.has(index)))}>Show unsure rows</button>`}
         ${labels.size > 0 && html`<a class=${current ? null : "button main"} href=${address("label", model, "fit")}>${current ? "Go on to the fit" : "Next: fit a candidate"}</a>`}
       </p>
-      ${current && preview.input && html`<details key=${`why-${current.index}`}><summary>Why this row?</summary><${Why} session=${session} row=${current} /></details>`}
+      ${current && preview.input && html`<details ontoggle=${(event) => setIsWhyOpen(event.target.open)}><summary>Why this row?</summary>${isWhyOpen && html`<${Why} key=${current.index} session=${session} row=${current} />`}</details>`}
     </section>
     <${Rows} session=${session} />
     <${Labels} model=${model} revision=${labels.size - unsent.size} />`;
