@@ -90,6 +90,9 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
     rows = digits().test.take(np.arange(40))
     classes = model.manifest.classes
     expected = measure(model, MeasuredRows(rows, (0.0, 16.0), classes, 3)).figures
+    reliable = expected["test_reliable_accuracy"]
+    assert 20 < len(reliable.row_values) < 40
+    assert reliable.value >= expected["test_accuracy"].value
     order = np.random.default_rng(0).permutation(10)
     renamed = MeasuredRows(
         Rows(rows.x, np.argsort(order)[rows.y]),
@@ -108,7 +111,7 @@ def test_rows_of_a_class_that_a_version_does_not_have_count_as_wrong(own_store):
     rows, names = digits().test.take(np.arange(40)), (*model.manifest.classes, "ten")
     unknown = Rows(rows.x, np.full(40, 10))
     figures = measure(model, MeasuredRows(unknown, (0.0, 16.0), names, 3)).figures
-    assert figures["test_accuracy"].value == 0.0
+    assert figures["test_accuracy"].value == figures["test_reliable_accuracy"].value == 0.0
 
 
 def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_store, tmp_path):
