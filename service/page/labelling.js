@@ -50,7 +50,7 @@ export function Labelling({ session }) {
         ${!current && unsure.size > 0 && html`<button type="button" onclick=${() => session.goTo(rows.find(({ index }) => unsure.has(index)))}>Show unsure rows</button>`}
         ${labels.size > 0 && html`<a class=${current ? null : "button main"} href=${address("label", model, "fit")}>${current ? "Go on to the fit" : "Next: fit a candidate"}</a>`}
       </p>
-      ${current && preview.input && html`<details ontoggle=${(event) => setIsWhyOpen(event.target.open)}><summary>Why this row?</summary>${isWhyOpen && html`<${Why} key=${current.index} session=${session} row=${current} />`}</details>`}
+      ${current && preview.input && html`<details open=${isWhyOpen} ontoggle=${(event) => setIsWhyOpen(event.target.open)}><summary>Why this row?</summary>${isWhyOpen && html`<${Why} key=${current.index} session=${session} row=${current} />`}</details>`}
     </section>
     <${Rows} session=${session} />
     <${Labels} model=${model} revision=${labels.size - unsent.size} />`;
