@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from experiments.cells import Column, Measured, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.pages import count
 from training import recipe as recipes
 from training.bayes.hypernetwork import HypernetworkPosterior
@@ -217,6 +217,16 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
     )
 
 
+def _conclude(results: Results) -> str:
+    fits = [cell.measured.values for cells in results.values() for cell in cells]
+    limits = 1.0 - TOLERANCE, 1.0 + TOLERANCE
+    outside = [fit for fit in fits if fit["low"] < limits[0] or fit["high"] > limits[1]]
+    return (
+        f"In {len(outside)} of {len(fits)} fits, at least one row is off by more than "
+        f"{100 * TOLERANCE:g} %; {sum(fit['warned'] for fit in outside):.0f} of them warned."
+    )
+
+
 def _range(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
@@ -240,6 +250,7 @@ EXACT = Target(
         "change": Column("reported change, %", summary=_range),
         "warned": Column("fits with a warning", summary=count),
     },
+    conclude=_conclude,
     remarks="Both parts of the mixture prior are equal, so that the best posterior is known.",
     seeds=PROBLEMS * SEEDS,
     revision=2,
