@@ -71,19 +71,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fits() -> Iterator[None]:
     """Speed up fits and exports in tests, and mark the tests as `fits`.
 
-    The ONNX registry is created once per process, garbage collection is off during exports, fits draw
-    no plots and write no reports, and preflights share a process.
+    Garbage collection is off during exports, fits draw no plots and write no reports, and preflights
+    share a process.
     """
     from torch._export.utils import _materialize_cpp_cia_ops
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     from tests.support.preflights import KeptPreflight
     from training.export.graphs import export_program
 
     with pytest.MonkeyPatch.context() as changes:
-        changes.setattr(
-            ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib))
-        )
         changes.setattr(
             "torch._export.utils._materialize_cpp_cia_ops",
             functools.cache(_materialize_cpp_cia_ops),

@@ -172,6 +172,8 @@ def fit(
         run = fits.begin(splits, folder)
         _announce(run, start)
         model = run.fit(quiet, callback)
+        if run.progress.history:
+            run.plot()
         if fits.has_linear_members:
             fit_linear(model, splits.train)
             share = choose_share(model, splits.validation)

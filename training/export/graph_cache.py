@@ -51,6 +51,7 @@ def export_program(
     key = structure(module, inputs, dynamic_shapes)
     cached = None if key is None else _read(key)
     if cached is None:
+        _cache_registry()
         exported = torch.onnx.export(
             module,
             inputs,
@@ -68,6 +69,15 @@ def export_program(
         program = torch.onnx.ONNXProgram(_with_weights(cached, module), None)
     program.optimize()
     return program
+
+
+@functools.cache
+def _cache_registry() -> None:
+    """Make torch build its registry of ONNX functions once per process, instead of per graph."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    registry: Any = ONNXRegistry
+    registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
 
 
 def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:

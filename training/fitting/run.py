@@ -239,6 +239,9 @@ class Run:
             self._fit_laplace(self.recipe.posterior)
         return self.model
 
+    def plot(self) -> None:
+        plot_run(self.progress.history, self.folder / "progress.png", self.recipe.name)
+
     def _fit_laplace(self, section: Laplace) -> None:
         before = self._validate()
         homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
@@ -325,8 +328,8 @@ class Run:
             replace_file(self.folder / "metrics.jsonl", lines.encode())
             self.written = time.monotonic()
         is_tenth = (epoch + 1) % max(1, self.epochs // 10) == 0
-        if is_last or (is_tenth and time.monotonic() - self.plotted > PLOT_INTERVAL_S):
-            plot_run(history, self.folder / "progress.png", self.recipe.name)
+        if is_tenth and time.monotonic() - self.plotted > PLOT_INTERVAL_S:
+            self.plot()
             self.plotted = time.monotonic()
         return metrics
 
