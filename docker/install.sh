@@ -16,7 +16,7 @@ install() {
     uv pip sync --quiet --python "$venv/bin/python" --no-build --require-hashes "$@"
 }
 
-command -v uv > /dev/null || pip install --quiet --disable-pip-version-check --require-hashes -r "$docker/uv.txt"
+command -v uv > /dev/null || pip install -qq --disable-pip-version-check --require-hashes -r "$docker/uv.txt"
 # uv does not read pip's configuration.
 if pip config list > "$folder/pip" 2> /dev/null; then
     for option in index-url=UV_DEFAULT_INDEX extra-index-url=UV_INDEX find-links=UV_FIND_LINKS cert=SSL_CERT_FILE; do

@@ -33,7 +33,7 @@ from training.fitting.steps import (
     check_augmentation,
     restoring_torch,
 )
-from training.fitting.stopping import FixedEpochs
+from training.fitting.stopping import AS_CONFIGURED, AT_LIMIT, FixedEpochs
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
 from training.methods import BatchEnsembleMethod
@@ -180,7 +180,7 @@ def fit(
             log.info("share of linear members: %g", share)
         temperature = temper(model, recipe, splits.validation)
         provenance = run_provenance(run, splits, slope)
-        log.info("stopped %s", provenance.stopped)
+        log.info("stopped %s%s", provenance.stopped, advise(run.stopped()))
         if recipe.training.early_stopping == "refit":
             model, facts = fits.refit(run, splits, folder, quiet, callback)
             provenance = provenance.model_copy(update=facts)
@@ -240,7 +240,7 @@ class _Fits:
         rows = join(splits.train, splits.validation)
         folder = folder / REFIT
         folder.mkdir(exist_ok=True)
-        log.info("fitting again for %s epochs on training and validation rows", epochs)
+        log.info("fitting again on training and validation rows, for %s epochs", epochs)
         second = self.begin(replace(splits, train=rows), folder, recipe)
         first_epochs = len(run.progress.history)
 
@@ -332,11 +332,19 @@ def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
     return best
 
 
+def advise(reason: str) -> str:
+    """Advise whether to train longer, from the reason for the end of a fit."""
+    if AT_LIMIT in reason:
+        return "; to train longer, raise the limit in the recipe"
+    return "" if reason.endswith(AS_CONFIGURED) else "; longer training would not help"
+
+
 def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> TemperatureChoice | None:
     if not recipe.serving.temperature:
         return None
     temperature = set_temperature(model.eval(), validation, recipe.serving.draws, recipe.seed)
-    log.info("temperature %.4g", temperature.value)
+    if temperature.value != 1.0:
+        log.info("probabilities tempered by %.4g, fitted on validation rows", temperature.value)
     return temperature
 
 
@@ -426,7 +434,7 @@ def _announce(run: Run, start: Parent | None) -> None:
         steps = f"up to {run.recipe.training.max_epochs * run.epoch_steps} steps"
     if run.resumed:
         steps = f"resuming from step {run.progress.step}"
-    message = "%s: %d training rows, %s on %s; run folder %s"
+    message = "fitting %s: %d training rows, %s on %s; run folder %s"
     log.info(message, run.recipe.name, run.rows, steps, run.device.type, run.folder)
     if run.resumed:
         return

@@ -12,7 +12,7 @@ from model_store.errors import InvalidInput
 from training import log, silence
 from training import recipe as recipes
 from training.commands import ROOT
-from training.commands.common import open_store, print_quality
+from training.commands.common import open_store
 from training.data import load, split, split_sizes
 from training.data.findings import (
     Findings,
@@ -76,7 +76,7 @@ def fit(options: argparse.Namespace) -> None:
     from training.evaluation.evaluate import write_report
     from training.fit import find_device, fit, publish, run_folder
     from training.fitting.run import CHECKPOINT
-    from training.publishing.baselines import lines
+    from training.publishing.baselines import table
 
     device, runs = find_device(options.device), runs_folder()
     if plan is not None:
@@ -88,17 +88,17 @@ def fit(options: argparse.Namespace) -> None:
         return
     result = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
     manifest = publish(result, store, anyway=options.anyway)
+    log.info("writing the report")
     write_report(store, manifest, data, data_root())
     if options.json:
         print(_as_json(manifest, is_new=True))
         return
-    print_quality(manifest.quality)
-    for line in lines(manifest):
-        print(f"  {line}")
-    assert result.folder is not None
-    plot = result.folder / "progress.png"
-    end = f"; plot: {plot}" if plot.exists() else ""
-    print(f"published {manifest.label}{end}")
+    print("", *table(manifest), sep="\n")
+    quality = manifest.quality
+    rates = [100 * quality[f"{key}_at_05"] for key in ("flag_rate", "uniform_noise_flagged")]
+    print("flagged: {:.1f} % of test rows (expected: 5 %), {:.1f} % of noise".format(*rates))
+    print(f"\npublished {manifest.label}; learning curves: {result.folder}/progress.png")
+    print("to serve it, run `dubito serve`")
 
 
 def _as_json(manifest: Manifest, is_new: bool) -> str:
@@ -141,7 +141,7 @@ def _write_recipe(plan: Plan, path: Path) -> None:
     if write_recipe(plan, path) != plan.recipe:  # The recipe would read a file in its folder.
         expected = f"a folder without another {plan.recipe.data.source}"
         raise InvalidInput("--recipe-out", expected, str(path.parent))
-    log.info("recipe: %s (repeat with `fit %s`)", path, path)
+    log.info("recipe: %s (to fit it again, run `dubito fit %s`)", path, path)
 
 
 def inspect(options: argparse.Namespace) -> None:

@@ -89,7 +89,7 @@ class Findings:
         lines = ["columns:"]
         width = min(NAME_WIDTH, max(len(column.name) for column in self.columns))
         for column in self.columns:
-            missing = f"; {100 * column.missing:.2g} % missing" if column.missing else ""
+            missing = f"; {100 * column.missing:.3g} % missing" if column.missing else ""
             name = f"  {column.name[:width]:<{width}}  {column.kind:<11}"
             lines.append(f"{name}  {column.reason}{missing}")
             if column.kind != "ignored":  # The warnings contain the notes of ignored columns.

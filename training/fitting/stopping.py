@@ -25,6 +25,7 @@ COOLING = 1 / 2  # decay epochs, as a share of the epochs before
 LEVEL = 0.01  # maximum change of a level curve over the window, relative to its value
 LEVEL_NATS = 0.01  # the same, in nats per row
 LEVELLED_OFF = "levelled off"  # part of the reason if a plateau ended the fit
+AS_CONFIGURED = "as configured"
 AT_LIMIT = "the limit of training.max_epochs"
 
 
@@ -60,7 +61,7 @@ class FixedEpochs:
         """Describe why the fit ended, for the log."""
         if self.number == 0:
             return "before the first epoch: the network was already trained"
-        return f"after {self.number} epochs, as configured"
+        return f"after {self.number} epochs, {AS_CONFIGURED}"
 
 
 @dataclass(frozen=True)

@@ -249,21 +249,36 @@ def describe_constant(description: Description) -> str:
     return f"always {description.classes[int(np.argmax(description.priors))]!r}"
 
 
-def lines(description: Description) -> list[str]:
-    """Format each metric of the model and its baselines as a line."""
-    by_name = description.baselines
+def compare(description: Description) -> dict[str, dict[str, float]]:
+    """Return the metrics of the model and its baselines, by title and name."""
+    baselines = description.baselines
     titles = {
         "boosting": "boosting",
         "linear": "linear",
         "constant": describe_constant(description),
     }
-    formatted = []
-    for key, figure in TITLES.items():
-        numbers = {"this model": description.quality.get(key)}
-        numbers |= {
-            title: by_name[name].get(key) for name, title in titles.items() if name in by_name
-        }
-        parts = [f"{name} {number:.4g}" for name, number in numbers.items() if number is not None]
-        if len(parts) > 1:
-            formatted.append(f"{figure}: {', '.join(parts)}")
-    return formatted
+    figures = {"this model": description.quality}
+    figures |= {title: baselines[name] for name, title in titles.items() if name in baselines}
+    return figures
+
+
+def lines(description: Description) -> list[str]:
+    """Format each metric of the model and its baselines as a line."""
+    by_title = compare(description)
+    return [
+        f"{metric}: " + ", ".join(f"{name} {values[key]:.4g}" for name, values in by_title.items())
+        for key, metric in TITLES.items()
+        if all(key in values for values in by_title.values())
+    ]
+
+
+def table(description: Description) -> list[str]:
+    """Format the metrics of the model and its baselines as a table."""
+    by_title = compare(description)
+    keys = [key for key in TITLES if all(key in values for values in by_title.values())]
+    rows = {"on test rows": [TITLES[key] for key in keys]}
+    rows |= {name: [f"{values[key]:.4g}" for key in keys] for name, values in by_title.items()}
+    width = max(map(len, rows))
+    return [
+        f"{name:{width}}" + "".join(f"{cell:>16}" for cell in row) for name, row in rows.items()
+    ]

@@ -132,7 +132,7 @@ def draft_version(
     """
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     splits = rows.reference, rows.ranking
-    log.info("calibrating on %d + %d rows", *map(len, splits))
+    log.info("calibrating on %d reference and %d ranking rows", *map(len, splits))
     calibration = calibrate(
         runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, by_category
     )
@@ -268,7 +268,10 @@ def _category_spec(calibration: Calibration, column: str | None) -> CategorySpec
 def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:
     draws = int(calibration.draw_counts[-1])
     smallest = calibration.rank_tables(draws).smallest_risk(DEFAULT_FPR)
-    if risk is not None and risk < smallest:
-        message = "serving.risk %g is below %g, the smallest certifiable risk: abstaining always"
-        log.info(message, risk, smallest)
+    if risk is not None:
+        rows = len(calibration.rank_tables(draws).statistic)
+        message = "with %d ranking rows, the smallest risk is %.2g; it falls with more rows"
+        log.info(message, rows, smallest)
+        if risk < smallest:
+            log.warning("the model never answers, because serving.risk is only %g", risk)
     return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)

@@ -143,7 +143,7 @@ def _export(result: "Fitted") -> Exported:
     model = result.model.cpu().eval()
     fold(model)
     weights = {key: t.detach().clone().contiguous() for key, t in model.state_dict().items()}
-    log.info("exporting")
+    log.info("exporting to ONNX (up to a minute for the first fit of a large network)")
     shape = data.shape if encoding is None else model.network.shape
     served = localise(model, torch.from_numpy(splits.train.x))
     network = fit_detectors(served, splits.train, recipe, shape)
