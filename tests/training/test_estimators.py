@@ -19,6 +19,7 @@ from dubito import Classifier, Client, Regressor
 from model_store.artifacts.store import ModelStore
 from tests.support.environment import environment_with
 from tests.support.texts import Averaged, texts, tokenizer
+from training.estimators.recipes import _seed
 from training.versions import fitted_data, open_parent
 
 pytestmark = pytest.mark.usefixtures("fits")
@@ -132,6 +133,7 @@ def test_parameters_and_inputs_follow_scikit_learn():
     assert clone(model).training == {"epochs": 5, "batch_rows": 8}
     with pytest.raises(ValueError, match="steps__a: expected a key of data, network"):
         model.set_params(steps__a=1)
+    assert _seed(7) == 7 and _seed(None) != _seed(None)
     matrix = sparse.csr_array(np.eye(4))
     y = pd.Series([True, False] * 2, dtype="boolean")
     rows, classes = model._validate(matrix, y, reset=True)
@@ -308,12 +310,15 @@ def test_scikit_learns_checks_of_parameters(estimator):
         checks[name](clone(estimator))
 
 
-def test_without_training_the_estimators_name_the_extras(tmp_path):
+def test_imports_are_few_and_without_training_the_estimators_name_the_extras():
     code = (
-        "import sys; sys.modules['training'] = None\n"
+        "import sys\n"
         "import dubito\n"
-        "assert not {'torch', 'sklearn'} & {*sys.modules}\n"
-        "try: from dubito import Classifier\n"
+        "assert not {'httpx', 'numpy', 'sklearn'} & {*sys.modules}\n"
+        "from dubito import Classifier\n"
+        "assert not {'torch', 'onnx', 'onnxruntime', 'pydantic', 'PIL'} & {*sys.modules}\n"
+        "sys.modules['training.estimators'] = None\n"
+        "try: from dubito import Regressor\n"
         "except ImportError as error: print(error)"
     )
     output = subprocess.run(

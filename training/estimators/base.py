@@ -24,22 +24,18 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import assert_all_finite, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from model_store.artifacts.manifest import Description, Manifest
-from model_store.artifacts.store import LATEST, ModelStore, store_from_environment
-from model_store.conformal.calibration import DEFAULT_COVERAGE
 from model_store.errors import InvalidInput
-from model_store.inference.answers import result_columns
-from model_store.inference.frames import decide_as_served, is_frame, predict, to_table
-from model_store.inference.model import NEEDED, Model
-from model_store.inference.prediction import Prediction
 from model_store.types import Task
 
-# Methods import the modules of `training`, because torch would slow down `import dubito`.
+# Methods import slow modules, so that `from dubito import Classifier` is fast.
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from torch import nn
 
+    from model_store.artifacts.manifest import Description, Manifest
+    from model_store.artifacts.store import ModelStore
+    from model_store.inference.prediction import Prediction
     from training.fitting.run import Callback
     from training.publishing.draft import Draft
     from training.recipe import DataSection
@@ -153,7 +149,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         num_samples: int | None = None,
         seed: int | None = None,
         fpr: float | None = None,
-        coverage: float = DEFAULT_COVERAGE,
+        coverage: float = 0.95,
     ) -> "pandas.DataFrame":
         """Predict each row with its uncertainty scores, flag, and prediction set or interval.
 
@@ -179,6 +175,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """
         import pandas
 
+        from model_store.inference.answers import result_columns
+        from model_store.inference.frames import decide_as_served
+
         prediction = self._predict(X, num_samples, seed)
         with _value_errors():
             prediction, decision = decide_as_served(self._model, prediction, fpr, coverage)
@@ -189,11 +188,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def publish(
         self,
         name: str,
-        store: ModelStore | Path | str | None = None,
+        store: "ModelStore | Path | str | None" = None,
         *,
-        alias: str = LATEST,
+        alias: str = "latest",
         anyway: bool = False,
-    ) -> Manifest:
+    ) -> "Manifest":
         """Publish the model as the next version of `name`.
 
         Args:
@@ -206,6 +205,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             GateError: if the model is worse than a constant.
             PreflightError: if the service could not load the version.
         """
+        from model_store.artifacts.store import ModelStore, store_from_environment
         from training.fit import publish
 
         check_is_fitted(self)
@@ -275,6 +275,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return method
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
+        from model_store.inference.frames import is_frame
+
         is_text = "text" in (self.data or {})
         X = X.toarray() if issparse(X) else X
         if str(getattr(y, "dtype", "")) == "boolean" and not y.hasnans:
@@ -299,6 +301,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _write_rows(self, X: Any, y: np.ndarray, name: object, folder: Path) -> "DataSection":
         """Write rows to a file, and return the `[data]` section that reads it."""
+        from model_store.inference.frames import is_frame, to_table
         from training.estimators.recipes import write_arrays, write_table
 
         data = {**(self.data or {})}
@@ -323,6 +326,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _load(self) -> None:
+        from model_store.artifacts.store import ModelStore
+        from model_store.inference.model import NEEDED, Model
+
         folder = Path(mkdtemp(prefix="dubito-"))
         store = ModelStore(folder)
         manifest = store.publish(self.recipe_.name, self._draft.description, self._draft.files)
@@ -331,14 +337,16 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _predict(
         self, X: Any, num_samples: int | None = None, seed: int | None = None
-    ) -> Prediction:
+    ) -> "Prediction":
+        from model_store.inference.frames import predict
+
         check_is_fitted(self)
         X = self._validate(X, reset=False)
         seed = self.recipe_.seed if seed is None else operator.index(seed)
         with _value_errors():
             return predict(self._model, X, self._names, num_samples, seed)
 
-    def _labels(self, prediction: Prediction) -> Shaped[np.ndarray, "N"] | None:  # noqa: ARG002
+    def _labels(self, prediction: "Prediction") -> Shaped[np.ndarray, "N"] | None:  # noqa: ARG002
         return None
 
     def _with_baselines(self) -> "Draft":
@@ -349,7 +357,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return self._draft
 
 
-def summary(description: Description) -> str:
+def summary(description: "Description") -> str:
     from training.evaluation.page import render
     from training.publishing.baselines import lines
 

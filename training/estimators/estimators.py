@@ -1,16 +1,16 @@
 """scikit-learn estimators for classification and regression."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from model_store.inference.prediction import Prediction
-from model_store.scores.classification import Scores
-from model_store.sources.cells import category_text
 from training.estimators.base import Estimator
+
+if TYPE_CHECKING:
+    from model_store.inference.prediction import Prediction
 
 
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
@@ -62,6 +62,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
         For `num_samples` and `seed`, see `uncertainty`.
         """
+        from model_store.scores.classification import Scores
+
         scores = self._predict(X, num_samples, seed).scores
         assert isinstance(scores, Scores)
         return scores.probabilities[:, np.argsort(self._class_index())]
@@ -73,10 +75,9 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return np.log(self.predict_proba(X, num_samples=num_samples, seed=seed))
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """Convert class labels to the service's class names."""
         check_classification_targets(y)
         labels, index = np.unique(y, return_inverse=True)
-        names = np.array([category_text(label) for label in labels.tolist()])
+        names = np.array(_class_names(labels))
         self.classes_ = labels[np.sort(np.unique(names, return_index=True)[1])]
         if len(self.classes_) < 2:
             raise ValueError(f"y: expected two classes or more, got 1 class, {self.classes_[0]}")
@@ -85,16 +86,14 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _load(self) -> None:
         super()._load()
         names = self._model.manifest.classes or ()
-        self.classes_ = self.classes_[
-            [category_text(label) in names for label in self.classes_.tolist()]
-        ]
+        self.classes_ = self.classes_[[name in names for name in _class_names(self.classes_)]]
 
     def _class_index(self) -> Int64[np.ndarray, "C"]:
         """Map each class of the model to its index in `classes_`."""
-        texts = [category_text(label) for label in self.classes_.tolist()]
-        return np.array([texts.index(name) for name in self._model.manifest.classes or ()])
+        names = _class_names(self.classes_)
+        return np.array([names.index(name) for name in self._model.manifest.classes or ()])
 
-    def _labels(self, prediction: Prediction) -> Shaped[np.ndarray, "N"]:
+    def _labels(self, prediction: "Prediction") -> Shaped[np.ndarray, "N"]:
         return self.classes_[self._class_index()[prediction.scores.labels]]
 
 
@@ -113,9 +112,18 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
         For `num_samples` and `seed`, see `uncertainty`.
         """
+        from model_store.scores.classification import Scores
+
         scores = self._predict(X, num_samples, seed).scores
         assert not isinstance(scores, Scores)
         return scores.in_units.mean
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
         return y.astype(np.float64)
+
+
+def _class_names(labels: np.ndarray) -> list[str]:
+    """Convert class labels to the service's class names."""
+    from model_store.sources.cells import category_text
+
+    return [category_text(label) for label in labels.tolist()]
