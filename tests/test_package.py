@@ -69,7 +69,9 @@ def test_the_wheel_fits_and_serves_without_the_checkout(wheel, tmp_path, version
 
     x = np.random.default_rng(0).normal(size=(600, 2))
     with (tmp_path / "table.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["a", "b", "left"], *((*row, row[0] > 0) for row in x)])
+        csv.writer(file).writerows(
+            [["a", "b", "left"], *((*row, "yes" if row[0] > 0 else "no") for row in x)]
+        )
     status, output = run(dubito, "fit", "--data", "csv:table.csv", "--target", "left", "--quiet")
     assert status == 0, output
 
@@ -80,7 +82,7 @@ def test_the_wheel_fits_and_serves_without_the_checkout(wheel, tmp_path, version
         assert httpx.get(f"{url}/version").text == "0.1.0"
         assert "<html" in httpx.get(url).text
         answer = httpx.post(f"{url}/predict", json={"inputs": [{"a": 2.0, "b": 0.0}]}).json()
-        assert answer["predictions"][0]["label"] == "True"
+        assert answer["predictions"][0]["label"] == "yes"
     finally:
         service.terminate()
         service.wait(timeout=30)
