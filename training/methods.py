@@ -53,7 +53,7 @@ class Method(Section):
 
     name: ClassVar[str]
     is_variational: ClassVar[bool] = False  # maximises a bound
-    is_post_hoc: ClassVar[bool] = False  # fitted after the network
+    is_post_hoc: ClassVar[bool] = False  # can be added to a trained network
     supports_int8: ClassVar[bool] = False
     groups_rows: ClassVar[bool] = False  # groups of rows have separate draws in a training step
     # With the full KL weight from the start, weights could collapse to the prior.
