@@ -6,6 +6,7 @@ import torch
 
 from tests.support.recipes import recipe_with
 from training.data import Rows, Splits
+from training.fit import advise
 from training.fitting.run import Run
 from training.fitting.stopping import add_wrong_row, cooling_epochs, find_moving, get_patience
 from training.recipe import TrainingSection
@@ -158,3 +159,16 @@ def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behin
     short.fit(quiet=True)
     largest = f"after {best + 5} epochs, the limit of training.max_epochs: "
     assert short.stopped() == f"{largest}the held-out likelihood was best after {best}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("after 5 epochs, as configured", ""),
+        ("after 30 epochs: the held-out likelihood was best after 8", "would not help"),
+        ("after 9 epochs, the limit of training.max_epochs: loss", "raise the limit"),
+    ],
+)
+def test_the_log_advises_whether_to_train_longer(reason, advice):
+    assert advice in advise(reason)
+    assert bool(advise(reason)) == bool(advice)
