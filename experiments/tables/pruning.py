@@ -107,9 +107,8 @@ PRUNING = Target(
     draw=_draw,
     caption="With the wider spike, the error stays low until 75 % of the weights are removed.",
     remarks=(
-        "With a KL weight of 3e-8 and the paper's narrow spike, nearly all weights matter. "
-        "[With a wider spike](../convergence.md#mnist-the-width-of-the-spike), three quarters can "
-        "be removed."
+        "With the paper's narrow spike, nearly all weights matter. See also [the wider "
+        "spike](../convergence.md#mnist-the-width-of-the-spike)."
     ),
     publishes=True,
 )

@@ -199,9 +199,8 @@ CUBIC = _target(
     tempered=TEMPERED,
     protocol=(" `.1` rows use a tenth of the KL weight, the only setting that the paper tuned."),
     remarks=(
-        "At the full weight, `variational-hypernet` predicts a constant. With a tenth of the "
-        "weight, its mean follows the cubic off the data, as in the paper. But its uncertainty "
-        "between rows is small, so its held-out likelihood is the lowest."
+        "At the full weight, `variational-hypernet` predicts a constant. With a tenth, its mean "
+        "follows the cubic as in the paper, but its held-out likelihood is the lowest."
     ),
 )
 TARGETS = (SINES, CUBIC)

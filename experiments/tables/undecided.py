@@ -125,8 +125,7 @@ UNDECIDED = Target(
     caption="Bars should be low for `test` and high for the other sets.",
     remarks=(
         "With the flag, the network without a posterior abstains equally often. By uncertainty "
-        "alone, the result depends on the seed: if the risk requires no abstention on the "
-        "calibration rows, the network never abstains."
+        "alone, the result depends on the seed."
     ),
     publishes=True,
 )
