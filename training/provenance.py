@@ -1,4 +1,4 @@
-"""The provenance of a version, stored under `training` in `manifest.json`."""
+"""Provenance of a version, stored under `training` in `manifest.json`."""
 
 from typing import Any
 

@@ -107,7 +107,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Saved:
-    """The labels saved compared with random choice on the same seeds."""
+    """The number of labels saved relative to random selection with the same seeds."""
 
     mean: Mean
     low: float | None  # None if the interval is open, or for one seed

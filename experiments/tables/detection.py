@@ -1,4 +1,4 @@
-"""Detection of other data, attacks and a left-out digit.
+"""Detection of out-of-distribution data, attacks and a held-out digit.
 
 Tables 2 and 3 and Figures 5 and 7 of Krueger et al. 2017, "Bayesian hypernetworks".
 """

@@ -207,7 +207,7 @@ def _name(name: Any, place: str) -> str:
 
 
 def _outputs(items: Any) -> dict[str, bool | None] | None:
-    """Parse the requested outputs, and whether each one is binary. The default is None."""
+    """Parse the requested outputs and whether to send them as binary data. The default is None."""
     if items is None or items == []:
         return None
     if not isinstance(items, list) or len(items) > MAX_OUTPUTS:

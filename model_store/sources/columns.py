@@ -105,7 +105,7 @@ def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.nda
 def check_complete(
     x: Float32[np.ndarray, "N I"], columns: Columns, field: str, first_row: int = 0
 ) -> None:
-    """Raise InvalidInput if a cell is missing in a column without missing training values."""
+    """Raise InvalidInput if a cell is missing in a column that was complete in training."""
     if not columns or not (missing := missing_cells(x, columns)).any():
         return
     expected = "a value, because all training rows have one"

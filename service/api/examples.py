@@ -106,7 +106,7 @@ def describe_drift(loaded: ServedModel) -> dict[str, Any]:
 
 
 def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec, encoded: bool) -> list[Any]:
-    """Convert rows to the form that /predict takes, or None for a row with an unknown category."""
+    """Convert rows to the form that /predict takes. A row with an unknown category becomes None."""
     if spec.columns and not encoded:
         return list(map(_decoder(spec), rows))
     nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()

@@ -116,7 +116,7 @@ def risk_coverage(
 
 @dataclass(frozen=True, eq=False)
 class TargetMeasures:
-    """The measures of N targets under Gaussian mixture predictions."""
+    """Metrics for N targets under Gaussian mixture predictions."""
 
     log_likelihood: Values  # nats, for a density in the target's units
     crps: Values  # in the target's units

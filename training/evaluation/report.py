@@ -85,7 +85,7 @@ class ErrorDetection(Measures):
 
 
 class PartMeasures(Measures):
-    """The measures of a true class, a predicted label or a group."""
+    """Metrics for a true class, a predicted label or a group."""
 
     by: Literal["class", "label", "group"]
     name: str
@@ -98,7 +98,7 @@ class PartMeasures(Measures):
 
 
 class ClassProbability(Measures):
-    """The one-vs-rest measures of a class probability.
+    """One-vs-rest metrics for a class probability.
 
     In its reliability, `confidence` is the mean probability of a bin and `accuracy` the share of
     rows of the class.
@@ -155,7 +155,7 @@ class SetMeasures(Measures):
 
 
 class AttackMeasures(SetMeasures):
-    """The measures of attacked rows, compared with the test rows."""
+    """Metrics for attacked rows, compared with the test rows."""
 
     accuracy: float
     hits: float  # share of rows that are wrong and not flagged at .05
