@@ -175,6 +175,14 @@ def test_the_plan_of_the_rows_fills_what_is_not_said(classifier):
     assert (recipe.data.test_fraction, recipe.data.target) == (0.2, "size")
 
 
+def test_a_fit_to_noise_causes_a_warning(caplog):
+    generator = np.random.default_rng(0)
+    model = Classifier(**QUICK, **OF_ONE_DRAW)
+    model.fit(generator.normal(size=(80, 5)), generator.integers(0, 2, 80))
+    assert "than always '" in caplog.text
+    assert "than always &#39;" in model._repr_html_()
+
+
 @pytest.mark.slow
 def test_images_are_taken_as_they_are():
     images = np.random.default_rng(0).normal(size=(60, 4, 4))

@@ -23,7 +23,9 @@ from training.data.column_findings import (
     group_similar,
     inspect_column,
 )
+from training.data.columns import take
 from training.data.images import survey_images
+from training.data.row_findings import split_warnings, total_warnings
 from training.data.rows import Rows, Splits
 from training.data.tables import check_names
 from training.recipe import DataSection
@@ -167,9 +169,17 @@ def _inspect_table(section: DataSection, table: Any, task: Task | None) -> Findi
     for column in columns:
         if column.kind == "ignored" and column.reason != CONFIGURED:
             findings.warnings.extend(f"column {column.name} is ignored: {n}" for n in column.notes)
+    targets = [] if target is None else [replace(target, values=take(target.values, rows))]
+    findings.warnings.extend(total_warnings([*columns, *targets], rows))
     if target is None:
         return findings
-    return _add_target(findings, target, table.column(target.name), task)
+    findings = _add_target(findings, target, table.column(target.name), task)
+    if findings.task is not None and section.group is None and section.time is None:
+        y = findings.targets
+        if y is None:
+            y = np.unique(np.array(findings.labels), return_inverse=True)[1]
+        findings.warnings.extend(split_warnings(columns, y, findings.task == "regression"))
+    return findings
 
 
 def _add_target(
@@ -187,7 +197,8 @@ def _add_target(
     kind = "numeric" if is_regression else "categorical"
     values: Any = read_column(column, name, kind)[0]
     if is_regression:
-        findings, y = replace(findings, targets=values, warnings=_close_targets(values)), values
+        findings, y = replace(findings, targets=values), values
+        findings.warnings.extend(_close_targets(values))
     else:
         counts = dict(Counter(values).most_common())
         findings = replace(findings, classes=counts, labels=values)

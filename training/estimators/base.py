@@ -112,7 +112,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         from training.data import load
         from training.estimators.recipes import make_recipe
         from training.fit import fit
-        from training.publishing.publish import assemble_without_baselines
+        from training.publishing.publish import assemble_with_constant
 
         if not isinstance(self.start, nn.Module | None):
             raise ValueError(f"start: expected a torch.nn.Module, got {self.start!r:.80}")
@@ -132,7 +132,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 quiet=not self.verbose,
                 callback=self.callback,
             )
-            self._draft = assemble_without_baselines(result)
+            self._draft = assemble_with_constant(result)
             result.discard_checkpoint()
             assert result.folder is not None
             metrics = result.folder / "metrics.jsonl"
@@ -352,7 +352,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _with_baselines(self) -> "Draft":
         from training.publishing.baselines import add_baselines
 
-        if not self._draft.description.baselines:
+        if len(self._draft.description.baselines) < 2:
             self._draft = add_baselines(self._draft, self._result)
         return self._draft
 
@@ -361,7 +361,7 @@ def summary(description: "Description") -> str:
     from training.evaluation.page import render
     from training.publishing.baselines import lines
 
-    baselines = lines(description) if description.baselines else []
+    baselines = lines(description) if len(description.baselines) > 1 else []
     return render("summary.html", description=description, baselines=baselines)
 
 

@@ -42,7 +42,7 @@ def make_recipe(
     findings = inspect_source(section, folder, task)
     _warn_ignored(findings)
     plan = make_plan(findings, plain, NAMES[task], seed)
-    for warning in plan.warnings:
+    for warning in [*findings.warnings, *plan.warnings]:
         log.warning("%s", warning)
     content = plan.recipe.model_dump(exclude_unset=True)
     method, network = parameters["method"], parameters["network"]

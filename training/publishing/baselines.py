@@ -15,7 +15,8 @@ deviation is the RMSE of validation rows, or of leave-one-out residuals for `lin
 
 Log-likelihoods are compared row by row on the test rows. A model is worse than the constant if the
 mean difference is below 0 by more than one standard error. This refuses 16 % of equally good
-models, and .1 % of models that are better by two standard errors. For the other baselines the limit
+models, and .1 % of models that are better by two standard errors. A warning names models that are not better by one
+standard error. For the other baselines the limit
 is two standard errors.
 """
 
@@ -54,19 +55,30 @@ TITLES = {ACCURACY: "accuracy", ERROR: "error (RMSE)", LOG_LIKELIHOOD: "log-like
 Figures = dict[str, Figure]
 
 
-def baselines(splits: Splits, classes: int) -> dict[str, Figures]:
+def baselines(splits: Splits, classes: int, only_constant: bool = False) -> dict[str, Figures]:
     """Fit the baselines, and drop any with an infinite metric.
 
     Regression has 0 classes.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # Unconverged fits and huge values are acceptable.
-        by_name = _classify(splits, classes) if classes else _regress(splits)
+        by_name = {"constant": _constant(splits, classes)}
+        if not only_constant:
+            by_name |= _classify(splits, classes) if classes else _regress(splits)
     return {
         name: figures
         for name, figures in by_name.items()
         if all(math.isfinite(figure.value) for figure in figures.values())
     }
+
+
+def _constant(splits: Splits, classes: int) -> Figures:
+    rows, test = _except_test(splits), splits.test
+    if not classes:
+        targets = rows.y.astype(np.float64)
+        return gaussian_figures(np.full(len(test), targets.mean()), targets.std(), test.y)
+    shares = (np.bincount(rows.y, minlength=classes) + 1.0) / (len(rows) + classes)
+    return classification_figures(np.tile(shares, (len(test), 1)), test.y)
 
 
 def _classify(splits: Splits, classes: int) -> dict[str, Figures]:
@@ -83,8 +95,7 @@ def _classify(splits: Splits, classes: int) -> dict[str, Figures]:
         return probs / probs.sum(axis=1, keepdims=True)
 
     rows, validation, test = _except_test(splits), splits.validation, splits.test
-    shares = (np.bincount(rows.y, minlength=classes) + 1.0) / (len(rows) + classes)
-    by_name = {"constant": np.tile(shares, (len(test), 1))}
+    by_name = {}
     sample = spread(rows, int(LOGISTIC / (rows.x.shape[1] * classes)))
     linear = LogisticRegression().fit(sample.x, sample.y)
     by_name["linear"] = to_probs(linear.classes_, linear.predict_proba(test.x))
@@ -119,9 +130,8 @@ def _regress(splits: Splits) -> dict[str, Figures]:
     from sklearn.linear_model import RidgeCV
 
     rows, validation, test = _except_test(splits), splits.validation, splits.test
-    targets, columns = rows.y.astype(np.float64), rows.x.shape[1]
-    mean, std = targets.mean(), targets.std()
-    by_name = {"constant": gaussian_figures(np.full(len(test), mean), std, test.y)}
+    std, columns = rows.y.astype(np.float64).std(), rows.x.shape[1]
+    by_name = {}
     sample = spread(rows, int(max(RIDGE / columns**2, math.sqrt(RIDGE / columns))))
     linear = RidgeCV(np.logspace(-3, 3, 13)).fit(sample.x, sample.y.astype(np.float64))
     error = max(math.sqrt(-linear.best_score_), MIN_STD * std)
@@ -165,7 +175,7 @@ def spread(rows: Rows, max_rows: int) -> Rows:
     return rows.take(order[np.linspace(0, len(rows) - 1, max(max_rows, 2)).astype(np.int64)])
 
 
-def add_baselines(draft: Draft, result: "Fitted") -> Draft:
+def add_baselines(draft: Draft, result: "Fitted", only_constant: bool = False) -> Draft:
     """Fit the baselines of a table, and add their metrics and warnings to a draft.
 
     Models with class weights get no warnings, because their weighted class shares differ from the
@@ -180,14 +190,16 @@ def add_baselines(draft: Draft, result: "Fitted") -> Draft:
             for rows in (splits.train, splits.validation)
         )
         splits = replace(splits, train=train, validation=validation)
-    log.info("fitting baselines")
-    by_name = baselines(splits, len(data.classes))
+    if not only_constant:
+        log.info("fitting baselines")
+    by_name = baselines(splits, len(data.classes), only_constant)
     numbers = {name: values(figures) for name, figures in by_name.items()}
     description = draft.description.model_copy(update={"baselines": numbers})
     if result.recipe.data.class_weights is not None:
         return replace(draft, description=description)
     constant = describe_constant(description)
-    worse = tuple(warn_if_worse(draft.figures, by_name, constant))
+    new = {name: figures for name, figures in by_name.items() if name not in draft.baselines}
+    worse = tuple(warn_if_worse(draft.figures, new, constant))
     for warning in worse:
         log.warning("%s", warning)
     update = {"warnings": (*description.warnings, *worse)}
@@ -213,14 +225,18 @@ def check_constant(name: str, draft: Draft) -> None:
 def warn_if_worse(
     model_figures: Figures, by_name: dict[str, Figures], constant: str
 ) -> Iterator[str]:
-    """Yield a warning for each metric in which a baseline beats the model."""
+    """Yield a warning for each metric in which a baseline beats the model.
+
+    The log-likelihood must be better than the constant's by one standard error.
+    """
     for name, figures in by_name.items():
         model, baseline = model_figures[LOG_LIKELIHOOD], figures[LOG_LIKELIHOOD]
         gain, error = lead(model, baseline)
-        if gain < -(1.0 if name == "constant" else CLEAR_ERRORS) * error:
+        if gain < (1.0 if name == "constant" else -CLEAR_ERRORS) * error:
             title = constant if name == "constant" else name
+            relation = "worse than" if gain < -error else "no better than"
             yield (
-                f"worse than {title}: log-likelihood {model.value:.4g} against "
+                f"{relation} {title}: log-likelihood {model.value:.4g} against "
                 f"{baseline.value:.4g} on {model.rows} test rows (difference {gain:.3g}, "
                 f"standard error {error:.2g})"
             )

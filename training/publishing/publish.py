@@ -101,10 +101,11 @@ def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
 
 def assemble(result: "Fitted") -> Draft:
     """Export, calibrate and measure a fitted model, and fit baselines for tables."""
-    return add_baselines(assemble_without_baselines(result), result)
+    return add_baselines(assemble_with_constant(result), result)
 
 
-def assemble_without_baselines(result: "Fitted") -> Draft:
+def assemble_with_constant(result: "Fitted") -> Draft:
+    """Export, calibrate and measure a fitted model, and compare tables with a constant."""
     recipe, data, splits = result.recipe, result.data, result.splits
     shares = None
     output: TargetSpec | ClassSpec = TargetSpec(
@@ -118,7 +119,7 @@ def assemble_without_baselines(result: "Fitted") -> Draft:
         shares = class_shares(data.train.y if is_random_split else held_out, classes)
         priors = tuple(class_shares(splits.train.y, classes).tolist())
         output = ClassSpec(classes=data.classes, priors=priors)
-    return draft_version(
+    draft = draft_version(
         _export(result),
         HeldOut(splits.reference, splits.ranking, splits.test, shares),
         quality_rows(recipe, data, splits),
@@ -132,6 +133,7 @@ def assemble_without_baselines(result: "Fitted") -> Draft:
             update={"data_digest": data.digest(), "python": platform.python_version()}
         ),
     )
+    return add_baselines(draft, result, only_constant=True)
 
 
 def _export(result: "Fitted") -> Exported:

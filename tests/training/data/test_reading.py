@@ -267,6 +267,31 @@ def test_the_kind_of_a_column_is_an_option_that_leading_zeros_suggest(tmp_path, 
     assert "--column: expected NAME=KIND" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("last", [("Total", "", 1), ("", N + sum(i % 7 for i in range(N)), 1)])
+def test_a_totals_row_is_named(tmp_path, last):
+    rows = [(["Oslo", "Rome"][i % 2], 1 + i % 7, i % 3) for i in range(N)] + [last]
+    lines = as_lines("city,sales,y", *zip(*rows, strict=True))
+    (warning,) = inspected(tmp_path, lines).warnings
+    assert warning.startswith(f"row {N}, the last, looks like a total (column ")
+    assert inspected(tmp_path, lines[: lines.rindex("\n")]).warnings == []
+
+
+def test_a_random_split_of_times_or_groups_causes_a_warning(tmp_path):
+    random = np.random.default_rng(0)
+    days = [DAY + dt.timedelta(days=i) for i in range(4 * N)]
+    walk = pd.DataFrame({"day": days, "x": random.normal(size=4 * N), "y": np.arange(4 * N) // 9})
+    patients = np.repeat(np.arange(N), 4)
+    size, label = random.normal(size=N)[patients], (np.arange(N) * 7 % 3)[patients]
+    visits = pd.DataFrame({"patient": [f"P{i}" for i in patients], "size": size, "y": label})
+    for frame, text in ((walk, "later rows by day; "), (visits, "new groups by patient; ")):
+        shuffled = frame.assign(**{frame.columns[0]: random.permutation(frame.iloc[:, 0])})
+        (warning,) = (w for w in inspected(tmp_path, frame).warnings if "the split matters" in w)
+        assert text in warning
+        assert not any("the split" in w for w in inspected(tmp_path, shuffled).warnings)
+    keyed = inspected(tmp_path, visits, group="patient")
+    assert not any("the split" in w for w in keyed.warnings)
+
+
 def test_a_list_with_an_empty_text_replaces_the_texts_of_missing_cells(tmp_path):
     countries = [["NA", "DE", ""][i % 3] for i in range(N)]
     (tmp_path / "a.csv").write_text(as_lines("x,y", countries, Y))

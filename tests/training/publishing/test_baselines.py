@@ -93,7 +93,10 @@ def test_a_sentence_says_what_is_clearly_better_and_nothing_what_may_be_chance()
     mine = get_figures(even, [True, False] * 50)
     better = get_figures(np.array(even) + [0.1, 0.2] * 50, [True] * 100)
     alike = get_figures(np.array(even) + [2.0, -1.9] * 50, [True, False] * 50)
-    assert list(warn_if_worse(mine, {"constant": alike, "linear": alike}, "always 'ok'")) == []
+    worse = get_figures(np.array(even) - 0.1, [True, False] * 50)
+    assert list(warn_if_worse(mine, {"constant": worse, "linear": alike}, "always 'ok'")) == []
+    (no_better,) = warn_if_worse(mine, {"constant": alike}, "always 'ok'")
+    assert no_better.startswith("no better than always 'ok': log-likelihood -0.55 against -0.5")
     assert list(warn_if_worse(mine, {"linear": better, "boosting": alike}, "always 'ok'")) == [
         "worse than linear: log-likelihood -0.55 against -0.4 on 100 test rows (difference -0.15, "
         "standard error 0.005)"
