@@ -73,7 +73,7 @@ def fit(options: argparse.Namespace) -> None:
         log.info("! %s", line)
 
     # Importing torch is slow, so errors in recipes and data are reported first.
-    from training.evaluation.evaluate import write_report
+    from training.evaluation.evaluate import shift_lines, write_report
     from training.fit import find_device, fit, publish, run_folder
     from training.fitting.run import CHECKPOINT
     from training.publishing.baselines import table
@@ -89,7 +89,7 @@ def fit(options: argparse.Namespace) -> None:
     result = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
     manifest = publish(result, store, anyway=options.anyway)
     log.info("writing the report")
-    write_report(store, manifest, data, data_root())
+    report = write_report(store, manifest, data, data_root())
     if options.json:
         print(_as_json(manifest, is_new=True))
         return
@@ -97,6 +97,8 @@ def fit(options: argparse.Namespace) -> None:
     quality = manifest.quality
     rates = [100 * quality[f"{key}_at_05"] for key in ("flag_rate", "uniform_noise_flagged")]
     print("flagged: {:.1f} % of test rows (expected: 5 %), {:.1f} % of noise".format(*rates))
+    for line in shift_lines(report):
+        print(line)
     print(f"\npublished {manifest.label}; learning curves: {result.folder}/progress.png")
     print("to serve it, run `dubito serve`")
 

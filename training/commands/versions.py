@@ -71,7 +71,7 @@ def evaluate(options: argparse.Namespace) -> None:
     artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
     version = load_parent(artifact, "model")
 
-    from training.evaluation.evaluate import EvaluationOptions, evaluate_version
+    from training.evaluation.evaluate import EvaluationOptions, evaluate_version, shift_lines
     from training.evaluation.outliers import OutlierSource
 
     sources = tuple(OutlierSource.parse(text, data_root()) for text in options.outliers)
@@ -86,6 +86,8 @@ def evaluate(options: argparse.Namespace) -> None:
     for key, value in result.report["summary"].items():
         low, high = intervals[key]
         print(f"  {key:40} {format_figure(value)} ({format_figure(low)} to {format_figure(high)})")
+    for line in shift_lines(result):
+        print(f"  {line}")
     print(f"report of {version.label}: {result.locate('report.html')}")
 
 

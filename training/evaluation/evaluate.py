@@ -1,10 +1,11 @@
 """Evaluation of a published version (`dubito evaluate`)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from training.evaluation.figures import LEVEL, RESAMPLES, Ends
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
 from training.evaluation.page import report_page
 from training.evaluation.quality import (
+    PART_COVERAGE,
     REQUEST_ROWS,
     ServedPrediction,
     ServedPredictor,
@@ -31,6 +33,7 @@ from training.evaluation.quality import (
     measure_attack,
     measure_parts,
     measure_set,
+    measure_shift,
     measure_test,
 )
 from training.export.served import fit_detectors
@@ -98,6 +101,7 @@ def evaluate_version(
             predicted_sets[name] = predictor(name, rows)
             advance(name)
         outliers = {name: measure_set(predicted, rows) for name, rows in predicted_sets.items()}
+        shift = _measure_shift(version, data, predictor, predicted, test) if is_fitted else None
         attacked = {}
         if options.attacks:
             attacked = _attack(version, data, is_fitted, predictor, predicted, test, advance)
@@ -125,6 +129,7 @@ def evaluate_version(
         summary_intervals=intervals,
         test=measures,
         parts=measure_parts(predicted, test, data.classes, data.group_names, options.seed),
+        shift=shift,
         outliers=outliers,
         attacks=attacked,
     )
@@ -133,7 +138,9 @@ def evaluate_version(
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
 
 
-def write_report(store: ModelStore, manifest: Manifest, data: Dataset, root: Path) -> None:
+def write_report(
+    store: ModelStore, manifest: Manifest, data: Dataset, root: Path
+) -> EvaluationReport:
     """Evaluate a new version on the test rows of its fit, and store the report.
 
     Sets of unusual rows are left out, since they can take longer than a short fit.
@@ -142,7 +149,7 @@ def write_report(store: ModelStore, manifest: Manifest, data: Dataset, root: Pat
     version, model = load_parent(artifact, "version"), Model.load(artifact)
     with silence():
         options = EvaluationOptions(has_unusual_sets=False)
-        evaluate_version(store, version, model, root, options, True, data)
+        return evaluate_version(store, version, model, root, options, True, data)
 
 
 def _publication_facts(manifest: Manifest) -> dict[str, Any]:
@@ -289,6 +296,43 @@ def _attack(
         results[attack.name] = records.Attack(settings=attack.settings, measures=measures)
         advance(attack.name)
     return results
+
+
+def _measure_shift(
+    version: Parent,
+    data: Dataset,
+    predictor: ServedPredictor,
+    predicted: ServedPrediction,
+    test: Rows,
+) -> records.ShiftMeasures | None:
+    """Compare later test rows or new groups with the ranking rows."""
+    section = version.recipe.data
+    column = section.time or section.group
+    if column is None:
+        return None
+    rows = split(data, split_sizes(version.recipe)).ranking.x.astype(np.float32)
+    seed = hash_key(predictor.seed, EvaluationStream.OUTLIER_ROWS)
+    ranking = predictor("ranking", sample_rows(rows, len(test), seed))
+    by: Literal["time", "group"] = "group" if section.time is None else "time"
+    return measure_shift(ranking, predicted, test.y, by, column)
+
+
+def shift_lines(report: EvaluationReport) -> list[str]:
+    """Describe how a version behaves on later rows or new groups."""
+    content = report.report.get("shift")
+    if content is None:
+        return []
+    shift = records.ShiftMeasures.model_validate(content)
+    rows = "later rows" if shift.by == "time" else "new groups"
+    uncertainty = "bald" if "bald" in shift.scores else "epistemic_std"
+    line = (
+        f"{rows} by {shift.column}: coverage {shift.covered:.3f} (0.95 expected), flag rate "
+        f"{shift.flagged.get('0.05', math.nan):.3f} (0.05 expected), AUROC of {uncertainty} "
+        f"{shift.scores[uncertainty].auroc:.2f} (0.5 without a shift)"
+    )
+    if shift.confidence_intervals["covered"][1] >= PART_COVERAGE:
+        return [line]
+    return [line, f"! sets or intervals cover too few {rows}"]
 
 
 def _summary(

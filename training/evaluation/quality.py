@@ -7,7 +7,7 @@ rows.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -226,6 +226,19 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> records.S
         },
         confidence_intervals=_flag_intervals(outliers, m),
     )
+
+
+def measure_shift(
+    ranking: ServedPrediction,
+    test: ServedPrediction,
+    y: np.ndarray,
+    by: Literal["time", "group"],
+    column: str,
+) -> records.ShiftMeasures:
+    measures, covered = measure_set(ranking, test), Share(_is_covered(test.prediction, y))
+    ends = measures.confidence_intervals | {"covered": covered.interval()}
+    content = {**dict(measures), "covered": covered.value, "confidence_intervals": ends}
+    return records.ShiftMeasures.model_validate({**content, "by": by, "column": column})
 
 
 def measure_attack(

@@ -154,6 +154,14 @@ class SetMeasures(Measures):
     confidence_intervals: ByName = {}
 
 
+class ShiftMeasures(SetMeasures):
+    """The measures of later test rows or new groups, compared with ranking rows."""
+
+    by: Literal["time", "group"]
+    column: str
+    covered: float  # by sets or intervals of coverage .95
+
+
 class AttackMeasures(SetMeasures):
     """Metrics for attacked rows, compared with the test rows."""
 
@@ -207,6 +215,7 @@ class Report(Measures):
     summary_intervals: ByName
     test: ClassMeasures | RegressionMeasures
     parts: list[PartMeasures]
+    shift: ShiftMeasures | None = None  # with data.time or data.group
     outliers: dict[str, SetMeasures]
     attacks: dict[str, Attack]
 

@@ -3,6 +3,7 @@ import re
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -259,6 +260,32 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     capsys.readouterr()
     assert main(["evaluate", "line", "--attacks"]) == 2
     assert "--attacks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("by", "rows"), [("time", "later rows"), ("group", "new groups")])
+def test_later_rows_and_new_groups_are_compared_with_ranking_rows(
+    tmp_path, monkeypatch, capsys, by, rows
+):
+    random, days = np.random.default_rng(0), np.arange(300)
+    shift = np.where((by == "time") & (days >= 240), 9, 0)
+    table = pd.DataFrame({"x": random.normal(size=300) + shift, "y": days % 2, "key": days // 4})
+    table.to_csv(tmp_path / "a.csv", index=False)
+    sizes = {"test_fraction": 0.2, "validation": 30, "reference": 30, "ranking": 40}
+    data = {"source": "csv:a.csv", "target": "y", by: "key", **sizes}
+    store = ModelStore(tmp_path / "models")
+    publish_unfitted(store, recipe_with(name="visits", data=data), tmp_path)
+    for name, folder in (("STORE", "models"), ("DATA", "")):
+        monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
+    monkeypatch.setattr("training.evaluation.evaluate._plots", lambda *_: {})
+    assert main(["evaluate", "visits", "--quiet"]) == 0
+    assert f"  {rows} by key: coverage " in capsys.readouterr().out
+    actual = evaluation_report(store, "visits", "1")
+    shift = actual.report["shift"]
+    assert shift["rows"] == actual.report["test"]["rows"] and shift["by"] == by
+    assert (shift["scores"]["flag"]["auroc"] > 0.9) == (by == "time")
+    low, high = shift["confidence_intervals"]["covered"]
+    assert low <= shift["covered"] <= high
+    assert "<h2>Shift</h2>" in actual.read("report.html").decode()
 
 
 def people(rows, seed=0):
