@@ -7,11 +7,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, time
+from datetime import date, time, timedelta
 from decimal import Decimal
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 import numpy as np
 
@@ -178,7 +179,9 @@ def to_json(value: Any, field: str) -> Any:
     pandas = sys.modules.get("pandas")
     if pandas is not None and value is pandas.NA:
         return None
-    if pandas is not None and isinstance(value, pandas.Interval):  # a category of pandas.cut
+    # Categories of pandas.cut, and values of columns that a fit leaves out
+    kinds = () if pandas is None else (pandas.Interval, pandas.Period)
+    if isinstance(value, (bytes, timedelta, UUID, *kinds)):
         return str(value)
     raise InvalidInput(field, "a number, a string, a date or None", type(value).__name__)
 

@@ -83,12 +83,14 @@ class TextSpec(Record):
 class NumberStyle(Record):
     """The format of numbers in text, such as the currency sign and the decimal mark.
 
-    With the sign `:`, hours, minutes and seconds such as 1:30:00 are converted to seconds.
+    With the sign `:`, hours, minutes and seconds such as 1:30:00 are converted to seconds. With
+    `is_share`, 12.9 % is .129.
     """
 
     sign: Literal["", "$", "€", "£", "¥", "%", ":"] = ""
     decimal: Decimal = "."
     thousands: Thousands | None = None
+    is_share: bool = False
 
 
 class NumericColumn(Record):

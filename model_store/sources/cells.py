@@ -1,7 +1,8 @@
 """Parse the text of table cells, such as numbers, dates, booleans and missing values.
 
 Numbers can have a currency or percent sign, which is ignored: "$1,200.50" is 1200.5 and "12 %" is
-12. All numbers of a column have the same format.
+12. If other numbers of the column are shares such as .129, "12 %" is .12. All numbers of a column
+have the same format.
 
 Times are ISO 8601 dates with an optional time of day, in UTC unless they have an offset. If the
 training data uses another date format, such as 31.05.2024, that format is accepted too. A time is
@@ -188,7 +189,8 @@ def parse_number(text: str, style: NumberStyle) -> float:
     if match is None:
         raise ValueError(text)
     digits = match["whole"].replace(style.thousands or " ", "") or "0"
-    return float(f"{match['minus'] or ''}{digits}.{match['part'] or '0'}{match['power'] or ''}")
+    number = float(f"{match['minus'] or ''}{digits}.{match['part'] or '0'}{match['power'] or ''}")
+    return number / 100 if style.is_share and "%" in trimmed else number
 
 
 def number_example(style: NumberStyle) -> str:

@@ -246,25 +246,29 @@ def infer_number_style(
 ) -> NumberStyle | None:
     """Infer the number format of texts, or return None if they are not consistently numbers.
 
-    All texts must have the same currency or percent sign, or none. All matching formats must yield
-    the same numbers: 1,234 alone may be 1234 or 1.234. A configured `decimal` or `thousands`
-    excludes other formats.
+    Texts can have one currency sign, or percent signs if the other numbers are shares. All matching
+    formats must yield the same numbers: 1,234 alone may be 1234 or 1.234. A configured `decimal` or
+    `thousands` excludes other formats.
     """
     if texts and all(map(CLOCK.fullmatch, texts)):
         return NumberStyle(sign=":")
     signs = {find_sign(text) for text in texts}
-    if len(signs) != 1 or (sign := signs.pop()) is None:
+    if not signs or None in signs or len(signs - {""}) > 1:
         return None
+    sign, is_share = "".join(filter(None, signs)), signs == {"", "%"}
     matches: dict[tuple[float, ...], NumberStyle] = {}
     for point in get_args(Decimal):
         for mark in (None, *get_args(Thousands)):
             fits_config = decimal in (None, point) and (thousands is None or thousands == mark)
             if mark == point or not fits_config:
                 continue
-            style = NumberStyle(sign=sign, decimal=point, thousands=mark)  # type: ignore[arg-type]
+            style = NumberStyle(sign=sign, decimal=point, thousands=mark, is_share=is_share)  # type: ignore[arg-type]
             try:
                 numbers = tuple(parse_number(text, style) for text in texts)
             except ValueError:
+                continue
+            plain = (n for n, text in zip(numbers, texts, strict=True) if "%" not in text)
+            if is_share and max(map(abs, plain)) > 1:
                 continue
             matches.setdefault(numbers, style)
     return next(iter(matches.values())) if len(matches) == 1 else None

@@ -43,6 +43,14 @@ VALUES = {  # of columns, without missing values
     "time": [DAY + dt.timedelta(hours=7 * i) for i in range(N)],
     "end": [[dt.date(9999, 12, 31), dt.date(2024, 1, 1)][i % 2] for i in range(N)],
 }
+IGNORED = {  # columns that a fit leaves out
+    "id": np.arange(N),
+    "waited": pd.to_timedelta(np.arange(N), "min"),
+    "month": pd.period_range("2020-01", periods=N, freq="M"),
+    "clock": [dt.time(i % 24) for i in range(N)],
+    "key": [bytes([i]) for i in range(N)],
+    "list": [[i] for i in range(N)],
+}
 FORMS = {
     "pandas": lambda values: pd.DataFrame({"x": values}),
     "nullable": lambda values: pd.DataFrame({"x": values}).convert_dtypes(),
@@ -211,17 +219,7 @@ def test_a_dataframe_column_of_several_types_is_refused_by_its_name():
 
 
 def test_an_estimator_warns_once_of_the_columns_that_it_leaves_out(tmp_path):
-    frame = pd.DataFrame(
-        {
-            "x": np.arange(N) % 7 / 3,
-            "id": np.arange(N),
-            "waited": pd.to_timedelta(np.arange(N), "min"),
-            "month": pd.period_range("2020-01", periods=N, freq="M"),
-            "clock": [dt.time(i % 24) for i in range(N)],
-            "key": [bytes([i]) for i in range(N)],
-            "list": [[i] for i in range(N)],
-        }
-    )
+    frame = pd.DataFrame({"x": np.arange(N) % 7 / 3, **IGNORED})
     section = write_table(to_table(frame, list(frame)), Y, "y", {}, {}, tmp_path)
     parameters = dict.fromkeys(
         ["method", "network", "start", "posterior", "training", "likelihood", "serving"]
@@ -240,6 +238,8 @@ def test_an_estimator_warns_once_of_the_columns_that_it_leaves_out(tmp_path):
         (["1,234-", "5.5"], [-1234, 5.5]),
         (["\N{MINUS SIGN}5", "7"], [-5, 7]),
         (["1:02:03", "0:00:30.5"], [3723, 30.5]),
+        (["12.9%", ".129", "1"], [0.129, 0.129, 1]),
+        (["$1,250.50", "500"], [1250.5, 500]),
     ],
 )
 def test_numbers_of_accountants_and_clocks_are_read(tmp_path, texts, numbers):
@@ -305,15 +305,13 @@ def test_a_list_with_an_empty_text_replaces_the_texts_of_missing_cells(tmp_path)
 
 
 def test_a_request_can_have_the_columns_that_the_fit_left_out(tmp_path):
-    table = pd.DataFrame({"x": np.arange(N) % 7, "id": np.arange(N), "y": Y})
-    table.to_parquet(tmp_path / "a.parquet")
-    recipe = get_recipe(
-        "parquet:a.parquet", "classification", target="y", columns={"id": "ignored"}
-    )
-    spec = load(recipe, tmp_path).input
-    rows = [{"x": 1, "id": 7, "y": 0}, {"x": 1}]
+    frame = pd.DataFrame({"x": np.arange(N) % 7, **IGNORED})
+    ignored = dict.fromkeys(IGNORED, "ignored")
+    spec = fitted(tmp_path, to_table(frame, list(frame)), columns=ignored).input
+    rows = [json.loads(row) for row in encode_rows(frame.assign(y=Y), "X").content]
     x = encode_objects(rows, spec.columns, "inputs", ignored=spec.ignored)
-    assert (x[0] == x[1]).all()
+    alone = [{"x": row["x"]} for row in rows]
+    assert (x == encode_objects(alone, spec.columns, "inputs", ignored=spec.ignored)).all()
     with pytest.raises(InvalidInput, match=r"inputs\.0\.z: expected only the columns x"):
         encode_objects([{"x": 1, "z": 0}], spec.columns, "inputs", ignored=spec.ignored)
 
