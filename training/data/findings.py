@@ -32,7 +32,6 @@ from training.recipe import DataSection
 
 MAX_NUMERIC_CLASSES = 10  # more distinct integers mean regression
 MIN_CLASS_ROWS = 10  # smaller classes cause a warning
-MIN_STEPS = 1000.0  # float32 steps per standard deviation of the target
 MAX_PIXELS = 64  # per side, for large images or several sizes
 NEAR_DIGITS = 3  # compared decimals, in standard deviations
 CHUNK_ROWS = 1024
@@ -198,7 +197,6 @@ def _add_target(
     values: Any = read_column(column, name, kind)[0]
     if is_regression:
         findings, y = replace(findings, targets=values), values
-        findings.warnings.extend(_close_targets(values))
     else:
         counts = dict(Counter(values).most_common())
         findings = replace(findings, classes=counts, labels=values)
@@ -291,20 +289,6 @@ def similar_class_warnings(classes: Iterable[str]) -> list[str]:
     groups = [", ".join(map(repr, group)) for group in group_similar(classes)]
     message = "classes that differ only in spaces or capitals"
     return [f"{message}: {'; '.join(groups[:10])}"] if groups else []
-
-
-def _close_targets(y: np.ndarray) -> list[str]:
-    """Warn if the targets vary too little for float32."""
-    finite = y[np.abs(y) <= np.finfo(np.float32).max]
-    if not len(finite):
-        return []
-    step, spread = float(np.spacing(np.float32(np.abs(finite).max()))), float(finite.std())
-    if not 0 < spread < MIN_STEPS * step:
-        return []
-    return [
-        f"targets have a standard deviation of {spread:.2g}, close to float32's precision of "
-        f"{step:.2g} at their size; subtract their mean"
-    ]
 
 
 def count_near_duplicates(

@@ -33,7 +33,7 @@ class Rows:
     """
 
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
-    y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
+    y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"] | Float64[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
     groups: Int64[np.ndarray, "N"] | None = None  # group numbers
     is_seen: Bool[np.ndarray, "N"] | None = None  # by a pretrained network

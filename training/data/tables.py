@@ -21,6 +21,7 @@ from training.data.cells import find_index_column, find_times, read_column, stor
 from training.data.columns import Table, fit_columns, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
+from training.data.targets import needs_float64
 from training.data.texts import TextRows
 
 if TYPE_CHECKING:
@@ -209,9 +210,7 @@ def _targets(values: Numbers | Categories, section: "DataSection", split_keys: K
             y = values.astype(np.float32)
         if not np.isfinite(y).all():
             raise InvalidInput("data.target", "numbers in float32's range", "larger numbers")
-        if np.ptp(y) == 0.0 < np.ptp(values):
-            expected = "numbers that still differ as float32 (subtract their mean)"
-            raise InvalidInput("data.target", expected, f"{values[0]!r} and nearly equal numbers")
+        y = values if needs_float64(values) else y
         return _Targets(y[train], y[test], (), train, test)
     left_out = None
     if section.leave_out:

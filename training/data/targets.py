@@ -1,4 +1,4 @@
-"""Transforms for heavy-tailed targets (`data.target_transform`).
+"""Transforms for targets that are heavy-tailed (`data.target_transform`) or hardly differ.
 
 Transforms are fitted on the training targets. All targets determine whether targets can be
 negative, zero or fractional.
@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 
 from model_store.errors import InvalidInput
 from model_store.scores.transforms import (
@@ -22,22 +22,30 @@ from training.data.rows import Dataset, Splits
 
 KNOTS = 41  # about ten per standard deviation
 MIN_KNOT_ROWS = 5
+MIN_STEPS = 1000.0  # float32 steps per standard deviation of targets that are not centred
 FIELD = "data.target_transform"
 KINDS = ("none", "log", "rank")
 
 
 def fit_transform(kind: str, splits: Splits, data: Dataset) -> Transform | None:
-    if kind == "none":
-        return None
     targets = np.concatenate([data.train.y, data.test.y]).astype(np.float64)
     train = splits.train.y.astype(np.float64)
+    if kind == "none":
+        return _standardise(train) if needs_float64(targets) else None
     minimum = 0.0 if is_count(targets) else None
     return _log(train, targets, minimum is not None) if kind == "log" else _rank(train, minimum)
 
 
 def kinds_for(data: Dataset) -> tuple[str, ...]:
-    is_negative = any((rows.y < 0).any() for rows in (data.train, data.test) if len(rows))
-    return tuple(kind for kind in KINDS if kind != "log" or not is_negative)
+    targets = np.concatenate([data.train.y, data.test.y])
+    has_log = bool((targets >= 0).all()) and not needs_float64(targets)
+    return tuple(kind for kind in KINDS if kind != "log" or has_log)
+
+
+def needs_float64(y: Float[np.ndarray, "N"]) -> bool:
+    """Check whether targets differ too little for float32, such as 1e9 plus noise."""
+    step = np.spacing(np.abs(y).max().astype(np.float32))
+    return bool(0.0 < y.std() < MIN_STEPS * step)
 
 
 def is_count(y: Float64[np.ndarray, "N"]) -> bool:
@@ -70,6 +78,13 @@ def apply_transform(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, 
         expected = f"targets above {minimum:g}, because their logarithm was fitted"
         raise InvalidInput("data.target", expected, f"{y[n]:g}")
     return z
+
+
+def _standardise(train: Float64[np.ndarray, "N"]) -> RankTransform:
+    """Subtract the mean and divide by the standard deviation: interpolation with two knots."""
+    mean, std = float(train.mean()), float(train.std())
+    high = max(mean + std, float(np.nextafter(mean, np.inf)))
+    return RankTransform(values=(mean, high), scores=(0.0, 1.0))
 
 
 def _log(

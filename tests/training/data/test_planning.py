@@ -137,13 +137,6 @@ def test_transforms_of_a_target_are_tried_where_its_tail_is_heavy_or_it_counts(t
         assert plan.recipe.data.target_transform == transform
 
 
-def test_targets_too_close_for_float32_are_told(tmp_path):
-    for spread, is_told in ((1.0, True), (1e6, False)):
-        write(tmp_path, time=[1.7e9 + spread * float(s) for s in SIZE])
-        warnings = found(tmp_path, "time", "regression").warnings
-        assert any("subtract their mean" in text for text in warnings) == is_told
-
-
 def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
     write(tmp_path, size=[float(s) for s in SIZE], born=["2024-01-01"] * ROWS)
     message = found(tmp_path, "price").warnings

@@ -316,11 +316,7 @@ def test_a_request_can_have_the_columns_that_the_fit_left_out(tmp_path):
         encode_objects([{"x": 1, "z": 0}], spec.columns, "inputs", ignored=spec.ignored)
 
 
-def test_close_targets_and_zip_archives_are_refused_for_their_reason(tmp_path):
-    target = 1e9 + np.random.default_rng(0).normal(size=N)
-    (tmp_path / "a.csv").write_text(as_lines("x,y", np.arange(N) % 7, target))
-    with pytest.raises(InvalidInput, match=r"differ as float32 .subtract their mean."):
-        load(get_recipe("csv:a.csv", "regression", target="y"), tmp_path)
+def test_zip_archives_are_refused_for_their_reason(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.csv", "x,y\n1,2\n")
     with pytest.raises(InvalidInput, match=r"a CSV file .unpack the archive., got a zip archive"):
