@@ -2,7 +2,9 @@
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,8 @@ def to_table(X: Any, names: list[str] | None) -> pa.Table:
         columns = [pa.array(column, from_pandas=True) for column in X.astype(np.float64).T]
         table = pa.Table.from_arrays(columns, names=[""] * len(columns))
     elif hasattr(X, "to_arrow"):  # polars
-        table = X.to_arrow()
+        columns = [_to_arrow(X[name], X[name].to_arrow, name) for name in X.columns]
+        table = pa.Table.from_arrays(columns, names=X.columns)
     else:
         columns = [_pandas_column(X.iloc[:, i], name) for i, name in enumerate(X.columns)]
         table = pa.Table.from_arrays(columns, names=list(map(str, X.columns)))
@@ -53,8 +56,14 @@ def to_table(X: Any, names: list[str] | None) -> pa.Table:
 def _pandas_column(values: Any, name: object) -> Any:
     if str(values.dtype) == "category" and str(values.cat.categories.dtype).startswith("interval"):
         values = values.cat.rename_categories(str)  # of pandas.cut
+    if hasattr(values, "sparse"):
+        values = values.sparse.to_dense()
+    return _to_arrow(values, partial(pa.array, values, from_pandas=True), name)
+
+
+def _to_arrow(values: Any, convert: Callable[[], Any], name: object) -> Any:
     try:
-        return pa.array(values, from_pandas=True)
+        return convert()
     except (pa.ArrowException, TypeError, OverflowError):
         kinds = sorted({type(value).__name__ for value in values})
         expected = "values of one type (convert them by .astype(str), or leave the column out)"

@@ -31,12 +31,12 @@ from model_store.artifacts.manifest import (
 
 MISSING = (
     *("", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "-NaN", "-nan"),
-    *("#NA", "#N/A", "#N/A N/A"),
+    *("#NA", "#N/A", "#N/A N/A", "<NA>", "NaT"),
 )
 BOOLEANS = {"true", "false"}
 SIGNS = "$€£¥%"
 MINUS = "\u2212"  # minus sign, in contrast to the hyphen
-CLOCK = re.compile(r"(-?)(\d{1,5}):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)  # H:MM:SS
+CLOCK = re.compile(r"(-?)(\d{1,5}):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))?", re.ASCII)  # H:MM:SS
 SPACES = "\u00a0\u202f"  # non-breaking spaces
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}", re.ASCII)  # or a decimal comma
@@ -179,7 +179,7 @@ def parse_number(text: str, style: NumberStyle) -> float:
         clock = CLOCK.fullmatch(trimmed)
         if clock is None:
             raise ValueError(text)
-        seconds = 3600.0 * int(clock[2]) + 60.0 * int(clock[3]) + float(clock[4])
+        seconds = 3600.0 * int(clock[2]) + 60.0 * int(clock[3]) + float(clock[4] or 0)
         return -seconds if clock[1] else seconds
     if trimmed.startswith("(") and trimmed.endswith(")"):
         trimmed = f"{trimmed[1:-1]}-"
@@ -211,7 +211,9 @@ _TO_PLAIN = str.maketrans({**dict.fromkeys(SPACES, " "), MINUS: "-"})
 
 @lru_cache(maxsize=256)
 def _pattern(style: NumberStyle) -> re.Pattern[str]:
-    grouped = rf"\d{{1,3}}(?:{re.escape(style.thousands)}\d{{3}})+|" if style.thousands else ""
+    mark = re.escape(style.thousands or "")
+    inner = r"\d{2,3}" if mark == "," else r"\d{3}"  # Indian groups, such as 1,23,456
+    grouped = rf"\d{{1,3}}(?:{mark}{inner})*{mark}\d{{3}}|" if mark else ""
     sign = re.escape(style.sign)
     before = "" if style.sign in ("", "%") else f"(?:{sign} ?)?"
     after = f"(?: ?{sign})?" if style.sign else ""

@@ -94,7 +94,7 @@ class CsvTable:
                 if self._is_marked:
                     file.readline()
                 lines = chain(self._bounded(file), [self.delimiter.join(END)])
-                for row in csv.reader(lines, delimiter=self.delimiter):
+                for row in csv.reader(lines, delimiter=self.delimiter, skipinitialspace=True):
                     if before:
                         yield before
                     before, self._cells = row, 0
@@ -132,7 +132,9 @@ def detect_delimiter(sample: str) -> str:
     """Return the delimiter that splits every line into the same number of cells."""
     best, cells = ",", 1
     for delimiter in DELIMITERS:
-        lines = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+        lines = csv.reader(
+            io.StringIO(sample, newline=""), delimiter=delimiter, skipinitialspace=True
+        )
         rows = [row for row in lines if row]
         columns = len(_strip_empty_cells(rows[0], 1)) if rows else 0
         sample_rows = rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]
@@ -162,7 +164,7 @@ def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
     """Detect the encoding of a file from its first bytes, or by decoding the whole file."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]
-    if b"\x00" in sample[:1000]:
+    if sample[:1000].count(0) > len(sample[:1000]) / 4:
         return "utf-16-le" if sample[1:2] == b"\x00" else "utf-16-be"
     return next(name for name in ENCODINGS if _can_decode(file, name))
 

@@ -65,6 +65,7 @@ CHUNK_ROWS = 1 << 14  # converted at once
 SAMPLE_ROWS = 10_000  # for the decimal mark
 # Names of pandas' unnamed index in CSV, in re-exported CSV, and in Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
+PARQUET_START, GZIP_START = b"PAR1", b"\x1f\x8b"
 WRITTEN = b"written"  # metadata key of a number format
 TIME_OF_DAY = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?"
 DATES = {  # date formats by pattern
@@ -115,7 +116,7 @@ def csv_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
 
     Without a task, the target is an ordinary column.
     """
-    table = _read_text(path, section)
+    table, delimiter = _read_text(path, section)
     kinds: dict[str, str] = {**section.columns}
     text_names = {name for name in (section.id, section.text) if name is not None}
     kinds |= dict.fromkeys(text_names, "categorical")
@@ -123,7 +124,7 @@ def csv_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     table = _trim(table, text_names, missing_texts(section.missing_values))
     table = _drop_rows_without_target(table, section.target)
-    number_format = _infer_number_format(table, section)
+    number_format = _infer_number_format(table, section, delimiter)
     return _infer_types(table, set(table.column_names), kinds, number_format)
 
 
@@ -200,7 +201,7 @@ def read_column(
         _check_numbers(cells, name, _is_finite)
         return np.array([np.nan if cell is None else float(cell) for cell in cells]), None
     if kind is None and text is not None:
-        check_mixed_numbers(text.to_pylist(), name, is_number)
+        check_mixed(text.to_pylist(), name)
     return _merge_equal(name, column), None
 
 
@@ -274,7 +275,8 @@ def infer_number_style(
     return next(iter(matches.values())) if len(matches) == 1 else None
 
 
-def _read_text(path: Path, section: "DataSection") -> pa.Table:
+def _read_text(path: Path, section: "DataSection") -> tuple[pa.Table, str]:
+    """Read cells as text, and return the delimiter too."""
     try:
         file = CsvTable(csv_source(path), "data.source", section.encoding, section.delimiter)
         names, parts = file.names, list(_chunks(file))
@@ -293,18 +295,22 @@ def _read_text(path: Path, section: "DataSection") -> pa.Table:
         log.info(message, file.delimiter)
     by_column = ([part[i] for part in parts] for i in range(len(names)))
     columns = [pa.chunked_array(cells, pa.string()) for cells in by_column]
-    return pa.Table.from_arrays(columns, names=names)
+    return pa.Table.from_arrays(columns, names=names), file.delimiter
 
 
 def csv_source(path: Path) -> Path | bytes:
     """Return a CSV file, or its content if it is compressed.
 
     Raises:
-        InvalidInput: for a zip archive.
+        InvalidInput: for a zip archive or a Parquet file.
     """
     if is_zipfile(path):
         raise InvalidInput("data.source", "a CSV file (unpack the archive)", "a zip archive")
-    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start == PARQUET_START:
+        raise InvalidInput("data.source", f"a CSV file (parquet:{path.name})", "a Parquet file")
+    return gzip.decompress(path.read_bytes()) if start[:2] == GZIP_START else path
 
 
 def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
@@ -351,8 +357,11 @@ def _null_where(column: Column, trimmed: Column, values: Collection[str]) -> Col
     return compute.if_else(is_match, pa.scalar(None, column.type), column)
 
 
-def _infer_number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
-    """Use the configured number format, or decimal commas if no number has a decimal point."""
+def _infer_number_format(table: pa.Table, section: "DataSection", delimiter: str) -> NumberFormat:
+    """Use the configured number format, or decimal commas if no number has a decimal point.
+
+    If commas separate cells, all numbers such as 1,234 have thousands separators.
+    """
     if section.decimal is not None:
         return NumberFormat(section.decimal, section.thousands, is_known=True)
     distinct = (column[:SAMPLE_ROWS].unique().to_pylist() for column in table.columns)
@@ -362,14 +371,16 @@ def _infer_number_format(table: pa.Table, section: "DataSection") -> NumberForma
     may_be_grouped = all(map(GROUPED.fullmatch, points))
     has_decimal_commas = not all(map(THOUSANDS.fullmatch, commas))
     is_comma_free = not any("," in name for name in table.column_names)
-    if is_comma_free and commas and (not points or (may_be_grouped and has_decimal_commas)):
+    is_grouped = delimiter == "," and bool(commas) and not has_decimal_commas
+    has_no_points = not points or (may_be_grouped and has_decimal_commas)
+    if is_comma_free and commas and has_no_points and not is_grouped:
         grouping = " and points between thousands" if points else ""
         message = 'reading numbers with decimal commas%s (set data.decimal = "." to change this)'
         log.info(message, grouping)
         thousands = section.thousands or ("." if points else None)
         return NumberFormat(",", thousands, is_known=True)
     is_ambiguous = may_be_grouped and section.thousands is None
-    return NumberFormat(".", section.thousands, bool(points), is_ambiguous)
+    return NumberFormat(".", section.thousands, bool(points) or is_grouped, is_ambiguous)
 
 
 def _infer_types(
@@ -420,8 +431,10 @@ def _infer_type(
     if len(plain) == len(texts):
         return name, _map_cells(column, plain)
     if not number_format.is_plain:
-        check = check_mixed_numbers if kind is None else _check_numbers
-        check(column.to_pylist(), name, plain.__contains__)
+        if kind is None:
+            check_mostly(column.to_pylist(), name, plain.__contains__, "numbers")
+        else:
+            _check_numbers(column.to_pylist(), name, plain.__contains__)
     return name, column
 
 
@@ -525,19 +538,31 @@ def _check_numbers(
             )
 
 
-def check_mixed_numbers(
-    texts: Sequence[str | None],
-    name: str,
-    is_number: Callable[[str], bool],
-    rows: Iterable[int] | None = None,
-) -> None:
-    """Raise InvalidInput if a numeric column contains a few non-numeric values.
+def check_mixed(texts: Sequence[str | None], name: str, rows: Iterable[int] | None = None) -> None:
+    """Raise InvalidInput if a few values of a column are not numbers or times.
 
     `rows` are the row numbers in the file.
     """
+    rows = range(len(texts)) if rows is None else list(rows)
+    check_mostly(texts, name, is_number, "numbers", rows)
+    check_mostly(texts, name, _is_iso_time, "dates or times", rows)
+
+
+def _is_iso_time(text: str) -> bool:
+    return ISO.fullmatch(text) is not None and _parse_seconds(ISO_FORMAT, [text]) is not None
+
+
+def check_mostly(
+    texts: Sequence[str | None],
+    name: str,
+    is_valid: Callable[[str], bool],
+    kind: str,
+    rows: Iterable[int] | None = None,
+) -> None:
+    """Raise InvalidInput if most but not all values of a column are valid."""
     present = sum(text is not None for text in texts)
     numbered = zip(count() if rows is None else rows, texts, strict=False)
-    cells = [(row, text) for row, text in numbered if text is not None and not is_number(text)]
+    cells = [(row, text) for row, text in numbered if text is not None and not is_valid(text)]
     if not 0 < len(cells) <= (1.0 - MIN_NUMBER_SHARE) * present + 1e-9:
         return
     shown = cells[:MAX_SHOWN_CELLS]
@@ -547,7 +572,7 @@ def check_mixed_numbers(
     texts_to_clear = list(dict.fromkeys(text.strip()[:MAX_SHOWN] for _, text in shown))
     missing = json.dumps(texts_to_clear, ensure_ascii=False)
     expected = (
-        f"numbers, like {present - len(cells)} of its {present} values (set data.missing_values = "
+        f"{kind}, like {present - len(cells)} of its {present} values (set data.missing_values = "
         f"{missing} or --missing-value to read these cells as missing, or `categorical` in "
         "data.columns to make every value a category)"
     )

@@ -19,7 +19,7 @@ from model_store.sources.arrow import (
     read_numbers,
 )
 from model_store.sources.cells import WHOLE, Numbers, find_sign, is_number
-from training.data.cells import check_mixed_numbers, find_times
+from training.data.cells import check_mixed, find_times
 from training.data.columns import MAX_CATEGORIES, MIN_CATEGORY_ROWS
 
 Index = Int64[np.ndarray, "N"]
@@ -36,6 +36,7 @@ HEAVY = 30.0  # interquartile ranges from the median to the furthest value
 FORMATTED_NUMBER = re.compile(  # with currency signs, percent signs or grouped thousands
     r"(?=.*\d)[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d*)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII
 )
+MAX_NUMERIC_CLASSES = 10  # more distinct whole numbers mean regression
 MIN_WORDS = 4  # mean number in free text
 LEAK_ROWS = 5_000
 LEAK = 0.99  # share of the target that a column predicts
@@ -148,7 +149,7 @@ def _inspect_text(
     notes = []
     try:
         if not is_declared:
-            check_mixed_numbers(values, name, is_number, rows.tolist())
+            check_mixed(values, name, rows.tolist())
             notes += _format_hints(counts)
     except InvalidInput as error:
         return _refused(error, name, missing, values)
@@ -171,10 +172,15 @@ def _inspect_text(
 
 
 def _format_hints(counts: Iterable[str]) -> list[str]:
-    notes = []
+    notes = [
+        f"{note} (set --missing-value to read such cells as missing)"
+        for note in describe_nearly_numbers(counts)
+    ]
     examples = {find_sign(value): value for value in counts}
     if all(map(WHOLE.fullmatch, counts)) and max(map(float, counts)) > EXACT_INTEGERS:
         notes.append("whole numbers that float64 cannot represent (set `numeric` to round them)")
+    elif all(map(is_number, counts)):
+        notes.append("numbers stored as text (set `numeric`)")
     elif all(FORMATTED_NUMBER.fullmatch(value.strip()) for value in counts):
         notes.append(
             f"numbers ({', '.join(repr(example[:30]) for example in examples.values())})? "
@@ -190,6 +196,17 @@ def _format_hints(counts: Iterable[str]) -> list[str]:
             "%d/%m/%y"
         )
     return notes
+
+
+def describe_nearly_numbers(values: Iterable[str]) -> list[str]:
+    """Describe a column if at least half of its different values are numbers."""
+    distinct = list(values)
+    texts = [value for value in distinct if not is_number(value)]
+    numbers = len(distinct) - len(texts)
+    if not len(distinct) > numbers > max(MAX_NUMERIC_CLASSES, len(distinct) / 2):
+        return []
+    text_list = ", ".join(repr(text[:30]) for text in texts)
+    return [f"{numbers} different numbers, and {text_list[:100]}"]
 
 
 def group_similar(values: Iterable[str]) -> list[list[str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
-from model_store.sources.cells import category_text, is_number
+from model_store.sources.cells import category_text
 from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
@@ -18,8 +18,10 @@ from training.data.arrays import SPLIT, check_not_workbook, resolve_path
 from training.data.cells import csv_table, find_index_column, parquet_table, read_column
 from training.data.column_findings import (
     CONFIGURED,
+    MAX_NUMERIC_CLASSES,
     ColumnFinding,
     describe_leak,
+    describe_nearly_numbers,
     group_similar,
     inspect_column,
 )
@@ -30,7 +32,6 @@ from training.data.rows import Rows, Splits
 from training.data.tables import check_names
 from training.recipe import DataSection
 
-MAX_NUMERIC_CLASSES = 10  # more distinct integers mean regression
 MIN_CLASS_ROWS = 10  # smaller classes cause a warning
 MAX_PIXELS = 64  # per side, for large images or several sizes
 NEAR_DIGITS = 3  # compared decimals, in standard deviations
@@ -211,7 +212,9 @@ def _add_target(
         if leak is not None
     ]
     if isinstance(target.values, list) and task != "regression":
-        warnings += _nearly_numbers(name, target.values)
+        numbers = describe_nearly_numbers({v for v in target.values if v is not None})
+        remedy = "for a regression, set --missing-value to read such cells as missing"
+        warnings += [f"column {name} has {note}; {remedy}" for note in numbers]
     return replace(findings, warnings=findings.warnings + warnings + _rare(findings.classes))
 
 
@@ -265,18 +268,6 @@ def infer_task(values: Any, name: str) -> tuple[Task, str]:
         return "classification", reason
     reason = f"{name} has {distinct} different numbers (or set --task classification)"
     return "regression", reason
-
-
-def _nearly_numbers(name: str, values: list[str | None]) -> list[str]:
-    """Warn if at least half of the class names are numbers."""
-    distinct = dict.fromkeys(value for value in values if value is not None)
-    texts = [value for value in distinct if not is_number(value)]
-    numbers = len(distinct) - len(texts)
-    if not len(distinct) > numbers > max(MAX_NUMERIC_CLASSES, len(distinct) / 2):
-        return []
-    text_list = ", ".join(repr(text[:30]) for text in texts)
-    message = f"column {name} has {numbers} different numbers, and {text_list[:100]}"
-    return [f"{message}; for a regression, set --missing-value to read such cells as missing"]
 
 
 def _rare(classes: dict[str, int]) -> list[str]:

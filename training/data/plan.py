@@ -57,7 +57,8 @@ def make_plan(findings: Findings, section: DataSection, name: str | None, seed: 
         raise InvalidInput("data.source", f"at least {MIN_ROWS} rows", f"{findings.rows}")
     reasons = {"task": findings.reason}
     test = 0 if findings.has_test else round(default_test_fraction(findings.rows) * findings.rows)
-    rows = findings.rows - test
+    left_out = [*section.leave_out, *_rare_classes(findings, section)]
+    rows = findings.rows - test - sum(findings.classes.get(label, 0) for label in left_out)
     sizes = {split: default_rows(split, rows) for split in SPLITS}
     train = rows - sum(sizes.values())
     content: dict[str, Any] = {
@@ -103,9 +104,8 @@ def _leave_out_rare_classes(
     findings: Findings, section: DataSection, content: dict[str, Any], reasons: dict[str, str]
 ) -> list[str]:
     """Leave out classes that are too small to split, if at least two classes remain."""
-    sizes = {label: n for label, n in findings.classes.items() if label not in section.leave_out}
-    rare = [label for label, n in sizes.items() if n < MIN_CLASS_ROWS]
-    if not rare or len(sizes) - len(rare) < 2:
+    rare = _rare_classes(findings, section)
+    if not rare:
         return []
     reasons["data.leave_out"] = f"fewer than {MIN_CLASS_ROWS} rows"
     content["data"]["leave_out"] = [*section.leave_out, *rare]
@@ -113,6 +113,12 @@ def _leave_out_rare_classes(
     rest = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
     message = f"leaving out classes with {reasons['data.leave_out']}"
     return [f"{message}: {class_list}{rest} (data.leave_out)"]
+
+
+def _rare_classes(findings: Findings, section: DataSection) -> list[str]:
+    sizes = {label: n for label, n in findings.classes.items() if label not in section.leave_out}
+    rare = [label for label, n in sizes.items() if n < MIN_CLASS_ROWS]
+    return rare if len(sizes) - len(rare) >= 2 else []
 
 
 def _data(

@@ -77,7 +77,10 @@ def _seed(random_state: Any) -> int:
 def _warn_ignored(findings: Findings) -> None:
     columns = [c for c in findings.columns if c.kind == "ignored" and c.reason != CONFIGURED]
     if columns:
-        listed = "; ".join(f"{column.name} ({column.reason})" for column in columns[:MAX_SHOWN])
+        listed = "; ".join(
+            f"{column.name} ({'. '.join([column.reason, *column.notes])})"
+            for column in columns[:MAX_SHOWN]
+        )
         rest = f" and {len(columns) - MAX_SHOWN} more" if len(columns) > MAX_SHOWN else ""
         message = (
             f"ignoring columns {listed}{rest}; to use one, convert it or set its kind, such as "

@@ -1,6 +1,7 @@
 """A fit, a request, a file and a DataFrame read a value in the same way."""
 
 import datetime as dt
+import gzip
 import io
 import json
 import zipfile
@@ -23,6 +24,7 @@ from tests.support.recipes import get_recipe
 from training.__main__ import main
 from training.data import load
 from training.data.findings import inspect_source
+from training.data.plan import make_plan
 from training.estimators.recipes import make_recipe, write_table
 from training.recipe import DataSection
 
@@ -238,6 +240,9 @@ def test_an_estimator_warns_once_of_the_columns_that_it_leaves_out(tmp_path):
         (["1,234-", "5.5"], [-1234, 5.5]),
         (["\N{MINUS SIGN}5", "7"], [-5, 7]),
         (["1:02:03", "0:00:30.5"], [3723, 30.5]),
+        (["1:30", "0:45"], [5400, 2700]),
+        (["1,037", "2,500"], [1037, 2500]),
+        (["1,23,456.5", "7"], [123456.5, 7]),
         (["12.9%", ".129", "1"], [0.129, 0.129, 1]),
         (["$1,250.50", "500"], [1250.5, 500]),
     ],
@@ -316,7 +321,49 @@ def test_a_request_can_have_the_columns_that_the_fit_left_out(tmp_path):
         encode_objects([{"x": 1, "z": 0}], spec.columns, "inputs", ignored=spec.ignored)
 
 
-def test_zip_archives_are_refused_for_their_reason(tmp_path):
+def test_a_few_cells_that_are_no_dates_are_refused_and_named(tmp_path):
+    days = [f"{DAY + dt.timedelta(days=i):%Y-%m-%d}" for i in range(N - 1)]
+    (column,) = inspected(tmp_path, as_lines("x,y", [*days, "0000-00-00"], Y)).columns
+    assert column.kind == "refused"
+    assert "dates or times, like 59 of its 60 values (set data.missing_values" in column.reason
+    assert column.reason.endswith("got '0000-00-00' in row 59")
+
+
+def test_text_that_is_nearly_numbers_causes_a_note(tmp_path):
+    cells = ["." if i % 3 == 0 else i % 20 / 2 for i in range(N)]
+    (column,) = inspected(tmp_path, as_lines("x,y", cells, Y)).columns
+    assert "20 different numbers, and '.' (set --missing-value" in column.notes[0]
+    frame = pd.DataFrame({"x": [f"{i}.5" for i in range(N)], "y": Y})
+    assert inspected(tmp_path, frame).columns[0].notes == ["numbers stored as text (set `numeric`)"]
+
+
+def test_odd_files_are_read(tmp_path):
+    lines = "a, x,y\n" + "".join(f'p\0, "{i % 7},5",{i % 2}\n' for i in range(N))
+    (tmp_path / "a.csv").write_bytes(gzip.compress(lines.encode()))
+    data = load(get_recipe("csv:a.csv", "classification", target="y", decimal=","), tmp_path)
+    assert data.columns[0].categories == ("p\0",)
+    assert data.columns[1].mean == pytest.approx(3.5, abs=0.5)
+
+
+def test_a_rare_class_of_a_small_table_leaves_enough_rows(tmp_path):
+    target = ["c", *(["a", "b"][i % 2] for i in range(N - 1))]
+    findings = inspected(tmp_path, as_lines("x,y", np.arange(N) % 7, target))
+    section = DataSection(source="csv:a.csv", target="y")
+    assert load(make_plan(findings, section, None, None).recipe, tmp_path).classes == ("a", "b")
+
+
+def test_sparse_columns_are_read_and_unknown_types_named():
+    sparse = pd.DataFrame({"x": pd.arrays.SparseArray([0, 0, 1.5])})
+    assert to_table(sparse, ["x"])["x"].to_pylist() == [0, 0, 1.5]
+    wide = pl.DataFrame({"x": pl.Series([1, 2], dtype=pl.Int128)})
+    with pytest.raises(InvalidInput, match="column x: expected values of one type"):
+        to_table(wide, ["x"])
+
+
+def test_archives_and_parquet_files_are_refused_as_csv(tmp_path):
+    pd.DataFrame({"x": Y, "y": Y}).to_parquet(tmp_path / "a.csv")
+    with pytest.raises(InvalidInput, match=r"a CSV file .parquet:a.csv., got a Parquet file"):
+        inspect_source(DataSection(source="csv:a.csv"), tmp_path)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.csv", "x,y\n1,2\n")
     with pytest.raises(InvalidInput, match=r"a CSV file .unpack the archive., got a zip archive"):
