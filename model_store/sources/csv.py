@@ -164,7 +164,7 @@ def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
     """Detect the encoding of a file from its first bytes, or by decoding the whole file."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]
-    if sample[:1000].count(0) > len(sample[:1000]) / 4:
+    if sample[:1000].count(0) > len(sample[:1000]) / 10:
         return "utf-16-le" if sample[1:2] == b"\x00" else "utf-16-be"
     return next(name for name in ENCODINGS if _can_decode(file, name))
 
