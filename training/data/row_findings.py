@@ -27,7 +27,7 @@ Index = Int64[np.ndarray, "N"]
 
 
 def total_warnings(columns: Iterable[ColumnFinding], rows: Index) -> list[str]:
-    """Warn if the last of the rows contains totals of the others."""
+    """Warn if the last of the rows contains totals of the parts."""
     reason = next(filter(None, map(_describe_total, columns)), None)
     if reason is None:
         return []
@@ -43,10 +43,10 @@ def _describe_total(column: ColumnFinding) -> str | None:
         if text is None or not TOTAL.fullmatch(text) or values.count(text) > 1:
             return None
         return f"column {column.name} is {text!r}"
-    others, last = np.nan_to_num(values[:-1]), values[-1]
+    parts, last = np.nan_to_num(values[:-1]), values[-1]
     with np.errstate(over="ignore"):
-        is_sum = np.isclose(last, others.sum(), rtol=1e-6) and abs(last) > np.abs(others).max()
-    if not is_sum or np.count_nonzero(others) <= len(others) / 2:
+        is_sum = np.isclose(last, parts.sum(), rtol=1e-6) and abs(last) > np.abs(parts).max()
+    if not is_sum or np.count_nonzero(parts) <= len(parts) / 2:
         return None
     return f"column {column.name} is the sum of the other rows"
 
@@ -96,7 +96,7 @@ def _as_numbers(values: Numbers | list[str | None]) -> Float64[np.ndarray, "N"]:
 
 
 def _option_for(column: ColumnFinding) -> str | None:
-    """Return the option for a column whose kind, name or values are those of times or ids."""
+    """Return the option for a column of times or ids, by its kind, name or values."""
     name, values = column.name, column.values
     if column.kind == "time" or (isinstance(values, np.ndarray) and TIME_NAME.fullmatch(name)):
         return "--time"

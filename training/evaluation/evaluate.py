@@ -1,6 +1,5 @@
 """Evaluation of a published version (`dubito evaluate`)."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -325,11 +324,12 @@ def shift_lines(report: EvaluationReport) -> list[str]:
     shift = records.ShiftMeasures.model_validate(content)
     rows = "later rows" if shift.by == "time" else "new groups"
     uncertainty = "bald" if "bald" in shift.scores else "epistemic_std"
-    line = (
-        f"{rows} by {shift.column}: coverage {shift.covered:.3f} (0.95 expected), flag rate "
-        f"{shift.flagged.get('0.05', math.nan):.3f} (0.05 expected), AUROC of {uncertainty} "
-        f"{shift.scores[uncertainty].auroc:.2f} (0.5 without a shift)"
-    )
+    parts = [f"coverage {shift.covered:.3f} (0.95 expected)"]
+    if "0.05" in shift.flagged:
+        parts.append(f"flag rate {shift.flagged['0.05']:.3f} (0.05 expected)")
+    auroc = shift.scores[uncertainty].auroc
+    parts.append(f"AUROC of {uncertainty} {auroc:.2f} (0.5 without a shift)")
+    line = f"{rows} by {shift.column}: {', '.join(parts)}"
     if shift.confidence_intervals["covered"][1] >= PART_COVERAGE:
         return [line]
     return [line, f"! sets or intervals cover too few {rows}"]
