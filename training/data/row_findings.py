@@ -27,7 +27,7 @@ Index = Int64[np.ndarray, "N"]
 
 
 def total_warnings(columns: Iterable[ColumnFinding], rows: Index) -> list[str]:
-    """Warn if the last of the rows contains totals of the parts."""
+    """Warn if the last row contains totals of the other rows."""
     reason = next(filter(None, map(_describe_total, columns)), None)
     if reason is None:
         return []
