@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import hypothesis
@@ -85,7 +86,8 @@ def fits() -> Iterator[None]:
             functools.cache(_materialize_cpp_cia_ops),
         )
         changes.setattr("training.export.graphs.export_program", _uncollected(export_program))
-        changes.setattr("training.evaluation.evaluate.write_report", lambda *_: None)
+        empty = SimpleNamespace(report={})
+        changes.setattr("training.evaluation.evaluate.write_report", lambda *_: empty)
         changes.setattr("training.fitting.run.plot_run", lambda history, path, title: path.touch())
         changes.setattr("training.publishing.draft.PreflightProcess", KeptPreflight)
         yield

@@ -21,6 +21,7 @@ CODE = re.compile(r"[A-Za-z]+[-_ ]?\d+")  # such as P017
 MIN_GROUPS = 10
 MAX_GROUP_ROWS, MAX_SPLIT_ROWS = 20, 1_000  # of the rows that compare splits
 FOLDS, TREES = 5, 30
+MIN_CLASS_ROWS = 4  # on average
 MIN_DROP, MIN_DROP_ERRORS = 0.05, 3.0  # of a score that causes a warning, and standard errors
 
 Index = Int64[np.ndarray, "N"]
@@ -69,6 +70,8 @@ def split_warnings(
         if not _is_key(codes, option):
             continue
         rows = _sample_rows(codes, option == "--time")
+        if not is_regression and len(np.unique(y[rows])) > len(rows) / MIN_CLASS_ROWS:
+            continue
         features = [take(c.values, rows) for c in columns if len(c.values)]
         x = np.stack([_as_numbers(values) for values in features], axis=1)
         random, split = _compare(x, y[rows], codes[rows], is_regression, option == "--time")

@@ -269,7 +269,7 @@ def test_a_table_may_be_gzipped_and_is_none_of_excel_s(tmp_path):
     recipe = get_recipe("csv:b.csv.gz", target="label")
     (tmp_path / "b.csv.gz").write_bytes(full)
     assert load(recipe, tmp_path).digest() == expected.digest()
-    for content in (full[:-20], b"no gzip", full[:10] + b"x" * 20):
+    for content in (full[:-20], full[:10] + b"x" * 20):
         (tmp_path / "b.csv.gz").write_bytes(content)
         refused(lambda: load(recipe, tmp_path), "data.source: expected a readable CSV file")
     for source in ("csv:b.xlsx", "parquet:b.XLSX"):
