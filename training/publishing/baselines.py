@@ -15,9 +15,8 @@ deviation is the RMSE of validation rows, or of leave-one-out residuals for `lin
 
 Log-likelihoods are compared row by row on the test rows. A model is worse than the constant if the
 mean difference is below 0 by more than one standard error. This refuses 16 % of equally good
-models, and .1 % of models that are better by two standard errors. A warning names models that are not better by one
-standard error. For the other baselines the limit
-is two standard errors.
+models, and .1 % of models that are better by two standard errors. A warning names models that are
+not better by one standard error. For the other baselines the limit is two standard errors.
 """
 
 import math
