@@ -1,4 +1,4 @@
-"""Measurement and storage of the cells of the papers' tables.
+"""Measure and store the cells of the papers' tables.
 
 A cell is one seed of one row. It is measured once, and again only with `--again`. It records the
 commit and its target's `revision`. Raise the revision if a change affects the measurements.

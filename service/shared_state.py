@@ -122,7 +122,7 @@ class FolderBackend:
 
 
 class SharedState:
-    """Exchange state with other processes in a thread.
+    """Exchange state with other processes from a background thread.
 
     Args:
         backend: None if there is only one process.

@@ -151,7 +151,7 @@ EncoderName = Annotated[str, StringConstraints(pattern=r"^(onnx:.+|[A-Za-z_][\w.
 
 
 class PixelStatistics(Section):
-    """The mean and standard deviation of each channel, for pixels from 0 to 1."""
+    """The mean and standard deviation of each channel, for pixels scaled to [0, 1]."""
 
     mean: Annotated[list[Pixel], Field(min_length=1)]
     std: Annotated[list[Positive], Field(min_length=1)]

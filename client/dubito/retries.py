@@ -124,7 +124,7 @@ def _check_media_type(answer: httpx.Response) -> httpx.Response:
 def failure(
     outcome: httpx.Response | httpx.RequestError, attempt: int, is_repeatable: bool
 ) -> tuple[DubitoError, float | None]:
-    """Return the error, and the pause before a retry or None if a retry is not safe."""
+    """Return the error and the delay before a retry, or None if retrying is not safe."""
     if isinstance(outcome, httpx.Response):
         retry_after = retry_after_s(outcome)
         error = make_error(outcome, retry_after)

@@ -85,7 +85,7 @@ UCI = Target(
 
 
 def _fit_default(name: str, split: int, runs: Path) -> Measured:
-    """Fit a split's training rows, stored in a file, as `dubito fit --data` does."""
+    """Fit a model to a split's training rows in the same way as `dubito fit --data`."""
     source = {"source": f"uci:uci/{name}", "split": split}
     few = {"validation": 10, "reference": 10, "ranking": 19}
     train = load(load_recipe("uci-concrete", 0, data=source | few), data_root()).train

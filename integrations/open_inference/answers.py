@@ -213,7 +213,7 @@ def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
 
 
 def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
-    """Describe a model in the format of Triton, where shapes omit the batch dimension."""
+    """Describe a model in Triton's format, in which shapes omit the batch dimension."""
 
     def convert(spec: TensorSpec) -> TensorSpec:
         datatype = "STRING" if spec["datatype"] == BYTES else spec["datatype"]

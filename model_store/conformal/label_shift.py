@@ -55,7 +55,7 @@ class WeightedRows:
     def prediction_sets(
         self, mass: Float64[np.ndarray, "N C"], coverage: float
     ) -> Bool[np.ndarray, "N C"]:
-        """Compute the prediction sets of rows from the mass above each class.
+        """Compute prediction sets for rows from the probability mass above each class.
 
         Classes that new rows never have are not in any set.
         """

@@ -26,7 +26,7 @@ def result_columns(
     decision: Decision,
     labels: Shaped[np.ndarray, "N"] | None,
 ) -> dict[str, np.ndarray]:
-    """Convert predictions to the columns of a table, named like the fields of the API."""
+    """Convert predictions to table columns, named after the API fields."""
     columns: dict[str, Any] = {}
     scores = prediction.scores
     if isinstance(scores, Scores):

@@ -182,7 +182,7 @@ def _can_decode(file: io.BufferedIOBase, encoding: str) -> bool:
 
 
 class CsvFile(RowFile):
-    """A CSV file for models with columns or text input."""
+    """A CSV file for models that take columns or text as input."""
 
     ENDING = ".csv"
 

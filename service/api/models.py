@@ -184,7 +184,7 @@ async def _file(context: Context, name: str, version: str, file: str) -> Respons
 def report_links(
     models: Models, name: str, version: str | None, prefix: str
 ) -> dict[str, Any] | None:
-    """Return the summary of a report with links to its files, or None without a readable report."""
+    """Return a report's summary with links to its files, or None if no report is readable."""
     if version is None:
         return None
     try:

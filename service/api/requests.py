@@ -415,7 +415,7 @@ def _count_marks(body: bytes | bytearray, pause: Pause) -> dict[str, int]:
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object. The cost is limited, because the parser blocks all other threads."""
+    """Parse a JSON object. Limits its size, because the parser blocks all other threads."""
     cost = max(PARSE_COSTS.values()) * len(body)
     if cost > MAX_PARSE_COST:  # count exactly only if this upper bound is too high
         cost = sum(weight * body.count(mark) for mark, weight in PARSE_COSTS.items())

@@ -183,7 +183,7 @@ class Worker:
         return content, int(arrays["num_samples"].sum())
 
     def _rank(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
-        """Return the part with the k best rows, or all rows for a batch acquisition."""
+        """Return the k best rows of the shard, or all rows for a batch acquisition."""
         request, is_batch = self.plan.request, self.computation.is_batch
         excluded = 0
 

@@ -139,7 +139,7 @@ class Drift:
                 self._waiting.append(rows)
 
     def keep(self, p_values: Float64[np.ndarray, "N"], x: Float32[np.ndarray, "N I"]) -> None:
-        """Keep a request's rows with their p-values among the recent rows of this process."""
+        """Add a request's rows and their p-values to this process's recent rows."""
         selection = select_rows(len(x))
         max_rows = max(1, MAX_RECENT_BYTES // x[0].nbytes)
         with self._lock:

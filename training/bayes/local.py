@@ -32,7 +32,7 @@ class OutputMoments(nn.Module):
 
 
 class FactorialMoments(OutputMoments):
-    """Outputs of independent weights: N(h M, h^2 S^2)."""
+    """The output distribution for independent weights, N(h M, h^2 S^2)."""
 
     def __init__(self, layer: WeightLayer, posterior: Posterior, numbers: slice) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class FactorialMoments(OutputMoments):
 
 
 class MatrixNormalMoments(OutputMoments):
-    """Outputs of matrix-variate Gaussian weights: N(h M, (h^2 . a) b)."""
+    """The output distribution for matrix-variate Gaussian weights, N(h M, (h^2 . a) b)."""
 
     def __init__(self, posterior: MatrixNormalPosterior, index: int) -> None:
         super().__init__()

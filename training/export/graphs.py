@@ -450,7 +450,7 @@ def _differences(
 
 
 def _relative(actual: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Compute relative differences, using the value or the mean, whichever is larger."""
+    """Compute differences relative to the value or the mean, whichever is larger."""
     scale = np.maximum(size, size.mean(axis=0))
     difference = actual - expected
     return np.divide(difference, scale, out=difference, where=scale > 0)
