@@ -177,7 +177,7 @@ def fit(
         if fits.has_linear_members:
             fit_linear(model, splits.train)
             share = choose_share(model, splits.validation)
-            log.info("share of linear members: %g", share)
+            log.info("a linear model replaced %.0f %% of the members", 100.0 * share)
         temperature = temper(model, recipe, splits.validation)
         provenance = run_provenance(run, splits, slope)
         log.info("stopped %s%s", provenance.stopped, advise(run.stopped()))

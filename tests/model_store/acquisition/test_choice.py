@@ -310,7 +310,7 @@ def test_a_race_has_stages_of_draws_enough_for_their_errors():
     assert race_stages(0.05, "bald", "classification", 100) == (10, 25)
     assert race_stages(0.05, "bald", "classification", 40) == (10,)
     assert race_stages(0.05, "bald", "classification", 39) == ()
-    with pytest.raises(InvalidInput, match="race: expected one of the acquisitions"):
+    with pytest.raises(InvalidInput, match="race: expected one of entropy, bald"):
         race_stages(0.05, "random", "classification", 100)
 
 

@@ -92,6 +92,7 @@ UNSAID = {
     "TextSpec.truncation": "right",
     "TextSpec.padding": "right",
     "NumberStyle.sign": "",
+    "NumberStyle.is_share": False,
     "NumberStyle.decimal": ".",
     "InputSpec.dtype": "float32",
     "CategoricalColumn.indicator": False,

@@ -205,7 +205,7 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
         "9,n/a,false,Rome,,\n"
     )
     pool = open_rows(path, NAMED, "pool_file")
-    assert pool.ids() == ["007", "008", " 9"]
+    assert pool.ids() == ["007", "008", "9"]
     assert (pool.read_as, pool.ignored) == ("3 columns by name, named by key", ["note", "note"])
     expected = {
         "width": [1.5, None, None],
@@ -261,7 +261,7 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
     x = np.concatenate([encode_cells(part, data.columns, "pool_file") for part in pool.parts()])
     assert [column.name for column in data.columns] == names[1:-1]
     assert sorted(x.tolist()) == sorted(np.concatenate([data.train.x, data.test.x]).tolist())
-    assert pool.ids() == [before + row[0] for row in rows]
+    assert pool.ids() == [row[0] for row in rows]
     commas = ", with decimal commas" if point == "," else ""
     message = "" if encoding.startswith("utf-8") else f", as {encoding}"
     assert pool.read_as == f"5 columns by name{commas}{message}, named by key"

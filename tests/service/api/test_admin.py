@@ -103,7 +103,7 @@ def test_latest_is_moved_to_a_version_that_can_be_served_and_to_no_other(
     for version, before in (("1", "2"), ("latest", "1"), ("2", "1")):
         to = "1" if version == "latest" else version
         answer = administrator.post(promote.format(version))
-        assert answer.json() == {"model": "digits", "version": to, "before": before}
+        assert answer.json() == {"model": "digits", "version": to, "before": before, "key": "admin"}
         assert get_version(administrator) == to
         assert own_store.aliases("digits")["latest"] == to
     assert administrator.post(promote.format("9")).status_code == 404

@@ -37,7 +37,7 @@ def test_numbers_are_read(text, writing, number):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "$", "1,23", "12,34,567", "1,2345", "$ $1", "abc", "1.2.3", "١٢", "9" * 101]
+    "text", ["", "$", "1,23", "1,23,45", "1,2345", "$ $1", "abc", "1.2.3", "١٢", "9" * 101]
 )
 def test_what_is_not_so_written_is_no_number(text):
     with pytest.raises(ValueError):
@@ -58,7 +58,7 @@ def test_what_is_not_so_written_is_no_number(text):
         (["1.234 %", "2.500 %"], (".", None), NumberStyle(sign="%")),
         (["1.234,5 €", "2 €"], (None, None), NumberStyle(sign="€", decimal=",", thousands=".")),
         (["$5", "€5"], (None, None), None),
-        (["$5", "5"], (None, None), None),
+        (["$5", "5"], (None, None), NumberStyle(sign="$")),
         (["$5", "free"], (None, None), None),
         (["$5%"], (None, None), None),
     ],
