@@ -56,7 +56,7 @@ class Claim:
         return outcome(interval.low, interval.high, 0.5), f"in {larger} of {len(pairs)}{rest}"
 
     def settings(self, target: Target, out: Path) -> list[str]:
-        """Return the temperatures, epochs and numbers of seeds."""
+        """Return the temperatures, the epochs and the seed counts."""
         temperatures = dict.fromkeys(target.kl_weights.get(row, "1") for row in self.pairs[0])
         cells = target.results(out)
         seeds = {len(cells[row]) for pair in self.pairs for row in pair}

@@ -1,4 +1,4 @@
-"""Folders of data and runs, and locks on run folders."""
+"""Data folders, run folders, and locks on run folders."""
 
 import fcntl
 import os

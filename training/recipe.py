@@ -359,7 +359,7 @@ class Recipe(Section):
 
     @property
     def is_standardised(self) -> bool:
-        """Whether the network standardises its inputs with a batch of training rows."""
+        """Whether the network standardises its inputs by statistics of a batch of training rows."""
         network, is_encoded = self.network, self.network.encoder is not None
         if network.bins is not None or network.knots is not None:  # the data standardise columns
             return False

@@ -12,7 +12,7 @@ import numpy as np
 
 @unique
 class Stream(IntEnum):
-    """The random streams of a recipe's seed, or of the seed of `python -m training calibrate`."""
+    """Random streams derived from the seed of a recipe or of `dubito calibrate`."""
 
     INITIALISATION = 0
     INITIAL_ROWS = 1
@@ -41,7 +41,7 @@ class ServedRows(IntEnum):
 
 @unique
 class EvaluationStream(IntEnum):
-    """The random streams of the seed of `python -m training evaluate`."""
+    """Random streams derived from the seed of `dubito evaluate`."""
 
     UNIFORM = 0
     GAUSSIAN = 1

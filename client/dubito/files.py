@@ -122,7 +122,7 @@ def write(answer: Predictions, path: Path) -> None:
 
 
 def escape_formula(cell: object) -> object:
-    """Prefix a text with an apostrophe if a spreadsheet would run it as a formula."""
+    """Prefix text with an apostrophe if a spreadsheet would interpret it as a formula."""
     return f"'{cell}" if isinstance(cell, str) and _is_formula(cell) else cell
 
 

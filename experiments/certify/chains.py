@@ -106,7 +106,7 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot the epistemic deviations against the chains', for the first set and seed."""
+    """Plot the epistemic deviations against those of the chains, for the first set and seed."""
     name = next(iter(SETS))
     figure, axes = panels(len(hmc.METHODS), 6, 11, 2.2, margin=0.6)
     for axis, method in zip(axes, hmc.METHODS, strict=True):

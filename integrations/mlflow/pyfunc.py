@@ -86,7 +86,7 @@ def requirements(with_text: bool = True) -> list[str]:
 
 
 def _descriptions(manifest: Manifest) -> dict[str, str]:
-    """Create the metadata files of an MLflow model. Their YAML is written as JSON."""
+    """Create the metadata files of an MLflow model, in JSON, which is valid YAML."""
     python = platform.python_version()
     params = [
         {"name": name, "type": kind, "default": default, "shape": None}

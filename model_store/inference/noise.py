@@ -46,7 +46,7 @@ NUM_NODES = (32 << NODE_BITS) + 1  # from 1/2 to 2^31
 def standard_normal(
     seed: int, first_draw: int, num_draws: int, dimension: int
 ) -> Float32[np.ndarray, "K D"]:
-    """Generate standard normal noise for `num_draws` draws of a seed.
+    """Generate `num_draws` draws of standard normal noise from a seed.
 
     Args:
         seed: 0 to `MAX_SEED`.

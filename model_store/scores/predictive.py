@@ -47,7 +47,7 @@ class Predictive(ABC):
 
     @abstractmethod
     def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> "AnyScores":
-        """Compute the scores, with the standard errors of all, no or the named scores.
+        """Compute the scores, with standard errors for all scores, the named scores or none.
 
         Raises:
             ValueError: if there are no draws.

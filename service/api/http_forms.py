@@ -23,7 +23,7 @@ COMPRESSED_TYPES = (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET)
 
 
 class HttpForms:
-    """Handle HEAD, conditional GET and Accept for all routes outside the shortcut."""
+    """Handle HEAD, conditional GET and Accept for all routes that `Shortcut` does not serve."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -109,7 +109,7 @@ def _matches_etag(etag: str | None, if_none_match: str) -> bool:
 
 
 def _check_accept(scope: Scope, media_type: str) -> Response | None:
-    """Return 406 if the client rejects the media type, except for other protocols."""
+    """Return 406 if the client rejects the media type. Routes of other protocols are exempt."""
     is_accepted = weight(list_header(scope, b"accept"), media_type) > 0
     if is_accepted or other_form(scope["path"]) is not None:
         return None

@@ -25,7 +25,7 @@ _KEY = re.compile(rb"[ \t\n\r]*+(" + _STRING + rb")[ \t\n\r]*+:[ \t\n\r]*+", re.
 
 
 def _item_pattern() -> re.Pattern[bytes]:
-    """Build a pattern of balanced brackets, without commas outside them."""
+    """Build a pattern for an item with balanced brackets and no comma outside them."""
     nested = rb""
     for _ in range(MAX_DEPTH):
         nested = rb"|[\[{](?:[^\"\[\]{}]++|" + _STRING + nested + rb")*+[\]}]"

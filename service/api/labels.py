@@ -68,7 +68,7 @@ router = APIRouter(tags=["Labels"])
     dependencies=[needs("label")],
 )
 async def post_labels(context: CurrentContext, call: CurrentRequest, audit: Audit) -> Response:
-    """Store labels on disk, all or none. A repeated request has no effect."""
+    """Store all labels on disk, or none. Repeating a request has no effect."""
     require_json(call.request)
     body = await _body(call)
     try:

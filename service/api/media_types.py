@@ -1,4 +1,4 @@
-"""Media types of requests and answers, and their negotiation (RFC 9110, section 12)."""
+"""Media types of requests and responses, and content negotiation (RFC 9110, section 12)."""
 
 import re
 

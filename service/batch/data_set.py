@@ -157,7 +157,7 @@ def create_plan(
 
 
 def default_shard_rows(row_size: int, outputs: int) -> int:
-    """Return the number of rows per shard, which limits the memory."""
+    """Return the number of rows per shard, chosen to limit memory."""
     return max(1, min(MAX_SHARD_ROWS, MAX_SHARD_NUMBERS // row_size, MAX_SHARD_OUTPUTS // outputs))
 
 

@@ -159,7 +159,7 @@ class Watcher:
         return is_complete
 
     def _follow(self, name: str, stored: Aliases) -> None:
-        """Move a model's aliases to their targets, except to broken versions."""
+        """Move a model's aliases to their targets, but skip broken versions."""
         before, broken = self.models.aliases(name), self.models.errors(name)
         targets, unreadable = stored.versions, dict(stored.problems)
         if LATEST in before and LATEST not in targets:

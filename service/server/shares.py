@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def address_client(peer: tuple[str, int] | None) -> Hashable:
-    """Identify a client by its address. A client without an address is unique."""
+    """Identify a client by its address. Each client without an address is a distinct client."""
     return object() if not peer else _network(peer[0])
 
 
@@ -44,7 +44,7 @@ def _network(address: str) -> str:
 def is_within_share(
     work_by_client: Mapping[Any, int], client: Hashable, work: int, limit: int
 ) -> bool:
-    """Check whether work fits if every other client is reduced to the size of this one."""
+    """Check whether work would fit if every other client used no more than this one."""
     total = work_by_client.get(client, 0) + work
     other_work = sum(min(w, total) for name, w in work_by_client.items() if name != client)
     return total + other_work <= limit

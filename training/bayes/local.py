@@ -1,4 +1,4 @@
-"""Local reparametrisation: layers that draw their outputs instead of Gaussian weights.
+"""Local reparametrisation: layers that sample their outputs instead of Gaussian weights.
 
 If a layer's weights W are Gaussian and serve one vector h per row, its output is Gaussian:
 

@@ -95,7 +95,7 @@ class NumberFormat:
         return self.decimal == "." and self.thousands is None
 
     def parse(self, texts: Sequence[str]) -> dict[str, float]:
-        """Convert the texts that are numbers, such as "1.234,5" to 1234.5."""
+        """Convert numeric text to numbers, such as "1.234,5" to 1234.5."""
         if self.is_plain:
             with suppress(pa.ArrowInvalid):  # Arrow refuses some numbers, such as +1.
                 floats = pa.array(texts, pa.string()).cast(pa.float64())
@@ -208,7 +208,7 @@ def read_column(
 def find_times(
     column: Column, name: str, date_format: str | None, is_required: bool = False
 ) -> tuple[Numbers, str] | None:
-    """Read times and their date format, or return None for other columns.
+    """Parse times and detect their date format, or return None if the column has no times.
 
     With a date format, whole numbers such as 20240531 can be times.
     """

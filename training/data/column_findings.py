@@ -128,7 +128,7 @@ def _refused(
 
 
 def tail_length(present: Numbers) -> float:
-    """Compute the largest distance from the median in interquartile ranges, or 0."""
+    """Compute the largest distance from the median, in interquartile ranges (0 if they are 0)."""
     low, median, high = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 

@@ -1,4 +1,4 @@
-"""Metrics for the detection of outliers, errors and classes.
+"""Metrics for outlier detection, error detection and classification.
 
 Scores are higher for rows more unlike the data and for more uncertain predictions. Shapes: P
 positive rows (outliers, errors), N negative rows. Confidence intervals, at `figures.LEVEL`:

@@ -184,7 +184,7 @@ def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
 
 
 def takes_even_rows(spec: InputSpec, x: Inputs) -> bool:
-    """Check whether uniformly drawn columns replace noise.
+    """Check whether uniformly drawn columns are used instead of noise, as for tables.
 
     They do for declared columns, and if a number other than a pixel has up to `MAX_DISCRETE_VALUES`
     values.

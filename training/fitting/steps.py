@@ -101,7 +101,7 @@ def step_inputs(
     samples: int,
     step: int,
 ) -> tuple[Float[Tensor, "N I"], Float[Tensor, "S E"]]:
-    """Augment rows, and generate noise with `samples` draws for each group of rows."""
+    """Augment rows, and generate `samples` draws of noise for each group of rows."""
     x = x.float()
     if recipe.augmentation is not None:
         seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)

@@ -114,9 +114,7 @@ def test_rows_of_few_draws_run_no_race_and_other_acquisitions_have_none(client, 
     for name in ("random", "batchbald", "power_bald", "max_det", "bald_corrected"):
         refused = client.post("/acquire", json={**request, "race": 0.01, "acquisition": name})
         assert refused.status_code == 422
-        assert refused.json()["detail"].startswith(
-            "race: expected one of entropy, bald, "
-        )
+        assert refused.json()["detail"].startswith("race: expected one of entropy, bald, ")
     for probability, status in (
         (1.0, 422),
         (0.0, 422),
