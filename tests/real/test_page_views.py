@@ -276,7 +276,7 @@ def test_rows_are_labelled_undone_and_left_unsure_with_keys_and_buttons(driver, 
     )
     driver.find_element("xpath", "//button[@aria-label='Remove the label of row 3']").click()
     until(driver, lambda: ids[2] not in labels())
-    assert "Votes of" in until(driver, lambda: get_text(driver, ".labelling details p"))
+    until(driver, lambda: "Votes of" in get_text(driver, ".labelling details p"))
     assert console_errors(driver) == []
     httpx.post(f"{service}/labels/delete", json={"model": "digits", "ids": ids})
 
