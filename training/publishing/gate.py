@@ -22,7 +22,7 @@ from training.publishing.quality import MeasuredRows, measure
 from training.recipe import GateSection, Recipe
 
 ROUNDING = 1e-12
-SIGNIFICANCE = 0.05  # probability of refusing a version with exactly the allowed
+SIGNIFICANCE = 0.05  # probability of refusing a version with exactly the allowed loss
 TESTS = {"mcnemar": "McNemar", "score": "Tango", "bootstrap": "bootstrap"}
 
 
