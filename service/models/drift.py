@@ -291,23 +291,26 @@ def column_shifts(
     Kolmogorov-Smirnov distance) or in a category.
 
     Returns the shifts by column, the largest first, and the limit that all columns without drift
-    stay below with probability 1 - `SIGNIFICANCE` (Dvoretzky, Kiefer and Wolfowitz, 1956).
+    stay below with probability 1 - `SIGNIFICANCE`, by the bounds of Dvoretzky, Kiefer and
+    Wolfowitz (1956) for values and of Hoeffding (1963) for each category.
     """
-    shifts, start = {}, 0
+    shifts, start, comparisons = {}, 0, 0
     for column in columns:
         end = start + column_width(column)
         first, second = training[:, start:end], live[:, start:end]
         if isinstance(column, CategoricalColumn):
             differences = first.mean(axis=0) - second.mean(axis=0)
+            comparisons += len(differences)
         else:
             values = np.concatenate([first[:, 0], second[:, 0]])
             below = (
                 np.sort(x[:, 0]).searchsorted(values, "right") / len(x) for x in (first, second)
             )
             differences = np.subtract(*below)
+            comparisons += 1
         shifts[column.name], start = float(np.abs(differences).max()), end
-    # Each sample's bound holds with half the error probability, divided among the columns.
-    log_error = math.log(4.0 * max(len(columns), 1) / SIGNIFICANCE)
+    # Both samples' bounds share the error probability, divided among the comparisons.
+    log_error = math.log(4.0 * max(comparisons, 1) / SIGNIFICANCE)
     limit = sum(math.sqrt(log_error / (2.0 * len(x))) for x in (training, live))
     return dict(sorted(shifts.items(), key=lambda item: -item[1])), limit
 
