@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 MAX_ERRORS = 10  # reported at once
 
 
-def one_of(names: Iterable[str]) -> str:
+def list_choices(names: Iterable[str]) -> str:
     """Describe the allowed values, for example "one of a, b"."""
     return f"one of {', '.join(names) or '(none)'}"
 

@@ -9,7 +9,7 @@ from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.artifacts.store import CACHE, CACHE_BYTES, is_url, resolve_location
-from model_store.errors import InvalidInput, one_of
+from model_store.errors import InvalidInput, list_choices
 from model_store.processes import processors
 from service.integrations import integration_variables
 
@@ -225,7 +225,7 @@ def read_settings() -> Settings:
     names |= TRAINING_VARIABLES | CLIENT_VARIABLES | integration_variables()
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in names:
-            raise InvalidInput("environment", one_of(sorted(names)), name)
+            raise InvalidInput("environment", list_choices(sorted(names)), name)
     return build_settings({})
 
 
@@ -243,7 +243,7 @@ def build_settings(values: Mapping[str, Any], place: str = "") -> Settings:
         name = str(first["loc"][0])
         field = f"{place}{name}" if place else PREFIX + name.upper()
         if first["type"] == "extra_forbidden":
-            expected = one_of(sorted(Settings.model_fields))
+            expected = list_choices(sorted(Settings.model_fields))
             raise InvalidInput(field, expected, "an unknown name") from None
         expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
         # A URL may contain a password, which must not be logged.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt64
 
-from model_store.errors import InvalidInput, one_of
+from model_store.errors import InvalidInput, list_choices
 from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import JointScore, greedy
@@ -47,7 +47,9 @@ def check_acquisition(name: str | None, task: Task) -> str:
         return PREDICTIVES[task].default_acquisition
     if name not in ACQUISITIONS[task]:
         raise InvalidInput(
-            "acquisition", f"{one_of(ACQUISITIONS[task])} for a model of {task}", repr(name)
+            "acquisition",
+            f"{list_choices(ACQUISITIONS[task])} for a model of {task}",
+            repr(name),
         )
     return name
 

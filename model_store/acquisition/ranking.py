@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.acquisition.choice import RANDOM, Copies, joint_ranking, power_scores, ranking
-from model_store.errors import InvalidInput, one_of
+from model_store.errors import InvalidInput, list_choices
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES
@@ -164,7 +164,7 @@ def race_stages(
         return ()
     supported = PREDICTIVES[task].race_acquisitions
     if name not in supported:
-        raise InvalidInput("race", one_of(supported), repr(name))
+        raise InvalidInput("race", list_choices(supported), repr(name))
     return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= MIN_RACE_DRAWS)
 
 

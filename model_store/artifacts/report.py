@@ -11,7 +11,7 @@ from typing import Any
 
 from model_store.artifacts.storage import REPORT, is_name, reports_path
 from model_store.artifacts.store import ModelStore
-from model_store.errors import BrokenArtifact, InvalidInput, NotFound, one_of
+from model_store.errors import BrokenArtifact, InvalidInput, NotFound, list_choices
 
 MAX_FILE_BYTES = 1 << 24
 
@@ -41,7 +41,7 @@ class EvaluationReport:
 
     def read(self, file: str) -> bytes:
         if file not in self.files:
-            raise NotFound("file", one_of(self.files), "another")
+            raise NotFound("file", list_choices(self.files), "another")
         return _read(self.store, self.path, file)
 
 
@@ -91,7 +91,7 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
 def _check_version(store: ModelStore, name: str, version: str) -> None:
     versions = store.versions(name)
     if version not in versions:
-        raise NotFound("version", f"{one_of(versions)} of model {name}", repr(version)[:80])
+        raise NotFound("version", f"{list_choices(versions)} of model {name}", repr(version)[:80])
 
 
 def _is_report(content: Any) -> bool:

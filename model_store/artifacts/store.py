@@ -55,7 +55,7 @@ from model_store.errors import (
     NotFound,
     StoreError,
     UnsupportedFormat,
-    one_of,
+    list_choices,
 )
 
 if TYPE_CHECKING:
@@ -170,11 +170,11 @@ class ModelStore:
         if version in aliases.problems:
             raise BrokenAlias(f"model {name}: {aliases.problems[version]}")
         names = [*versions, *sorted(aliases.versions)]
-        raise NotFound("version", f"{one_of(names)} of model {name}", repr(version))
+        raise NotFound("version", f"{list_choices(names)} of model {name}", repr(version))
 
     def _check_exists(self, name: str) -> None:
         if not self.versions(name):
-            raise NotFound("model", one_of(self.names()), repr(name))
+            raise NotFound("model", list_choices(self.names()), repr(name))
 
     def manifest(self, name: str, version: str) -> Manifest:
         """Read the manifest of a version without verifying the other files.
@@ -355,7 +355,9 @@ class ModelStore:
         with self.storage.writing(name):
             aliases = self.storage.aliases(name)
             if alias not in aliases:
-                raise NotFound("alias", f"{one_of(sorted(aliases))} of model {name}", repr(alias))
+                raise NotFound(
+                    "alias", f"{list_choices(sorted(aliases))} of model {name}", repr(alias)
+                )
             self.storage.delete_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:

@@ -19,7 +19,13 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors, one_of
+from model_store.errors import (
+    MAX_ERRORS,
+    InvalidInput,
+    describe_value,
+    list_choices,
+    merge_errors,
+)
 from model_store.sources.columns import UnusualCells, check_complete, unusual_cells
 from model_store.sources.npy import parse_npy
 from model_store.sources.row_file import RowFile
@@ -337,7 +343,7 @@ def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
     match error["type"]:
         case "extra_forbidden":
             name = name if len(name) <= 80 else name[:77] + "..."
-            return InvalidInput(name, one_of(sorted(kind.model_fields)), "an unknown field")
+            return InvalidInput(name, list_choices(sorted(kind.model_fields)), "an unknown field")
         case "missing":
             return InvalidInput(name, "a value", "none")
         case "too_short":
@@ -361,7 +367,7 @@ def parse_options(
     for name, value in parameters.items():
         if name not in PREDICT_OPTIONS:
             place = f"{where}.{name}" if _NAME.fullmatch(name) else where
-            expected = one_of(sorted((*PREDICT_OPTIONS, *extra)))
+            expected = list_choices(sorted((*PREDICT_OPTIONS, *extra)))
             raise InvalidInput(place, expected, "an unknown parameter")
         if isinstance(value, str):
             try:

@@ -24,8 +24,8 @@ from model_store.errors import (
     StoreError,
     StoreUnreachable,
     describe_value,
+    list_choices,
     one_line,
-    one_of,
 )
 from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
@@ -125,9 +125,9 @@ class Models:
                 default = None
             name = default or (names[0] if len(names) == 1 else None)
         if name is None:
-            raise InvalidInput("model", f"{one_of(names)}, since there are several", "none")
+            raise InvalidInput("model", f"{list_choices(names)}, since there are several", "none")
         if name not in names:
-            raise NotFound("model", one_of(names), describe_value(name))
+            raise NotFound("model", list_choices(names), describe_value(name))
         return name
 
     def peek(self, name: str, version: str = LATEST) -> ServedModel | None:
@@ -167,7 +167,7 @@ class Models:
             return self.store.resolve(name, version)
         except NotFound:  # its message repeats the input, which a response must not
             versions = [*self.store.versions(name), *sorted(self.store.aliases(name))]
-            expected = f"{one_of(versions)} of model {name}"
+            expected = f"{list_choices(versions)} of model {name}"
             raise NotFound("version", expected, describe_value(version)) from None
 
     def find_preflight(self, name: str, version: str) -> "Future[Failure | None] | None":
