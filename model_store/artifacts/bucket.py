@@ -21,18 +21,15 @@ from model_store.artifacts.storage import (
     MANIFEST,
     MAX_ALIAS_BYTES,
     REPORT,
-    AliasContent,
     Files,
     Lease,
     Original,
-    Storage,
     check_is_known_name,
     check_is_new_name,
-    deleted_number,
     is_name,
     is_version,
     reports_path,
-    seal_name,
+    version_number,
 )
 from model_store.errors import InvalidInput, StoreUnreachable
 
@@ -45,13 +42,13 @@ CACHED = (MANIFEST, REPORT, SIGNATURE)  # in memory
 MAX_CACHED_OBJECTS = 64
 
 
-class Bucket(Storage):
+class Bucket:
     """A storage backend in a bucket, which keeps local copies of the versions in use.
 
-    Conditional requests replace locks. A writer claims a number by creating `<path>/.claim`, which
-    only one writer can do. It then checks that the number was never used, writes the files, and
-    creates the manifest, which completes the version. An alias is only replaced if its tag is
-    unchanged.
+    It has the methods of `Folder`. Conditional requests replace locks. A writer claims a number by
+    creating `<path>/.claim`, which only one writer can do. It then checks that the number was never
+    used, writes the files, and creates the manifest, which completes the version. An alias is only
+    replaced if its tag is unchanged.
     """
 
     def __init__(self, objects: Objects, cache: Cache) -> None:
@@ -96,8 +93,7 @@ class Bucket(Storage):
                 self._listing = listing
             raise
         self._listing = listing
-        versions = {name: listing.numbers[name] for name in listing.numbers if "/" not in name}
-        self.cache.save_listing(versions, listing.texts)
+        self.cache.save_listing(listing.numbers, listing.texts)
 
     def _read_aliases(self, listing: "Listing", before: "Listing") -> bool:
         """Read the changed aliases. Return False if the listing is outdated."""
@@ -119,27 +115,28 @@ class Bucket(Storage):
                 )
         return is_consistent
 
-    def _current(self, path: str | None = None) -> "Listing":
-        name = ""
-        if path is not None:
-            name = path.split("/")[0]
-            check_is_known_name(name)
+    def _current(self, name: str = "") -> "Listing":
         if self._listing is None or getattr(self._local, "is_writing", False):
             return Listing(self.objects.entries(name))
         return self._listing
 
     def names(self) -> list[str]:
-        return [path for path in self._current().numbers if "/" not in path]
+        return [*self._current().numbers]
 
-    def numbers(self, parent: str) -> list[int]:
-        return [*self._current(parent).numbers.get(parent, ())]
+    def numbers(self, name: str) -> list[int]:
+        check_is_known_name(name)
+        return [*self._current(name).numbers.get(name, ())]
 
     def aliases(self, name: str) -> dict[str, str]:
+        check_is_known_name(name)
         listing = self._current(name)
         if listing is self._listing:
             return {**listing.texts.get(name, {})}
-        contents = {alias: self.read_alias(name, alias) for alias in listing.aliases.get(name, ())}
-        return {alias: content.text for alias, content in contents.items() if content is not None}
+        texts = {alias: self.read_alias(name, alias) for alias in listing.aliases.get(name, ())}
+        return {alias: text for alias, text in texts.items() if text is not None}
+
+    def has_file(self, path: str) -> bool:
+        return path in self._current(path.split("/")[0]).tags
 
     def read(self, path: str, limit: int) -> bytes:
         """Read an object. Unchanged manifests, reports and signatures are cached in memory.
@@ -169,6 +166,10 @@ class Bucket(Storage):
         aliases = {} if self._listing is None else self._listing.texts
         return self.cache.lease(manifest, self.objects, aliases)
 
+    def discard(self, lease: Lease) -> bool:
+        self.cache.discard(lease)
+        return True
+
     def close(self) -> None:
         self.objects.close()
 
@@ -184,11 +185,10 @@ class Bucket(Storage):
         try:
             created = self.objects.create(path, b"1")
             again = self.objects.create(path, b"2")
-            replaced = self.objects.replace(path, b"3", '"00000000000000000000000000000000"')
+            other = Content(b"", '"00000000000000000000000000000000"', None)
+            replaced = self.objects.replace(path, b"3", other)
             current = self.objects.get(path, 1)
-            is_replaced = current is not None and self.objects.replace(
-                path, b"4", current.tag, current.version
-            )
+            is_replaced = current is not None and self.objects.replace(path, b"4", current)
         finally:
             self.objects.delete([path])
         if not created or again or replaced or not is_replaced:
@@ -225,35 +225,33 @@ class Bucket(Storage):
             if is_old and not listing.is_complete(folder):
                 self.objects.delete(paths)
 
-    def create(self, parent: str, files_for: Callable[[int], Files]) -> int:
+    def create(self, name: str, files_for: Callable[[int], Files]) -> int:
         while True:
-            listing = Listing(self.objects.entries(parent))
-            claimed = max(listing.claimed.get(parent, ()), default=0)
-            number = max(claimed, self._highest_used(parent, listing)) + 1
-            if self._create(parent, number, files_for(number)):
+            listing = Listing(self.objects.entries(name))
+            number = max([self._highest_used(name, listing), *listing.claimed.get(name, ())]) + 1
+            if self._create(f"{name}/{number}", files_for(number)):
                 return number
 
-    def _highest_used(self, parent: str, listing: "Listing") -> int:
+    def _highest_used(self, name: str, listing: "Listing") -> int:
         """Return the highest version number ever used, including deleted versions.
 
-        `LAST_DELETED` is written before the newest version is deleted.
+        `LAST_DELETED` is written before the newest version is deleted, so it is read after the
+        listing.
         """
-        deleted = 0
-        if "/" not in parent:  # read after the listing
-            deleted = deleted_number(self.read_alias(parent, LAST_DELETED))
-        return max([deleted, *listing.numbers.get(parent, ())])
+        deleted = version_number(self.read_alias(name, LAST_DELETED))
+        return max([deleted, *listing.numbers.get(name, ())])
 
-    def _create(self, parent: str, number: int, files: Files) -> bool:
+    def _create(self, path: str, files: Files) -> bool:
         """Claim a version number and write its files. Return False if the number is taken."""
-        path = f"{parent}/{number}"
-        seal_path, seal = f"{path}/{seal_name(path)}", files[seal_name(path)]
+        name, _, number = path.partition("/")
+        seal_path, seal = f"{path}/{MANIFEST}", files[MANIFEST]
         assert isinstance(seal, bytes)
         new_paths = [f"{path}/{CLAIM}"]
         if not self.objects.create(new_paths[0], uuid.uuid4().hex.encode()):
             return False
         start = datetime.now(UTC)
         try:
-            if self._highest_used(parent, Listing(self.objects.entries(parent))) >= number:
+            if self._highest_used(name, Listing(self.objects.entries(name))) >= int(number):
                 return False
             for file, content in files.items():
                 if content is not seal:
@@ -293,17 +291,21 @@ class Bucket(Storage):
         self.objects.put(path, pieces())
         content.check(content.path.name, size, digest.hexdigest())
 
-    def read_alias(self, name: str, alias: str) -> AliasContent | None:
+    def read_alias(self, name: str, alias: str) -> str | None:
         current = self.objects.get(f"{name}/{ALIASES}/{alias}", MAX_ALIAS_BYTES)
-        if current is None:
-            return None
-        return AliasContent(_text(current), current.tag, current.version)
+        return None if current is None else _text(current)
 
-    def replace_alias(self, name: str, alias: str, text: str, before: AliasContent | None) -> bool:
-        path, content = f"{name}/{ALIASES}/{alias}", text.encode()
-        if before is None:
-            return self.objects.create(path, content)
-        return self.objects.replace(path, content, before.tag, before.version)
+    def move_alias(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
+        path, is_moved = f"{name}/{ALIASES}/{alias}", False
+        while not is_moved:
+            current = self.objects.get(path, MAX_ALIAS_BYTES)
+            text = choose(None if current is None else _text(current))
+            if text is None:
+                return
+            if current is None:
+                is_moved = self.objects.create(path, text.encode())
+            else:
+                is_moved = self.objects.replace(path, text.encode(), current)
 
     def delete_alias(self, name: str, alias: str) -> None:
         self.objects.delete([f"{name}/{ALIASES}/{alias}"])
@@ -311,19 +313,22 @@ class Bucket(Storage):
     def overwrite(self, path: str, content: bytes) -> None:
         self.objects.put(path, content)
 
-    def delete(self, path: str) -> None:
-        self.objects.delete([f"{path}/{seal_name(path)}"])
-        name, _, number = path.partition("/")
-        reports = [] if "/" in number else [*self.objects.entries(reports_path(name, number))]
-        self.objects.delete([*self.objects.entries(path), *reports])
+    def delete_report(self, name: str, version: str) -> None:
+        path = reports_path(name, version)
+        self.objects.delete([f"{path}/{REPORT}", *self.objects.entries(path)])
+
+    def delete(self, name: str, version: str) -> None:
+        path = f"{name}/{version}"
+        self.objects.delete([f"{path}/{MANIFEST}", *self.objects.entries(path)])
+        self.delete_report(name, version)
 
 
 class Listing:
     """A parsed listing of the objects in a bucket.
 
     Attributes:
-        numbers: complete versions and reports, by parent path.
-        claimed: complete and unfinished versions and reports, by parent path.
+        numbers: complete versions, by model.
+        claimed: complete and unfinished versions, by model.
         aliases: the tag of each alias, by model.
         texts: the content of each alias, by model.
         tags: by path.
@@ -335,44 +340,26 @@ class Listing:
         self.claimed: dict[str, set[int]] = {}
         self.aliases: dict[str, dict[str, str]] = {}
         self.texts: dict[str, dict[str, str]] = {}
-        self.tags: dict[str, str] = {}
+        self.tags = {path: entry.tag for path, entry in (entries or {}).items()}
         self.is_saved = False
-        for path, entry in (entries or {}).items():
-            self.tags[path] = entry.tag
-            folder, _, file = path.rpartition("/")
-            numbered = _split_number(folder)
-            if numbered is not None:
-                parent, number = numbered
-                self.claimed.setdefault(parent, set()).add(number)
-                if file == seal_name(folder):
-                    self.numbers.setdefault(parent, []).append(number)
-            elif folder.endswith(f"/{ALIASES}") and is_name(file):
-                name = folder.removesuffix(f"/{ALIASES}")
-                if is_name(name):
-                    self.aliases.setdefault(name, {})[file] = entry.tag
+        for path, tag in self.tags.items():
+            match path.split("/"):
+                case [name, "aliases", alias] if is_name(name) and is_name(alias):
+                    self.aliases.setdefault(name, {})[alias] = tag
+                case [name, number, file] if is_name(name) and is_version(number):
+                    self.claimed.setdefault(name, set()).add(int(number))
+                    if file == MANIFEST:
+                        self.numbers.setdefault(name, []).append(int(number))
 
     def is_complete(self, folder: str) -> bool:
-        """Check whether a folder contains a complete version or report."""
-        numbered = _split_number(folder)
-        if numbered is None:
-            return True
-        parent, number = numbered
-        name, *report = parent.split("/")
-        is_sealed = number in self.numbers.get(parent, ())
-        return is_sealed and (not report or int(report[-1]) in self.numbers.get(name, ()))
-
-
-def _split_number(folder: str) -> tuple[str, int] | None:
-    """Split the path of a version or report into its parent and its number."""
-    parent, _, number = folder.rpartition("/")
-    match parent.split("/"):
-        case [name]:
-            is_parent = is_name(name)
-        case [name, "reports", version]:
-            is_parent = is_name(name) and is_version(version)
-        case _:
-            is_parent = False
-    return (parent, int(number)) if is_parent and is_version(number) else None
+        """Check whether a folder contains a complete version or report, or something else."""
+        match folder.split("/"):
+            case [name, number] if is_version(number):
+                return int(number) in self.numbers.get(name, ())
+            case [name, "reports", version] if is_version(version):
+                is_current = int(version) in self.numbers.get(name, ())
+                return is_current and f"{folder}/{REPORT}" in self.tags
+        return True
 
 
 def _text(content: Content) -> str:

@@ -4,13 +4,13 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from model_store.artifacts.disk import (
     Inode,
@@ -18,13 +18,14 @@ from model_store.artifacts.disk import (
     file_sizes,
     link_file,
     make_folder,
+    open_regular,
     read_regular,
     write_synced,
 )
-from model_store.artifacts.manifest import ENCODER, Manifest
+from model_store.artifacts.manifest import ENCODER, Manifest, Name
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
-from model_store.artifacts.storage import MANIFEST, Lease, is_name
+from model_store.artifacts.storage import MANIFEST, Lease
 from model_store.errors import StoreError
 
 LISTING = ".lists.json"
@@ -33,15 +34,6 @@ MAX_SEAL_BYTES = 1 << 20
 DRAFT = ".draft-"
 
 Aliases = Mapping[str, Mapping[str, str]]  # the version of each alias, by model
-
-
-def _check_name(text: str) -> str:
-    if not is_name(text):
-        raise ValueError
-    return text
-
-
-Name = Annotated[str, AfterValidator(_check_name)]
 
 
 class SavedListing(BaseModel):
@@ -55,37 +47,6 @@ class Copy(NamedTuple):
     last_used: int  # nanoseconds
     sizes: dict[Inode, int]  # bytes
     folder: Path
-
-
-class CopyLease(Lease):
-    """A lease that locks a cached copy to prevent its deletion."""
-
-    def __init__(self, root: Path, folder: Path, delete: Callable[[], None]) -> None:
-        """Lock a copy. Raises OSError if the copy does not exist."""
-        super().__init__(root, folder)
-        self._delete = delete
-        self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_SH)
-            if os.fstat(self._handle).st_ino != folder.stat().st_ino:
-                raise FileNotFoundError(2, "deleted")
-        except OSError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
-
-    def discard(self) -> bool:
-        self.close()
-        self._delete()
-        return True
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", -1) >= 0:
-            self.close()
 
 
 class Cache:
@@ -162,7 +123,7 @@ class Cache:
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
         """Lock and return the copy of a version, if it exists and is undamaged."""
         try:
-            lease = self._lock(folder, manifest)
+            lease = self._lock(folder)
         except OSError:
             return None
         if not self._is_valid(folder, manifest):
@@ -170,6 +131,20 @@ class Cache:
             return None
         self._verified.add(manifest.digest)
         return lease
+
+    def _lock(self, folder: Path) -> Lease:
+        """Lock a copy to prevent its deletion. Raises OSError if the copy does not exist."""
+        lock = open_regular(folder / MANIFEST)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if os.fstat(lock.fileno()).st_ino != (folder / MANIFEST).stat().st_ino:
+            raise FileNotFoundError(2, "deleted")
+        return Lease(self.root, folder, lock)
+
+    def discard(self, lease: Lease) -> None:
+        """Delete a damaged or incomplete copy."""
+        lease.close()
+        with self._cleaning():
+            self._delete(lease.folder, even_locked=True)
 
     def _is_valid(self, folder: Path, manifest: Manifest) -> bool:
         try:
@@ -183,14 +158,6 @@ class Cache:
         except (OSError, ValueError):
             return False
 
-    def _lock(self, folder: Path, manifest: Manifest) -> Lease:
-        def delete() -> None:
-            with self._cleaning():
-                self._verified.discard(manifest.digest)
-                self._delete(folder, even_locked=True)
-
-        return CopyLease(self.root, folder, delete)
-
     def _download(
         self, folder: Path, manifest: Manifest, objects: Objects, aliases: Aliases
     ) -> Lease:
@@ -199,7 +166,8 @@ class Cache:
             self._delete(folder, even_locked=True)  # another version, or a damaged copy
             self._make_room(sum(spec.size for spec in manifest.files.values()) + seals, aliases)
             draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
-            lease = self._lock(draft, manifest)
+            (draft / MANIFEST).touch()
+            lease = self._lock(draft)
             missing = dict(manifest.files)
             for copy in self._copies() if ENCODER in missing else ():
                 if link_file(copy.folder / ENCODER, draft / ENCODER, missing[ENCODER]):
@@ -219,12 +187,11 @@ class Cache:
             draft.chmod(0o755)
             draft.rename(folder)
         except BaseException:
-            lease.discard()
+            self.discard(lease)
             raise
-        copy_lease = self._lock(folder, manifest)
-        lease.close()
         self._verified.add(manifest.digest)
-        return copy_lease
+        lease.folder = folder
+        return lease
 
     def _download_file(self, target: Path, path: str, manifest: Manifest, objects: Objects) -> None:
         file, sha256, size = target.name, hashlib.sha256(), 0
@@ -274,19 +241,15 @@ class Cache:
 
     def _delete(self, folder: Path, even_locked: bool = False) -> bool:
         """Delete a copy. Return False if it is locked by a reader."""
-        try:
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            return not folder.exists()
-        try:
-            if not even_locked:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            grave = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
-            folder.rename(grave / folder.name)
-        except OSError:
-            return False
-        finally:
-            os.close(handle)
+        with ExitStack() as stack:
+            try:
+                if not even_locked and (folder / MANIFEST).exists():
+                    lock = stack.enter_context(open_regular(folder / MANIFEST))
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                grave = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
+                folder.rename(grave / folder.name)
+            except OSError:
+                return not folder.exists()
         shutil.rmtree(grave, ignore_errors=True)
         return True
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp, mkstemp
+from tempfile import mkdtemp
 
 from model_store.artifacts.disk import (
     PIECE_BYTES,
@@ -25,40 +25,46 @@ from model_store.artifacts.storage import (
     LAST_DELETED,
     MAX_ALIAS_BYTES,
     REPORTS,
-    AliasContent,
     Files,
     Lease,
     Original,
-    Storage,
     check_is_known_name,
     check_is_new_name,
-    deleted_number,
     is_name,
     is_version,
+    version_number,
 )
 from model_store.errors import NotFound, StoreUnreachable
 
 
-class Folder(Storage):
+class Folder:
     """A storage backend on a local or mounted file system.
 
     A version is written to a hidden folder, synced and renamed. Aliases are small files, replaced
-    by renaming. Each model has a lock for its writers.
+    by renaming. Each model has a lock for its writers. Readers need no lock.
+
+    `Bucket` has the same methods. Paths are relative to the root and use slashes. Every method can
+    raise OSError here, and StoreUnreachable in a bucket.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._had_entries = self._is_gone = False
 
+    # Reading
+
     @property
     def scratch(self) -> Path:
+        """A local folder for temporary files, with enough space for a version."""
         return self.root
 
     def locate(self, path: str) -> str:
+        """Return the local path or URL of a file, for use in messages."""
         return str(self.root / path)
 
     @property
     def has_listing(self) -> bool:
+        """True if a listing is available without sending a request."""
         return not self._is_gone
 
     def refresh(self) -> None:
@@ -70,15 +76,17 @@ class Folder(Storage):
             raise StoreUnreachable(f"the store {self.root} is gone, or empty")
 
     def names(self) -> list[str]:
+        """Return the names of all models that have versions."""
         return [name for name in _folders(self.root) if is_name(name) and self.numbers(name)]
 
-    def numbers(self, parent: str) -> list[int]:
-        folder = self._model_folder(parent)
-        for part in parent.split("/")[1:]:
-            folder /= part
-            if folder.is_symlink():
-                return []
-        return [int(number) for number in _folders(folder) if is_version(number)]
+    def numbers(self, name: str) -> list[int]:
+        """Return the numbers of all complete versions.
+
+        Raises:
+            NotFound: if the name is invalid.
+        """
+        folders = _folders(self._model_folder(name))
+        return [int(number) for number in folders if is_version(number)]
 
     def aliases(self, name: str) -> dict[str, str]:
         folder = self._model_folder(name) / ALIASES
@@ -87,20 +95,43 @@ class Folder(Storage):
         aliases = {}
         for entry in os.scandir(folder):
             if is_name(entry.name) and entry.is_file(follow_symlinks=False):
-                aliases[entry.name] = _read_text(Path(entry.path)).strip()
+                aliases[entry.name] = _read_text(Path(entry.path))
         return aliases
 
+    def has_file(self, path: str) -> bool:
+        return (self.root / path).is_file()
+
     def read(self, path: str, limit: int) -> bytes:
+        """Read a file, up to `limit` + 1 bytes.
+
+        Raises:
+            FileNotFoundError: if the file does not exist.
+            NotFound: if its folder is a symbolic link.
+        """
         name = self._model_folder(path).name
         if (self.root / path).parent.is_symlink():
             raise NotFound("version", f"one of model {name}", "a symbolic link")
         return read_regular(self.root / path, limit)
 
     def lease(self, manifest: Manifest) -> Lease:
+        """Return a local folder that contains the files of a version."""
         return Lease(self.root, self._model_folder(manifest.name) / manifest.version)
+
+    def discard(self, lease: Lease) -> bool:  # noqa: ARG002
+        """Delete a damaged copy. Return False if the folder is the original."""
+        return False
+
+    def close(self) -> None:
+        """Cancel all downloads."""
+
+    # Writing
+
+    def check_writable(self) -> None:
+        """Raise InvalidInput if the backend cannot prevent conflicting writes."""
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
+        """Prepare for writing, and clean up after writers that were killed."""
         check_is_new_name(name)
         folder = self._model_folder(name)
         make_folder(folder)
@@ -110,16 +141,17 @@ class Folder(Storage):
                 shutil.rmtree(leftover, ignore_errors=True)
             yield
 
-    def create(self, parent: str, files_for: Callable[[int], Files]) -> int:
-        """Write a version to a hidden folder and rename it to the next free number."""
-        numbers = self.numbers(parent)
-        if "/" not in parent:
-            numbers.append(deleted_number(self.read_alias(parent, LAST_DELETED)))
-        number = max(numbers, default=0) + 1
-        target = self.root / parent / str(number)
+    def create(self, name: str, files_for: Callable[[int], Files]) -> int:
+        """Write a version with the next free number, and return the number.
+
+        `files_for` returns the files of a number, including the manifest. If another writer takes
+        the number first, it is called again with the next one.
+        """
+        deleted = version_number(self.read_alias(name, LAST_DELETED))
+        number = max([deleted, *self.numbers(name)]) + 1
+        target = self.root / name / str(number)
         files = files_for(number)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(mkdtemp(prefix=".draft-", dir=self._model_folder(parent)))
+        draft = Path(mkdtemp(prefix=".draft-", dir=target.parent))
         for file, content in files.items():
             if isinstance(content, Original):
                 self._link_or_copy(content, draft / file)
@@ -142,25 +174,19 @@ class Folder(Storage):
             os.fsync(copy.fileno())
         original.check(target.name, *digest(target, spec.size))
 
-    def read_alias(self, name: str, alias: str) -> AliasContent | None:
+    def read_alias(self, name: str, alias: str) -> str | None:
+        """Read an alias or `LAST_DELETED` directly, bypassing a bucket's listing."""
         folder = self._model_folder(name) / ALIASES
         try:
-            text = "" if folder.is_symlink() else _read_text(folder / alias)
+            return "" if folder.is_symlink() else _read_text(folder / alias)
         except OSError:
             return None
-        return AliasContent(text.strip(), text)
 
-    def replace_alias(self, name: str, alias: str, text: str, before: AliasContent | None) -> bool:
-        if self.read_alias(name, alias) != before:
-            return False
-        aliases = self._model_folder(name) / ALIASES
-        make_folder(aliases)
-        for leftover in aliases.glob(".draft-*"):
-            leftover.unlink()
-        handle, draft = mkstemp(prefix=".draft-", dir=aliases)
-        os.close(handle)
-        replace_file(aliases / alias, text.encode(), Path(draft))
-        return True
+    def move_alias(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
+        """Set an alias to `choose(current)`, unless this is None."""
+        text = choose(self.read_alias(name, alias))
+        if text is not None:
+            self.overwrite(f"{name}/{ALIASES}/{alias}", text.encode())
 
     def delete_alias(self, name: str, alias: str) -> None:
         aliases = self._model_folder(name) / ALIASES
@@ -168,20 +194,22 @@ class Folder(Storage):
         sync_folder(aliases)
 
     def overwrite(self, path: str, content: bytes) -> None:
-        draft = Path(mkdtemp(prefix=".draft-", dir=self._model_folder(path)))
+        """Write a file atomically."""
         target = self.root / path
+        make_folder(target.parent)
+        draft = Path(mkdtemp(prefix=".draft-", dir=self._model_folder(path)))
         replace_file(target, content, draft / target.name)
         draft.rmdir()
 
-    def delete(self, path: str) -> None:
-        """Delete a report, or a version and its reports."""
-        folder, target = self._model_folder(path), self.root / path
-        if target.parent != folder:
-            shutil.rmtree(target)
-            return
-        shutil.rmtree(folder / REPORTS / target.name, ignore_errors=True)
-        grave = folder / f".deleted-{target.name}"
-        target.rename(grave)  # hides it from readers
+    def delete_report(self, name: str, version: str) -> None:
+        shutil.rmtree(self._model_folder(name) / REPORTS / version, ignore_errors=True)
+
+    def delete(self, name: str, version: str) -> None:
+        """Delete a version and its report."""
+        self.delete_report(name, version)
+        folder = self._model_folder(name)
+        grave = folder / f".deleted-{version}"
+        (folder / version).rename(grave)  # hides it from readers
         sync_folder(folder)
         shutil.rmtree(grave)
 
@@ -201,4 +229,4 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _read_text(path: Path) -> str:
-    return read_regular(path, MAX_ALIAS_BYTES).decode("ascii", errors="replace")
+    return read_regular(path, MAX_ALIAS_BYTES).decode("ascii", errors="replace").strip()

@@ -155,11 +155,11 @@ class Objects:
         """Write a new object. Return False if it already exists."""
         return self._put_if(path, content, "create")
 
-    def replace(self, path: str, content: bytes, tag: str, version: str | None = None) -> bool:
+    def replace(self, path: str, content: bytes, current: Content) -> bool:
         """Replace an object. Return False if it was changed by another writer."""
-        numbered = {} if version is None else {"version": version}
+        numbered = {} if current.version is None else {"version": current.version}
         with suppress(FileNotFoundError):
-            return self._put_if(path, content, {"e_tag": tag, **numbered})
+            return self._put_if(path, content, {"e_tag": current.tag, **numbered})
         return False
 
     def _put_if(self, path: str, content: bytes, mode: Any) -> bool:

@@ -1,7 +1,7 @@
 """Evaluation reports of published versions.
 
-A report is stored in `<name>/reports/<version>/<number>/`, as `report.json` and the files that it
-lists. A new report gets the next number and replaces the earlier ones.
+A report is stored in `<name>/reports/<version>/`, as `report.json` and the files that it lists.
+`report.json` is deleted first and written last, so that a report is complete if it exists.
 """
 
 import json
@@ -22,11 +22,10 @@ class EvaluationReport:
     version: str
     report: dict[str, Any]
     store: ModelStore
-    number: int
 
     @property
     def path(self) -> str:
-        return f"{reports_path(self.name, self.version)}/{self.number}"
+        return reports_path(self.name, self.version)
 
     @property
     def folder(self) -> Path:
@@ -48,44 +47,35 @@ class EvaluationReport:
 def publish_report(
     store: ModelStore, name: str, version: str, report: dict[str, Any], files: dict[str, bytes]
 ) -> EvaluationReport:
-    """Publish an evaluation report for a version, and delete its earlier reports."""
+    """Publish an evaluation report for a version, in place of an earlier one."""
     for file in files:
         if not is_name(file) or file == REPORT:
             raise InvalidInput("files", "names of files", repr(file)[:80])
     store.resolve(name, version)
     content = {**report, "files": sorted(files)}
     seal = json.dumps(content, indent=1, allow_nan=False).encode()
-    parent = reports_path(name, version)
     with store.storage.writing(name):
         _check_version(store, name, version)
-        number = store.storage.create(parent, lambda _: {**files, REPORT: seal})
-        for earlier in store.storage.numbers(parent):
-            if earlier < number:
-                store.storage.delete(f"{parent}/{earlier}")
-    return EvaluationReport(name, version, content, store, number)
+        store.storage.delete_report(name, version)
+        for file, part in {**files, REPORT: seal}.items():
+            store.storage.overwrite(f"{reports_path(name, version)}/{file}", part)
+    return EvaluationReport(name, version, content, store)
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
-    """Return the latest evaluation report of a version, or None if it has none."""
+    """Return the evaluation report of a version, or None if it has none."""
     _check_version(store, name, version)
-    parent = reports_path(name, version)
-    while numbers := sorted(store.storage.numbers(parent)):
-        path = f"{parent}/{numbers[-1]}"
-        try:
-            content = json.loads(_read(store, path, REPORT))
-        except (ValueError, RecursionError, NotFound):
-            content = None
-        if _is_report(content):
-            return EvaluationReport(name, version, content, store, numbers[-1])
-        # Otherwise a newer report has replaced this one
-        if numbers == sorted(store.storage.numbers(parent)):
-            raise BrokenArtifact(
-                name,
-                version,
-                REPORT,
-                "is no evaluation report: run `dubito evaluate` again",
-            )
-    return None
+    path = reports_path(name, version)
+    if not store.storage.has_file(f"{path}/{REPORT}"):
+        return None
+    try:
+        content = json.loads(_read(store, path, REPORT))
+    except (ValueError, RecursionError, NotFound):
+        content = None
+    if not _is_report(content):
+        reason = "is no evaluation report: run `dubito evaluate` again"
+        raise BrokenArtifact(name, version, REPORT, reason)
+    return EvaluationReport(name, version, content, store)
 
 
 def _check_version(store: ModelStore, name: str, version: str) -> None:

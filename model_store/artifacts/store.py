@@ -3,16 +3,18 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 from pydantic import ValidationError
 
+from model_store.artifacts.bucket import Bucket
+from model_store.artifacts.cache import Cache
 from model_store.artifacts.disk import digest, read_regular
 from model_store.artifacts.folder import Folder
 from model_store.artifacts.manifest import (
@@ -29,6 +31,7 @@ from model_store.artifacts.manifest import (
     Manifest,
     manifest_digest,
 )
+from model_store.artifacts.objects import Objects
 from model_store.artifacts.signature import (
     MAX_SIGNATURES_BYTES,
     SIGNATURE,
@@ -43,10 +46,10 @@ from model_store.artifacts.storage import (
     Files,
     Lease,
     Original,
-    Storage,
     check_is_known_name,
     is_name,
     is_version,
+    version_number,
 )
 from model_store.errors import (
     BrokenAlias,
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
 MAX_MANIFEST_BYTES = 1 << 20
 # The encoder may be large and is loaded from its file
 IN_MEMORY = (*FILES, TRAINING_ROWS, TOKENIZER)
+Storage: TypeAlias = Folder | Bucket
 LATEST = "latest"
 CACHE = Path("cache")  # default of DUBITO_CACHE
 CACHE_BYTES = 10 << 30  # default of DUBITO_CACHE_BYTES
@@ -212,7 +216,7 @@ class ModelStore:
         if isinstance(written_as, int) and written_as != FORMAT_VERSION:
             raise unsupported(f"format_version: expected {FORMAT_VERSION}, got {written_as}")
         try:
-            manifest = _parse_manifest(text, ignores_unknown=is_newer)
+            manifest = Manifest.model_validate_json(text, extra="ignore" if is_newer else "forbid")
         except ValidationError as error:
             if is_newer:
                 reason = f"format_minor: expected up to {FORMAT_MINOR}, got {minor}"
@@ -251,7 +255,7 @@ class ModelStore:
         try:
             return _read(manifest, lease, files)
         except BrokenArtifact:
-            if not lease.discard():
+            if not self.storage.discard(lease):
                 raise
         return _read(manifest, self.storage.lease(manifest), files)  # downloaded again
 
@@ -299,10 +303,10 @@ class ModelStore:
 
             def choose(current: str | None) -> str | None:
                 # Another writer may have published a newer version
-                is_overtaken = _number(current) > number and current in self.versions(name)
+                is_overtaken = version_number(current) > number and current in self.versions(name)
                 return None if is_overtaken else str(number)
 
-            self._move(name, alias, choose)
+            self.storage.move_alias(name, alias, choose)
         return manifests[number]
 
     def _original(self, file: str, content: bytes | Path, spec: FileSpec) -> bytes | Original:
@@ -317,14 +321,6 @@ class ModelStore:
                             yield f"{name}/{version}/{file}"
 
         return Original(content, spec, find_duplicates)
-
-    def _move(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
-        """Set an alias to `choose(current)`, unless this is None. Conflicts are retried."""
-        while True:
-            before = self.storage.read_alias(name, alias)
-            text = choose(None if before is None else before.text)
-            if text is None or self.storage.replace_alias(name, alias, text, before):
-                return
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
         """Verify a version and add a signature to it. Other signatures are kept."""
@@ -343,7 +339,7 @@ class ModelStore:
             raise InvalidInput("alias", expected, repr(alias))
         self.resolve(name, version)
         with self.storage.writing(name):
-            self._move(name, alias, lambda _: self.resolve(name, version))
+            self.storage.move_alias(name, alias, lambda _: self.resolve(name, version))
             self.resolve(name, alias)  # raises if another writer has deleted the version
 
     def remove_alias(self, name: str, alias: str) -> None:
@@ -390,11 +386,13 @@ class ModelStore:
                 raise InvalidInput("version", expected, received)
             if deleted == versions[-len(deleted) :]:
                 highest = int(deleted[-1])
-                self._move(name, LAST_DELETED, lambda last: str(max(_number(last), highest)))
+                self.storage.move_alias(
+                    name, LAST_DELETED, lambda last: str(max(version_number(last), highest))
+                )
             for alias in removed_aliases:
                 self.storage.delete_alias(name, alias)
             for number in deleted:
-                self.storage.delete(f"{name}/{number}")
+                self.storage.delete(name, number)
         return deleted
 
     def keep(self, name: str, newest: int) -> list[str]:
@@ -410,7 +408,7 @@ class ModelStore:
             retained = {*versions[-newest:], *aliases.versions.values()}
             deleted = [version for version in versions if version not in retained]
             for version in deleted:
-                self.storage.delete(f"{name}/{version}")
+                self.storage.delete(name, version)
         return deleted
 
 
@@ -435,11 +433,6 @@ def open_store(
         trusted = read_trusted_keys(Path(verify_key_file), VERIFY_KEY_VARIABLE)
     if isinstance(place, Path) or not is_url(place):
         return ModelStore(Path(place), trusted)
-    # obstore is an extra
-    from model_store.artifacts.bucket import Bucket
-    from model_store.artifacts.cache import Cache
-    from model_store.artifacts.objects import Objects
-
     bucket = Bucket(Objects.from_url(place), Cache(Path(cache), place, cache_bytes))
     return ModelStore(bucket, trusted)
 
@@ -453,23 +446,6 @@ def store_from_environment(place: str | None = None) -> ModelStore:
         )
     store = place or os.environ.get("DUBITO_STORE", "models")
     return open_store(store, os.environ.get("DUBITO_CACHE", CACHE), int(cache_bytes))
-
-
-def _parse_manifest(text: bytes, ignores_unknown: bool) -> Manifest:
-    try:
-        return Manifest.model_validate_json(text)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False, include_input=False)
-        if not ignores_unknown or any(e["type"] != "extra_forbidden" for e in errors):
-            raise
-    content = json.loads(text)
-    for unknown in errors:
-        *path, field = unknown["loc"]
-        record = content
-        for key in path:
-            record = record[key] if not isinstance(record, dict) or key in record else record
-        del record[field]
-    return Manifest.model_validate_json(json.dumps(content))
 
 
 def first_error(error: ValidationError) -> str:
@@ -493,10 +469,6 @@ def _read(manifest: Manifest, lease: Lease, files: tuple[str, ...]) -> Artifact:
         if difference := spec.difference(size, sha256):
             raise manifest.broken(file, difference)
     return Artifact(manifest, contents, lease.folder, lease)
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and is_version(text) else 0
 
 
 def _spec(content: bytes | Path) -> FileSpec:

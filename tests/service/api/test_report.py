@@ -66,7 +66,7 @@ def test_a_model_without_a_card_says_so(client):
 
 def test_a_damaged_card_leaves_the_model_served(open_client, evaluated_store, tmp_path):
     shutil.copytree(evaluated_store, tmp_path / "models")
-    (tmp_path / "models/digits/reports/1/1/report.json").write_bytes(b"{")
+    (tmp_path / "models/digits/reports/1/report.json").write_bytes(b"{")
     with open_client(tmp_path / "models") as client:
         model = client.get("/models/digits").json()
         assert (model["serving"], model["report"]) == ("1", None)
