@@ -3,8 +3,10 @@
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,22 +45,14 @@ class TrustedKeys:
 
     def verify(self, content: bytes, manifest: Manifest) -> bool:
         """Check whether a signature was made with a trusted key of the model."""
+        from cryptography.exceptions import InvalidSignature
+
         keys = (*self.keys, *self.by_model.get(manifest.name, ()))
-        return any(
-            _is_by(key, signature, manifest)
-            for signature in split_signatures(content)
-            for key in keys
-        )
-
-
-def _is_by(key: "Ed25519PublicKey", signature: bytes, manifest: Manifest) -> bool:
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        key.verify(signature, signed_bytes(manifest))
-    except InvalidSignature:
+        for key, signature in product(keys, split_signatures(content)):
+            with suppress(InvalidSignature):
+                key.verify(signature, signed_bytes(manifest))
+                return True
         return False
-    return True
 
 
 def split_signatures(content: bytes) -> list[bytes]:

@@ -13,14 +13,7 @@ from model_store.artifacts.manifest import NumericColumn
 from model_store.errors import InvalidInput
 from model_store.overrides import Override
 from model_store.sources.cells import COMMA_NUMBER, POINT_NUMBER, THOUSANDS, cell_reader
-from model_store.sources.row_file import (
-    ID_LETTERS,
-    Part,
-    RowFile,
-    Source,
-    binary,
-    cut,
-)
+from model_store.sources.row_file import Part, RowFile, Source, binary, convert_ids, cut
 from model_store.types import Pause, no_pause
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -234,20 +227,14 @@ class CsvFile(RowFile):
             raise self._refuse("numbers with decimal points or with decimal commas", "both")
         return has_commas
 
-    def ids(self) -> list[str] | None:
-        if self.id_column is None:
-            return None
-        place, ids = self._table.names.index(self.id_column), list[str]()
+    def id_parts(self) -> Iterator[list[str]]:
+        assert self.id_column is not None
+        place, first = self._table.names.index(self.id_column), 0
         names = (row[place] for row in self._table.rows())
         for part in cut(names, len, PART_CELLS, PART_LETTERS):
-            for n, name in enumerate(part, start=len(ids)):
-                if not name.strip():
-                    raise InvalidInput(self.id_column, "an id for each row", f"none in row {n}")
-                if len(name) > ID_LETTERS:
-                    expected = f"ids of at most {ID_LETTERS} letters"
-                    raise InvalidInput(self.id_column, expected, f"one of {len(name)}")
-            ids += self._reserve_ids(part)
-        return ids
+            values = [name if name.strip() else None for name in part]
+            yield convert_ids(values, self.id_column, first)
+            first += len(part)
 
     @property
     def part_rows(self) -> int:

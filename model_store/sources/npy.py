@@ -102,9 +102,6 @@ class NpyFile(RowFile):
         self._check_array(self._array.shape, self._array.dtype)
         self.read_as = f"the array, {self._array.dtype}"
 
-    def ids(self) -> list[str] | None:
-        return None
-
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield the array in chunks. Arrays in C order are not memory-mapped, to save memory."""
         array, max_rows = self._array, self.part_rows
@@ -171,13 +168,11 @@ class NpzFile(RowFile):
                 expected = f"ids of at most {ID_LETTERS} letters"
                 raise InvalidInput(self._ids, expected, f"{dtype}")
 
-    def ids(self) -> list[str] | None:
-        if not self.has_ids:
-            return None
-        ids: list[str] = []
+    def id_parts(self) -> Iterator[list[str]]:
+        first = 0
         with self._member(self._ids) as (file, _, _, dtype):
             max_rows = max(1, IDS_AT_ONCE // dtype.itemsize)
-            while left := self.rows - len(ids):
+            while left := self.rows - first:
                 content = _read(file, min(max_rows, left) * dtype.itemsize)
                 if dtype.kind == "U":
                     letters = np.dtype("u4").newbyteorder(dtype.byteorder)
@@ -185,8 +180,8 @@ class NpzFile(RowFile):
                         expected = "Unicode text as row ids"
                         raise InvalidInput(self._ids, expected, "invalid characters")
                 values = np.frombuffer(content, dtype).tolist()
-                ids += self._reserve_ids(convert_ids(values, self._ids, len(ids)))
-        return ids
+                yield convert_ids(values, self._ids, first)
+                first += len(values)
 
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Decompress the array and yield it in chunks."""

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute, parquet, types
+from pyarrow import parquet, types
 
 from model_store.artifacts.manifest import AnyColumn, InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.arrow import column_type, read_categories, read_numbers, read_times
 from model_store.sources.cells import cell_reader
 from model_store.sources.row_file import (
-    ID_LETTERS,
     ROWS,
     UNBOUNDED,
     Bounds,
@@ -32,11 +31,7 @@ INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 # Read-ahead for all columns, and per column, because row groups can exceed the memory
 BUFFERED_BYTES = 32 << 20
 MIN_BUFFER, MAX_BUFFER = 16 << 10, 1 << 20
-TEXT_BYTES = 16 << 20  # per part; a file can store a text once for many rows
-DELTA = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
-DELTA_ROWS = 256  # per part, because a short file can contain long texts
 UNSUPPORTED = re.compile("not (yet )?implemented|not supported|unsupported", re.IGNORECASE)
-SPARE_NUMBERS = 1 << 22  # excess numbers in lists for which the error still names the row
 
 
 def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
@@ -93,31 +88,8 @@ class ParquetFile(RowFile):
         self.columns, self.read_as = self._select_columns(schema)
         self._use(self.columns, names)
         self.read_as += self._name_ids()
-        self._check_lengths(metadata, schema)
-        used = [*self.columns, *self._id_columns]
-        texts = {name for name in used if _is_text(schema.field(name).type)}
-        self._delta_texts = texts & _delta_columns(metadata)
-        self._texts = [name for name in used if name in texts - self._delta_texts]
-
-    def _check_lengths(self, metadata: parquet.FileMetaData, schema: pa.Schema) -> None:
-        """Raise InvalidInput if a list is much longer than a row of the model."""
-        lists = {name for name in self.columns if _is_list(schema.field(name).type)}
-        for i, rows in enumerate(self.groups if lists else ()):
-            group = metadata.row_group(i)
-            for j in range(group.num_columns):
-                chunk = group.column(j)
-                is_list = chunk.path_in_schema.partition(".")[0] in lists
-                if is_list and chunk.num_values > rows * self.row_size + SPARE_NUMBERS:
-                    expected = f"lists of {self.row_size} numbers"
-                    raise self._refuse(expected, f"{chunk.num_values} in {rows} rows")
-
-    def ids(self) -> list[str] | None:
-        if self.id_column is None:
-            return None
-        return [name for part in self.id_parts() for name in self._reserve_ids(part)]
 
     def id_parts(self) -> Iterator[list[str]]:
-        """Yield the row ids in chunks."""
         first = 0
         for batch in self._batches(self._id_columns) if self.has_ids else ():
             yield self.convert_ids_column(batch, first)
@@ -148,11 +120,6 @@ class ParquetFile(RowFile):
         """Return the row ids in the last column of a batch. Errors count rows from `first`."""
         assert self.id_column is not None
         column = batch.column(batch.num_columns - 1)
-        if _is_text(column.type):
-            longest = compute.max(compute.binary_length(column)).as_py() or 0
-            if longest > 4 * ID_LETTERS:  # bytes of UTF-8
-                expected = f"ids of at most {ID_LETTERS} letters"
-                raise InvalidInput(self.id_column, expected, f"one of {longest} bytes")
         with _python_values(self.id_column):
             if types.is_timestamp(column.type) and column.type.unit == "ns":
                 column = column.cast(pa.string())
@@ -166,7 +133,7 @@ class ParquetFile(RowFile):
         spec = self.spec
         if spec.columns:
             return {column.name: self._cells(batch, column) for column in spec.columns}
-        if spec.text is not None or (spec.image is not None and self._holds_files):
+        if self._holds_files:
             with _python_values(f"{self.field}.{self.columns[0][:80]}"):
                 values = batch.column(0).to_pylist()
             values = [value.get("bytes") if isinstance(value, dict) else value for value in values]
@@ -211,7 +178,7 @@ class ParquetFile(RowFile):
 
     @property
     def _holds_files(self) -> bool:
-        return self.read_as.startswith("files")
+        return self.spec.text is not None or self.read_as.startswith("files")
 
     def _select_columns(self, schema: pa.Schema) -> tuple[list[str], str]:
         spec = self.spec
@@ -257,15 +224,11 @@ class ParquetFile(RowFile):
         self, columns: list[str], groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
         buffer = min(MAX_BUFFER, max(MIN_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
-        texts = [name for name in self._texts if name in columns]
-        with self._file(buffer_size=buffer, pre_buffer=False, read_dictionary=texts) as file:
-            rows = self.part_rows
-            if self._delta_texts.intersection(columns):
-                rows = min(rows, DELTA_ROWS)
+        with self._file(buffer_size=buffer, pre_buffer=False) as file:
             for batch in file.iter_batches(
-                rows, row_groups=groups, columns=columns, use_threads=False
+                self.part_rows, row_groups=groups, columns=columns, use_threads=False
             ):
-                yield from _pieces(batch.select(columns))
+                yield batch.select(columns)
 
     @contextmanager
     def _file(self, **options: Any) -> Iterator[parquet.ParquetFile]:
@@ -294,19 +257,6 @@ def byte_range(source: Source, groups: range) -> tuple[int, int]:
     return min(starts), max(start + size for start, size in zip(starts, sizes, strict=True))
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Decode the texts of a batch, and yield them in chunks of about `TEXT_BYTES`."""
-    encoded = [column for column in batch.columns if types.is_dictionary(column.type)]
-    lengths = [compute.max(compute.binary_length(column.dictionary)).as_py() for column in encoded]
-    max_rows = max(1, TEXT_BYTES // max(1, sum(length or 0 for length in lengths)))
-    for start in range(0, batch.num_rows, max_rows):
-        columns = [
-            column.dictionary_decode() if types.is_dictionary(column.type) else column
-            for column in batch.slice(start, max_rows).columns
-        ]
-        yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
 @contextmanager
 def _python_values(field: str) -> Iterator[None]:
     """Convert values to Python objects. Raise InvalidInput if this is not possible."""
@@ -315,17 +265,6 @@ def _python_values(field: str) -> Iterator[None]:
     except (pa.ArrowException, ValueError, OverflowError) as error:
         expected = "UTF-8 text, times up to the year 9999 and known time zones"
         raise InvalidInput(field, expected, "other values") from error
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return (
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_string_view(kind)
-        or types.is_binary_view(kind)
-    )
 
 
 def _is_file(kind: pa.DataType) -> bool:
@@ -363,13 +302,6 @@ def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] 
     if kind == "times" or (kind is not None and spec.kind == "categorical"):
         return read_categories(column)
     return column.to_pylist()
-
-
-def _delta_columns(metadata: parquet.FileMetaData) -> set[str]:
-    """Return the columns with a delta encoding, which pyarrow cannot read as dictionaries."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    chunks = (group.column(j) for group in groups for j in range(group.num_columns))
-    return {chunk.path_in_schema for chunk in chunks if DELTA & {*chunk.encodings}}
 
 
 def _describe(error: Exception) -> tuple[str, str]:

@@ -93,9 +93,20 @@ class RowFile(ABC):
     def _open(self) -> None:
         """Read the metadata of the file and set the attributes."""
 
-    @abstractmethod
     def ids(self) -> list[str] | None:
         """Return the row ids, or None if the file has none."""
+        if not self.has_ids:
+            return None
+        ids: list[str] = []
+        for part in self.id_parts():
+            self.bounds.reserve(text_bytes(part), IDS)
+            self.bounds.pause()
+            ids += part
+        return ids
+
+    def id_parts(self) -> Iterator[list[str]]:
+        """Yield the row ids in chunks."""
+        return iter(())
 
     @abstractmethod
     def parts(self, first: int = 0) -> Iterator[Part]:
@@ -145,12 +156,6 @@ class RowFile(ABC):
             raise InvalidInput(
                 f"{self.field}.{absent[:80]}", expected, f"columns {present_names[:300]}"
             )
-
-    def _reserve_ids(self, ids: list[str]) -> list[str]:
-        """Reserve memory for the row ids and return them."""
-        self.bounds.reserve(text_bytes(ids), IDS)
-        self.bounds.pause()
-        return ids
 
     def _refuse(self, expected: str, received: str) -> InvalidInput:
         return InvalidInput(self.field, expected, received)
@@ -230,7 +235,8 @@ def text_bytes(texts: Sequence[str]) -> int:
     return sum(map(getsizeof, texts)) + 8 * len(texts)
 
 
-def convert_ids(values: list[Any], column: str, first: int) -> list[str]:
+def convert_ids(values: Sequence[Any], column: str, first: int) -> list[str]:
+    """Convert row ids to text. Errors count rows from `first`."""
     ids = []
     for row, value in enumerate(values, start=first):
         if value is None or value != value:
@@ -239,6 +245,9 @@ def convert_ids(values: list[Any], column: str, first: int) -> list[str]:
         if name is None:
             expected = "text or numbers as row ids"
             raise InvalidInput(column, expected, f"another type in row {row}")
+        if len(name) > ID_LETTERS:
+            expected = f"ids of at most {ID_LETTERS} letters"
+            raise InvalidInput(column, expected, f"one of {len(name)}")
         ids.append(name)
     return ids
 

@@ -4,9 +4,10 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from model_store.artifacts.disk import make_folder, sync_folder, write_synced
 from model_store.errors import NoSpace, StateUnusable
@@ -145,6 +146,11 @@ class Database:
         """Lock the connection for read access."""
         with self._lock, as_state_errors():
             yield self._connection
+
+    def query(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
+        """Return all rows of a query."""
+        with self.reading() as connection:
+            return connection.execute(sql, values).fetchall()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

@@ -139,14 +139,15 @@ class Jobs:
         self, name: str, owner: str | None = None, models: Collection[str] | None = None
     ) -> Job:
         """Return a job. Raises NotFound for a job of another owner or of another model."""
-        with self._database.reading() as connection:
-            row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
-        job = None if row is None or owner not in (None, row["owner"]) else _job(row)
-        if job is None or (models is not None and job.request["model"] not in models):
+        rows = self._database.query(
+            "SELECT * FROM jobs WHERE id = ? AND owner = coalesce(?, owner)", (name, owner)
+        )
+        jobs = [job for job in map(_job, rows) if models is None or job.request["model"] in models]
+        if not jobs:
             raise NotFound(
                 "job", "the id of one of your jobs, which may have expired", "another id"
             )
-        return job
+        return jobs[0]
 
     def page(
         self,
@@ -161,50 +162,47 @@ class Jobs:
             owner: only jobs of this owner, or None for all.
             models: only jobs of these models, or None for all.
         """
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                """
-                SELECT rowid AS place, * FROM jobs
-                WHERE owner = coalesce(:owner, owner) AND rowid < :after AND (:models IS NULL OR
-                    request ->> 'model' IN (SELECT value FROM json_each(:models)))
-                ORDER BY rowid DESC LIMIT :limit
-                """,
-                {
-                    "owner": owner,
-                    "after": MAX_ROWID if after is None else after,
-                    "models": None if models is None else json.dumps(list(models)),
-                    "limit": -1 if limit is None else limit + 1,
-                },
-            ).fetchall()
+        rows = self._database.query(
+            """
+            SELECT rowid AS place, * FROM jobs
+            WHERE owner = coalesce(:owner, owner) AND rowid < :after AND (:models IS NULL OR
+                request ->> 'model' IN (SELECT value FROM json_each(:models)))
+            ORDER BY rowid DESC LIMIT :limit
+            """,
+            {
+                "owner": owner,
+                "after": MAX_ROWID if after is None else after,
+                "models": None if models is None else json.dumps(list(models)),
+                "limit": -1 if limit is None else limit + 1,
+            },
+        )
         page_rows = rows[:limit]
         next_start = page_rows[-1]["place"] if len(rows) > len(page_rows) else None
         return [_job(row) for row in page_rows], next_start
 
     def unfinished(self) -> list[Job]:
         """Return the queued and running jobs that are not being cancelled."""
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT * FROM jobs WHERE state IN ('queued', 'running') AND NOT cancel"
-            ).fetchall()
+        rows = self._database.query(
+            "SELECT * FROM jobs WHERE state IN ('queued', 'running') AND NOT cancel"
+        )
         return [_job(row) for row in rows]
 
     def latest_candidate(self, model: str) -> Job | None:
         """Return the newest candidate job of a model."""
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT * FROM jobs WHERE kind = 'candidate' ORDER BY rowid DESC"
-            ).fetchall()
-        return next((job for job in map(_job, rows) if job.request["model"] == model), None)
+        rows = self._database.query(
+            "SELECT * FROM jobs WHERE kind = 'candidate' AND request ->> 'model' = ? "
+            "ORDER BY rowid DESC LIMIT 1",
+            (model,),
+        )
+        return _job(rows[0]) if rows else None
 
     def counts(self) -> tuple[int, int]:
         """Return the number of queued jobs and the number of running jobs."""
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT state, count(*) FROM jobs WHERE state IN ('queued', 'running') GROUP BY "
-                "state"
-            ).fetchall()
-        counts = {row[0]: int(row[1]) for row in rows}
-        return counts.get("queued", 0), counts.get("running", 0)
+        (row,) = self._database.query(
+            "SELECT count(*) FILTER (WHERE state = 'queued'), "
+            "count(*) FILTER (WHERE state = 'running') FROM jobs"
+        )
+        return row[0], row[1]
 
     def claim(self, slot: int) -> Job | None:
         """Lock a slot and start the next job in it. Return None if the queue is empty."""
@@ -222,15 +220,14 @@ class Jobs:
 
         Candidate jobs never yield, because they would lose the work since their last checkpoint.
         """
-        with self._database.reading() as connection:
-            row = connection.execute(
-                "SELECT EXISTS (SELECT 1 FROM jobs AS one, jobs AS other WHERE one.id = ? "
-                "AND one.state = 'running' AND one.kind != 'candidate' AND NOT one.cancel "
-                "AND other.state = 'queued' AND other.client != one.client "
-                "AND other.turn + other.done < one.turn + one.done)",
-                (name,),
-            ).fetchone()
-        return bool(row[0])
+        rows = self._database.query(
+            "SELECT 1 FROM jobs AS one, jobs AS other WHERE one.id = ? "
+            "AND one.state = 'running' AND one.kind != 'candidate' AND NOT one.cancel "
+            "AND other.state = 'queued' AND other.client != one.client "
+            "AND other.turn + other.done < one.turn + one.done LIMIT 1",
+            (name,),
+        )
+        return bool(rows)
 
     def progress(self, name: str, work: int, done: int, worked_s: float, max_bytes: int) -> bool:
         """Record the progress of a job. Return False if the job should stop."""
@@ -301,10 +298,9 @@ class Jobs:
 
     def clear_ended(self) -> None:
         """Delete the files of ended jobs, keeping their results."""
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT * FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND NOT cleared"
-            ).fetchall()
+        rows = self._database.query(
+            "SELECT * FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND NOT cleared"
+        )
         for job in map(_job, rows):
             size = self._clear(job)
             with self._database.writing() as connection:
@@ -340,11 +336,10 @@ class Jobs:
     def delete_old(self, retention_s: float) -> None:
         """Delete jobs that ended more than `retention_s` seconds ago, and leftover folders."""
         now = time.time()
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT id FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?",
-                (now - retention_s,),
-            ).fetchall()
+        rows = self._database.query(
+            "SELECT id FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?",
+            (now - retention_s,),
+        )
         for (name,) in rows:
             with suppress(NotFound):  # deleted by another process
                 self.forget(name)
@@ -361,10 +356,7 @@ class Jobs:
     def requeue_orphans(self) -> list[str]:
         """Requeue running jobs whose process has died, and return their ids."""
         orphans = []
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT id, slot FROM jobs WHERE state = 'running'"
-            ).fetchall()
+        rows = self._database.query("SELECT id, slot FROM jobs WHERE state = 'running'")
         for name, number in rows:
             with self.slot(number) as handle:
                 if handle is not None:

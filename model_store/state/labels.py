@@ -145,26 +145,21 @@ def save_acquired(
 
 
 def labelled_ids(database: Database, model: str, ids: Sequence[str]) -> set[str]:
-    with database.reading() as connection:
-        rows = connection.execute(
-            "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM labels WHERE model = ? "
-            "AND id = value)",
-            (json.dumps(list(ids)), model),
-        )
-        return {row["value"] for row in rows}
+    rows = database.query(
+        "SELECT id FROM labels WHERE model = ? AND id IN (SELECT value FROM json_each(?))",
+        (model, json.dumps(list(ids))),
+    )
+    return {row["id"] for row in rows}
 
 
 def is_saved(database: Database, model: str, name: str) -> bool:
     """Check whether the row with this id is stored."""
-    with database.reading() as connection:
-        row = connection.execute(
-            """
-            SELECT EXISTS (SELECT 1 FROM acquired WHERE model = :m AND id = :i)
-                OR EXISTS (SELECT 1 FROM labels WHERE model = :m AND id = :i)
-            """,
-            {"m": model, "i": name},
-        ).fetchone()
-        return bool(row[0])
+    rows = database.query(
+        "SELECT 1 FROM acquired WHERE model = :model AND id = :id UNION "
+        "SELECT 1 FROM labels WHERE model = :model AND id = :id",
+        {"model": model, "id": name},
+    )
+    return bool(rows)
 
 
 def accept(
@@ -264,19 +259,18 @@ def count_labels(connection: Connection, model: str) -> int:
 
 def counts(database: Database, model: str) -> dict[str, int]:
     """Count the acquired, unlabelled and labelled rows, and the labelled control rows."""
-    with database.reading() as connection:
-        row = connection.execute(
-            """
-            SELECT (SELECT count(*) FROM acquired WHERE model = :m) acquired,
-                (SELECT count(*) FROM acquired a WHERE model = :m AND NOT EXISTS
-                    (SELECT 1 FROM labels l WHERE l.model = a.model AND l.id = a.id)) waiting,
-                (SELECT count(*) FROM labels WHERE model = :m) labels,
-                (SELECT count(*) FROM labels JOIN acquired USING (model, id)
-                    WHERE model = :m AND control) control_labels
-            """,
-            {"m": model},
-        ).fetchone()
-        return dict(row)
+    (row,) = database.query(
+        """
+        SELECT (SELECT count(*) FROM acquired WHERE model = :m) acquired,
+            (SELECT count(*) FROM acquired a WHERE model = :m AND NOT EXISTS
+                (SELECT 1 FROM labels l WHERE l.model = a.model AND l.id = a.id)) waiting,
+            (SELECT count(*) FROM labels WHERE model = :m) labels,
+            (SELECT count(*) FROM labels JOIN acquired USING (model, id)
+                WHERE model = :m AND control) control_labels
+        """,
+        {"m": model},
+    )
+    return dict(row)
 
 
 def kept_labels(
@@ -290,17 +284,16 @@ def kept_labels(
         former: instead return replaced and deleted labels, in the order in which they ended.
     """
     table, columns = ("replaced", ", l.ended, l.ended_by") if former else ("labels", "")
-    with database.reading() as connection:
-        rows = connection.execute(
-            f"""
-            SELECT l.rowid place, l.id, l.label, l.target, l.key annotator, l.time,
-                coalesce(a.control, 0) control{columns}
-            FROM {table} l LEFT JOIN acquired a USING (model, id)
-            WHERE model = :model AND l.rowid > :after AND (:key IS NULL OR l.key = :key)
-            ORDER BY l.rowid LIMIT :limit
-            """,
-            {"model": model, "key": key, "after": after, "limit": limit},
-        ).fetchall()
+    rows = database.query(
+        f"""
+        SELECT l.rowid place, l.id, l.label, l.target, l.key annotator, l.time,
+            coalesce(a.control, 0) control{columns}
+        FROM {table} l LEFT JOIN acquired a USING (model, id)
+        WHERE model = :model AND l.rowid > :after AND (:key IS NULL OR l.key = :key)
+        ORDER BY l.rowid LIMIT :limit
+        """,
+        {"model": model, "key": key, "after": after, "limit": limit},
+    )
     return [{**dict(row), "control": bool(row["control"])} for row in rows]
 
 
@@ -325,16 +318,15 @@ def delete_labels(
 
 def labelled_rows(database: Database, model: str, row_format: str, size: int) -> LabelledRows:
     """Return the labelled rows of a model that have a given format, shape (N, `size`)."""
-    with database.reading() as connection:
-        labelled = connection.execute(
-            """
-            SELECT l.id, l.label, l.target, coalesce(a.row, l.row) row,
-                coalesce(a.format, l.format) format, coalesce(a.control, 0) control, l.key
-            FROM labels l LEFT JOIN acquired a USING (model, id)
-            WHERE model = :model ORDER BY l.time, l.rowid
-            """,
-            {"model": model},
-        ).fetchall()
+    labelled = database.query(
+        """
+        SELECT l.id, l.label, l.target, coalesce(a.row, l.row) row,
+            coalesce(a.format, l.format) format, coalesce(a.control, 0) control, l.key
+        FROM labels l LEFT JOIN acquired a USING (model, id)
+        WHERE model = ? ORDER BY l.time, l.rowid
+        """,
+        (model,),
+    )
     rows = [row for row in labelled if row["format"] == row_format]
     with may_be_damaged(f"a labelled row of {model}"):
         x = np.frombuffer(b"".join(row["row"] for row in rows), dtype=ROW_TYPE)
@@ -351,15 +343,14 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
 
 def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
     """Return the version, prediction and label for each labelled control row."""
-    with database.reading() as connection:
-        rows = connection.execute(
-            """
-            SELECT a.version, a.prediction, l.label, l.target
-            FROM acquired a JOIN labels l USING (model, id)
-            WHERE model = ? AND a.control AND a.prediction IS NOT NULL
-            """,
-            (model,),
-        ).fetchall()
+    rows = database.query(
+        """
+        SELECT a.version, a.prediction, l.label, l.target
+        FROM acquired a JOIN labels l USING (model, id)
+        WHERE model = ? AND a.control AND a.prediction IS NOT NULL
+        """,
+        (model,),
+    )
     with may_be_damaged(f"a control row of {model}"):
         return [
             (str(int(row["version"])), json.loads(row["prediction"]), _value(row)) for row in rows
@@ -381,37 +372,24 @@ def save_candidate(
     promoted: bool,
     outcome: dict[str, Any],
 ) -> None:
+    row = (model, version, parent, labels, control, promoted, json.dumps(outcome), time.time())
     with database.writing() as connection:
-        connection.execute(
-            "INSERT OR REPLACE INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                model,
-                version,
-                parent,
-                labels,
-                control,
-                int(promoted),
-                json.dumps(outcome),
-                time.time(),
-            ),
-        )
+        connection.execute("INSERT OR REPLACE INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
 def candidates(database: Database, model: str) -> list[dict[str, Any]]:
-    with database.reading() as connection:
-        rows = connection.execute(
-            "SELECT * FROM candidates WHERE model = ? ORDER BY rowid DESC", (model,)
-        ).fetchall()
+    rows = database.query(
+        """
+        SELECT version, parent against, labels, control control_labels, promoted, time, outcome
+        FROM candidates WHERE model = ? ORDER BY rowid DESC
+        """,
+        (model,),
+    )
     with may_be_damaged(f"a candidate of {model}"):
-        return [
-            {
-                "version": row["version"],
-                "against": row["parent"],
-                "labels": row["labels"],
-                "control_labels": row["control"],
-                "promoted": bool(row["promoted"]),
-                "time": row["time"],
-                **json.loads(row["outcome"]),
-            }
-            for row in rows
-        ]
+        return [_candidate(row) for row in rows]
+
+
+def _candidate(row: Row) -> dict[str, Any]:
+    facts = dict(row)
+    outcome = json.loads(facts.pop("outcome"))
+    return {**facts, "promoted": bool(facts["promoted"]), **outcome}

@@ -51,15 +51,16 @@ def test_ids_of_millions_of_letters_are_refused():
         open_rows(body, NUMBERS, "pool", ".npz")
 
 
-def test_a_list_that_is_longer_than_a_row_is_refused_before_it_is_read():
+def test_a_list_that_is_longer_than_a_row_is_refused():
     body = zstd({"x": pa.array([[0.0] * 10**7], pa.list_(pa.float32()))})
-    with pytest.raises(InvalidInput, match="pool: expected lists of 4 numbers, got 10000000 in 1"):
-        open_rows(body, NUMBERS, "pool", ".parquet")
+    pool = open_rows(body, NUMBERS, "pool", ".parquet")
+    with pytest.raises(InvalidInput, match=r"pool\.0: expected 4 numbers, got 10000000"):
+        next(pool.parts())
 
 
 def test_an_id_of_a_million_letters_that_repeats_is_refused():
-    ids = pa.DictionaryArray.from_arrays(pa.array([0] * 5000), pa.array(["a" * 10**6]))
-    rows = pa.array([[0.0] * 4] * 5000, pa.list_(pa.float32()))
+    ids = pa.DictionaryArray.from_arrays(pa.array([0] * 50), pa.array(["a" * 10**6]))
+    rows = pa.array([[0.0] * 4] * 50, pa.list_(pa.float32()))
     pool = open_rows(zstd({"id": ids, "x": rows}), NUMBERS, "pool", ".parquet")
     with pytest.raises(InvalidInput, match="id: expected ids of at most 1000 letters"):
         pool.ids()
