@@ -37,6 +37,8 @@ def open_regular(path: Path) -> BinaryIO:
 def link_file(path: Path, target: Path, spec: FileSpec) -> bool:
     """Hard-link a file, if that is possible and its content matches the specification."""
     with suppress(OSError):  # it was deleted, or the file system has no links
+        if path.stat(follow_symlinks=False).st_size != spec.size:
+            return False
         os.link(path, target, follow_symlinks=False)
         if spec.difference(*digest(target, spec.size)) is None:
             return True

@@ -165,8 +165,8 @@ class Folder:
 
     def _link_or_copy(self, original: Original, target: Path) -> None:
         """Hard-link an identical published file to `target`, or write a synced copy."""
-        spec = original.spec
-        if any(link_file(self.root / path, target, spec) for path in original.find_duplicates()):
+        spec, published = original.spec, self.root.glob(f"*/[1-9]*/{target.name}")
+        if any(link_file(path, target, spec) for path in published):
             return
         with open_regular(original.path) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy, PIECE_BYTES)

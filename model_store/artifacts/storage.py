@@ -1,7 +1,7 @@
 """The layout of a store, which its backends share."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,11 +19,10 @@ REPORT = "report.json"
 
 @dataclass(frozen=True)
 class Original:
-    """A file to be published, and a function that finds identical published files."""
+    """A file to be published."""
 
     path: Path
     spec: FileSpec
-    find_duplicates: Callable[[], Iterator[str]]
 
     def check(self, name: str, size: int, sha256: str) -> None:
         """Raise InvalidInput if the file was modified after its digest was computed."""

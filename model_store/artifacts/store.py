@@ -1,9 +1,8 @@
 """The model store, which contains verified versions and their aliases."""
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -56,7 +55,6 @@ from model_store.errors import (
     BrokenArtifact,
     InvalidInput,
     NotFound,
-    StoreError,
     UnsupportedFormat,
     list_choices,
 )
@@ -199,9 +197,8 @@ class ModelStore:
 
         try:
             text = self.storage.read(f"{name}/{version}/{MANIFEST}", MAX_MANIFEST_BYTES)
-            content = json.loads(text)
-            orjson.dumps(content)  # responses contain parts of the manifest
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            content = orjson.loads(text)  # as responses contain parts of the manifest
+        except (OSError, ValueError) as error:
             raise broken(_reason(error)) from None
         fields = content if isinstance(content, dict) else {}
         written_as, minor = fields.get("format_version"), fields.get("format_minor")
@@ -280,7 +277,8 @@ class ModelStore:
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         specs = {file: _spec(content) for file, content in files.items()}
         contents = {
-            file: self._original(file, content, specs[file]) for file, content in files.items()
+            file: content if isinstance(content, bytes) else Original(content, specs[file])
+            for file, content in files.items()
         }
         manifests: dict[int, Manifest] = {}
 
@@ -308,19 +306,6 @@ class ModelStore:
 
             self.storage.move_alias(name, alias, choose)
         return manifests[number]
-
-    def _original(self, file: str, content: bytes | Path, spec: FileSpec) -> bytes | Original:
-        if isinstance(content, bytes):
-            return content
-
-        def find_duplicates() -> Iterator[str]:
-            for name in self.names():
-                for version in self.versions(name):
-                    with suppress(StoreError, OSError):  # broken, or deleted meanwhile
-                        if self.manifest(name, version).files.get(file) == spec:
-                            yield f"{name}/{version}/{file}"
-
-        return Original(content, spec, find_duplicates)
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
         """Verify a version and add a signature to it. Other signatures are kept."""

@@ -31,7 +31,7 @@ CREATE TABLE jobs (
     ended REAL,
     slot INTEGER,                     -- locked by the job's process
     deaths INTEGER NOT NULL DEFAULT 0,   -- of its process, since the last progress
-    orphaned INTEGER NOT NULL DEFAULT 0, -- deaths of the service, since the last progress
+    orphaned INTEGER NOT NULL DEFAULT 0, -- dropped below
     work INTEGER NOT NULL DEFAULT 0,  -- total rows x draws, 0 if unknown
     done INTEGER NOT NULL DEFAULT 0,  -- rows x draws
     worked_s REAL NOT NULL DEFAULT 0,
@@ -103,6 +103,7 @@ CREATE TABLE answers (  -- to requests with an Idempotency-Key
     # The name of the API key that replaced or deleted the label
     "ALTER TABLE replaced ADD COLUMN ended_by TEXT",
     "ALTER TABLE jobs RENAME COLUMN begun TO started",
+    "ALTER TABLE jobs DROP COLUMN orphaned",
 )
 
 

@@ -29,8 +29,7 @@ ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
 
 FOLDER = "jobs"  # contains a folder for each job
 SLOTS = "slots"
-MAX_DEATHS = 5  # of a job's process without progress
-MAX_ORPHANED = 20  # of the service without progress, rarely caused by the job
+MAX_DEATHS = 10  # of a job's process or the service, without progress
 MAX_ROWID = (1 << 63) - 1
 STRAY_S = 3600.0  # age at which folders without a job are deleted
 
@@ -52,7 +51,6 @@ class Job:
     started: float | None
     ended: float | None
     deaths: int
-    orphaned: int
     work: int
     done: int
     worked_s: float
@@ -234,10 +232,9 @@ class Jobs:
         size = self._bytes(name)
         with self._database.writing() as connection:
             row = connection.execute(
-                "UPDATE jobs SET deaths = deaths * (? <= done), orphaned = orphaned * (? <= done), "
-                "work = ?, done = ?, worked_s = ?, bytes = ? WHERE id = ? AND state = 'running' "
-                "RETURNING cancel, owner",
-                (done, done, work, done, worked_s, size, name),
+                "UPDATE jobs SET deaths = deaths * (? <= done), work = ?, done = ?, worked_s = ?, "
+                "bytes = ? WHERE id = ? AND state = 'running' RETURNING cancel, owner",
+                (done, work, done, worked_s, size, name),
             ).fetchone()
             if row is not None:
                 _check_bytes(connection, row["owner"], max_bytes)
@@ -261,25 +258,22 @@ class Jobs:
                 without progress the job fails.
             orphan_slot: the job's slot, locked by the caller, if the service died too.
         """
-        counter, limit = ("deaths", MAX_DEATHS)
-        if orphan_slot is not None:
-            counter, limit = ("orphaned", MAX_ORPHANED)
         with self._database.writing() as connection:
             row = connection.execute(
-                "SELECT cancel, done, deaths, orphaned FROM jobs "
+                "SELECT cancel, done, deaths FROM jobs "
                 "WHERE state = 'running' AND id = ? AND slot = coalesce(?, slot)",
                 (name, orphan_slot),
             ).fetchone()
             if row is None:
                 return
-            deaths = row[counter] + (reason is not None)
+            deaths = row["deaths"] + (reason is not None)
             state, outcome = ("cancelled", None) if row["cancel"] else ("queued", None)
-            if reason is not None and deaths >= limit and state == "queued":
+            if reason is not None and deaths >= MAX_DEATHS and state == "queued":
                 progress = f"without getting further than {row['done']} rows x draws"
                 state, outcome = "failed", json.dumps(f"{reason}, {deaths} times {progress}")
             ended = None if state == "queued" else time.time()
             connection.execute(
-                f"UPDATE jobs SET state = ?, outcome = ?, ended = ?, {counter} = ?, slot = NULL "
+                "UPDATE jobs SET state = ?, outcome = ?, ended = ?, deaths = ?, slot = NULL "
                 "WHERE id = ?",
                 (state, outcome, ended, deaths, name),
             )
