@@ -51,7 +51,7 @@ def add_store_commands(parser: argparse.ArgumentParser) -> None:
     delete = _add(commands, "delete", "delete a version, or a model with all of its versions")
     help = "VERSION is a number; all if none is given"
     delete.add_argument("version", metavar="NAME[:VERSION]", help=help)
-    help = "also versions with an alias; `latest` moves to another"
+    help = "also versions with an alias, which is removed"
     delete.add_argument("--force", action="store_true", help=help)
     about = "make a private key to sign with, FILE, and its public one, FILE.pub"
     keygen = _add(commands, "keygen", about)

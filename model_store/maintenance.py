@@ -67,10 +67,8 @@ def delete(options: argparse.Namespace) -> None:
     before = store.aliases(name)
     deleted = store.delete(name, version or None, options.force)
     print(f"deleted: {name} version {', '.join(deleted)}")
-    after = store.aliases(name)
-    for alias in sorted(before.keys() | after.keys()):
-        if before.get(alias) != after.get(alias):
-            print(f"{alias}: {f'moved to version {after[alias]}' if alias in after else 'removed'}")
+    for alias in sorted(before.keys() - store.aliases(name).keys()):
+        print(f"{alias}: removed")
 
 
 def keygen(options: argparse.Namespace) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 
 from model_store.artifacts.cache import Cache
-from model_store.artifacts.disk import PIECE_BYTES, open_regular
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.objects import Content, Entry, Objects
 from model_store.artifacts.signature import SIGNATURE
@@ -23,7 +21,6 @@ from model_store.artifacts.storage import (
     REPORT,
     Files,
     Lease,
-    Original,
     check_is_known_name,
     check_is_new_name,
     is_name,
@@ -256,7 +253,8 @@ class Bucket:
             for file, content in files.items():
                 if content is not seal:
                     new_paths.append(f"{path}/{file}")
-                    self._put(new_paths[-1], content)
+                    part = content if isinstance(content, bytes) else content.path
+                    self.objects.put(new_paths[-1], part)
             if datetime.now(UTC) - start > PUBLICATION:
                 reason = f"it took longer than {PUBLICATION}"
                 raise StoreUnreachable(f"cannot write in {self.objects.url}: {reason}")
@@ -273,23 +271,6 @@ class Bucket:
         """Check whether an earlier attempt already wrote this content."""
         current = self.objects.get(path, len(content))
         return current is not None and current.content == content
-
-    def _put(self, path: str, content: bytes | Original) -> None:
-        if isinstance(content, bytes):
-            self.objects.put(path, content)
-            return
-        digest, size = sha256(), 0
-
-        def pieces() -> Iterator[bytes]:
-            nonlocal size
-            with open_regular(content.path) as file:
-                while part := file.read(8 * PIECE_BYTES):
-                    digest.update(part)
-                    size += len(part)
-                    yield part
-
-        self.objects.put(path, pieces())
-        content.check(content.path.name, size, digest.hexdigest())
 
     def read_alias(self, name: str, alias: str) -> str | None:
         current = self.objects.get(f"{name}/{ALIASES}/{alias}", MAX_ALIAS_BYTES)

@@ -10,7 +10,6 @@ from tempfile import mkdtemp
 
 from model_store.artifacts.disk import (
     PIECE_BYTES,
-    digest,
     link_file,
     make_folder,
     open_regular,
@@ -165,14 +164,13 @@ class Folder:
 
     def _link_or_copy(self, original: Original, target: Path) -> None:
         """Hard-link an identical published file to `target`, or write a synced copy."""
-        spec, published = original.spec, self.root.glob(f"*/[1-9]*/{target.name}")
-        if any(link_file(path, target, spec) for path in published):
+        published = self.root.glob(f"*/[1-9]*/{target.name}")
+        if any(link_file(path, target, original.spec) for path in published):
             return
         with open_regular(original.path) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy, PIECE_BYTES)
             copy.flush()
             os.fsync(copy.fileno())
-        original.check(target.name, *digest(target, spec.size))
 
     def read_alias(self, name: str, alias: str) -> str | None:
         """Read an alias or `LAST_DELETED` directly, bypassing a bucket's listing."""

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -147,7 +148,7 @@ class Objects:
         """Cancel all downloads."""
         self._is_closed = True
 
-    def put(self, path: str, content: "bytes | Iterator[bytes]") -> None:
+    def put(self, path: str, content: bytes | Path) -> None:
         with self._convert_errors("write"):
             self._transfers.put(path, content)
 

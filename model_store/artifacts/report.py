@@ -6,7 +6,6 @@ A report is stored in `<name>/reports/<version>/`, as `report.json` and the file
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from model_store.artifacts.storage import REPORT, is_name, reports_path
@@ -26,10 +25,6 @@ class EvaluationReport:
     @property
     def path(self) -> str:
         return reports_path(self.name, self.version)
-
-    @property
-    def folder(self) -> Path:
-        return self.store.root / self.path
 
     @property
     def files(self) -> tuple[str, ...]:

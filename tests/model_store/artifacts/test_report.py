@@ -9,12 +9,13 @@ from tests.support.refusals import refused
 def test_only_files_of_the_report_are_read(published):
     publish_report(published, "m", "1", {}, {"a.png": b"1"})
     actual = evaluation_report(published, "m", "1")
-    (actual.folder / "secret").write_bytes(b"secret")
+    folder = published.root / actual.path
+    (folder / "secret").write_bytes(b"secret")
     for file in ("secret", "../../../1/manifest.json", "/etc/passwd", "", ".", "a.png/"):
         with pytest.raises(NotFound):
             actual.read(file)
-    (actual.folder / "a.png").unlink()
-    (actual.folder / "a.png").symlink_to(actual.folder / "secret")
+    (folder / "a.png").unlink()
+    (folder / "a.png").symlink_to(folder / "secret")
     with pytest.raises(NotFound):
         actual.read("a.png")
 
@@ -33,6 +34,6 @@ def test_invalid_names_and_versions_are_refused_and_nothing_is_written(published
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"files": ["../a"]}', b'{"files": 3}', b"\xff"])
 def test_a_damaged_report_is_named(published, content):
     actual = publish_report(published, "m", "1", {}, {})
-    (actual.folder / REPORT).write_bytes(content)
+    (published.root / actual.path / REPORT).write_bytes(content)
     with pytest.raises(BrokenArtifact, match=r"m version 1: report\.json"):
         evaluation_report(published, "m", "1")
