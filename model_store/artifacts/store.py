@@ -1,6 +1,7 @@
 """The model store, which contains verified versions and their aliases."""
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -197,8 +198,9 @@ class ModelStore:
 
         try:
             text = self.storage.read(f"{name}/{version}/{MANIFEST}", MAX_MANIFEST_BYTES)
-            content = orjson.loads(text)  # as responses contain parts of the manifest
-        except (OSError, ValueError) as error:
+            content = json.loads(text)
+            orjson.dumps(content)  # responses contain parts of the manifest
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise broken(_reason(error)) from None
         fields = content if isinstance(content, dict) else {}
         written_as, minor = fields.get("format_version"), fields.get("format_minor")
