@@ -33,8 +33,7 @@ from model_store.errors import InvalidInput, StoreUnreachable
 CLAIM = ".claim"
 PROBE = ".probe-"
 MAX_LISTS = 3  # per refresh, if the bucket changes while it is listed
-ABANDONED = timedelta(days=1)  # age at which unfinished files are deleted
-PUBLICATION = timedelta(hours=12)  # limit for a writer, so that its files are not abandoned
+ABANDONED = timedelta(days=1)  # age of unfinished files; a file is written within TRANSFER_S
 CACHED = (MANIFEST, REPORT, SIGNATURE)  # in memory
 MAX_CACHED_OBJECTS = 64
 
@@ -246,7 +245,6 @@ class Bucket:
         new_paths = [f"{path}/{CLAIM}"]
         if not self.objects.create(new_paths[0], uuid.uuid4().hex.encode()):
             return False
-        start = datetime.now(UTC)
         try:
             if self._highest_used(name, Listing(self.objects.entries(name))) >= int(number):
                 return False
@@ -255,9 +253,6 @@ class Bucket:
                     new_paths.append(f"{path}/{file}")
                     part = content if isinstance(content, bytes) else content.path
                     self.objects.put(new_paths[-1], part)
-            if datetime.now(UTC) - start > PUBLICATION:
-                reason = f"it took longer than {PUBLICATION}"
-                raise StoreUnreachable(f"cannot write in {self.objects.url}: {reason}")
             # If the response is lost, the version may be complete, so keep its files
             unsealed, new_paths = new_paths, []
             is_ours = self.objects.create(seal_path, seal) or self._has_content(seal_path, seal)

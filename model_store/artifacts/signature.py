@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
@@ -73,19 +73,13 @@ def write_key_pair(path: Path) -> Path:
 
     Both are PEM files. The public key's name ends in `.pub`.
     """
-    _need_cryptography("keygen")
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-    )
-
-    key = Ed25519PrivateKey.generate()
+    ed25519, pem = _import_cryptography("keygen")
+    key = ed25519.Ed25519PrivateKey.generate()
     public = path.with_name(f"{path.name}.pub")
-    private_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    public_pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    private_pem = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
+    public_pem = key.public_key().public_bytes(
+        pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo
+    )
     for file, content, mode in ((path, private_pem, 0o600), (public, public_pem, 0o644)):
         try:
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -100,13 +94,9 @@ def write_key_pair(path: Path) -> Path:
 
 def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
     """Read an unencrypted private key."""
-    _need_cryptography(field)
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    load = partial(load_pem_private_key, password=None)
-    key = _load_key(_read_file(path, field), load)
-    if not isinstance(key, Ed25519PrivateKey):
+    ed25519, pem = _import_cryptography(field)
+    key = _load_key(_read_file(path, field), partial(pem.load_pem_private_key, password=None))
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise InvalidInput(
             field, "a private Ed25519 key in PEM, without a passphrase", "another file"
         )
@@ -119,7 +109,6 @@ def read_trusted_keys(path: Path, field: str) -> TrustedKeys:
     In a folder, the files `*.pub` count for every model, and `NAME/*.pub` for the model NAME.
     `field` is the option, for errors.
     """
-    _need_cryptography(field)
     if not path.is_dir():
         return TrustedKeys(_read_public_keys(path, field))
 
@@ -135,15 +124,12 @@ def read_trusted_keys(path: Path, field: str) -> TrustedKeys:
 
 
 def _read_public_keys(path: Path, field: str) -> tuple["Ed25519PublicKey", ...]:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
+    ed25519, pem = _import_cryptography(field)
     blocks = PEM_BLOCK.findall(_read_file(path, field))
-    keys = [_load_key(block, load_pem_public_key) for block in blocks]
-    public = tuple(key for key in keys if isinstance(key, Ed25519PublicKey))
-    if not keys or len(public) < len(keys):
+    keys = tuple(_load_key(block, pem.load_pem_public_key) for block in blocks)
+    if not keys or not all(isinstance(key, ed25519.Ed25519PublicKey) for key in keys):
         raise InvalidInput(field, "public Ed25519 keys in PEM", "another file")
-    return public
+    return keys
 
 
 def _read_file(path: Path, field: str) -> bytes:
@@ -154,7 +140,7 @@ def _read_file(path: Path, field: str) -> bytes:
         raise InvalidInput(field, "a file that can be read", error.strerror or "an error") from None
 
 
-def _load_key(content: bytes, load: Callable[[bytes], object]) -> object:
+def _load_key(content: bytes, load: Callable[[bytes], Any]) -> Any:
     """Load a key, or return None if the file does not contain one."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
@@ -164,10 +150,13 @@ def _load_key(content: bytes, load: Callable[[bytes], object]) -> object:
         return None
 
 
-def _need_cryptography(field: str) -> None:
+def _import_cryptography(field: str) -> tuple[Any, Any]:
+    """Import the modules for Ed25519 keys and for PEM files, which are an extra."""
     try:
-        import cryptography  # noqa: F401
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
         raise InvalidInput(
             field, "the package of the extra `sign` installed with it", "none of it"
         ) from None
+    return ed25519, serialization
