@@ -135,10 +135,11 @@ class Cache:
     def _lock(self, folder: Path) -> Lease:
         """Lock a copy to prevent its deletion. Raises OSError if the copy does not exist."""
         lock = open_regular(folder / MANIFEST)
+        lease = Lease(self.root, folder, lock)
         fcntl.flock(lock, fcntl.LOCK_SH)
         if os.fstat(lock.fileno()).st_ino != (folder / MANIFEST).stat().st_ino:
             raise FileNotFoundError(2, "deleted")
-        return Lease(self.root, folder, lock)
+        return lease
 
     def discard(self, lease: Lease) -> None:
         """Delete a damaged or incomplete copy."""

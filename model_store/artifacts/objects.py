@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from model_store.errors import InvalidInput, StoreUnreachable
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az")
+PROBE = ".probe-"  # prefix of test objects
 PIECE_BYTES = 1 << 20  # of a download
 CONNECT_S = 5
 REQUEST_S = 10  # lists and small objects
@@ -170,6 +172,21 @@ class Objects:
             self._store.put(path, content, mode=mode)
             return True
         return False
+
+    def ignored_condition(self) -> str | None:
+        """Return the header of a conditional request that the server ignores, if any."""
+        path = f"{PROBE}{uuid4().hex}"
+        self.entries(path)  # raises if the bucket is missing; a write might create it
+        try:
+            created, again = self.create(path, b"1"), self.create(path, b"2")
+            if again or not created:
+                return "If-None-Match"
+            other = Content(b"", '"00000000000000000000000000000000"', None)
+            is_lost, current = self.replace(path, b"3", other), self.get(path, 1)
+            is_replaced = current is not None and self.replace(path, b"4", current)
+            return "If-Match" if is_lost or not is_replaced else None
+        finally:
+            self.delete([path])
 
     def delete(self, paths: list[str]) -> None:
         """Delete objects in the given order, ignoring missing ones."""

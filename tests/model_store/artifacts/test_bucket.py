@@ -70,7 +70,8 @@ def test_a_server_that_ignores_conditions_is_read_but_not_written_to(
     ]
     for change in changes:
         with pytest.raises(
-            InvalidInput, match=rf"DUBITO_STORE: expected a bucket that honours .*{reason}"
+            InvalidInput,
+            match=rf"DUBITO_STORE: expected a bucket with conditional writes, .*{reason}",
         ):
             change()
     assert paths(server) == before

@@ -136,7 +136,7 @@ def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
         Objects, "from_url", classmethod(lambda cls, url, field: Objects(url, Careless()))
     )
     with pytest.raises(
-        InvalidInput, match=r"^out: expected a bucket with conditional writes, got a bucket that"
+        InvalidInput, match=r"^out: expected a bucket with conditional writes, got one that"
     ):
         BucketFiles("s3://bucket/out", "out").check_output()
 
