@@ -73,9 +73,8 @@ def _output(manifest: Manifest) -> dict[str, str]:
 
 
 def _shorten(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:MAX_SHOWN]) + (
-        f", ... ({len(names)} in all)" if len(names) > MAX_SHOWN else ""
-    )
+    rest = f", ... ({len(names)} in all)" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + rest
 
 
 def _calibration(manifest: Manifest) -> str:
@@ -143,11 +142,8 @@ def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> st
     if not small_categories:
         return None
     names = ", ".join(f"{name[:40]} {rows}" for name, rows in small_categories[:MAX_SHOWN_FEW])
-    suffix = (
-        ""
-        if len(small_categories) <= MAX_SHOWN_FEW
-        else f" and {len(small_categories) - MAX_SHOWN_FEW} more"
-    )
+    more = len(small_categories) - MAX_SHOWN_FEW
+    suffix = f" and {more} more" if more > 0 else ""
     effect = (
         "is in every set"
         if categories.kind == "class"

@@ -28,9 +28,7 @@ from model_store.sources.row_file import (
 
 # Names that pandas gives to an unnamed index, which is not a feature
 INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
-# Read-ahead for all columns, and per column, because row groups can exceed the memory
-BUFFERED_BYTES = 32 << 20
-MIN_BUFFER, MAX_BUFFER = 16 << 10, 1 << 20
+BUFFER_BYTES = 64 << 10  # read-ahead per column, because row groups can exceed the memory
 UNSUPPORTED = re.compile("not (yet )?implemented|not supported|unsupported", re.IGNORECASE)
 
 
@@ -223,8 +221,7 @@ class ParquetFile(RowFile):
     def _batches(
         self, columns: list[str], groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        buffer = min(MAX_BUFFER, max(MIN_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
-        with self._file(buffer_size=buffer, pre_buffer=False) as file:
+        with self._file(buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
             for batch in file.iter_batches(
                 self.part_rows, row_groups=groups, columns=columns, use_threads=False
             ):
