@@ -21,7 +21,6 @@ from model_store.artifacts.storage import (
     REPORT,
     Files,
     Lease,
-    check_is_known_name,
     check_is_new_name,
     is_name,
     is_version,
@@ -119,11 +118,9 @@ class Bucket:
         return [*self._current().numbers]
 
     def numbers(self, name: str) -> list[int]:
-        check_is_known_name(name)
         return [*self._current(name).numbers.get(name, ())]
 
     def aliases(self, name: str) -> dict[str, str]:
-        check_is_known_name(name)
         listing = self._current(name)
         if listing is self._listing:
             return {**listing.texts.get(name, {})}

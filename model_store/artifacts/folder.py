@@ -79,11 +79,7 @@ class Folder:
         return [name for name in _folders(self.root) if is_name(name) and self.numbers(name)]
 
     def numbers(self, name: str) -> list[int]:
-        """Return the numbers of all complete versions.
-
-        Raises:
-            NotFound: if the name is invalid.
-        """
+        """Return the numbers of all complete versions."""
         folders = _folders(self._model_folder(name))
         return [int(number) for number in folders if is_version(number)]
 

@@ -119,6 +119,7 @@ class ModelStore:
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model, oldest first. The list is empty for unknown models."""
+        check_is_known_name(name)
         return [str(number) for number in sorted(self.storage.numbers(name))]
 
     def aliases(self, name: str) -> dict[str, str]:
@@ -130,6 +131,7 @@ class ModelStore:
 
         A model without any alias has the problem that `latest` is missing.
         """
+        check_is_known_name(name)
         # Reading aliases first includes versions that are published between the two reads.
         texts = self.storage.aliases(name)
         versions = self.versions(name)
