@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from model_store.types import Content
+
 PR_SET_PDEATHSIG = 1
 MAX_NICE = 19
 # Variables that every child process inherits. Others can contain secrets.
@@ -172,7 +174,7 @@ class ChildProcess:
         request: Any,
         seconds: float,
         stopping: threading.Event,
-        data: bytes | bytearray = b"",
+        data: Content = b"",
     ) -> Any:
         """Send a request with optional binary data, and return the child's response.
 
@@ -189,7 +191,7 @@ class ChildProcess:
         self.send(request, data)
         return self.receive(seconds, stopping)
 
-    def send(self, request: Any, data: bytes | bytearray = b"") -> None:
+    def send(self, request: Any, data: Content = b"") -> None:
         write_line(self._process, request)
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):

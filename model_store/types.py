@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Literal
 
+Content = bytes | bytearray | mmap  # of a file or request body
 Pause = Callable[[], None]  # called every few milliseconds during long work, to yield to others
 
 

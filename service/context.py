@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class Context:
         folder = self.settings.state
         return self.state if folder is None or has_state(folder) else None
 
-    def find_labelled_ids(self, model: str, ids: list[str]) -> set[str]:
+    def find_labelled_ids(self, model: str, ids: Sequence[str]) -> set[str]:
         """Return the ids that have a label."""
         return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
 

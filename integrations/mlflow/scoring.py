@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, describe_value
+from model_store.types import Content
 from model_store.version import read_version
 from service import limits
 from service.api.health import check_ready
@@ -130,10 +131,10 @@ async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
 
 
 def read_invocation(
-    body: bytes | bytearray, max_rows: int, call: RequestContext
+    body: Content, max_rows: int, call: RequestContext
 ) -> tuple[PredictRequest, str, Any]:
     """Parse the options, the input format and the rows of a request."""
-    if b"NaN" in body:
+    if body.find(b"NaN") >= 0:
         call.reservation.acquire(3 * len(body) // 2)
         body = _without_nan(body, call)
     if len(body) > SMALL_JSON_BYTES:
@@ -264,7 +265,7 @@ def _unwrap_cells(data: list[list[Any]]) -> list[Any]:
     return [row[0] for row in data] if is_row else data
 
 
-def _without_nan(body: bytes | bytearray, call: RequestContext) -> bytearray:
+def _without_nan(body: Content, call: RequestContext) -> bytearray:
     """Replace NaN with null in a request body, pausing between chunks."""
     valid = bytearray()
     position = count = 0

@@ -31,6 +31,7 @@ from model_store.artifacts.manifest import (
 )
 from model_store.errors import InvalidInput, describe_value
 from model_store.sources.cells import cell_reader
+from model_store.types import Content
 from service.api.json_blocks import split_json
 from service.api.requests import (
     MAX_NESTED,
@@ -73,7 +74,7 @@ class InferRequest:
     is_passed_on: bool = False  # tensors are another model's answer
 
 
-def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
+def header_length(headers: Headers, body: Content) -> int | None:
     """Parse the header with the length of the JSON part, or return None if it is missing."""
     value = headers.get(HEADER_LENGTH)
     if value is None:
@@ -84,7 +85,7 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 
 
 def read_infer(
-    body: bytes | bytearray, length: int | None, max_json: int, call: RequestContext
+    body: Content, length: int | None, max_json: int, call: RequestContext
 ) -> InferRequest:
     """Parse an inference request. The first `length` bytes are JSON, or all bytes if None."""
     text = body if length is None else bytes(memoryview(body)[:length])
@@ -108,7 +109,7 @@ def read_infer(
     )
 
 
-def _parse_blocks(text: bytes | bytearray, call: RequestContext) -> dict[str, Any]:
+def _parse_blocks(text: Content, call: RequestContext) -> dict[str, Any]:
     """Parse a long JSON request tensor by tensor."""
     reserve_json(text, "body", MAX_NESTED, call, ITEM_BYTES)
     content, tensors = split_json(text, "inputs", MAX_TENSORS, call.pause)

@@ -23,6 +23,7 @@ from integrations.open_inference.requests import (
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
+from model_store.types import Content
 from model_store.version import read_version
 from service import limits
 from service.api.dependencies import AllowedModels, CurrentContext, ModelName
@@ -112,7 +113,7 @@ async def get_model_ready(
 async def post_index(request: Request, context: CurrentContext, allowed: AllowedModels) -> Response:
     call = RequestContext.from_request(request, context.settings.deadline_s)
     body = await read_body(call, MAX_INDEX_BYTES)
-    content = parse_json(body) if body.strip() else {}
+    content = parse_json(body) if body[:].strip() else {}
     ready_only = content.get("ready", False)
     if content.keys() - {"ready"} or type(ready_only) is not bool:
         raise InvalidInput("body", "an empty body, or an object with `ready`: a boolean", "another")
@@ -131,7 +132,7 @@ async def post_infer(request: Request, name: str, version: str = LATEST) -> Resp
     return response(answer, BINARY if encoder.headers else JSON, encoder.headers)
 
 
-async def read_inflated(call: RequestContext, max_bytes: int) -> bytes | bytearray:
+async def read_inflated(call: RequestContext, max_bytes: int) -> Content:
     """Read a request body of up to `max_bytes`, and decompress gzip or deflate.
 
     Memory for each step of `STEP_BYTES` is reserved before it is inflated.

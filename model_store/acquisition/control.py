@@ -39,7 +39,9 @@ def select(
     The number is rounded at random, so it is correct on average. It is smaller if too few rows
     have hashes below the share. If k covers the pool, all these rows are selected.
     """
-    rows = np.fromiter((i for i, name in enumerate(ids) if name not in labelled), dtype=np.int64)
+    rows = np.arange(len(ids))
+    if labelled:
+        rows = np.array([i for i in rows.tolist() if ids[i] not in labelled], dtype=np.int64)
     excluded = len(ids) - len(rows)
     if share == 0.0 or len(rows) == 0:
         return Selection(rows, np.empty(0, dtype=np.int64), excluded)

@@ -27,6 +27,7 @@ from model_store.sources.row_file import (
     convert_zip_errors,
     open_zip,
 )
+from model_store.types import Content
 
 MAX_DIMENSIONS = 32
 MAX_HEADER_BYTES = 128 << 10  # numpy reads less
@@ -47,7 +48,7 @@ def read_header(file: Any) -> Header:
     return readers[version](file)
 
 
-def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
+def parse_npy(body: Content, field: str) -> np.ndarray:
     """Parse the content of an npy file without copying the array."""
     stream = io.BytesIO(memoryview(body)[:MAX_HEADER_BYTES])
     try:

@@ -20,7 +20,7 @@ import numpy as np
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.columns import columns_expected
-from model_store.types import Pause, no_pause
+from model_store.types import Content, Pause, no_pause
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ ZIP64_END_BYTES = 76  # between the directory of a large zip archive and its end
 # Errors of zipfile for damaged files; ValueError for invalid UTF-8 and negative offsets
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError)
 
-Source = Path | bytes | bytearray  # a file, or its content
+Source = Path | Content  # a file, or its content
 # Rows like in a request, or cells by column
 Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
 

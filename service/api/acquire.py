@@ -1,10 +1,12 @@
 """`POST /acquire`: rank an unlabelled pool."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from jaxtyping import Int64
 
 from model_store.acquisition.choice import RANDOM
 from model_store.acquisition.control import Selection, select
@@ -74,11 +76,7 @@ async def post_acquire(request: Request) -> Response:
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
         pool_x, has_ids = x, names is not None
-        if names is None:
-            number = partial(_number_rows, pool_size)
-            ids = await context.threads.requests.run(call, ID_BYTES * pool_size, number)
-        else:
-            ids = names
+        ids = RowNumbers(pool_size) if names is None else names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
         find = partial(select_rows, context, envelope, loaded.name, ids, has_ids, seed or 0)
         selection = await context.threads.state(find)
@@ -86,8 +84,8 @@ async def post_acquire(request: Request) -> Response:
             reservation.reserve(x.nbytes, "pool")
             copy = partial(np.take, x, selection.ranked, axis=0)
             x = await context.threads.requests.run(call, x.nbytes, copy)
-        places = selection.ranked.tolist()
-        ranked_ids = ids if len(x) == len(pool_x) else [ids[i] for i in places]
+        places = selection.ranked
+        ranked_ids = ids if len(x) == len(pool_x) else [ids[i] for i in places.tolist()]
         scored = EngineWork(
             loaded, x, num_samples, seed, call, acquisition=acquisition, priors=priors
         )
@@ -100,7 +98,11 @@ async def post_acquire(request: Request) -> Response:
             raise _add_pool_index(error, places) from None
         columns = manifest.input.columns
         unknown = {} if acquisition == RANDOM else unknown_categories(x, columns)
-        answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
+        indices = places[[row["index"] for row in ranked.rows]].tolist()
+        answered = [
+            {**row, "index": i, "control": False}
+            for row, i in zip(ranked.rows, indices, strict=True)
+        ]
         predictions: list[dict[str, Any]] = []
         if len(selection.control):
             control = EngineWork(loaded, pool_x[selection.control], num_samples, to_rank.seed, call)
@@ -132,12 +134,20 @@ async def post_acquire(request: Request) -> Response:
     return json_response(acquire_answer(manifest, computation, answered, *counts))
 
 
-def _number_rows(rows: int) -> list[str]:
-    # A comprehension lets other threads run, unlike `map`.
-    return [str(i) for i in range(rows)]
+class RowNumbers(Sequence[str]):
+    """The numbers of rows as ids, without a list of strings, which would take long to free."""
+
+    def __init__(self, rows: int) -> None:
+        self._numbers = range(rows)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return str(self._numbers[index])
 
 
-def _add_pool_index(error: InvalidInput, places: list[int]) -> InvalidInput:
+def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> InvalidInput:
     row = error.field.removeprefix("pool.")
     return error.rename_fields(lambda _: f"pool.{places[int(row)]}") if row.isdigit() else error
 
@@ -165,7 +175,7 @@ def select_rows(
     context: Context,
     envelope: AcquireRequest,
     model: str,
-    ids: list[str],
+    ids: Sequence[str],
     has_ids: bool,
     seed: int,
 ) -> Selection:

@@ -10,6 +10,7 @@ import time
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.processes import ChildProcess, NoAnswer, StopRequested
+from model_store.types import Content
 from service.errors import PastDeadline, ShuttingDown
 from service.request_context import RequestContext
 
@@ -26,9 +27,7 @@ class FilePreflights:
         self._ending = ending
         self._process: ChildProcess | None = None
 
-    def reserve(
-        self, content: bytes | bytearray, spec: InputSpec, field: str, call: RequestContext
-    ) -> None:
+    def reserve(self, content: Content, spec: InputSpec, field: str, call: RequestContext) -> None:
         """Reserve the memory that reading a file takes.
 
         Raises:
@@ -53,7 +52,7 @@ class FilePreflights:
         if self._process is not None:
             self._process.close()
 
-    def _run(self, content: bytes | bytearray, spec: InputSpec, call: RequestContext) -> int | str:
+    def _run(self, content: Content, spec: InputSpec, call: RequestContext) -> int | str:
         if self._process is None:
             # The process must be single-threaded, because it forks.
             environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -6,6 +6,7 @@ from hashlib import sha256
 
 from model_store.errors import InvalidInput, describe_value
 from model_store.state.answers import Repeatable, check_request
+from model_store.types import Content
 from service.api.requests import header
 from service.auth.scopes import get_owner
 from service.context import Context
@@ -15,7 +16,7 @@ _KEY = re.compile(r"[!-~]{1,255}")
 
 
 async def identify_request(
-    context: Context, call: RequestContext, body: bytes | bytearray
+    context: Context, call: RequestContext, body: Content
 ) -> Repeatable | None:
     """Return the identity of a request with an idempotency key, or None.
 

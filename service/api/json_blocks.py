@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from model_store.errors import InvalidInput
-from model_store.types import Pause, no_pause
+from model_store.types import Content, Pause, no_pause
 from service.errors import TooLarge
 
 BLOCK_BYTES = 64 << 10  # parsed in a few milliseconds
@@ -38,7 +38,7 @@ _ITEM = _item_pattern()
 class JsonRows:
     """Unparsed rows of a JSON body. `blocks` are start and end positions."""
 
-    def __init__(self, body: bytes | bytearray, blocks: list[tuple[int, int]], count: int) -> None:
+    def __init__(self, body: Content, blocks: list[tuple[int, int]], count: int) -> None:
         self.body = body
         self.blocks = blocks
         self.count = count
@@ -54,7 +54,7 @@ class JsonRows:
             yield items
 
 
-def parse(text: bytes | bytearray) -> Any:
+def parse(text: Content) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -62,7 +62,7 @@ def parse(text: bytes | bytearray) -> Any:
 
 
 def split_json(
-    body: bytes | bytearray, rows_field: str, max_rows: int, pause: Pause = no_pause
+    body: Content, rows_field: str, max_rows: int, pause: Pause = no_pause
 ) -> tuple[dict[str, Any], JsonRows | None]:
     """Split a JSON object into its fields and its unparsed rows, if any."""
     position = _after_space(body, 0)
@@ -107,7 +107,7 @@ def split_json(
 
 
 def _find_blocks(
-    body: bytes | bytearray, start: int, field: str, max_rows: int, pause: Pause
+    body: Content, start: int, field: str, max_rows: int, pause: Pause
 ) -> tuple[JsonRows, int]:
     blocks: list[tuple[int, int]] = []
     position = block_start = start
@@ -132,7 +132,7 @@ def _find_blocks(
         position += 1
 
 
-def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
+def _item_end(body: Content, start: int, field: str) -> int:
     item_start = _after_space(body, start)
     if body[item_start : item_start + 1] == b'"':  # base64 images are long
         end = body.find(b'"', item_start + 1)
@@ -151,7 +151,7 @@ def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
     return end
 
 
-def _after_space(body: bytes | bytearray, position: int) -> int:
+def _after_space(body: Content, position: int) -> int:
     space = _SPACE.match(body, position)
     assert space is not None
     return space.end()

@@ -27,6 +27,7 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import MIN_CONTROL_ROWS, live_figures
+from model_store.types import Content
 from service import limits
 from service.api.dependencies import AllowedModels, Audit, CurrentContext, CurrentRequest, ModelName
 from service.api.idempotency import identify_request
@@ -83,7 +84,7 @@ async def _keep(
     context: Context,
     call: RequestContext,
     audit: AuditLog,
-    body: bytes | bytearray,
+    body: Content,
     repeat: Repeatable | None,
 ) -> dict[str, Any]:
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
@@ -96,7 +97,7 @@ async def _keep(
     return await context.threads.state(work)
 
 
-async def _body(call: RequestContext) -> bytes | bytearray:
+async def _body(call: RequestContext) -> Content:
     body = await read_body(call, MAX_BODY_BYTES)
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     return body

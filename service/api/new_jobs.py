@@ -22,6 +22,7 @@ from model_store.sources.row_file import RowFile
 from model_store.state.answers import Repeatable, Repeated
 from model_store.state.database import as_state_errors
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
+from model_store.types import Content
 from service import limits
 from service.api.acquire import find_names, select_rows
 from service.api.dependencies import CurrentContext
@@ -102,7 +103,7 @@ async def _check(
     context: Context,
     call: RequestContext,
     kind: Kind,
-    body: bytes | bytearray,
+    body: Content,
     envelope_kind: type[Any],
     field: str,
 ) -> "NewJob":
@@ -233,7 +234,7 @@ class NewJob:
         return options | {"selected": is_part, "excluded": excluded}
 
 
-def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
+def _write(path: Path, content: Content | np.ndarray) -> None:
     with as_state_errors(), path.open("wb") as file:
         if isinstance(content, np.ndarray):
             np.save(file, content, allow_pickle=False)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from model_store.errors import InvalidInput, describe_value
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
+from model_store.types import Content
 from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.openapi import ROW_ERRORS, file_body
 from service.api.requests import (
@@ -73,7 +74,7 @@ async def post_preview(request: Request, context: CurrentContext, call: CurrentR
 async def open_rows_file(
     context: Context,
     call: RequestContext,
-    body: bytes | bytearray,
+    body: Content,
     envelope: Envelope,
     loaded: ServedModel,
     field: str,

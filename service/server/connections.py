@@ -67,7 +67,9 @@ Kind = Literal["request", "health", "refusal", "read"]
 Account = tuple[Kind, Hashable]  # kind of request, and client
 # Number of simultaneous turns, and their longest duration in seconds. The engine divides long work.
 ALONE, SHARED = (64, 0.02), (6, 0.1)
-FIXED = {"health": (2, 0.1), "refusal": (1, 0.01), "read": (1, 0.001)}
+# A read takes up to 256 kB. While other clients are active, a client uploads up to 32 MB/s.
+READ_ALONE, READ_SHARED = (1, 0.001), (1, 0.008)
+FIXED = {"health": (2, 0.1), "refusal": (1, 0.01)}
 
 _KEY = re.compile(rb"(?i)\r\n(?:x-api-key:|authorization:[ \t]*bearer )[ \t]*([!-~]+)")
 
@@ -102,7 +104,7 @@ class Turns:
         if kind == "request":
             self._active.pop(client, None)
             self._active[client] = asyncio.get_running_loop().time()
-        max_turns, max_s = self._limits(kind)
+        max_turns, max_s = self._limits(account)
         if self._running[account] < max_turns:
             self._running[account] += 1
             return Turn(self, account, max_s)
@@ -112,7 +114,7 @@ class Turns:
     def release(self, account: Account) -> None:
         self._running[account] -= 1
         waiting = self._waiting.get(account, ())
-        max_turns, max_s = self._limits(account[0])
+        max_turns, max_s = self._limits(account)
         while waiting and self._running[account] < max_turns:
             self._running[account] += 1
             turn = Turn(self, account, max_s)
@@ -122,13 +124,17 @@ class Turns:
         if not self._running[account]:
             del self._running[account]
 
-    def _limits(self, kind: Kind) -> tuple[int, float]:
-        if kind != "request":
+    def _limits(self, account: Account) -> tuple[int, float]:
+        kind, client = account
+        if kind in FIXED:
             return FIXED[kind]
         start_s = asyncio.get_running_loop().time() - ACTIVE_S
-        while self._active and self._active[client := next(iter(self._active))] < start_s:
-            del self._active[client]
-        return SHARED if len(self._active) > 1 else ALONE
+        while self._active and self._active[oldest := next(iter(self._active))] < start_s:
+            del self._active[oldest]
+        has_others = len(self._active) > (client in self._active)
+        if kind == "read":
+            return READ_SHARED if has_others else READ_ALONE
+        return SHARED if has_others else ALONE
 
 
 class Connections:
