@@ -306,7 +306,7 @@ class Listing:
                         self.numbers.setdefault(name, []).append(int(number))
 
     def is_complete(self, folder: str) -> bool:
-        """Check whether a folder contains a complete version or report, or something else."""
+        """Return False for the folder of an incomplete version or report."""
         match folder.split("/"):
             case [name, number] if is_version(number):
                 return int(number) in self.numbers.get(name, ())

@@ -17,6 +17,7 @@ from model_store.artifacts.disk import (
     digest,
     file_sizes,
     link_file,
+    locked,
     make_folder,
     open_regular,
     read_regular,
@@ -74,7 +75,7 @@ class Cache:
             lease = self._find(folder, manifest)
             if lease is None:
                 # Another thread or process may have made the copy.
-                with _locked(folder.parent / f".lock-{folder.name}"):
+                with locked(folder.parent / f".lock-{folder.name}"):
                     lease = self._find(folder, manifest)
                     lease = lease or self._download(folder, manifest, objects, aliases)
             os.utime(folder)
@@ -257,7 +258,7 @@ class Cache:
     @contextmanager
     def _cleaning(self) -> Iterator[None]:
         """Lock the list of copies, and delete abandoned downloads on exit."""
-        with _locked(self.root / ".lock"):
+        with locked(self.root / ".lock"):
             try:
                 yield
             finally:
@@ -265,14 +266,6 @@ class Cache:
                     self._delete(leftover)
                 for leftover in self.root.glob(f"{DRAFT}*"):
                     leftover.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    make_folder(path.parent)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _total_size(copies: list[Copy]) -> int:

@@ -1,6 +1,5 @@
 """A store in a folder."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from tempfile import mkdtemp
 from model_store.artifacts.disk import (
     PIECE_BYTES,
     link_file,
+    locked,
     make_folder,
     open_regular,
     read_regular,
@@ -129,9 +129,7 @@ class Folder:
         """Prepare for writing, and clean up after writers that were killed."""
         check_is_new_name(name)
         folder = self._model_folder(name)
-        make_folder(folder)
-        with (folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(folder / ".lock"):
             for leftover in [*folder.glob(".draft-*"), *folder.glob(".deleted-*")]:
                 shutil.rmtree(leftover, ignore_errors=True)
             yield

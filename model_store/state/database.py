@@ -30,7 +30,7 @@ CREATE TABLE jobs (
     begun REAL,                       -- renamed below
     ended REAL,
     slot INTEGER,                     -- locked by the job's process
-    deaths INTEGER NOT NULL DEFAULT 0,   -- of its process, since the last progress
+    deaths INTEGER NOT NULL DEFAULT 0,   -- since the last progress
     orphaned INTEGER NOT NULL DEFAULT 0, -- dropped below
     work INTEGER NOT NULL DEFAULT 0,  -- total rows x draws, 0 if unknown
     done INTEGER NOT NULL DEFAULT 0,  -- rows x draws
