@@ -4,39 +4,16 @@ With the extras `cpu` (or `gpu`) and `training`, the package also provides sciki
 `from dubito import Classifier, Regressor`.
 """
 
+# ruff: noqa: F403, F405
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dubito.client import AsyncClient, Client
-    from dubito.errors import (
-        Absent,
-        AnswerError,
-        Conflict,
-        DeadlineExceeded,
-        DubitoError,
-        Forbidden,
-        InvalidInput,
-        JobFailed,
-        NoAnswer,
-        NoSpace,
-        NotFound,
-        NotReady,
-        Overloaded,
-        ServerError,
-        TooLarge,
-        Unauthorized,
-    )
-    from dubito.predictions import Detector, Predictions
-    from dubito.results import (
-        Job,
-        KeptLabel,
-        LabelFigures,
-        LabelsDeleted,
-        LabelsKept,
-        Model,
-        Ranking,
-    )
+    from dubito.client import *
+    from dubito.errors import *
+    from dubito.predictions import *
+    from dubito.results import *
 
 __all__ = [
     "Absent",

@@ -19,27 +19,20 @@ from dubito.rows import RowsLike
 from dubito.terminal import format_cell, print_table, printable, progress_bar
 
 Result = TypeVar("Result")
-CLASSIFICATION_COLUMNS = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
 RANKING_FIELDS = (
     *("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded"),
     "unknown_categories",
 )
 JOB_COLUMNS = ("id", "kind", "state", "done", "model", "version", "rows", "created")
-REGRESSION_COLUMNS = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
 
 
 def request_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Create a request from command-line options."""
-    values = {name: getattr(options, name) for name in (*names, "encoded")}
-    request = {name: value for name, value in values.items() if value is not None}
-    if options.model is not None:
-        name, _, version = options.model.partition(":")
-        request |= {"model": name} | ({"version": version} if version else {})
-    if options.version is not None:
-        if "version" in request:
-            raise DubitoError("--version: expected no version in --model, got two versions")
-        request["version"] = options.version
-    return request
+    """Create a request from command-line options. The client ignores those that are None."""
+    name, _, version = (options.model or "").partition(":")
+    if version and options.version:
+        raise DubitoError("--version: expected no version in --model, got two versions")
+    request = {option: getattr(options, option) for option in (*names, "encoded")}
+    return request | {"model": name or None, "version": version or options.version}
 
 
 def predict(client: Client, options: argparse.Namespace) -> None:
@@ -57,9 +50,9 @@ def predict(client: Client, options: argparse.Namespace) -> None:
             answer = wait_or_cancel(client, job, client.predictions, progress)
             ignored_columns = job.ignored_columns
         else:
-            request |= {"explain": True} if options.explain else {}
+            request["explain"] = options.explain or None
             answer = client.predict(rows_in(files), on_progress=progress, **request)
-    _show_predictions(client, answer, options, _row_names(answer, options.files), ignored_columns)
+    _show_predictions(answer, options, ignored_columns, options.files)
 
 
 def show_result(client: Client, options: argparse.Namespace) -> None:
@@ -71,73 +64,79 @@ def show_result(client: Client, options: argparse.Namespace) -> None:
             return
         check_out(options.out)
         answer = client.predictions(job, on_progress=progress)
-    _show_predictions(client, answer, options, _row_names(answer, ()), job.ignored_columns)
+    _show_predictions(answer, options, job.ignored_columns)
 
 
 def _show_predictions(
-    client: Client,
     answer: Predictions,
     options: argparse.Namespace,
-    names: Sequence[object],
     ignored_columns: Sequence[str],
+    files: Sequence[Path] = (),
 ) -> None:
     if options.out is not None:
         write(answer, options.out)
+    unknown = _count_unknown(answer)
     if options.json:
-        print(json.dumps({**_about(client, answer), "predictions": list(_objects(answer.table()))}))
+        about = {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
+        about |= {"unknown_categories": unknown} if "unknown_categories" in about else {}
+        print(json.dumps({**about, "predictions": list(_objects(answer.table()))}))
         return
     print(f"{answer.model} version {answer.version}, seed {answer.seed}\n")
-    shown = min(options.rows, len(answer))
-    heads = ("row", *(CLASSIFICATION_COLUMNS if answer.is_classification else REGRESSION_COLUMNS))
-    rows = [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]
-    print_table(heads, rows)
+    names, shown = _row_names(answer, files), min(options.rows, len(answer))
+    columns = {"row": names, **_main_columns(answer)}
+    print_table(list(columns), [*zip(*columns.values(), strict=True)][:shown])
     more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
     flagged = int(answer.flag.sum())
     print(f"\n{flagged} of {len(answer)} rows flagged as unusual{more}")
-    for note in _notes(client, answer, ignored_columns):
-        print(note)
+    if ignored_columns:
+        print(f"ignored columns: {', '.join(ignored_columns)}")
+    if unknown:
+        print(_unknown_categories(unknown))
     if "explanation.statistic" in answer:
         print("\nexplanations:")
-        for n, reason in enumerate(_explanations(client, answer, shown)):
-            print(f"  {format_cell(names[n])}: {printable(reason)}")
+        for n in range(shown):
+            print(f"  {format_cell(names[n])}: {printable(_explain(answer, n))}")
 
 
-def _notes(client: Client, answer: Predictions, ignored_columns: Sequence[str]) -> Iterator[str]:
-    if ignored_columns:
-        yield f"ignored columns: {', '.join(ignored_columns)}"
-    if counts := _count_unknown(client, answer):
-        yield _unknown_categories(counts)
+def _main_columns(answer: Predictions) -> dict[str, Iterable[object]]:
+    columns: dict[str, Iterable[object]]
+    if answer.is_classification:
+        columns = {"label": answer.label, "probability": answer.probabilities.max(axis=1)}
+        columns |= {name: answer[name] for name in ("entropy", "bald", "p_value", "flag")}
+        return columns | {"set": map(", ".join, answer.sets())}
+    unknown = np.full(len(answer), np.nan)
+    epistemic = answer.epistemic_std if "epistemic_std" in answer else unknown
+    low, high = answer.interval.T
+    columns = {"mean": answer.mean, "std": answer.std, "epistemic_std": epistemic}
+    return columns | {"low": low, "high": high, "p_value": answer.p_value, "flag": answer.flag}
 
 
-def _count_unknown(client: Client, answer: Predictions) -> dict[str, int]:
+def _count_unknown(answer: Predictions) -> dict[str, int]:
     """Count the rows with a missing or unknown category in each column."""
-    if "unknown_categories" not in answer or not answer["unknown_categories"].any():
+    if "unknown_categories" not in answer:
         return {}
-    names = [column["name"] for column in client.model(answer.model).columns or ()]
-    counts = answer["unknown_categories"].tolist()
-    return {name: n for name, n in zip(names, counts, strict=False) if n}
+    counts = zip(answer["columns"].tolist(), answer["unknown_categories"].tolist(), strict=True)
+    return {name: count for name, count in counts if count}
 
 
-def _explanations(client: Client, answer: Predictions, shown: int) -> Iterator[str]:
-    """Yield the top detectors, most important columns and nearest training rows for each row."""
-    head = "explanation.detectors."
+def _explain(answer: Predictions, n: int) -> str:
+    """Describe the top detectors, most important columns and nearest training rows of row n."""
+    head, tail = "explanation.detectors.", ".share"
     shares = {
-        name.removeprefix(head).removesuffix(".share"): array
+        name.removeprefix(head).removesuffix(tail): array[n]
         for name, array in answer.arrays.items()
-        if name.startswith(head) and name.endswith(".share")
+        if name.startswith(head) and name.endswith(tail)
     }
-    columns = client.model(answer.model).columns or ()
-    for n in range(shown):
-        by_share = sorted(shares, key=lambda name: -shares[name][n])[:2]
-        parts = [", ".join(f"{name} {shares[name][n]:.0%}" for name in by_share)]
-        if "explanation.columns" in answer:
-            falls = answer["explanation.columns"][n]
-            largest = [i for i in np.argsort(-falls)[:3] if falls[i] > 0]
-            names = ", ".join(f"{columns[i]['name']} {falls[i]:.3g}" for i in largest)
-            parts += [f"columns {names}"] if names else []
-        if "explanation.nearest.id" in answer:
-            parts.append(f"nearest {', '.join(answer['explanation.nearest.id'][n][:3].tolist())}")
-        yield "; ".join(parts)
+    by_share = sorted(shares.items(), key=lambda item: -item[1])[:2]
+    parts = [", ".join(f"{name} {share:.0%}" for name, share in by_share)]
+    if "explanation.columns" in answer:
+        falls = answer["explanation.columns"][n]
+        largest = [i for i in np.argsort(-falls)[:3] if falls[i] > 0]
+        names = ", ".join(f"{answer['columns'][i]} {falls[i]:.3g}" for i in largest)
+        parts += [f"columns {names}"] if names else []
+    if "explanation.nearest.id" in answer:
+        parts.append(f"nearest {', '.join(answer['explanation.nearest.id'][n][:3].tolist())}")
+    return "; ".join(parts)
 
 
 def _unknown_categories(counts: Mapping[str, int]) -> str:
@@ -146,7 +145,7 @@ def _unknown_categories(counts: Mapping[str, int]) -> str:
 
 
 def acquire(client: Client, options: argparse.Namespace) -> None:
-    request = request_options(options, ACQUIRE_OPTIONS) | ({"keep": True} if options.keep else {})
+    request = request_options(options, ACQUIRE_OPTIONS) | {"keep": options.keep}
     with open_files(options.files) as files, progress_bar("ranking") as progress:
         pool: Path | RowsLike = files[0] if is_pool(files) else rows_in(files)
         if not is_pool(files) and len(files) > 1:
@@ -215,25 +214,6 @@ def _file_names(files: Sequence[Path]) -> list[str]:
     """Return the names of the files, or their paths if several files have the same name."""
     names = [path.name for path in files]
     return names if len({*names}) == len(names) else [path.as_posix() for path in files]
-
-
-def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
-    if answer.is_classification:
-        columns = (answer.label, answer.probabilities.max(axis=1), answer.entropy, answer.bald)
-        sets = map(", ".join, answer.sets())
-        yield from zip(*columns, answer.p_value, answer.flag, sets, strict=True)
-    else:
-        unknown = np.full(len(answer), np.nan)
-        epistemic = answer.epistemic_std if "epistemic_std" in answer else unknown
-        columns = (answer.mean, answer.std, epistemic, *answer.interval.T)
-        yield from zip(*columns, answer.p_value, answer.flag, strict=True)
-
-
-def _about(client: Client, answer: Predictions) -> dict[str, Any]:
-    about = {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
-    if "unknown_categories" in about:
-        about["unknown_categories"] = _count_unknown(client, answer)
-    return about
 
 
 def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:

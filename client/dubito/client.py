@@ -5,8 +5,6 @@ import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
@@ -24,45 +22,7 @@ TIMEOUT_S = 90.0  # longer than the service's deadline, whose error has more det
 CONNECT_S = 10.0
 RETRIES = 4
 
-try:
-    AGENT = f"dubito-client/{version('dubito')}"
-except PackageNotFoundError:  # imported from a source tree
-    AGENT = "dubito-client"
-
-
-@dataclass(frozen=True)
-class _Address:
-    url: str
-    key: str | None = field(repr=False)
-
-    def __post_init__(self) -> None:
-        # httpx's error for a key with a line break would contain the key.
-        try:
-            is_url = httpx.URL(self.url).scheme in ("http", "https")
-        except httpx.InvalidURL:
-            is_url = False
-        if not is_url:
-            raise InvalidInput("url", "an http:// or https:// URL", repr(self.url))
-        if self.key is not None and not (
-            self.key.isascii() and self.key.isprintable() and self.key.strip()
-        ):
-            raise InvalidInput("key", "printable ASCII characters", "an invalid key")
-
-    def arguments(self, request: Request) -> dict[str, Any]:
-        headers = {"User-Agent": AGENT, **request.headers}
-        if self.key is not None:
-            headers["X-API-Key"] = self.key
-        return {
-            "method": request.method,
-            "url": self.url.rstrip("/") + request.path,
-            "params": request.query or None,
-            "headers": headers,
-            "content": request.content,
-            "data": request.form or None,
-            "files": request.files or None,
-            "follow_redirects": False,  # A redirect would send the key to another host.
-            "timeout": httpx.Timeout(request.timeout_s, connect=min(CONNECT_S, request.timeout_s)),
-        }
+AGENT = "dubito-client"
 
 
 class _Call(Generic[P, Result]):
@@ -123,13 +83,42 @@ class _Calls(Generic[Http]):
         http: Http | None = None,
     ) -> None:
         # A key from a file often ends in a line break.
-        self._address = _Address(url, None if key is None else key.rstrip("\r\n"))
+        self._url, self._key = url, None if key is None else key.rstrip("\r\n")
+        self._check_address()
         self.limits = Limits(timeout_s, retries)
         self._http = self._open() if http is None else http
         self._is_own = http is None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._address.url!r})"
+        return f"{type(self).__name__}({self._url!r})"
+
+    def _check_address(self) -> None:
+        # httpx's error for a key with a line break would contain the key.
+        try:
+            is_url = httpx.URL(self._url).scheme in ("http", "https")
+        except httpx.InvalidURL:
+            is_url = False
+        if not is_url:
+            raise InvalidInput("url", "an http:// or https:// URL", repr(self._url))
+        key = self._key
+        if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
+            raise InvalidInput("key", "printable ASCII characters", "an invalid key")
+
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        headers = {"User-Agent": AGENT, **request.headers}
+        if self._key is not None:
+            headers["X-API-Key"] = self._key
+        return {
+            "method": request.method,
+            "url": self._url.rstrip("/") + request.path,
+            "params": request.query or None,
+            "headers": headers,
+            "content": request.content,
+            "data": request.form or None,
+            "files": request.files or None,
+            "follow_redirects": False,  # A redirect would send the key to another host.
+            "timeout": httpx.Timeout(request.timeout_s, connect=min(CONNECT_S, request.timeout_s)),
+        }
 
     def _open(self) -> Http:
         raise NotImplementedError
@@ -179,7 +168,7 @@ class Client(_Calls[httpx.Client]):
             time.sleep(step.seconds)
             return None
         try:
-            return self._http.request(**self._address.arguments(step))
+            return self._http.request(**self._arguments(step))
         except httpx.RequestError as error:
             return error
 
@@ -217,6 +206,6 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
             await asyncio.sleep(step.seconds)
             return None
         try:
-            return await self._http.request(**self._address.arguments(step))
+            return await self._http.request(**self._arguments(step))
         except httpx.RequestError as error:
             return error

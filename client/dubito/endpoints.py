@@ -1,12 +1,14 @@
 """The endpoints of the service, written as generators that both clients execute."""
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 from urllib.parse import quote
+
+import httpx
 
 from dubito.errors import DeadlineExceeded, InvalidInput, JobFailed
 from dubito.options import AcquireOptions, PredictJobOptions, PredictOptions
@@ -23,21 +25,18 @@ from dubito.results import (
     read_ranking,
     record,
 )
-from dubito.retries import Limits, Pause, Request, Steps, send
+from dubito.retries import NPZ, Limits, Pause, Request, Steps, send
 from dubito.rows import (
-    MEDIA_TYPES,
-    NPZ,
     RowsLike,
-    body_request,
     encode_id,
     encode_row,
     encode_rows,
     json_request,
     make_request,
+    rows_request,
     split_rows,
     texts,
     to_json,
-    with_deadline,
 )
 
 PART_ROWS = 1000
@@ -83,9 +82,10 @@ def predict(
     answers: list[Predictions] = []
     for part in parts:
         part_fields = fields if groups is None else {**fields, "groups": groups[part]}
-        make = make_request("/predict", "inputs", rows.take(part), part_fields, {"Accept": NPZ})
+        request = make_request("/predict", "inputs", rows.take(part), part_fields)
+        request = replace(request, headers={**request.headers, "Accept": NPZ})
         try:
-            answer = yield from send(make, limits)
+            answer = yield from send(request, limits)
         except InvalidInput as error:
             raise _shift_row(part.start, error) from None
         answers.append(read_predictions(answer.content))
@@ -118,8 +118,8 @@ def acquire(
         options: see `AcquireOptions`.
     """
     fields = {"k": k, **_options({**options, "pool_file": pool_file})}
-    make = _post("/acquire", "pool", pool, fields)
-    answer = yield from send(make, limits.within(deadline_s), is_repeatable=not fields.get("keep"))
+    request, limits = rows_request("/acquire", "pool", pool, fields), limits.within(deadline_s)
+    answer = yield from send(request, limits, is_repeatable=not fields.get("keep"))
     return read_ranking(answer.json())
 
 
@@ -140,7 +140,8 @@ def predict_job(
         options: see `PredictJobOptions`.
     """
     fields = _options({**options, "inputs_file": inputs_file, "ids": ids})
-    return (yield from _begin(limits, _post("/predict/jobs", "inputs", inputs, fields)))
+    request = rows_request("/predict/jobs", "inputs", inputs, fields)
+    return (yield from _post(Job, limits, request, is_repeatable=False))
 
 
 def acquire_job(
@@ -156,7 +157,8 @@ def acquire_job(
     The arguments are the same as for `acquire`.
     """
     fields = {"k": k, **_options({**options, "pool_file": pool_file})}
-    return (yield from _begin(limits, _post("/acquire/jobs", "pool", pool, fields)))
+    request = rows_request("/acquire/jobs", "pool", pool, fields)
+    return (yield from _post(Job, limits, request, is_repeatable=False))
 
 
 def jobs(limits: Limits) -> Steps[list[Job]]:
@@ -171,12 +173,12 @@ def job(limits: Limits, job: Job | str) -> Steps[Job]:
 
 def cancel(limits: Limits, job: Job | str) -> Steps[Job]:
     """Cancel a job. Does nothing if the job has ended."""
-    return (yield from _send(Job, limits, Request("POST", f"{_path(job)}/cancel")))
+    return (yield from _post(Job, limits, Request("POST", f"{_path(job)}/cancel")))
 
 
 def delete(limits: Limits, job: Job | str) -> Steps[Job]:
     """Delete a finished job and its result."""
-    return (yield from _send(Job, limits, Request("DELETE", _path(job)), is_repeatable=False))
+    return (yield from _post(Job, limits, Request("DELETE", _path(job)), is_repeatable=False))
 
 
 def wait(
@@ -223,8 +225,8 @@ def predictions(
     on_progress: Progress | None = None,
 ) -> Steps[Predictions]:
     """Wait for a job started by `predict_job` and return its result. See `wait`."""
-    limits = limits.within(deadline_s)
-    return read_predictions((yield from _result(limits, job, "predict", on_progress)))
+    answer = yield from _result(limits.within(deadline_s), job, "predict", on_progress)
+    return read_predictions(answer.content)
 
 
 def ranking(
@@ -235,8 +237,8 @@ def ranking(
     on_progress: Progress | None = None,
 ) -> Steps[Ranking]:
     """Wait for a job started by `acquire_job` and return its result. See `wait`."""
-    limits = limits.within(deadline_s)
-    return read_ranking(json.loads((yield from _result(limits, job, "acquire", on_progress))))
+    answer = yield from _result(limits.within(deadline_s), job, "acquire", on_progress)
+    return read_ranking(answer.json())
 
 
 def models(limits: Limits) -> Steps[list[Model]]:
@@ -287,7 +289,7 @@ def add_labels(
         entries.append({**entry, **row})
     content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
     content |= {"encoded": True} if encoded else {}
-    return (yield from _send(LabelsKept, limits, json_request("/labels", content)))
+    return (yield from _post(LabelsKept, limits, json_request("/labels", content)))
 
 
 def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
@@ -325,54 +327,30 @@ def delete_labels(
 ) -> Steps[LabelsDeleted]:
     """Delete labels by row id. Acquired rows can then be labelled again."""
     content = {**({} if model is None else {"model": model}), "ids": _strings(ids, "ids")}
-    return (yield from _send(LabelsDeleted, limits, json_request("/labels/delete", content)))
+    return (yield from _post(LabelsDeleted, limits, json_request("/labels/delete", content)))
 
 
 def _get(limits: Limits, path: str, query: Mapping[str, Any] = {}) -> Steps[Any]:
-    return (yield from send(lambda _: Request("GET", path, texts(query)), limits)).json()
+    return (yield from send(Request("GET", path, texts(query)), limits)).json()
 
 
-def _send(
+def _post(
     kind: type[Record], limits: Limits, request: Request, is_repeatable: bool = True
 ) -> Steps[Record]:
-    return record(kind, (yield from send(lambda _: request, limits, is_repeatable)).json())
+    return record(kind, (yield from send(request, limits, is_repeatable)).json())
 
 
 def _path(job: Job | str) -> str:
     return f"/jobs/{quote(job if isinstance(job, str) else job.id, safe='')}"
 
 
-def _begin(limits: Limits, make: Callable[[float | None], Request]) -> Steps[Job]:
-    return record(Job, (yield from send(make, limits, is_repeatable=False)).json())
-
-
 def _result(
     limits: Limits, job: Job | str, kind: str, on_progress: Progress | None
-) -> Steps[bytes]:
+) -> Steps[httpx.Response]:
     finished = yield from wait(limits, job, on_progress=on_progress)
     if finished.kind != kind:
         raise InvalidInput("job", f"a job of kind {kind}", f"kind {finished.kind}")
-    request = Request("GET", f"{_path(finished)}/result")
-    return (yield from send(lambda _: request, limits)).content
-
-
-def _post(
-    path: str, field: str, rows: RowsLike | Path | None, options: Mapping[str, Any]
-) -> Callable[[float | None], Request]:
-    file_field = f"{field}_file"
-    if rows is None:
-        if options.get(file_field) is None:
-            raise InvalidInput(field, f"rows, or a {file_field}", "none")
-        return lambda left_s: json_request(path, with_deadline(options, left_s))
-    if options.get(file_field) is not None:
-        raise InvalidInput(file_field, f"either {field} or {file_field}", "both")
-    if isinstance(rows, Path):
-        media_type = MEDIA_TYPES.get(rows.suffix.lower())
-        if media_type is None:
-            expected = f"a file that ends in {', '.join(MEDIA_TYPES)}"
-            raise InvalidInput(field, expected, repr(rows.name))
-        return body_request(path, rows.read_bytes(), media_type, options, {})
-    return make_request(path, field, encode_rows(rows, field), options, {})
+    return (yield from send(Request("GET", f"{_path(finished)}/result"), limits))
 
 
 def _shift_row(first: int, error: InvalidInput) -> InvalidInput:

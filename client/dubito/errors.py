@@ -159,33 +159,25 @@ TIMEOUT_STATUSES = (408, 504)
 
 
 def make_error(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
-    problem = _problem(response)
-    error = _make_error(response, _detail(response, problem), retry_after_s)
+    """Create the exception for an error response, from its problem document (RFC 9457) if any."""
+    problem: Any = None
+    if "json" in response.headers.get("Content-Type", ""):
+        with suppress(ValueError):
+            problem = response.json()
+    problem, status = problem if isinstance(problem, dict) else {}, response.status_code
+    detail = problem.get("detail")
+    if not (isinstance(detail, str) and detail):
+        detail = f"HTTP status {status}"
+    error: DubitoError
+    if status in TIMEOUT_STATUSES:
+        error = DeadlineExceeded(detail)
+    elif status == 422:
+        match = DETAIL.fullmatch(detail)
+        field, expected, received = match.groups() if match else ("", "", "")
+        error = InvalidInput(field, expected, received, detail)
+    else:
+        kind = ERROR_BY_STATUS.get(status, ServerError if status >= 500 else AnswerError)
+        error = kind(status, detail, response.headers.get("X-Request-ID", ""), retry_after_s)
     error.code = str(problem.get("code", ""))
     error.errors = tuple(problem.get("errors") or ())
     return error
-
-
-def _make_error(response: httpx.Response, detail: str, retry_after_s: float | None) -> DubitoError:
-    status = response.status_code
-    if status in TIMEOUT_STATUSES:
-        return DeadlineExceeded(detail)
-    if status == 422:
-        match = DETAIL.fullmatch(detail)
-        field, expected, received = ("", "", "") if match is None else match.groups()
-        return InvalidInput(field, expected, received, detail)
-    kind = ERROR_BY_STATUS.get(status, ServerError if status >= 500 else AnswerError)
-    return kind(status, detail, response.headers.get("X-Request-ID", ""), retry_after_s)
-
-
-def _problem(response: httpx.Response) -> dict[str, Any]:
-    content: Any = None
-    if "json" in response.headers.get("Content-Type", ""):
-        with suppress(ValueError):
-            content = response.json()
-    return content if isinstance(content, dict) else {}
-
-
-def _detail(response: httpx.Response, problem: dict[str, Any]) -> str:
-    detail = problem.get("detail")
-    return detail if isinstance(detail, str) and detail else f"HTTP status {response.status_code}"

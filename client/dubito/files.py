@@ -7,7 +7,6 @@ import json
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -91,8 +90,6 @@ def check_out(out: Path | None) -> None:
     if out is not None and out.suffix not in OUT:
         expected = f"a name that ends in {', '.join(OUT)}"
         raise DubitoError(f"--out: expected {expected}, got {out.name}")
-    if out is not None and out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise DubitoError("--out: Parquet requires pyarrow, which is not installed")
     if out is not None and not out.absolute().parent.is_dir():
         raise DubitoError(f"--out: expected a file in an existing folder, got {out}")
 

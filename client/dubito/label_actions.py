@@ -6,13 +6,13 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from dubito.client import Client
-from dubito.errors import DubitoError, InvalidInput
-from dubito.files import escape_formula, unescape_formula
+from dubito.errors import InvalidInput
+from dubito.files import JSON_LINES, escape_formula, is_named, rows_in, unescape_formula
 from dubito.results import KeptLabel
 from dubito.terminal import print_table
 
@@ -61,18 +61,15 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
-    if path.suffix.lower() not in (".jsonl", ".ndjson"):
-        for line in csv.DictReader(io.StringIO(text, newline="")):
-            yield {
-                name: unescape_formula(cell) if isinstance(cell, str) else cell
-                for name, cell in line.items()
-            }
+    if is_named(path, *JSON_LINES):
+        yield from rows_in([path])
         return
-    try:
-        yield from (json.loads(line) for line in text.split("\n") if line.strip())
-    except ValueError as error:
-        raise DubitoError(f"{path}: invalid JSON lines: {error}") from None
+    text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
+    for line in csv.DictReader(io.StringIO(text, newline="")):
+        yield {
+            name: unescape_formula(cell) if isinstance(cell, str) else cell
+            for name, cell in line.items()
+        }
 
 
 def _number(path: Path, n: int, value: Any) -> float:
@@ -83,41 +80,34 @@ def _number(path: Path, n: int, value: Any) -> float:
 
 
 def show(client: Client, options: argparse.Namespace) -> None:
-    labels = _labels(client, options)
+    columns, labels = _list(client, options)
     if options.json:
-        print(json.dumps({"labels": [asdict(label) for label in labels]}))
+        print(json.dumps({"labels": labels}))
         return
     if labels:
-        rows = [_table_row(label) for label in labels]
-        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        print_table(columns, [[label[name] for name in columns] for label in labels])
         print()
     print(f"{len(labels)} labels")
 
 
-def _labels(client: Client, options: argparse.Namespace) -> list[KeptLabel]:
-    return client.kept_labels(options.model, annotator=options.annotator, former=options.former)
-
-
 def export(client: Client, options: argparse.Namespace) -> None:
-    labels = _labels(client, options)
+    columns, labels = _list(client, options)
     if options.json:
         for label in labels:
-            print(json.dumps(asdict(label)))
+            print(json.dumps(label))
         return
-    value = "target" if labels and labels[0].label is None else "label"
-    columns = ["id", value, "annotator", "time", "control"]
-    columns += ["ended", "ended_by"] if options.former else []
-    writer = csv.DictWriter(sys.stdout, columns)
+    writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore")
     writer.writeheader()
     for label in labels:
-        writer.writerow({name: escape_formula(cell) for name, cell in _table_row(label).items()})
+        writer.writerow({name: escape_formula(cell) for name, cell in label.items()})
 
 
-def _table_row(label: KeptLabel) -> dict[str, Any]:
-    value = {"target": label.target} if label.label is None else {"label": label.label}
-    origin = {"annotator": label.annotator or "", "time": label.time}
-    end = {} if label.ended is None else {"ended": label.ended, "ended_by": label.ended_by or ""}
-    return {"id": label.id, **value, **origin, "control": label.control, **end}
+def _list(client: Client, options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the labels, and the columns in which at least one label has a value."""
+    kept = client.kept_labels(options.model, annotator=options.annotator, former=options.former)
+    labels = [asdict(label) for label in kept]
+    names = [field.name for field in fields(KeptLabel)]
+    return [name for name in names if any(label[name] is not None for label in labels)], labels
 
 
 def delete(client: Client, options: argparse.Namespace) -> None:

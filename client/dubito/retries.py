@@ -8,7 +8,7 @@ import email.utils
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -23,7 +23,8 @@ FIRST_PAUSE_S = 0.5  # after a failed connection; doubles with each retry
 MAX_PAUSE_S = 8.0
 MAX_RETRY_AFTER_S = 120.0  # longer pauses are not retried
 MAX_DEADLINE_S = 86_400.0  # limit of the service
-MEDIA_TYPES = ("application/json", "application/x-npz")  # of successful responses
+JSON = "application/json"
+NPZ = "application/x-npz"
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 CUT_OFF = (httpx.NetworkError, httpx.RemoteProtocolError)  # the request may have arrived
 
@@ -42,7 +43,20 @@ class Request:
     content: bytes | None = None
     form: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[File] = ()
+    has_rows: bool = False  # so the service takes a deadline
     timeout_s: float = math.inf
+
+    def within(self, left_s: float) -> "Request":
+        """Set the timeout, and tell the service its deadline."""
+        request = replace(self, timeout_s=left_s)
+        if not self.has_rows:
+            return request
+        if self.files:
+            return replace(request, form={**self.form, "deadline_s": str(left_s)})
+        if self.content is not None and self.headers.get("Content-Type") == JSON:
+            content = f'{{"deadline_s":{left_s},'.encode() + self.content[1:]
+            return replace(request, content=content)
+        return replace(request, query={**self.query, "deadline_s": str(left_s)})
 
 
 @dataclass(frozen=True)
@@ -84,13 +98,10 @@ class Limits:
         return min(left, MAX_DEADLINE_S)
 
 
-def send(
-    make: Callable[[float | None], Request], limits: Limits, is_repeatable: bool = True
-) -> Steps[httpx.Response]:
+def send(request: Request, limits: Limits, is_repeatable: bool = True) -> Steps[httpx.Response]:
     """Send a request, retrying it if that is safe, and return the successful response.
 
     Args:
-        make: function that creates the request from the remaining seconds.
         is_repeatable: whether the request can be repeated after a lost connection.
 
     Raises:
@@ -98,7 +109,8 @@ def send(
     """
     for attempt in count():
         left = limits.left_s
-        outcome = yield replace(make(left), timeout_s=limits.timeout_s if left is None else left)
+        timed = replace(request, timeout_s=limits.timeout_s)
+        outcome = yield timed if left is None else request.within(left)
         assert outcome is not None
         if isinstance(outcome, httpx.Response) and outcome.is_success:
             return _check_media_type(outcome)
@@ -115,7 +127,7 @@ def send(
 def _check_media_type(answer: httpx.Response) -> httpx.Response:
     # A proxy may return its login form with status 200.
     media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if media_type in MEDIA_TYPES:
+    if media_type in (JSON, NPZ):
         return answer
     message = f"expected a response from Dubito, got {media_type or 'no media type'}"
     raise ServerError(answer.status_code, message)

@@ -5,8 +5,8 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from os import PathLike
@@ -17,11 +17,9 @@ from uuid import UUID
 import numpy as np
 
 from dubito.errors import InvalidInput
-from dubito.retries import Request
+from dubito.retries import JSON, NPZ, Request
 
-JSON = "application/json"
 NPY = "application/x-npy"
-NPZ = "application/x-npz"
 MEDIA_TYPES = {
     ".npy": NPY,
     ".npz": NPZ,
@@ -108,10 +106,28 @@ def split_rows(rows: Rows, max_rows: int) -> Iterator[slice]:
     yield slice(first, len(rows))
 
 
-def make_request(
-    path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
-) -> Callable[[float | None], Request]:
-    """Return a function that builds a request, given the remaining seconds.
+def rows_request(
+    path: str, field: str, rows: RowsLike | Path | None, options: Mapping[str, Any]
+) -> Request:
+    """Build a request for rows, for a file, or for a file in the operator's folder."""
+    file_field = f"{field}_file"
+    if rows is None:
+        if options.get(file_field) is None:
+            raise InvalidInput(field, f"rows, or a {file_field}", "none")
+        return replace(json_request(path, options), has_rows=True)
+    if options.get(file_field) is not None:
+        raise InvalidInput(file_field, f"either {field} or {file_field}", "both")
+    if isinstance(rows, Path):
+        media_type = MEDIA_TYPES.get(rows.suffix.lower())
+        if media_type is None:
+            expected = f"a file that ends in {', '.join(MEDIA_TYPES)}"
+            raise InvalidInput(field, expected, repr(rows.name))
+        return _body_request(path, rows.read_bytes(), media_type, options)
+    return make_request(path, field, encode_rows(rows, field), options)
+
+
+def make_request(path: str, field: str, rows: Rows, options: Mapping[str, Any]) -> Request:
+    """Build a request for encoded rows.
 
     Arrays are sent as npy with the options in the query, or as npz if there are ids. Lists would
     make the query too long, so requests with other lists are JSON.
@@ -122,34 +138,22 @@ def make_request(
     if isinstance(content, np.ndarray):
         ids = options.get("ids")
         if ids is None:
-            return body_request(path, _npy(content), NPY, others, headers)
-        return body_request(path, _npz(field, content, ids), NPZ, others, headers)
-    if rows.kind != "files":
-        tail = json.dumps(field).encode() + b":[" + b",".join(content) + b"]}"
-
-        def make(left_s: float | None) -> Request:
-            head = _json(with_deadline(options, left_s), "options")[:-1]
-            body = head + (b"," if len(head) > 1 else b"") + tail
-            return Request("POST", path, headers={**headers, "Content-Type": JSON}, content=body)
-
-        return make
-    files = [(field, (str(n), file, "application/octet-stream")) for n, file in enumerate(content)]
-    return lambda left_s: Request(
-        "POST", path, {}, headers, None, texts(with_deadline(options, left_s)), files
-    )
+            return _body_request(path, _npy(content), NPY, others)
+        return _body_request(path, _npz(field, content, ids), NPZ, others)
+    if rows.kind == "files":
+        parts = [(str(n), file, "application/octet-stream") for n, file in enumerate(content)]
+        files = [(field, part) for part in parts]
+        return Request("POST", path, form=texts(options), files=files, has_rows=True)
+    head = _json(options, "options")[:-1] + (b"," if options else b"")
+    body = head + _json(field, "field") + b":[" + b",".join(content) + b"]}"
+    return Request("POST", path, headers={"Content-Type": JSON}, content=body, has_rows=True)
 
 
-def body_request(
-    path: str,
-    content: bytes,
-    media_type: str,
-    options: Mapping[str, Any],
-    headers: Mapping[str, str],
-) -> Callable[[float | None], Request]:
-    typed = {**headers, "Content-Type": media_type}
-    return lambda left_s: Request(
-        "POST", path, texts(with_deadline(options, left_s)), typed, content
-    )
+def _body_request(
+    path: str, content: bytes, media_type: str, options: Mapping[str, Any]
+) -> Request:
+    headers = {"Content-Type": media_type}
+    return Request("POST", path, texts(options), headers, content, has_rows=True)
 
 
 def json_request(path: str, content: Mapping[str, Any]) -> Request:
@@ -193,28 +197,15 @@ def texts(options: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str, Any]:
-    return dict(options) if left_s is None else {**options, "deadline_s": left_s}
-
-
 def _from_frame(rows: Any, field: str) -> Any:
-    """Convert DataFrames, series and pyarrow tables to lists without importing their packages."""
-    pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))
-    if pandas is not None:
-        if isinstance(rows, pandas.DataFrame):
-            _check_distinct_names([str(name) for name in rows.columns], field)
-            return rows.to_dict("records")
-        if isinstance(rows, pandas.Series):
-            return rows.tolist()
-    if polars is not None:
-        if isinstance(rows, polars.DataFrame):
-            return rows.to_dicts()
-        if isinstance(rows, polars.Series):
-            return rows.to_list()
-    if pyarrow is not None and isinstance(rows, pyarrow.Table | pyarrow.RecordBatch):
-        _check_distinct_names(rows.schema.names, field)
-        return rows.to_pylist()
-    return rows
+    """Convert frames, series and pyarrow tables to lists without importing their packages."""
+    if not hasattr(rows, "columns"):
+        return rows.to_list() if hasattr(rows, "to_list") else rows  # a series
+    if hasattr(rows, "to_dicts"):  # polars
+        return rows.to_dicts()
+    names = rows.schema.names if hasattr(rows, "schema") else list(map(str, rows.columns))
+    _check_distinct_names(names, field)
+    return rows.to_pylist() if hasattr(rows, "to_pylist") else rows.to_dict("records")
 
 
 def _check_distinct_names(names: Sequence[str], field: str) -> None:

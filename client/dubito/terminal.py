@@ -13,6 +13,8 @@ MAX_CELL_CHARACTERS = 40
 
 def format_cell(value: object) -> str:
     """Format a value for a table cell."""
+    if value is None:
+        return ""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else ""
     if isinstance(value, float | np.floating):

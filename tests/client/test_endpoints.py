@@ -36,8 +36,7 @@ def problem(status, detail="the service says so", **headers):
     return httpx.Response(status, json={"detail": detail}, headers=headers)
 
 
-def make_request(left_s):
-    return Request("GET", "/models", {} if left_s is None else {"deadline_s": str(left_s)})
+REQUEST = Request("POST", "/predict", content=b"", has_rows=True)
 
 
 def outcome(steps, *came):
@@ -61,7 +60,7 @@ def outcome(steps, *came):
 @pytest.mark.parametrize("is_repeatable", [True, False])
 def test_a_refusal_that_says_when_to_come_back_is_heeded(status, is_repeatable):
     good = httpx.Response(200, json={})
-    steps = send(make_request, LIMITS, is_repeatable)
+    steps = send(REQUEST, LIMITS, is_repeatable)
     result, pauses = outcome(steps, problem(status, **{"Retry-After": "7"}), good)
     assert result is good
     assert len(pauses) == 1
@@ -79,14 +78,14 @@ def test_a_refusal_that_says_when_to_come_back_is_heeded(status, is_repeatable):
     ids=["503", "429", "500", "an hour"],
 )
 def test_other_refusals_are_errors_at_once(refusal):
-    result, pauses = outcome(send(make_request, LIMITS), refusal)
+    result, pauses = outcome(send(REQUEST, LIMITS), refusal)
     assert isinstance(result, AnswerError)
     assert (result.status, pauses) == (refusal.status_code, [])
 
 
 def test_tries_come_to_an_end():
     refusal = problem(429, **{"Retry-After": "2"})
-    result, pauses = outcome(send(make_request, LIMITS), refusal, refusal, refusal)
+    result, pauses = outcome(send(REQUEST, LIMITS), refusal, refusal, refusal)
     assert isinstance(result, Overloaded)
     assert (result.retry_after_s, len(pauses)) == (2, LIMITS.retries)
 
@@ -96,7 +95,7 @@ def test_tries_come_to_an_end():
 )
 def test_what_was_not_sent_is_sent_again_whatever_it_does(error):
     good = httpx.Response(200, json={})
-    result, pauses = outcome(send(make_request, LIMITS, is_repeatable=False), error, error, good)
+    result, pauses = outcome(send(REQUEST, LIMITS, is_repeatable=False), error, error, good)
     assert result is good
     assert 0 < pauses[0] <= 0.5
     assert 0.5 <= pauses[1] <= 1
@@ -105,8 +104,8 @@ def test_what_was_not_sent_is_sent_again_whatever_it_does(error):
 @pytest.mark.parametrize("error", [CUT, httpx.WriteError("cut"), httpx.RemoteProtocolError("cut")])
 def test_what_may_have_been_done_is_sent_again_only_if_that_does_no_more(error):
     good = httpx.Response(200, json={})
-    assert outcome(send(make_request, LIMITS), error, good)[0] is good
-    result, pauses = outcome(send(make_request, LIMITS, is_repeatable=False), error)
+    assert outcome(send(REQUEST, LIMITS), error, good)[0] is good
+    result, pauses = outcome(send(REQUEST, LIMITS, is_repeatable=False), error)
     assert isinstance(result, NoAnswer)
     assert pauses == []
     assert result.__cause__ is error
@@ -127,36 +126,36 @@ def test_rows_are_not_set_aside_twice(keep, tries):
 
 
 def test_pauses_after_lost_connections_do_not_grow_forever():
-    _, pauses = outcome(send(make_request, Limits(90.0, 9)), *[CUT] * 10)
+    _, pauses = outcome(send(REQUEST, Limits(90.0, 9)), *[CUT] * 10)
     assert max(pauses) <= MAX_PAUSE_S
 
 
 def test_no_answer_in_time_is_not_asked_for_again():
-    result, pauses = outcome(send(make_request, LIMITS), httpx.ReadTimeout(""))
+    result, pauses = outcome(send(REQUEST, LIMITS), httpx.ReadTimeout(""))
     assert isinstance(result, DeadlineExceeded)
     assert pauses == []
 
 
 def test_a_deadline_is_told_and_bounds_waits_and_pauses():
     limits = LIMITS.within(20.0)
-    steps = send(make_request, limits)
+    steps = send(REQUEST, limits)
     request = next(steps)
     assert request.timeout_s == float(request.query["deadline_s"])
     assert 19 < request.timeout_s <= 20
     with pytest.raises(Overloaded):
         steps.send(problem(429, **{"Retry-After": "21"}))
     with pytest.raises(DeadlineExceeded):
-        next(send(make_request, LIMITS.within(0.0)))
+        next(send(REQUEST, LIMITS.within(0.0)))
 
 
 def test_a_deadline_that_passes_while_connecting_is_said():
-    result, pauses = outcome(send(make_request, LIMITS.within(0.2)), httpx.ConnectTimeout(""))
+    result, pauses = outcome(send(REQUEST, LIMITS.within(0.2)), httpx.ConnectTimeout(""))
     assert isinstance(result, DeadlineExceeded)
     assert pauses == []
 
 
 def test_without_a_deadline_none_is_told():
-    request = next(send(make_request, LIMITS))
+    request = next(send(REQUEST, LIMITS))
     assert (request.query, request.timeout_s) == ({}, 90.0)
 
 

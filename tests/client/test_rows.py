@@ -183,7 +183,7 @@ def test_parts_are_bounded_by_rows_and_by_bytes():
 def test_options_go_beside_the_rows():
     options = {"model": "7", "fpr": 0.1, "explain": True, "priors": {"a": 1.0}}
     array, objects = encode_rows(np.ones((1, 2)), "inputs"), encode_rows([{"a": 1}], "inputs")
-    of_array = make_request("/predict", "inputs", array, options, {})(2.5)
+    of_array = make_request("/predict", "inputs", array, options).within(2.5)
     assert of_array.query == {
         "model": "7",
         "fpr": "0.1",
@@ -192,13 +192,15 @@ def test_options_go_beside_the_rows():
         "deadline_s": "2.5",
     }
     assert of_array.headers["Content-Type"] == "application/x-npy"
-    of_objects = make_request("/predict", "inputs", objects, options, {})(None)
+    of_objects = make_request("/predict", "inputs", objects, options)
     assert json.loads(of_objects.content) == {**options, "inputs": [{"a": 1}]}
-    assert json.loads(make_request("/predict", "inputs", objects, {}, {})(None).content) == {
-        "inputs": [{"a": 1}]
-    }
-    of_files = make_request("/predict", "inputs", Rows([b"x"], "files"), options, {})(None)
+    in_time = {**options, "inputs": [{"a": 1}], "deadline_s": 2.5}
+    assert json.loads(of_objects.within(2.5).content) == in_time
+    without_options = make_request("/predict", "inputs", objects, {})
+    assert json.loads(without_options.content) == {"inputs": [{"a": 1}]}
+    of_files = make_request("/predict", "inputs", Rows([b"x"], "files"), options)
     assert of_files.form == texts(options)
+    assert of_files.within(2.5).form == {**texts(options), "deadline_s": "2.5"}
     assert [field for field, _ in of_files.files] == ["inputs"]
 
 
@@ -208,8 +210,7 @@ def test_ids_go_with_an_array():
         "pool",
         encode_rows(np.ones((2, 3)).T, "pool"),
         {"ids": ["a", "b", "c"], "k": 1},
-        {},
-    )(None)
+    )
     assert request.query == {"k": "1"}
     with np.load(io.BytesIO(request.content), allow_pickle=False) as arrays:
         assert arrays["ids"].tolist() == ["a", "b", "c"]
