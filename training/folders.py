@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from model_store.artifacts.store import ModelStore, store_from_environment
 from model_store.errors import InvalidInput
 
 
@@ -15,6 +16,13 @@ def runs_folder() -> Path:
 
 def data_root() -> Path:
     return Path(os.environ.get("DUBITO_DATA", "data"))
+
+
+def open_store(writes: bool = True) -> ModelStore:
+    store = store_from_environment()
+    if writes:
+        store.storage.check_writable()  # Fail now, not after hours of training.
+    return store
 
 
 class RunLockedError(InvalidInput):

@@ -233,7 +233,7 @@ def _add_test_rows(parser: argparse.ArgumentParser) -> None:
 
 def _add_candidate(commands: Commands) -> None:
     about = "fit a candidate on labels from the service, and promote it if it is no worse"
-    parser = add_command(commands, "candidate", "training.commands.candidate:candidate", about)
+    parser = add_command(commands, "candidate", "training.commands.versions:candidate", about)
     add = parser.add_argument
     add("model", metavar="NAME", help="the model whose `latest` the candidate starts from")
     state_help = "the service's state folder (default: DUBITO_STATE or `state`)"

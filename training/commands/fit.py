@@ -12,7 +12,6 @@ from model_store.errors import InvalidInput
 from training import log, silence
 from training import recipe as recipes
 from training.commands import ROOT
-from training.commands.common import open_store
 from training.data import load, split, split_sizes
 from training.data.findings import (
     Findings,
@@ -21,7 +20,7 @@ from training.data.findings import (
     similar_class_warnings,
 )
 from training.data.plan import Plan, make_plan, plan_lines, write_recipe
-from training.folders import data_root, runs_folder
+from training.folders import data_root, open_store, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
 

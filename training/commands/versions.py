@@ -1,15 +1,20 @@
-"""The commands `prune`, `calibrate`, `evaluate` and `compare`."""
+"""The commands `prune`, `calibrate`, `evaluate`, `compare` and `candidate`."""
 
 import argparse
 import json
-from contextlib import nullcontext
+import os
+import time
+from contextlib import closing, nullcontext
+from itertools import count
+from pathlib import Path
 
 from model_store.artifacts.manifest import ALL_FILES
-from model_store.errors import InvalidInput
+from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
-from training import silence
-from training.commands.common import format_figure, open_store, print_quality
-from training.folders import data_root
+from model_store.state.database import Database
+from model_store.state.labels import has_state
+from training import log, silence
+from training.folders import data_root, open_store, runs_folder
 from training.versions import WEIGHTS, fitted_data, load_parent, open_parent, open_version
 
 # Functions import modules that need torch only after they have checked their options.
@@ -62,7 +67,8 @@ def _calibrate(options: argparse.Namespace) -> None:
         origin["target"] = options.target
     name = options.name or parent.manifest.name
     manifest = recalibrate(store, parent, data, rows, options.seed, name, origin)
-    print_quality(manifest.quality)
+    for key, value in manifest.quality.items():
+        print(f"  {key:32} {_format(value)}")
     print(f"published {manifest.label}")
 
 
@@ -85,7 +91,7 @@ def evaluate(options: argparse.Namespace) -> None:
     intervals = result.report["summary_intervals"]
     for key, value in result.report["summary"].items():
         low, high = intervals[key]
-        print(f"  {key:40} {format_figure(value)} ({format_figure(low)} to {format_figure(high)})")
+        print(f"  {key:40} {_format(value)} ({_format(low)} to {_format(high)})")
     for line in shift_lines(result):
         print(f"  {line}")
     print(f"report of {version.label}: {result.locate('report.html')}")
@@ -109,3 +115,53 @@ def compare(options: argparse.Namespace) -> None:
         print(json.dumps(comparison.content(), indent=1, allow_nan=False))
     else:
         print(comparison.text())
+
+
+def candidate(options: argparse.Namespace) -> None:
+    if options.min_labels < 1:
+        raise InvalidInput("--min-labels", "1 or more", str(options.min_labels))
+    if not options.interval_s > 0:
+        raise InvalidInput("--interval-s", "more than 0", str(options.interval_s))
+    state = options.state or Path(os.environ.get("DUBITO_STATE", "state"))
+    if not options.watch:
+        _try_candidate(options, state)
+        return
+    for poll in count(1):
+        try:
+            _try_candidate(options, state)
+        except DubitoError as error:  # it may be fixed before the next poll
+            log.error("%s", error)
+        try:
+            if poll == 1:
+                log.info("repeating every %g s", options.interval_s)
+            time.sleep(options.interval_s)
+        except KeyboardInterrupt:  # no fit is running, so this is not an error
+            return
+
+
+def _try_candidate(options: argparse.Namespace, state: Path) -> None:
+    if not has_state(state):
+        log.info("no labels yet: %s does not contain a state", state)
+        return
+    from training.candidate import count_labels, count_tried_labels, gather_labels, make_candidate
+    from training.fit import find_device
+
+    store, root, runs, name = open_store(), data_root(), runs_folder(), options.model
+    with closing(Database(state)) as database:
+        sources = gather_labels(store, database, name, root, options.data)
+        for reason, count in sources.provenance.left_out.items():
+            log.info("! leaving out %d labels: %s", count, reason)
+        if options.watch:
+            before = count_tried_labels(store, database, name)
+        else:
+            before = count_labels(store, name, sources.parent.manifest.version)
+        new = sources.provenance.rows - before
+        if new < options.min_labels:
+            log.info("%d of %d required new labels", max(new, 0), options.min_labels)
+            return
+        make_candidate(store, database, sources, runs, root, find_device(options.device))
+
+
+def _format(value: float) -> str:
+    """Format a number with four decimals, or with four significant digits if it is small."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
