@@ -5,7 +5,6 @@ published version, and predicts with the service's code. With the same seed, pre
 bit those of `POST /predict`.
 """
 
-import base64
 import json
 import operator
 import shutil
@@ -33,18 +32,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from model_store.artifacts.manifest import Description, Manifest
+    from model_store.artifacts.manifest import Manifest
     from model_store.artifacts.store import ModelStore
     from model_store.inference.prediction import Prediction
     from training.fitting.run import Callback
     from training.publishing.draft import Draft
-    from training.recipe import DataSection
 
 AnyEstimator = TypeVar("AnyEstimator", bound="Estimator")
 Keys: TypeAlias = dict[str, Any] | None  # of a recipe's section
 
 SECTIONS = ("data", "network", "posterior", "training", "likelihood", "serving")
-ROW_KEYS = ("source", "target")  # keys of [data] that X and y determine
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
@@ -110,7 +107,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         from torch import nn
 
         from training.data import load
-        from training.estimators.recipes import make_recipe
+        from training.estimators.recipes import make_recipe, write_rows
         from training.fit import fit
         from training.publishing.publish import assemble_with_constant
 
@@ -120,7 +117,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         X, y = self._validate(X, y, reset=True)
         y = self._targets(y)
         with _value_errors(), _folder(self.runs) as folder:
-            section = self._write_rows(X, y, name, folder)
+            section = write_rows(X, y, name, self._names, self.get_params(deep=False), folder)
             recipe = make_recipe(self._task, self.get_params(deep=False), section, folder)
             if recipe.network.encoder is not None and self.runs is None:
                 raise InvalidInput("runs", "a folder in which to store the encoder", "none")
@@ -224,15 +221,20 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self)
         if not self.history_:
-            raise ValueError(f"plot: {self._method} trained no epochs, so there is nothing to plot")
+            method = self.recipe_.method
+            raise ValueError(f"plot: {method} trained no epochs, so there is nothing to plot")
         figure = plt.figure()
-        draw_run(figure, self.history_, self._method)
+        draw_run(figure, self.history_, self.recipe_.method)
         return figure
 
     def report(self) -> str:
         """Render the model's test metrics, baselines and warnings as HTML."""
+        from training.evaluation.page import render
+        from training.publishing.baselines import lines
+
         check_is_fitted(self)
-        return summary(self._with_baselines().description)
+        description = self._with_baselines().description
+        return render("summary.html", description=description, baselines=lines(description))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -252,27 +254,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         super().__setstate__(state)
         if self.__sklearn_is_fitted__():
             self._load()
-
-    def _html_repr(self) -> str:
-        html: str = super()._html_repr()
-        if not self.__sklearn_is_fitted__():
-            return html
-        parts = [summary(self._draft.description)]
-        if self.history_:
-            from matplotlib.figure import Figure
-
-            from training.fitting.plots import draw_run, render_png
-
-            figure = Figure()
-            draw_run(figure, self.history_, self._method)
-            data = base64.b64encode(render_png(figure, dpi=60)).decode()
-            parts.append(f'<img alt="metrics by epoch" src="data:image/png;base64,{data}">')
-        return html + "".join(parts)
-
-    @property
-    def _method(self) -> str:
-        method: str = self.recipe_.method
-        return method
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         from model_store.inference.frames import is_frame
@@ -298,24 +279,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         check_consistent_length(X, y)
         assert_all_finite(y)
         return X, y
-
-    def _write_rows(self, X: Any, y: np.ndarray, name: object, folder: Path) -> "DataSection":
-        """Write rows to a file, and return the `[data]` section that reads it."""
-        from model_store.inference.frames import is_frame, to_table
-        from training.estimators.recipes import write_arrays, write_table
-
-        data = {**(self.data or {})}
-        if "tokenizer" in data:
-            data["tokenizer"] = str(Path(data["tokenizer"]).absolute())
-        for key in ROW_KEYS:
-            if key in data:
-                expected = "no value, because X and y determine it"
-                raise InvalidInput(f"data.{key}", expected, repr(data[key]))
-        if not is_frame(X) and (X.ndim > 2 or self.start is not None):
-            return write_arrays(X, y, data, folder)
-        table = to_table(X, self._names)
-        kinds = {} if is_frame(X) else dict.fromkeys(table.column_names, "numeric")
-        return write_table(table, y, name, kinds, data, folder)
 
     @property
     def _names(self) -> list[str] | None:
@@ -355,14 +318,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if len(self._draft.description.baselines) < 2:
             self._draft = add_baselines(self._draft, self._result)
         return self._draft
-
-
-def summary(description: "Description") -> str:
-    from training.evaluation.page import render
-    from training.publishing.baselines import lines
-
-    baselines = lines(description) if len(description.baselines) > 1 else []
-    return render("summary.html", description=description, baselines=baselines)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import pyarrow as pa
 from jaxtyping import Shaped
 from sklearn.utils import check_random_state
 
-from model_store.inference.frames import to_parquet
+from model_store.errors import InvalidInput
+from model_store.inference.frames import is_frame, to_parquet, to_table
 from model_store.types import Task
 from training import log
 from training.data.column_findings import CONFIGURED
@@ -24,6 +25,7 @@ from training.recipe import DataSection, Recipe, validate
 
 NAMES: dict[Task, str] = {"classification": "classifier", "regression": "regressor"}
 SECTIONS = ("posterior", "training", "likelihood", "serving")
+ROW_KEYS = ("source", "target")  # keys of [data] that X and y determine
 HELD_OUT = ("test_fraction", *SPLITS)
 TEXT_KEYS = ("text", "tokenizer", "max_tokens")
 ARCHITECTURE_KEYS = {"hidden", "kind", "factory"}
@@ -90,6 +92,34 @@ def _warn_ignored(findings: Findings) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
+def write_rows(
+    X: Any,
+    y: Shaped[np.ndarray, "N"],
+    target: object,
+    names: list[str] | None,
+    parameters: Mapping[str, Any],
+    folder: Path,
+) -> DataSection:
+    """Write rows to a file, and return the `[data]` section that reads it."""
+    data = {**(parameters["data"] or {})}
+    if "tokenizer" in data:
+        data["tokenizer"] = str(Path(data["tokenizer"]).absolute())
+    for key in ROW_KEYS:
+        if key in data:
+            expected = "no value, because X and y determine it"
+            raise InvalidInput(f"data.{key}", expected, repr(data[key]))
+    if not is_frame(X) and (X.ndim > 2 or parameters["start"] is not None):
+        content = io.BytesIO()
+        np.savez(content, x=X, y=y)
+        digest = sha256(np.ascontiguousarray(X).data)
+        digest.update(repr((X.shape, X.dtype, y.tolist())).encode())
+        file = f"rows-{digest.hexdigest()[:16]}.npz"
+        return _write(content.getvalue(), {**data, "source": f"npz:{file}"}, folder / file)
+    table = to_table(X, names)
+    kinds = {} if is_frame(X) else dict.fromkeys(table.column_names, "numeric")
+    return write_table(table, y, target, kinds, data, folder)
+
+
 def write_table(
     table: pa.Table,
     y: Shaped[np.ndarray, "N"],
@@ -98,7 +128,6 @@ def write_table(
     data: Mapping[str, Any],
     folder: Path,
 ) -> DataSection:
-    """Write a table with its targets to a folder, and complete the `[data]` section."""
     names = table.column_names
     target_name = target if isinstance(target, str) and target not in names else "y"
     while target_name in names:
@@ -108,20 +137,6 @@ def write_table(
     columns = {**kinds, **data.get("columns", {})}
     section = {**data, "source": f"parquet:{file}", "target": target_name, "columns": columns}
     return _write(content, section, folder / file)
-
-
-def write_arrays(
-    x: Shaped[np.ndarray, "N ..."],
-    y: Shaped[np.ndarray, "N"],
-    data: Mapping[str, Any],
-    folder: Path,
-) -> DataSection:
-    content = io.BytesIO()
-    np.savez(content, x=x, y=y)
-    digest = sha256(np.ascontiguousarray(x).data)
-    digest.update(repr((x.shape, x.dtype, y.tolist())).encode())
-    file = f"rows-{digest.hexdigest()[:16]}.npz"
-    return _write(content.getvalue(), {**data, "source": f"npz:{file}"}, folder / file)
 
 
 def _write(content: bytes, section: dict[str, Any], path: Path) -> DataSection:
