@@ -73,14 +73,7 @@ class DataSection(Section):
         ("image_resize", "image_size"),
         ("image_interpolation", "image_size"),
     )
-    excludes = (
-        ("time", "group"),
-        ("vocabulary", "group"),
-        ("vocabulary", "calibration_group"),
-        ("vocabulary", "time"),
-        ("vocabulary", "id"),
-        ("vocabulary", "text"),
-    )
+    excludes = (("time", "group"),)
 
     source: str
     trained_on: str | None = None

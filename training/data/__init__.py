@@ -17,7 +17,7 @@ from model_store.sources.columns import Columns
 from model_store.sources.npy import read_npz
 from training import log
 from training.data.arrays import digits, idx, make_array_dataset, resolve_path
-from training.data.cells import csv_table, parquet_table
+from training.data.cells import typed_table
 from training.data.images import images
 from training.data.rows import (
     Dataset,
@@ -31,7 +31,7 @@ from training.data.rows import (
     split,
 )
 from training.data.splitting import SplitSizes
-from training.data.tables import MAX_GROUPS, id_lists, make_table_dataset, uci
+from training.data.tables import MAX_GROUPS, make_table_dataset, uci
 from training.data.texts import TextRows
 from training.recipe import IMAGE_DENSITIES, Recipe
 
@@ -126,19 +126,14 @@ def _read(
 ) -> Dataset:
     section, task, sizes = recipe.data, recipe.task, split_sizes(recipe)
     if kind == "idx":
-        return idx(path)
+        return idx(path, section)
     if kind == "images":
         return images(path, section)
     if kind == "npz":
         return make_array_dataset(read_npz(path), task, section)
     if kind == "uci":
         return uci(path, section.split, sizes, columns)
-    if kind == "csv":
-        table = csv_table(path, task, section)
-    else:
-        table = parquet_table(path, task, section)
-        if section.vocabulary is not None:
-            return make_array_dataset(id_lists(table, task, section), task, section)
+    table = typed_table(kind, path, task, section)
     return make_table_dataset(table, task, section, sizes, columns, texts)
 
 
@@ -149,13 +144,11 @@ def _check_source_kind(recipe: Recipe, kind: str) -> None:
     if recipe.task == "classification" and kind in TARGET_SOURCES:
         raise InvalidInput("task", f"regression, because `{kind}` has targets", "classification")
     no_columns = f"no value, because `{kind}` has no named columns"
-    for key in ("target", "group", "calibration_group", "time", "id"):
+    for key in ("target", "group", "calibration_group", "time", "id", "text"):
         if getattr(section, key) is not None and kind not in ("csv", "parquet"):
             raise InvalidInput(f"data.{key}", no_columns, repr(getattr(section, key))[:100])
-    if section.vocabulary is not None and kind not in ("npz", "parquet"):
-        raise InvalidInput("data.vocabulary", "an `npz:` or `parquet:` source", f"`{kind}`")
-    if section.text is not None and kind not in ("csv", "parquet"):
-        raise InvalidInput("data.text", no_columns, repr(section.text)[:100])
+    if section.vocabulary is not None and kind != "npz":
+        raise InvalidInput("data.vocabulary", "an `npz:` source", f"`{kind}`")
     if section.image_size is not None and kind != "images":
         raise InvalidInput("data.image_size", "an `images:` source", f"`{kind}`")
 

@@ -4,6 +4,7 @@ import gzip
 import math
 import struct
 import zlib
+from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 DIGITS_TEST_FRACTION = 0.2
 MAX_IDX_BYTES = 1 << 32
 READ_BYTES = 1 << 20
-IDX_FILES = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}  # number of axes by file
+IDX_FILES = (("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1))  # with the number of axes
 WORKBOOKS = (".xlsx", ".xlsm", ".xls")
 UNSPLIT = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
@@ -49,10 +50,9 @@ def digits() -> Dataset:
     bunch = load_digits()
     numbers = np.arange(len(bunch.data))
     rows = Rows(bunch.data.astype(np.float32), bunch.target.astype(np.int64), numbers)
-    train, test = hold_out(len(rows), DIGITS_TEST_FRACTION)
+    train, test = map(rows.take, hold_out(len(rows), DIGITS_TEST_FRACTION))
     classes = tuple(map(str, bunch.target_names))
-    parts = rows.take(train), rows.take(test)
-    return Dataset(*parts, (8, 8), classes, 0.0, 16.0, is_held_out=True)
+    return Dataset(train, test, (8, 8), classes, 0.0, 16.0, is_held_out=True)
 
 
 def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
@@ -94,10 +94,8 @@ def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataS
         largest = section.vocabulary - 1 if isinstance(section.vocabulary, int) else None
         for name in ("x_train", "x_test"):
             check_ids(arrays[name], names[name], largest)
-        minimum, maximum = (
-            0.0,
-            max(maximum, float(x_test.max())) if largest is None else float(largest),
-        )
+        minimum = 0.0
+        maximum = max(maximum, float(x_test.max())) if largest is None else float(largest)
     rows = Rows(x, y, ids), Rows(x_test, y_test)
     return Dataset(
         *rows, shape, classes, minimum, maximum, takes_ids=takes_ids, is_held_out=is_unsplit
@@ -149,35 +147,16 @@ def _labels(y: np.ndarray, name: str) -> list[str]:
     return [category_text(label) for label in y.tolist()]
 
 
-def idx(folder: Path) -> Dataset:
+def idx(folder: Path, section: "DataSection") -> Dataset:
     if not folder.is_dir():
         received = f"{str(folder)!r}, which is not a folder"
         raise InvalidInput("data.source", "a folder of IDX files", received)
-    (images, labels), (test_images, test_labels) = (
-        [read_idx(find_idx(folder, f"{split}-{kind}"), n) for kind, n in IDX_FILES.items()]
-        for split in ("train", "t10k")
-    )
-    for split, x, y in (("train", images, labels), ("t10k", test_images, test_labels)):
-        if len(x) != len(y):
-            expected = f"as many {split} labels as images ({len(x)})"
-            raise InvalidInput("data.source", expected, f"{len(y)} labels")
-    shape, test_shape = images.shape[1:], test_images.shape[1:]
-    if test_shape != shape:
-        expected = f"t10k images of shape {shape} as in train"
-        raise InvalidInput("data.source", expected, f"{test_shape}")
-    distinct, classes = np.unique(labels).tolist(), int(labels.max()) + 1
-    if classes < 2 or len(distinct) < classes:
-        expected = "labels of two classes or more, numbered from 0 without gaps"
-        raise InvalidInput("data.source", expected, f"labels {distinct[:20]}")
-    if test_labels.max() >= classes:
-        received = str(int(test_labels.max()))
-        raise InvalidInput("data.source", f"t10k labels below {classes}", received)
-    rows, test_rows = (
-        Rows(x.reshape(len(x), -1).astype(np.float32), y.astype(np.int64))
-        for x, y in ((images, labels), (test_images, test_labels))
-    )
-    names, grey = tuple(map(str, range(classes))), ImageSpec(mode="L")
-    return Dataset(rows, test_rows, shape, names, 0.0, 255.0, image=grey)
+    arrays: dict[str, np.ndarray] = {}
+    for part, stem in (("train", "train"), ("test", "t10k")):
+        images, labels = (read_idx(find_idx(folder, f"{stem}-{kind}"), n) for kind, n in IDX_FILES)
+        arrays |= {f"x_{part}": images.astype(np.float32), f"y_{part}": labels}
+    data = make_array_dataset(arrays, "classification", section)
+    return replace(data, minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
 
 
 def find_idx(folder: Path, stem: str) -> Path:

@@ -7,20 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Int64
+import pyarrow as pa
+from jaxtyping import Float64, Int64
 from pyarrow import types
 
 from model_store.errors import InvalidInput
-from model_store.sources.arrow import (
-    EXACT_INTEGERS,
-    as_text,
-    column_type,
-    read_categories,
-    read_numbers,
-)
-from model_store.sources.cells import WHOLE, Numbers, find_sign, is_number
-from training.data.cells import check_mixed, find_times
-from training.data.columns import MAX_CATEGORIES, MIN_CATEGORY_ROWS
+from model_store.sources.arrow import EXACT_INTEGERS, as_text, column_type, read_numbers
+from model_store.sources.cells import WHOLE, Categories, Numbers, find_sign, is_number
+from training.data.columns import MAX_CATEGORIES, MIN_CATEGORY_ROWS, read_column, take
 
 Index = Int64[np.ndarray, "N"]
 Kind = Literal["numeric", "categorical", "time", "ignored", "refused"]
@@ -50,42 +44,46 @@ class ColumnFinding:
     missing: float
     values: Numbers | list[str | None]
     notes: list[str] = field(default_factory=list)
-    tail: float = 0.0  # interquartile ranges from the median to the furthest value
     is_id: bool = False  # by its name, or because it numbers the rows
 
 
 def inspect_column(
-    table: Any, name: str, date_format: str | None, rows: Index, config: Any = None
+    table: pa.Table, name: str, date_format: str | None, rows: Index, config: Any = None
 ) -> ColumnFinding:
-    """Infer the kind of a typed column, unless it is configured.
-
-    `rows` are the row numbers in the file.
-    """
+    """Infer the kind of a typed column from some rows, unless it is configured."""
     column = table.column(name)
-    missing = column.null_count / max(1, len(column))
-    kind, text = column_type(column), as_text(column)
-    if kind is None:
+    missing = column.take(rows).null_count / max(1, len(rows))
+    if column_type(column) is None:
         reason = f"type {column.type} is not numeric, categorical or a date"
         return ColumnFinding(name, "ignored", reason, missing, [])
     try:
-        is_open = config in (None, "time")
-        times = find_times(column, name, date_format) if is_open else None
+        kind = None if config == "ignored" else config
+        values, written = read_column(table, name, kind, date_format)
     except InvalidInput as error:
-        return _refused(error, name, missing, [] if text is None else text.to_pylist())
-    if times is not None:
-        seconds = times[0]
-        ends = (0.0, 0.0) if np.isnan(seconds).all() else (np.nanmin(seconds), np.nanmax(seconds))
-        first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
-        return ColumnFinding(name, "time", f"dates or times, {first} to {last}", missing, seconds)
-    if kind == "numbers" or (kind == "integers" and config == "numeric"):
-        return _inspect_numbers(name, read_numbers(column), rows, config)
-    is_declared = types.is_dictionary(column.type)
-    return _inspect_text(name, read_categories(column), rows, config, is_declared)
+        text, is_numeric = as_text(column), column_type(column) == "numbers"
+        values = read_numbers(column) if is_numeric else [] if text is None else text.to_pylist()
+        values = take(values, rows) if len(values) else values
+        if config == "ignored":
+            return ColumnFinding(name, "ignored", CONFIGURED, missing, values)
+        reason = f"expected {error.expected}, got {error.received}"
+        return ColumnFinding(name, "refused", reason, missing, values)
+    values = take(values, rows)
+    if isinstance(values, list):
+        is_declared = types.is_dictionary(column.type)
+        return _inspect_categories(name, values, missing, config, is_declared)
+    missing = float(np.isnan(values).mean()) if len(values) else 0.0
+    if not isinstance(written, str):
+        return _inspect_numbers(name, values, missing, rows, config)
+    ends = (0.0, 0.0) if missing == 1.0 else (np.nanmin(values), np.nanmax(values))
+    first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
+    reason = CONFIGURED if config == "ignored" else f"dates or times, {first} to {last}"
+    return ColumnFinding(name, config or "time", reason, missing, values)
 
 
-def _inspect_numbers(name: str, numbers: Numbers, rows: Index, config: Any) -> ColumnFinding:
-    present = numbers[np.isfinite(numbers)]
-    missing = float(np.isnan(numbers).mean()) if len(numbers) else 0.0
+def _inspect_numbers(
+    name: str, numbers: Numbers, missing: float, rows: Index, config: Any
+) -> ColumnFinding:
+    present = numbers[~np.isnan(numbers)]
     distinct = np.unique(present)
     if config is None and len(distinct) < 2:
         reason = (
@@ -95,12 +93,9 @@ def _inspect_numbers(name: str, numbers: Numbers, rows: Index, config: Any) -> C
     reason = f"numbers, {distinct[0]:g} to {distinct[-1]:g}" if len(distinct) else "numbers"
     kind: Kind = "numeric"
     notes = []
-    if np.isinf(numbers).any():
-        row = rows[int(np.argmax(np.isinf(numbers)))]
-        notes.append(f"infinity in row {row}, which a fit refuses")
     is_integer = bool((present == np.round(present)).all())
     if is_integer and len(distinct) == len(present) >= MIN_ROWS:
-        steps, row_steps = np.diff(present), np.diff(rows[np.isfinite(numbers)])
+        steps, row_steps = np.diff(present), np.diff(rows[~np.isnan(numbers)])
         if any((steps == step).all() for step in (1, -1, row_steps, -row_steps)):
             reason, kind = "it numbers the rows", "ignored"
         elif ID_NAME.fullmatch(name):
@@ -109,22 +104,13 @@ def _inspect_numbers(name: str, numbers: Numbers, rows: Index, config: Any) -> C
             notes.append("whole numbers, different in every row: an id? (`ignored` leaves it out)")
     elif is_integer and ID_NAME.fullmatch(name) and len(distinct) > MAX_CATEGORIES:
         notes.append("an id by its name, which has no order (set `categorical` or `ignored`)")
-    tail = tail_length(present)
-    if kind == "numeric" and tail > HEAVY:
+    if kind == "numeric" and (tail := tail_length(present)) > HEAVY:
         distance = f"{np.round(tail):.6g} interquartile ranges from the median"
         notes.append(f"a heavy tail: its furthest value is {distance}")
-    is_id = kind == "ignored" and config in (None, "ignored") and len(present) == len(numbers)
-    if config in ("numeric", "categorical", "ignored"):
-        kind = config
-    reason = reason if config is None else CONFIGURED
-    return ColumnFinding(name, kind, reason, missing, numbers, notes, tail, is_id)
-
-
-def _refused(
-    error: InvalidInput, name: str, missing: float, values: list[str | None]
-) -> ColumnFinding:
-    reason = f"expected {error.expected}, got {error.received}"
-    return ColumnFinding(name, "refused", reason, missing, values)
+    is_id = kind == "ignored" and config in (None, "ignored") and missing == 0.0
+    if config is not None:
+        kind, reason = config, CONFIGURED
+    return ColumnFinding(name, kind, reason, missing, numbers, notes, is_id)
 
 
 def tail_length(present: Numbers) -> float:
@@ -133,26 +119,19 @@ def tail_length(present: Numbers) -> float:
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
 
-def _inspect_text(
-    name: str, values: list[str | None], rows: Index, config: Any, is_declared: bool
+def _inspect_categories(
+    name: str, values: Categories, missing: float, config: Any, is_declared: bool
 ) -> ColumnFinding:
-    counts = Counter(value for value in values if value is not None)
-    present = counts.total()
-    missing = 1.0 - present / max(1, len(values))
     if config is not None:
         return ColumnFinding(name, config, CONFIGURED, missing, values)
+    counts = Counter(value for value in values if value is not None)
+    present = counts.total()
     if len(counts) < 2:
         reason = "no value in any row"
         if counts:
             reason = f"the same in every row ({next(iter(counts))[:40]!r})"
         return ColumnFinding(name, "ignored", reason, missing, values)
-    notes = []
-    try:
-        if not is_declared:
-            check_mixed(values, name, rows.tolist())
-            notes += _format_hints(counts)
-    except InvalidInput as error:
-        return _refused(error, name, missing, values)
+    notes = [] if is_declared else _format_hints(counts)
     is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < RARE
     if is_rare or len(counts) == present >= MIN_ROWS:
         reason = f"an id or free text: {len(counts)} different values in {present} rows"
@@ -161,7 +140,7 @@ def _inspect_text(
             remedy = "set data.text to use it with your network"
             reason = f"free text of {mean_words:.0f} words on average; {remedy}"
         is_id = ID_NAME.fullmatch(name) is not None and len(counts) == len(values)
-        return ColumnFinding(name, "ignored", reason, missing, values, notes, is_id=is_id)
+        return ColumnFinding(name, "ignored", reason, missing, values, notes, is_id)
     if len(counts) > MAX_CATEGORIES:
         notes.append(f"{len(counts)} categories, of which only the most frequent are kept")
     elif len(counts) > present / 2:
@@ -217,6 +196,15 @@ def group_similar(values: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
+def as_numbers(values: Numbers | Categories) -> Float64[np.ndarray, "N"]:
+    """Return finite numbers, or the number of each category, with -1 if missing."""
+    if isinstance(values, list):
+        index = {value: i for i, value in enumerate(dict.fromkeys(values))} | {None: -1}
+        return np.array([index[value] for value in values], dtype=np.float64)
+    low, high = np.finfo(np.float32).min, np.finfo(np.float32).max
+    return np.clip(np.nan_to_num(values, nan=-1.0), low, high)
+
+
 def describe_leak(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
     """Describe how well a column alone predicts the target, or return None if there is no leak.
 
@@ -224,33 +212,26 @@ def describe_leak(values: Any, target: np.ndarray, is_regression: bool) -> str |
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-    y = target.astype(np.float64)
+    if isinstance(values, list) and len(set(values)) > MAX_CATEGORIES:
+        return None
+    x, y = as_numbers(values), target.astype(np.float64)
     if is_regression and len(y):
         y = y / (np.abs(y).max() or 1.0)  # Squares must not overflow.
-    if isinstance(values, list):
-        codes = {value: i for i, value in enumerate(sorted({v for v in values if v is not None}))}
-        if len(codes) > MAX_CATEGORIES:
-            return None
-        x = np.array([codes.get(value, -1) for value in values], dtype=np.float64)
-    else:
-        x = np.where(np.abs(values) < np.finfo(np.float32).max, values, np.nan)
     order = np.random.default_rng(0).permutation(len(y))[:LEAK_ROWS]
     half = len(order) // 2
-    if half < MIN_ROWS:
+    if half < MIN_ROWS or (y == y[0]).all():
         return None
     fit_rows, test_rows = order[:half], order[half:]
     if not is_regression and len(np.unique(y[fit_rows])) > half / 2:
         return None
     tree_class = DecisionTreeRegressor if is_regression else DecisionTreeClassifier
     tree = tree_class(max_leaf_nodes=64, min_samples_leaf=3, random_state=0)
-    predicted = tree.fit(x[fit_rows, None], y[fit_rows]).predict(x[test_rows, None])
-    if is_regression:
-        base = float(np.var(y[test_rows]))
-        share = 1.0 - float(np.mean((predicted - y[test_rows]) ** 2)) / base if base > 0 else 0.0
-        note = f"it alone explains {100 * share:.1f} % of the target's variance"
-        return note if share > LEAK else None
-    share = float(np.mean(predicted == y[test_rows]))
-    base = float(np.max(np.unique(y[test_rows], return_counts=True)[1]) / len(test_rows))
-    if share < LEAK or base > LEAK - 0.05:
+    score = tree.fit(x[fit_rows, None], y[fit_rows]).score(x[test_rows, None], y[test_rows])
+    if score < LEAK:
         return None
-    return f"it alone predicts the class of {100 * share:.1f} % of the rows"
+    if is_regression:
+        return f"it alone explains {100 * score:.1f} % of the target's variance"
+    most_common = np.unique(y[test_rows], return_counts=True)[1].max() / len(test_rows)
+    if most_common > LEAK - 0.05:
+        return None
+    return f"it alone predicts the class of {100 * score:.1f} % of the rows"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
@@ -15,21 +16,21 @@ from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
 from training.data.arrays import SPLIT, check_not_workbook, resolve_path
-from training.data.cells import csv_table, find_index_column, parquet_table, read_column
+from training.data.cells import column_names, typed_table
 from training.data.column_findings import (
     CONFIGURED,
     MAX_NUMERIC_CLASSES,
     ColumnFinding,
+    Index,
     describe_leak,
     describe_nearly_numbers,
     group_similar,
     inspect_column,
 )
-from training.data.columns import take
+from training.data.columns import read_column, take
 from training.data.images import survey_images
 from training.data.row_findings import split_warnings, total_warnings
 from training.data.rows import Rows, Splits
-from training.data.tables import check_names
 from training.recipe import DataSection
 
 MIN_CLASS_ROWS = 10  # smaller classes cause a warning
@@ -82,12 +83,11 @@ class Findings:
             with np.errstate(over="ignore"):  # A fit refuses such targets.
                 moments = f"mean {y.mean():.4g}, standard deviation {y.std():.4g}"
             lines.append(f"target: {y.min():.4g} to {y.max():.4g}, {moments}")
-        lines += self._all_columns() if is_full else self._left_out()
+        if self.columns:
+            lines += self._all_columns() if is_full else self._left_out()
         return [*lines, *self.notes, *(f"! {warning}" for warning in self.warnings)]
 
     def _all_columns(self) -> list[str]:
-        if not self.columns:
-            return []
         lines = ["columns:"]
         width = min(NAME_WIDTH, max(len(column.name) for column in self.columns))
         for column in self.columns:
@@ -96,16 +96,9 @@ class Findings:
             lines.append(f"{name}  {column.reason}{missing}")
             if column.kind != "ignored":  # The warnings contain the notes of ignored columns.
                 lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in column.notes]
-        tails = sorted((c for c in self.used if c.tail > 5), key=lambda column: -column.tail)[:3]
-        if tails:
-            shown = ", ".join(f"{column.name} ({np.round(column.tail):.6g})" for column in tails)
-            unit = "interquartile ranges from the median to the furthest value"
-            lines.append(f"heaviest tails ({unit}): {shown}")
         return lines
 
     def _left_out(self) -> list[str]:
-        if not self.columns:
-            return []
         kinds = [column.kind for column in self.columns]
         counts = [f"{kinds.count(kind)} {kind}" for kind in USED_KINDS if kind in kinds]
         lines = [f"columns: {', '.join(counts) or 'none'}"]
@@ -133,18 +126,13 @@ def inspect_source(section: DataSection, root: Path, task: Task | None = None) -
         return _inspect_images(section, path)
     if kind == "npz":
         return _inspect_arrays(section, path, task)
-    read = csv_table if kind == "csv" else parquet_table
-    return _inspect_table(section, read(path, None, section), task)
+    return _inspect_table(section, typed_table(kind, path, None, section), task)
 
 
-def _inspect_table(section: DataSection, table: Any, task: Task | None) -> Findings:
-    names, notes = list(table.column_names), []
+def _inspect_table(section: DataSection, table: pa.Table, task: Task | None) -> Findings:
+    notes = []
     keys = {"--target": section.target, "--group": section.group, "--time": section.time}
-    index = find_index_column(names, {name for name in (*keys.values(), *section.columns) if name})
-    if index is not None:
-        notes.append(f"column {index!r} is ignored: pandas' unnamed index")
-        names.remove(index)
-    check_names(names)
+    names = column_names(table, {*keys.values(), *section.columns})
     for key, name in keys.items():
         if name is not None and name not in names:
             raise InvalidInput(key, f"one of the columns {names[:20]}", repr(name)[:100])
@@ -155,7 +143,6 @@ def _inspect_table(section: DataSection, table: Any, task: Task | None) -> Findi
         if len(rows) < table.num_rows:
             dropped = table.num_rows - len(rows)
             notes.append(f"{dropped} rows without a value of {section.target} are dropped")
-            table = table.take(rows)
     keyed = set(keys.values()) - set(section.columns)
     columns = [
         inspect_column(table, name, section.date_format, rows, section.columns.get(name))
@@ -173,7 +160,7 @@ def _inspect_table(section: DataSection, table: Any, task: Task | None) -> Findi
     findings.warnings.extend(total_warnings([*columns, *targets], rows))
     if target is None:
         return findings
-    findings = _add_target(findings, target, table.column(target.name), task)
+    findings = _add_target(findings, target, table, rows, task)
     if findings.task is not None and section.group is None and section.time is None:
         y = findings.targets
         if y is None:
@@ -183,7 +170,7 @@ def _inspect_table(section: DataSection, table: Any, task: Task | None) -> Findi
 
 
 def _add_target(
-    findings: Findings, target: ColumnFinding, column: Any, task: Task | None
+    findings: Findings, target: ColumnFinding, table: pa.Table, rows: Index, task: Task | None
 ) -> Findings:
     name = target.name
     if target.kind == "refused" and task is None:
@@ -195,7 +182,7 @@ def _add_target(
     if target.kind in ("time", "refused") and is_regression:
         raise InvalidInput(f"column {name}", "numbers or classes as the target", target.reason)
     kind = "numeric" if is_regression else "categorical"
-    values: Any = read_column(column, name, kind)[0]
+    values: Any = take(read_column(table, name, kind)[0], rows)
     if is_regression:
         findings, y = replace(findings, targets=values), values
     else:

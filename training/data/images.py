@@ -8,7 +8,7 @@ class folder without images is an error. Pixels stay bytes.
 import math
 import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -86,14 +86,22 @@ def survey_images(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]],
     """
     with _files(path) as (files, open_file):
         labels_by_split = _classes_for_training(files, path)
-        sizes: Counter[tuple[int, int]] = Counter()
-        is_grey = True
-        for name in [*labels_by_split["train"], *labels_by_split["test"]]:
-            image = _open(open_file, name)
-            sizes[image.size] += 1
-            is_grey = is_grey and image.mode in GREY_MODES
+        names = [*labels_by_split["train"], *labels_by_split["test"]]
+        names_by_size, is_grey = _survey(open_file, names)
+    sizes = Counter({size: len(names) for size, names in names_by_size.items()})
     classes = dict(Counter(labels_by_split["train"].values()).most_common())
     return classes, sizes, is_grey, bool(labels_by_split["test"])
+
+
+def _survey(open_file: Open, names: list[str]) -> tuple[dict[tuple[int, int], list[str]], bool]:
+    """Group images by size (width, height), and check whether all are grey."""
+    names_by_size = defaultdict(list)
+    is_grey = True
+    for name in names:
+        image = _open(open_file, name)
+        names_by_size[image.size].append(name)
+        is_grey = is_grey and image.mode in GREY_MODES
+    return names_by_size, is_grey
 
 
 @contextmanager
@@ -171,17 +179,13 @@ def _count_outer_folders(files: Iterable[PurePosixPath]) -> int:
 def _shape(
     open_file: Open, names: list[str], section: "DataSection"
 ) -> tuple[tuple[int, ...], ImageSpec]:
-    first: tuple[int, int] | None = None
-    is_grey = True
-    for name in names:
-        image = _open(open_file, name)
-        is_grey = is_grey and image.mode in GREY_MODES
-        first = first or image.size
-        if section.image_size is None and image.size != first:
-            size = f"{first[0]} x {first[1]} pixels"
-            expected = f"an image of {size} like {names[0]} (or set `image_size` in the recipe)"
-            raise InvalidInput(_field(name), expected, f"{image.width} x {image.height}")
-    assert first is not None
+    names_by_size, is_grey = _survey(open_file, names)
+    first, *other_sizes = names_by_size
+    if section.image_size is None and other_sizes:
+        size = f"{first[0]} x {first[1]} pixels"
+        expected = f"an image of {size} like {names[0]} (or set `image_size` in the recipe)"
+        name, (width, height) = names_by_size[other_sizes[0]][0], other_sizes[0]
+        raise InvalidInput(_field(name), expected, f"{width} x {height}")
     height, width = section.image_size or (first[1], first[0])
     shape = (height, width) if is_grey else (3, height, width)
     size_bytes = len(names) * math.prod(shape)

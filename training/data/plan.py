@@ -47,6 +47,22 @@ class Plan:
     warnings: list[str]
 
 
+class _Draft:
+    """A recipe in progress, with the reasons for its keys."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, Any] = {}
+        self.reasons: dict[str, str] = {}
+
+    def set(self, key: str, value: Any, reason: str | None = None) -> None:
+        """Set a key, such as `data.validation`."""
+        section, _, name = key.rpartition(".")
+        content = self.content.setdefault(section, {}) if section else self.content
+        content[name] = value
+        if reason is not None:
+            self.reasons[key] = reason
+
+
 def make_plan(findings: Findings, section: DataSection, name: str | None, seed: int | None) -> Plan:
     if findings.target is not None and findings.task is None:
         field, expected = f"column {findings.target}", "numbers or classes as the target"
@@ -55,140 +71,113 @@ def make_plan(findings: Findings, section: DataSection, name: str | None, seed: 
         raise InvalidInput("--target", "the name of a column", "none")
     if findings.rows < MIN_ROWS:
         raise InvalidInput("data.source", f"at least {MIN_ROWS} rows", f"{findings.rows}")
-    reasons = {"task": findings.reason}
+    draft = _Draft()
+    draft.set("name", name or model_name_for(findings.source))
+    draft.set("task", findings.task, findings.reason)
+    draft.set("seed", seed or 0)
     test = 0 if findings.has_test else round(default_test_fraction(findings.rows) * findings.rows)
-    left_out = [*section.leave_out, *_rare_classes(findings, section)]
+    rare = _rare_classes(findings, section)
+    left_out = [*section.leave_out, *rare]
     rows = findings.rows - test - sum(findings.classes.get(label, 0) for label in left_out)
     sizes = {split: default_rows(split, rows) for split in SPLITS}
     train = rows - sum(sizes.values())
-    content: dict[str, Any] = {
-        "name": name or model_name_for(findings.source),
-        "task": findings.task,
-        "seed": seed or 0,
-        "data": _data(findings, section, rows, sizes, reasons),
-    }
+    _plan_data(draft, findings, section)
+    for split, size in sizes.items():
+        draft.set(f"data.{split}", round_share(size, rows), f"{size} of {rows} rows")
+    warnings = []
+    if rare:
+        reason = f"fewer than {MIN_CLASS_ROWS} rows"
+        draft.set("data.leave_out", left_out, reason)
+        class_list = ", ".join(f"{label!r} ({findings.classes[label]})" for label in rare[:10])
+        rest = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
+        message = f"leaving out classes with {reason}"
+        warnings.append(f"{message}: {class_list}{rest} (data.leave_out)")
+    if findings.task == "regression":
+        draft.set("likelihood.noise", "heteroscedastic", "the model learns the noise of each row")
+        transform_reason = _transform_reason(findings.targets)
+        if transform_reason is not None:
+            draft.set("data.target_transform", "auto", transform_reason)
     is_image = findings.source.startswith("images:")
     if is_image and min(findings.shape[-2:]) >= MIN_CONVOLUTION_SIDE:
-        row_s = _plan_convolutions(findings, content, reasons) / CONVOLUTION_RATE
+        row_s = _plan_convolutions(draft, findings) / CONVOLUTION_RATE
     else:
-        row_s = _plan_layers(findings, train, content, reasons) / MATRIX_RATE
-    if findings.task == "regression":
-        content["likelihood"] = {"noise": "heteroscedastic"}
-        reasons["likelihood.noise"] = "the model learns the noise of each row"
-        reason = _transform_reason(findings.targets)
-        if reason is not None:
-            content["data"]["target_transform"] = "auto"
-            reasons["data.target_transform"] = reason
-    _plan_training(train, row_s, content, reasons)
-    warnings = _leave_out_rare_classes(findings, section, content, reasons)
+        row_s = _plan_layers(draft, findings, train) / MATRIX_RATE
+    _plan_training(draft, train, row_s)
     warnings += _too_few(sizes["ranking"])
-    return Plan(validate(content, "plan"), reasons, warnings)
+    return Plan(validate(draft.content, "plan"), draft.reasons, warnings)
 
 
-def _plan_training(
-    train: int, row_s: float, content: dict[str, Any], reasons: dict[str, str]
-) -> None:
+def _plan_data(draft: _Draft, findings: Findings, section: DataSection) -> None:
+    for key, value in section.model_dump(exclude_defaults=True).items():
+        draft.set(f"data.{key}", value)
+    if not findings.has_test:
+        fraction = default_test_fraction(findings.rows)
+        draft.set("data.test_fraction", fraction, "a fifth of the rows, up to 10,000")
+    ignored = {c.name: c.reason for c in findings.columns if c.kind == "ignored"}
+    columns = section.columns | dict.fromkeys(ignored, "ignored")
+    if columns:
+        reason = "; ".join(f"{name}: {text}" for name, text in ignored.items())
+        draft.set("data.columns", columns, reason)
+    ids = [column.name for column in findings.columns if column.is_id]
+    if ids and section.id is None:
+        draft.set("data.id", ids[0], "names training rows in explanations")
+    if findings.image_size is not None:
+        reason = "images have several sizes, or are large"
+        draft.set("data.image_size", list(findings.image_size), reason)
+
+
+def _rare_classes(findings: Findings, section: DataSection) -> list[str]:
+    """Return the classes that are too small to split, if at least two other classes remain."""
+    sizes = {label: n for label, n in findings.classes.items() if label not in section.leave_out}
+    rare = [label for label, n in sizes.items() if n < MIN_CLASS_ROWS]
+    return rare if len(sizes) - len(rare) >= 2 else []
+
+
+def _plan_convolutions(draft: _Draft, findings: Findings) -> float:
+    """Plan a convolutional network, and return its multiplications per row."""
+    draft.set("method", "dropout", "dropout, the cheapest posterior for convolutions")
+    draft.set("network", {"kind": "gal-cnn"}, "convolutions for images")
+    draft.set("posterior.prior_std", 1.0)
+    draft.set("training.learning_rate", 1e-3)
+    pixels, kernels = min(findings.shape[-2:]) ** 2, 17 if len(findings.shape) == 2 else 20
+    return float(pixels * 16 * 32 * kernels + 32 * 128 * pixels / 4)
+
+
+def _plan_layers(draft: _Draft, findings: Findings, train: int) -> float:
+    """Plan a dense network, and return its multiplications per row."""
+    reason = (
+        "tested on a panel of public data sets (docs/results/panel.md); "
+        "anchored-ensemble is more uncertain between clusters of rows"
+    )
+    draft.set("method", "batch-ensemble", reason)
+    network = {"hidden": [UNITS, UNITS], "dropout": DROPOUT}
+    draft.set("network", network, "two hidden layers")
+    width = math.prod(findings.shape)
+    bins = min(BINS, MAX_BINS // max(1, len(findings.used)))
+    if not findings.shape and bins >= MIN_BINS:
+        draft.set("network.bins", bins, "quantiles by which each number is encoded")
+        width = (1 + bins) * len(findings.used)
+    draft.set("posterior", {"members": MEMBERS, "prior_std": 1.0})
+    draft.set("training.learning_rate", 2e-3)
+    draft.set("training.early_stopping", True)
+    if train < MAX_REFIT_ROWS:
+        reason = "a second fit also uses the validation rows"
+        draft.set("training.early_stopping", "refit", reason)
+    outputs = max(2, len(findings.classes))
+    return float(MEMBERS * (width * UNITS + UNITS * UNITS + UNITS * outputs))
+
+
+def _plan_training(draft: _Draft, train: int, row_s: float) -> None:
     batch = 32 if train < 2_000 else 128 if train < 50_000 else 256
     steps = max(1, train // min(batch, max(1, train)))
     step_s = STEP_S + 3 * row_s * batch
     max_steps = min(max(MIN_STEPS, round(MAX_FIT_S / step_s)), MAX_STEPS)
     epochs = max(1, max_steps // steps, min(MIN_EPOCHS, MAX_MIN_STEPS // steps))
     max_steps = epochs * steps
-    content["training"] |= {"batch_rows": batch, "max_epochs": epochs}
-    reasons["training.batch_rows"] = f"of {train} training rows"
+    draft.set("training.batch_rows", batch, f"of {train} training rows")
     seconds = f"about {max_steps * step_s:.0f} s on one core"
-    reasons["training.max_epochs"] = f"{max_steps} steps, {seconds}; fewer with early stopping"
-
-
-def _leave_out_rare_classes(
-    findings: Findings, section: DataSection, content: dict[str, Any], reasons: dict[str, str]
-) -> list[str]:
-    """Leave out classes that are too small to split, if at least two classes remain."""
-    rare = _rare_classes(findings, section)
-    if not rare:
-        return []
-    reasons["data.leave_out"] = f"fewer than {MIN_CLASS_ROWS} rows"
-    content["data"]["leave_out"] = [*section.leave_out, *rare]
-    class_list = ", ".join(f"{label!r} ({findings.classes[label]})" for label in rare[:10])
-    rest = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
-    message = f"leaving out classes with {reasons['data.leave_out']}"
-    return [f"{message}: {class_list}{rest} (data.leave_out)"]
-
-
-def _rare_classes(findings: Findings, section: DataSection) -> list[str]:
-    sizes = {label: n for label, n in findings.classes.items() if label not in section.leave_out}
-    rare = [label for label, n in sizes.items() if n < MIN_CLASS_ROWS]
-    return rare if len(sizes) - len(rare) >= 2 else []
-
-
-def _data(
-    findings: Findings,
-    section: DataSection,
-    rows: int,
-    sizes: dict[str, int],
-    reasons: dict[str, str],
-) -> dict[str, Any]:
-    data = section.model_dump(exclude_defaults=True)
-    if not findings.has_test:
-        data["test_fraction"] = default_test_fraction(findings.rows)
-        reasons["data.test_fraction"] = "a fifth of the rows, up to 10,000"
-    for split, size in sizes.items():
-        data[split] = round_share(size, rows)
-        reasons[f"data.{split}"] = f"{size} of {rows} rows"
-    ignored = [column for column in findings.columns if column.kind == "ignored"]
-    data["columns"] = section.columns | dict.fromkeys((c.name for c in ignored), "ignored")
-    reasons["data.columns"] = "; ".join(f"{column.name}: {column.reason}" for column in ignored)
-    ids = [column.name for column in findings.columns if column.is_id]
-    if ids and section.id is None:
-        data["id"] = ids[0]
-        reasons["data.id"] = "names training rows in explanations"
-    if findings.image_size is not None:
-        data["image_size"] = list(findings.image_size)
-        reasons["data.image_size"] = "images have several sizes, or are large"
-    return {key: value for key, value in data.items() if value or value == 0}
-
-
-def _plan_convolutions(
-    findings: Findings, content: dict[str, Any], reasons: dict[str, str]
-) -> float:
-    content |= {
-        "method": "dropout",
-        "network": {"kind": "gal-cnn"},
-        "posterior": {"prior_std": 1.0},
-        "training": {"learning_rate": 1e-3},
-    }
-    reasons["network"] = "convolutions for images"
-    reasons["method"] = "dropout, the cheapest posterior for convolutions"
-    pixels, kernels = min(findings.shape[-2:]) ** 2, 17 if len(findings.shape) == 2 else 20
-    return float(pixels * 16 * 32 * kernels + 32 * 128 * pixels / 4)
-
-
-def _plan_layers(
-    findings: Findings, train: int, content: dict[str, Any], reasons: dict[str, str]
-) -> float:
-    network: dict[str, Any] = {"hidden": [UNITS, UNITS], "dropout": DROPOUT}
-    reasons["network"] = "two hidden layers"
-    width = math.prod(findings.shape)
-    bins = min(BINS, MAX_BINS // max(1, len(findings.used)))
-    if not findings.shape and bins >= MIN_BINS:
-        network["bins"] = bins
-        reasons["network.bins"] = "quantiles by which each number is encoded"
-        width = (1 + bins) * len(findings.used)
-    content |= {
-        "method": "batch-ensemble",
-        "network": network,
-        "posterior": {"members": MEMBERS, "prior_std": 1.0},
-        "training": {"learning_rate": 2e-3, "early_stopping": True},
-    }
-    if train < MAX_REFIT_ROWS:
-        content["training"]["early_stopping"] = "refit"
-        reasons["training.early_stopping"] = "a second fit also uses the validation rows"
-    reasons["method"] = (
-        "tested on a panel of public data sets (docs/results/panel.md); "
-        "anchored-ensemble is more uncertain between clusters of rows"
-    )
-    outputs = max(2, len(findings.classes))
-    return float(MEMBERS * (width * UNITS + UNITS * UNITS + UNITS * outputs))
+    reason = f"{max_steps} steps, {seconds}; fewer with early stopping"
+    draft.set("training.max_epochs", epochs, reason)
 
 
 def plan_lines(plan: Plan) -> list[str]:

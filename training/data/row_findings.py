@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from model_store.sources.cells import Numbers
-from training.data.column_findings import ID_NAME, MIN_ROWS, ColumnFinding
+from training.data.column_findings import ID_NAME, MIN_ROWS, ColumnFinding, as_numbers
 from training.data.columns import take
 
 TOTAL = re.compile(r"(?i)\s*((grand |sub-?)?totals?|sums?|averages?|means?)\s*:?\s*")
@@ -66,14 +65,14 @@ def split_warnings(
         option = _option_for(column)
         if option is None:
             continue
-        codes = np.unique(_as_numbers(column.values), return_inverse=True)[1]
+        codes = np.unique(as_numbers(column.values), return_inverse=True)[1]
         if not _is_key(codes, option):
             continue
         rows = _sample_rows(codes, option == "--time")
         if not is_regression and len(np.unique(y[rows])) > len(rows) / MIN_CLASS_ROWS:
             continue
         features = [take(c.values, rows) for c in columns if len(c.values)]
-        x = np.stack([_as_numbers(values) for values in features], axis=1)
+        x = np.stack([as_numbers(values) for values in features], axis=1)
         random, split = _compare(x, y[rows], codes[rows], is_regression, option == "--time")
         drop = random - split
         if drop.mean() <= max(MIN_DROP, MIN_DROP_ERRORS * drop.std() / np.sqrt(len(drop))):
@@ -87,15 +86,6 @@ def split_warnings(
             f"split, and {split.mean():.2f} on {kind} by {column.name}; if the model will predict "
             f"{purpose}, set {option} {column.name} (data.{option[2:]})"
         )
-
-
-def _as_numbers(values: Numbers | list[str | None]) -> Float64[np.ndarray, "N"]:
-    """Return finite numbers, or the number of each category, with -1 if missing."""
-    if isinstance(values, list):
-        index = {value: i for i, value in enumerate(dict.fromkeys(values))} | {None: -1}
-        return np.array([index[value] for value in values], dtype=np.float64)
-    low, high = np.finfo(np.float32).min, np.finfo(np.float32).max
-    return np.clip(np.nan_to_num(values, nan=-1.0), low, high)
 
 
 def _option_for(column: ColumnFinding) -> str | None:

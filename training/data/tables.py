@@ -1,7 +1,7 @@
 """Loaders for tables: `csv:FILE`, `parquet:FILE` and `uci:DIR`."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float64, Int64, Shaped
-from pyarrow import types
 
 from model_store.artifacts.manifest import CategoricalColumn, column_width
 from model_store.errors import InvalidInput
 from model_store.sources.cells import Categories, Numbers, category_text
 from model_store.sources.columns import Columns, encode, fill_missing, presence
-from model_store.sources.parquet import is_list
 from training import log
-from training.data.cells import find_index_column, find_times, read_column, stored_style
-from training.data.columns import Table, fit_columns, take
+from training.data.cells import column_names
+from training.data.columns import Values, find_times, fit_column, read_column, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.targets import needs_float64
@@ -32,31 +30,6 @@ MAX_GROUPS = 1000  # for calibration and evaluation by group
 Index = Int64[np.ndarray, "M"]
 
 
-def id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np.ndarray]:
-    target, names = section.target, table.column_names
-    if target is None or target not in names:
-        raise InvalidInput("data.target", f"one of the columns {names[:20]}", repr(target)[:100])
-    used = [name for name in names if section.columns.get(name) != "ignored"]
-    lists = [name for name in used if is_list(table.schema.field(name).type)]
-    if len(lists) != 1 or not types.is_integer(table.schema.field(lists[0]).type.value_type):
-        expected = "one column of lists of integers (set others to `ignored` in data.columns)"
-        raise InvalidInput("data.source", expected, f"{lists or used}"[:200])
-    unused = [name for name in used if name not in (lists[0], target)]
-    if unused:
-        log.info("ignoring %s, because rows are the ids of %r", ", ".join(unused)[:300], lists[0])
-    y, _ = read_column(table.column(target), target, _target_kind(task))
-    index = _rows_with_target(y, target)
-    rows = table.column(lists[0]).combine_chunks().take(index)
-    lengths = rows.value_lengths().to_numpy(zero_copy_only=False)  # NaN for missing lists
-    for row, length in enumerate(lengths.tolist()):
-        if length != lengths[0] or rows[row].values.null_count:
-            expected = f"{lengths[0]:.0f} ids in every row, as in the first"
-            received = f"{length:.0f} ids, or missing ids, in row {index[row]}"
-            raise InvalidInput(f"column {lists[0]}", expected, received)
-    x = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(index), int(lengths[0]))
-    return {"x": x, "y": np.array(take(y, index))}
-
-
 def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:
     """Load a standard split of a UCI regression set (Hernandez-Lobato and Adams 2015).
 
@@ -65,18 +38,18 @@ def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> D
     ...
     """
     data = _read_numbers(folder / "data.txt", 2)
-
-    def index(name: str, length: int) -> Index:
-        return _read_index(folder / f"index_{name}.txt", length)
-
-    features, target = (index(part, data.shape[1]) for part in ("features", "target"))
+    features, target = (
+        _read_index(folder / f"index_{part}.txt", data.shape[1]) for part in ("features", "target")
+    )
     if len(target) != 1:
         raise InvalidInput("index_target.txt", "one column", f"{len(target)}")
-    train, test = (index(f"{part}_{split}", len(data)) for part in ("train", "test"))
-    if set(train.tolist()) & set(test.tolist()):
+    train, test = (
+        _read_index(folder / f"index_{part}_{split}.txt", len(data)) for part in ("train", "test")
+    )
+    if np.isin(test, train).any():
         expected = "rows that are not training rows"
         raise InvalidInput(f"index_test_{split}.txt", expected, "training rows")
-    table = Table({f"x{i}": data[:, column] for i, column in enumerate(features.tolist())})
+    table = {f"x{i}": Values(data[:, column]) for i, column in enumerate(features.tolist())}
     y = data[:, target[0]].astype(np.float32)
     return _encode(table, _Targets(y[train], y[test], (), train, test), sizes, columns)
 
@@ -111,23 +84,20 @@ def make_table_dataset(
             log.info("ignoring %s, because the model reads only %r", names, section.text)
         features = [texts.spec.column]
         kinds |= {texts.spec.column: "text"}
-    rows = Table({})
-    for name in features:
-        kind, column = kinds.get(name), table.column(name)
-        rows.columns[name], form = read_column(column, name, kind, section.date_format)
-        rows.formats[name] = stored_style(table, name) if form is None else form
-    values, _ = read_column(table.column(section.target), section.target, _target_kind(task))
-    index = _rows_with_target(values, section.target)
-    split_keys = _keys(table, section, take(values, index), index)
-    targets = _targets(take(values, index), section, split_keys)
-    rows = rows if len(index) == table.num_rows else rows.take(index)
+    rows = {
+        name: read_column(table, name, kinds.get(name), section.date_format) for name in features
+    }
+    values, index = _read_target(table, section.target, task)
+    split_keys = _keys(table, section, values, index)
+    targets = _targets(values, section, split_keys)
+    rows = {name: column.take(index) for name, column in rows.items()}
     if texts is None:
         data = _encode(rows, targets, sizes, version_columns, split_keys)
     else:
-        data = _tokenise(rows, targets, texts)
+        data = _tokenise(rows[texts.spec.column].cells, targets, texts)
     if targets.left_out is not None:
-        out = rows.take(targets.left_out).columns
-        x = encode(data.columns, out) if texts is None else texts.encode_table(out)
+        out = {name: take(column.cells, targets.left_out) for name, column in rows.items()}
+        x = encode(data.columns, out) if texts is None else texts.encode(out[texts.spec.column])
         fill_missing(x, data.columns)
         data = replace(data, left_out=x)
     ids: np.ndarray = index[targets.train]
@@ -154,19 +124,14 @@ def make_table_dataset(
 
 
 def _features(table: pa.Table, section: "DataSection", version_columns: Columns) -> list[str]:
-    names, target = list(table.column_names), section.target
+    target = section.target
     keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
     group = ("data.calibration_group", section.calibration_group)
     special = [*keys, group, ("data.text", section.text)]
-    recipe_names = {target, *(name for _, name in special[:-1]), *section.columns}
-    used_names = {*recipe_names, *(column.name for column in version_columns)}
-    index = find_index_column(names, {name for name in used_names if name})
-    if index is not None:
-        log.info("ignoring the column %r, which is pandas' unnamed index", index)
-        names.remove(index)
     if target is None:
         raise InvalidInput("data.target", "the name of a column (or --target COLUMN)", "none")
-    check_names(names)
+    recipe_names = {target, *(name for _, name in special[:-1]), *section.columns}
+    names = column_names(table, {*recipe_names, *(column.name for column in version_columns)})
     configured = [
         ("data.columns", name)
         for name, kind in section.columns.items()
@@ -191,13 +156,6 @@ def _features(table: pa.Table, section: "DataSection", version_columns: Columns)
     if not features:
         raise InvalidInput("data.source", "a column in addition to the target", "none")
     return features
-
-
-def check_names(names: Sequence[str]) -> None:
-    repeated = sorted({name for name in names if names.count(name) > 1 or not name})
-    if repeated:
-        received = f"{repeated[0]!r} more than once" if repeated[0] else "a column without a name"
-        raise InvalidInput("data.source", "columns with unique names", received[:100])
 
 
 def _targets(values: Numbers | Categories, section: "DataSection", split_keys: Keys) -> _Targets:
@@ -244,7 +202,7 @@ def _groups(
 def _number_groups(
     table: pa.Table, column: str, field: str, index: Index
 ) -> tuple[Shaped[np.ndarray, "G"], Index]:
-    values = take(read_column(table.column(column), column, "categorical")[0], index)
+    values = take(read_column(table, column, "categorical")[0], index)
     _check_complete(values, field, column)
     names, numbers = np.unique(values, return_inverse=True)
     return names, numbers.astype(np.int64)
@@ -256,10 +214,12 @@ def _keys(
     if section.group is not None:
         return Keys(groups=_number_groups(table, section.group, "data.group", index)[1])
     if section.time is not None:
-        column, name = table.column(section.time), section.time
-        found = find_times(column, name, section.date_format)
-        times = take(found[0] if found else read_column(column, name, "numeric")[0], index)
-        _check_complete([None if t != t else t for t in times.tolist()], "data.time", section.time)
+        name = section.time
+        times, _ = find_times(table.column(name), name, section.date_format) or read_column(
+            table, name, "numeric"
+        )
+        times = take(times, index)
+        _check_complete([None if t != t else t for t in times.tolist()], "data.time", name)
         return Keys(times=times)
     if section.is_stratified and isinstance(values, list):
         return Keys(labels=np.unique(np.array(values), return_inverse=True)[1])
@@ -274,28 +234,29 @@ def _check_complete(values: Sequence[Any], field: str, name: str) -> None:
 
 
 def _encode(
-    table: Table,
+    table: Mapping[str, Values],
     targets: _Targets,
     sizes: SplitSizes,
     version_columns: Columns,
     split_keys: Keys | None = None,
 ) -> Dataset:
     names, train = {column.name for column in version_columns}, targets.train
-    if version_columns and names != set(table.columns):
-        differing = sorted(names ^ set(table.columns))
+    if version_columns and names != table.keys():
+        differing = sorted(names ^ table.keys())
         expected = f"only the columns {sorted(names)[:20]} (`ignored` in data.columns removes one)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
     train_keys = (split_keys or Keys()).take(train)
     columns = version_columns
     if not columns:
         fit_rows = train[sizes.split(len(train), train_keys)[-1]]
-        columns = fit_columns(table, fit_rows)
+        columns = [fit_column(name, column.take(fit_rows)) for name, column in table.items()]
+    cells = {name: column.cells for name, column in table.items()}
     for column in columns:
-        absent = int((~presence(table.columns[column.name])).sum())
+        absent = int((~presence(cells[column.name])).sum())
         if absent and column.missing is False:
             message = "%d rows lack %s, which all training rows have; using its usual value"
             log.info(message, absent, column.name)
-    encoded = encode(columns, table.columns)
+    encoded = encode(columns, cells)
     fill_missing(encoded, columns)
     x, x_test = encoded[train], encoded[targets.test]
     if not (np.isfinite(x).all() and np.isfinite(x_test).all()):
@@ -312,10 +273,8 @@ def _encode(
     )
 
 
-def _tokenise(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
-    x, x_test = (
-        texts.encode_table(table.take(part).columns) for part in (targets.train, targets.test)
-    )
+def _tokenise(cells: Any, targets: _Targets, texts: TextRows) -> Dataset:
+    x, x_test = (texts.encode(take(cells, part)) for part in (targets.train, targets.test))
     return Dataset(
         Rows(x, targets.y),
         Rows(x_test, targets.y_test),
@@ -330,28 +289,25 @@ def _tokenise(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
 
 
 def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:
-    values = column.to_pylist()
-    ids = [str(row) if values[row] is None else _id(values[row]) for row in index.tolist()]
+    ids = []
+    for row, value in zip(index.tolist(), column.take(index).to_pylist(), strict=True):
+        text = category_text(value) if isinstance(value, int | float) else str(value)
+        ids.append(str(row) if value is None else text)
     return np.array(ids)
 
 
-def _id(value: Any) -> str:
-    return category_text(value) if isinstance(value, int | float) else str(value)
-
-
-def _target_kind(task: str) -> str:
-    return "numeric" if task == "regression" else "categorical"
-
-
-def _rows_with_target(values: Numbers | Categories, name: str) -> Index:
-    index, rows = np.flatnonzero(presence(values)), len(values)
+def _read_target(table: pa.Table, name: str, task: str) -> tuple[Numbers | Categories, Index]:
+    """Return the present targets and their row numbers."""
+    kind = "numeric" if task == "regression" else "categorical"
+    values, _ = read_column(table, name, kind)
+    index, rows = np.flatnonzero(presence(values)), table.num_rows
     if len(index) < 2:
         expected = f"a value of {name} in at least two rows"
         raise InvalidInput("data.target", expected, f"{len(index)} of {rows}")
     if len(index) < rows:
         missing = rows - len(index)
         log.info("dropping %d of %d rows without a value of %s", missing, rows, name)
-    return index
+    return take(values, index), index
 
 
 def _read_numbers(path: Path, ndmin: int) -> Float64[np.ndarray, "..."]:

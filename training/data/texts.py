@@ -1,9 +1,9 @@
 """Tokenisation of a text column."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32
@@ -45,9 +45,6 @@ class TextRows:
     @property
     def spec(self) -> TextSpec:
         return self.encoder.spec
-
-    def encode_table(self, columns: Mapping[str, Any]) -> Float32[np.ndarray, "N I"]:
-        return self.encode(columns[self.spec.column])
 
     def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
         """Tokenise texts, truncating long ones; missing texts become empty."""

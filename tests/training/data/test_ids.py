@@ -187,7 +187,7 @@ def test_numbers_that_are_no_ids_are_refused_by_their_row(tmp_path, value, vocab
 def test_other_sources_have_no_ids(tmp_path):
     refused(
         lambda: load(get_recipe("digits", vocabulary="auto"), tmp_path),
-        "data.vocabulary: expected an `npz:` or `parquet:` source",
+        "data.vocabulary: expected an `npz:` source",
     )
 
 
@@ -429,55 +429,3 @@ def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, publish
         else:
             says = "--data: expected ids up to 18, the largest of m version 1, got 19"
             refused(lambda taken=taken: match_version(data, taken, "--data"), says)
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16(), 5)]
-)
-@pytest.mark.parametrize("task", ["classification", "regression"])
-def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
-    x = write_ids(tmp_path)
-    y = [*(str(i % 2) if task == "classification" else float(i) for i in range(39)), None]
-    lists = pa.array(x.tolist(), kind)
-    table = pa.table({"input_ids": lists, "attention_mask": lists, "y": y, "note": ["a"] * 40})
-    parquet.write_table(table, tmp_path / "ids.parquet")
-    settings = get_recipe("parquet:ids.parquet", task=task, vocabulary="auto", target="y")
-    refused(
-        lambda: load(settings, tmp_path),
-        "expected one column of lists of integers",
-        "attention_mask",
-    )
-    settings = get_recipe(
-        "parquet:ids.parquet",
-        task=task,
-        vocabulary="auto",
-        target="y",
-        columns={"attention_mask": "ignored"},
-    )
-    with caplog.at_level(logging.INFO):
-        data = load(settings, tmp_path)
-    assert "ignoring note, because rows are the ids of 'input_ids'" in caplog.text
-    together = np.concatenate([data.train.x, data.test.x]).tolist()
-    assert sorted(together) == sorted(x[:39].tolist())
-    assert (data.input.dtype, data.shape, data.maximum) == ("int32", (5,), 19)
-    by_row = {tuple(row): label for row, label in zip(x[:39].tolist(), y, strict=False)}
-    for row, label in zip(data.train.x.tolist(), data.train.y.tolist(), strict=True):
-        assert by_row[tuple(row)] == (data.classes[label] if data.classes else label)
-
-
-@pytest.mark.parametrize("odd", [[1, 2], [1, 2, 3, None, 5], None])
-def test_a_row_whose_list_is_another_is_refused(tmp_path, odd):
-    table = pa.table(
-        {"ids": pa.array([[1, 2, 3, 4, 5]] * 9 + [odd], pa.list_(pa.int64())), "y": ["a", "b"] * 5}
-    )
-    parquet.write_table(table, tmp_path / "ids.parquet")
-    settings = get_recipe("parquet:ids.parquet", vocabulary="auto", target="y")
-    refused(
-        lambda: load(settings, tmp_path),
-        "column ids: expected 5 ids in every row, as in the",
-        "in row 9",
-    )
-    refused(
-        lambda: load(get_recipe("parquet:ids.parquet", vocabulary="auto", target="z"), tmp_path),
-        "data.target",
-    )
