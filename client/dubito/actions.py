@@ -27,7 +27,7 @@ JOB_COLUMNS = ("id", "kind", "state", "done", "model", "version", "rows", "creat
 
 
 def request_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Create a request from command-line options. The client ignores those that are None."""
+    """Create a request from command-line options. The client ignores options that are None."""
     name, _, version = (options.model or "").partition(":")
     if version and options.version:
         raise DubitoError("--version: expected no version in --model, got two versions")

@@ -43,11 +43,11 @@ class Request:
     content: bytes | None = None
     form: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[File] = ()
-    has_rows: bool = False  # so the service takes a deadline
+    has_rows: bool = False  # the service accepts a deadline
     timeout_s: float = math.inf
 
     def within(self, left_s: float) -> "Request":
-        """Set the timeout, and tell the service its deadline."""
+        """Set the timeout and, if the request has rows, the service's deadline."""
         request = replace(self, timeout_s=left_s)
         if not self.has_rows:
             return request

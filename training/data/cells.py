@@ -116,7 +116,7 @@ def _declare_categories(table: pa.Table) -> pa.Table:
 
 
 def column_names(table: pa.Table, used_names: set[str | None]) -> list[str]:
-    """Return the names of the columns, without an unnamed pandas index that is not used.
+    """Return the column names, except an unused pandas index without a name.
 
     The index is the first or last column.
 

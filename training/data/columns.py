@@ -237,7 +237,10 @@ def check_cells(
     *,
     is_required: bool = False,
 ) -> None:
-    """Raise InvalidInput if most but not all values are valid, or if all must be and one is not."""
+    """Raise InvalidInput if most but not all values are valid.
+
+    With `is_required`, all values must be valid.
+    """
     present = sum(text is not None for text in texts)
     cells = [
         (row, text) for row, text in enumerate(texts) if text is not None and not is_valid(text)
