@@ -103,11 +103,13 @@ def export(client: Client, options: argparse.Namespace) -> None:
 
 
 def _list(client: Client, options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the labels, and the columns in which at least one label has a value."""
+    """Return the columns without empty ones, and the labels."""
     kept = client.kept_labels(options.model, annotator=options.annotator, former=options.former)
     labels = [asdict(label) for label in kept]
-    names = [field.name for field in fields(KeptLabel)]
-    return [name for name in names if any(label[name] is not None for label in labels)], labels
+    columns = [field.name for field in fields(KeptLabel)]
+    if labels:
+        columns = [name for name in columns if any(label[name] is not None for label in labels)]
+    return columns, labels
 
 
 def delete(client: Client, options: argparse.Namespace) -> None:
