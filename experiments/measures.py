@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.attacks import measure_attacks
 from experiments.cells import ROOT, Measured
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
@@ -23,7 +24,7 @@ from training.fit import Fitted, fit, publish
 from training.fitting.stopping import LEVELLED_OFF, find_moving
 from training.folders import data_root
 from training.recipe import Recipe
-from training.versions import open_parent
+from training.versions import Parent, open_parent
 
 RECIPES = (ROOT / "experiments" / "recipes", ROOT / "recipes")
 CHUNK_ROWS = 500
@@ -52,16 +53,20 @@ class Published:
     manifest: Manifest
     model: Model
 
-    def evaluate(
-        self, rows: int, sources: Sequence[str] = (), attacks: bool = False
-    ) -> dict[str, Any]:
+    @property
+    def parent(self) -> Parent:
+        return open_parent(self.store, f"{self.manifest.name}:{self.manifest.version}", "model")
+
+    def evaluate(self, rows: int, sources: Sequence[str] = ()) -> dict[str, Any]:
         """Evaluate a version on up to `rows` test rows and on each outlier set."""
-        parent = open_parent(self.store, f"{self.manifest.name}:{self.manifest.version}", "model")
         outliers = tuple(OutlierSource.parse(text, data_root()) for text in sources)
-        options = EvaluationOptions(outliers, attacks=attacks, rows=rows)
+        options = EvaluationOptions(outliers, rows=rows)
         return evaluate_version(
-            self.store, parent, self.model, data_root(), options, quiet=True
+            self.store, self.parent, self.model, data_root(), options, quiet=True
         ).report
+
+    def attack(self, rows: int) -> dict[str, Any]:
+        return measure_attacks(self.parent, self.model, data_root(), rows)
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def evaluated_store(
         request.getfixturevalue("fits")
         shutil.copytree(digits_store, root / "models")
         np.savez(root / "odd.npz", x=np.tile(np.array([0, 16], dtype=np.float32), (20, 32)))
-        options = ["--attacks", "--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
+        options = ["--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
         run_training_here(root, "evaluate", "digits", *options)
 
     return once_a_run(tmp_path_factory, "evaluated", evaluate) / "models"

@@ -12,11 +12,11 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.attacks import STEPS
 from experiments.cells import Column, Measured, Results, Target, mean_and_spread
 from experiments.measures import make_measured, published
 from experiments.pages import column_values, counts
 from experiments.tables.accuracy import HELD_OUT, flow, make_recipe
-from training.evaluation.attacks import STEPS
 from training.evaluation.evaluate import LEFT_OUT
 from training.fit import Fitted, fit
 from training.recipe import Recipe
@@ -50,10 +50,11 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def evaluated(
     recipe: Recipe, runs: Path, sources: Sequence[str], attacks: bool
 ) -> tuple[Fitted, dict[str, Any]]:
-    """Fit, publish and evaluate a recipe, and return the fit and its report."""
+    """Fit, publish, evaluate and attack a recipe, and return the fit and its report."""
     result = fit(recipe, runs=runs, quiet=True)
     with published(result) as version:
-        return result, version.evaluate(ROWS, sources, attacks)
+        report = version.evaluate(ROWS, sources)
+        return result, report | ({"attacks": version.attack(ROWS)} if attacks else {})
 
 
 def _measure(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:

@@ -28,11 +28,12 @@ enter the tests.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
+
+from model_store.scores.records import check_tensor
 
 CONFIDENCE = 0.95
 NUM_CANDIDATES = 100
@@ -126,24 +127,14 @@ class Answers:
     ) -> "Answers | None":
         if not any(name in tensors for name in TENSORS):
             return None
-        require_tensors(tensors, *TENSORS)
-        candidates, uncertainty, is_wrong = (tensors[name] for name in TENSORS)
-        is_shaped = candidates.shape == (shape[0], NUM_CANDIDATES)
-        rises = is_shaped and np.all(np.diff(candidates, axis=1) >= 0)
-        fits = (rises, uncertainty.shape == shape)
-        for name, array, is_right in zip(TENSORS, (candidates, uncertainty), fits, strict=False):
-            if not is_right or array.dtype != np.float64 or not np.all((array >= 0) & (array <= 1)):
-                expected = "float64 numbers from 0 to 1, with one row per draw count"
-                raise ValueError(f"{name}: expected {expected}")
-        if is_wrong.shape != shape or is_wrong.dtype != np.bool_:
-            raise ValueError(f"{TENSORS[2]}: expected one boolean per ranking statistic")
-        return cls(candidates, uncertainty, is_wrong)
-
-
-def require_tensors(tensors: Mapping[str, np.ndarray], *names: str) -> None:
-    missing = [name for name in names if name not in tensors]
-    if missing:
-        raise ValueError(f"missing tensors: {missing}")
+        candidates, uncertainty, is_wrong = TENSORS
+        return cls(
+            check_tensor(
+                tensors, candidates, np.float64, (shape[0], NUM_CANDIDATES), 0, 1, is_sorted=True
+            ),
+            check_tensor(tensors, uncertainty, np.float64, shape, 0, 1),
+            check_tensor(tensors, is_wrong, np.bool_, shape),
+        )
 
 
 def binomial_cdf(

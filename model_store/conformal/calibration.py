@@ -28,10 +28,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from model_store.conformal.abstention import Answers, require_tensors
+from model_store.conformal.abstention import Answers
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
 from model_store.conformal.mondrian import Categories, CategoryKind
 from model_store.conformal.rank_tables import RankTables
+from model_store.scores.records import SMALLEST, check_tensor
 from model_store.scores.tasks import DETECTED
 from model_store.types import DetectorNames
 
@@ -240,61 +241,39 @@ class Calibration:
         num_labels: int,
         categories: tuple[CategoryKind, tuple[str, ...]] | None = None,
     ) -> "Calibration":
-        reference, surprisals = (
-            {key.removeprefix(part): x for key, x in tensors.items() if key.startswith(part)}
-            for part in ("reference.", "surprise.")
-        )
-        by_label = [f"{part}.{name}" for name in names.density for part in ("centre", "spread")]
-        require_tensors(
-            tensors,
-            "draw_counts",
-            "statistic",
-            "nonconformity",
-            *(f"reference.{name}" for name in (*names.combined, *names.density)),
-            *(f"surprise.{name}" for name in reference),
-            *by_label,
-        )
-        draw_counts, statistic = tensors["draw_counts"], tensors["statistic"]
-        starts_at_1 = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
-        if not starts_at_1 or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
-            raise ValueError("draw_counts: expected rising int64 numbers from 1")
-        ranking_names = [*(f"surprise.{name}" for name in surprisals), "statistic", "nonconformity"]
-        for name in (*ranking_names, *(f"reference.{name}" for name in reference)):
-            array = tensors[name]
-            is_shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
-            if not is_shaped or not _is_finite(array):
-                raise ValueError(f"{name}: expected finite float64 rows, one per draw count")
-            if name in ranking_names:
-                if array.shape != statistic.shape:
-                    raise ValueError(f"{name}: expected the shape of statistic, {statistic.shape}")
-            elif not np.all(np.diff(array, axis=1) >= 0):
-                raise ValueError(f"{name}: expected sorted rows")
-        shape = (len(draw_counts), num_labels)
-        for name in by_label:
-            is_shaped = tensors[name].shape == shape and _is_finite(tensors[name])
-            if not is_shaped or (name.startswith("spread.") and np.any(tensors[name] <= 0)):
-                expected = f"expected finite float64 numbers of shape {shape}, spreads above 0"
-                raise ValueError(f"{name}: {expected}")
+        draw_counts = check_tensor(tensors, "draw_counts", np.int64, (0,))
+        if draw_counts[0] != 1 or np.any(np.diff(draw_counts) <= 0):
+            raise ValueError("draw_counts: expected rising numbers from 1")
+        counts = len(draw_counts)
+        statistic = check_tensor(tensors, "statistic", np.float64, (counts, 0))
+        present = [key.removeprefix("reference.") for key in tensors if "reference." in key]
+        detectors = dict.fromkeys([*present, *names.combined, *names.density])
+        reference, surprisals, standards = {}, {}, {}
+        for name in detectors:
+            reference[name] = check_tensor(
+                tensors, f"reference.{name}", np.float64, (counts, 0), is_sorted=True
+            )
+            surprisals[name] = check_tensor(
+                tensors, f"surprise.{name}", np.float64, statistic.shape
+            )
+        for name in names.density:
+            shape = counts, num_labels
+            centre = check_tensor(tensors, f"centre.{name}", np.float64, shape)
+            spread = check_tensor(tensors, f"spread.{name}", np.float64, shape, low=SMALLEST)
+            standards[name] = list(map(Standard, centre, spread))
         return cls(
             draw_counts,
             names,
-            {
-                name: list(map(Standard, tensors[f"centre.{name}"], tensors[f"spread.{name}"]))
-                for name in names.density
-            },
+            standards,
             reference,
             surprisals,
             statistic,
-            tensors["nonconformity"],
+            check_tensor(tensors, "nonconformity", np.float64, statistic.shape),
             Answers.from_tensors(tensors, statistic.shape),
             None
             if categories is None
             else Categories.from_tensors(tensors, *categories, statistic.shape),
         )
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    return array.dtype == np.float64 and bool(np.all(np.isfinite(array)))
 
 
 def _fit_detectors(

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.rank_tables import ConformalPValues
+from model_store.scores.records import check_tensor
 
 LABELS, SHARES = "label_shift.labels", "label_shift.shares"
 
@@ -107,15 +108,9 @@ class LabelShift:
     ) -> "LabelShift | None":
         if LABELS not in tensors and SHARES not in tensors:
             return None
-        labels, shares = tensors.get(LABELS), tensors.get(SHARES)
-        if labels is None or labels.dtype != np.int64 or labels.shape != (rows,):
-            raise ValueError(f"{LABELS}: expected one int64 number per ranking row")
-        if not np.all((labels >= 0) & (labels < num_labels)):
-            raise ValueError(f"{LABELS}: expected numbers from 0 to {num_labels - 1}")
-        if shares is None or shares.dtype != np.float64 or shares.shape != (num_labels,):
-            raise ValueError(f"{SHARES}: expected one float64 number per class ({num_labels})")
-        sums_to_1 = abs(float(shares.sum()) - 1.0) <= 1e-6
-        if not (np.all(shares >= 0) and sums_to_1 and np.all(shares[labels] != 0)):
+        labels = check_tensor(tensors, LABELS, np.int64, (rows,), 0, num_labels - 1)
+        shares = check_tensor(tensors, SHARES, np.float64, (num_labels,), 0, 1)
+        if abs(float(shares.sum()) - 1.0) > 1e-6 or np.any(shares[labels] == 0):
             expected = "shares that sum to 1, positive for classes of ranking rows"
             raise ValueError(f"{SHARES}: expected {expected}")
         return cls(labels, shares)

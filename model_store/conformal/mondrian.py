@@ -32,6 +32,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int64
 
+from model_store.scores.records import check_tensor
+
 CategoryKind = Literal["class", "group"]
 MIN_CAUTIOUS_ROWS = 19  # enough for fpr .05 and coverage .95
 UNKNOWN = -1  # category of an unknown group
@@ -73,12 +75,9 @@ class Categories:
     def true_rows(self) -> Int64[np.ndarray, "G"]:
         return np.bincount(self.true, minlength=len(self.names))
 
-    def assign(
-        self, labels: Int64[np.ndarray, "N"], groups: Int64[np.ndarray, "N"] | None
-    ) -> Int64[np.ndarray, "N"]:
-        if self.kind == "class":
-            return labels
-        return np.full(len(labels), UNKNOWN) if groups is None else groups
+    def assign(self, labels: Int64[np.ndarray, "N"]) -> Int64[np.ndarray, "N"]:
+        """Return the categories of rows by predicted label, or unknown groups."""
+        return labels if self.kind == "class" else np.full(len(labels), UNKNOWN)
 
     def tensors(self) -> dict[str, np.ndarray]:
         return {JUDGED: self.judged, TRUE: self.true}
@@ -91,10 +90,7 @@ class Categories:
         names: tuple[str, ...],
         shape: tuple[int, ...],
     ) -> "Categories":
-        for name, expected in ((JUDGED, shape), (TRUE, shape[1:])):
-            array = tensors.get(name)
-            if array is None or array.dtype != np.int64 or array.shape != expected:
-                raise ValueError(f"{name}: expected int64 numbers of shape {expected}")
-            if np.any((array < 0) | (array >= len(names))):
-                raise ValueError(f"{name}: expected numbers from 0 to {len(names) - 1}")
-        return cls(kind, names, tensors[JUDGED], tensors[TRUE])
+        largest = len(names) - 1
+        judged = check_tensor(tensors, JUDGED, np.int64, shape, 0, largest)
+        true = check_tensor(tensors, TRUE, np.int64, shape[1:], 0, largest)
+        return cls(kind, names, judged, true)

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
 from model_store.artifacts.manifest import column_width
-from model_store.conformal.detectors import flag_statistic, harmonic_shares
+from model_store.conformal.detectors import harmonic_shares
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.sources.columns import Columns, usual_row
@@ -40,21 +40,14 @@ class DividedFlag:
 
     @classmethod
     def from_prediction(cls, model: Model, prediction: Prediction) -> "DividedFlag":
-        calibration, scores = model.calibration, prediction.calibrated_scores
-        combined, num_rows = calibration.names.combined, len(scores.num_draws)
-        statistic = np.empty(num_rows)
-        share = {name: np.empty(num_rows) for name in combined}
-        is_low = {name: np.empty(num_rows, dtype=bool) for name in combined}
-        for draws in np.unique(scores.num_draws).tolist():
-            rows = scores.num_draws == draws
-            labels, detectors = scores.labels[rows], calibration.detectors(draws)
-            detected = {name: prediction.detected[name][rows] for name in combined}
-            surprisals = {name: detectors[name](detected[name], labels) for name in combined}
-            statistic[rows] = flag_statistic(surprisals, combined)
-            for name, row_shares in harmonic_shares(surprisals).items():
-                share[name][rows] = row_shares
-                is_low[name][rows] = detectors[name].is_low(detected[name], labels)
-        return cls(statistic, share, is_low)
+        combined = model.calibration.names.combined
+        labels = prediction.calibrated_scores.labels
+        detectors = model.calibration.detectors(prediction.rank_tables.num_draws)
+        return cls(
+            prediction.statistic,
+            harmonic_shares({name: prediction.surprisals[name] for name in combined}),
+            {name: detectors[name].is_low(prediction.detected[name], labels) for name in combined},
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +103,7 @@ def explain(
     falls = None
     if replaced is not None:
         num_columns = len(model.manifest.input.columns)
-        statistic = DividedFlag.from_prediction(model, replaced).statistic
-        statistic = statistic.reshape(-1, 1 + num_columns)
+        statistic = replaced.statistic.reshape(-1, 1 + num_columns)
         falls = statistic[:, :1] - statistic[:, 1:]
     return Explanation(flag, falls, shares, None if training_rows is None else nearest)
 

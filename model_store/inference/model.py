@@ -19,7 +19,7 @@ from model_store.conformal.rank_tables import RankTables, mass_above
 from model_store.inference.encoder import Encoder, shared_encoder
 from model_store.inference.graphs import GraphError
 from model_store.inference.noise import ALGORITHMS
-from model_store.inference.prediction import Prediction, RankedRows
+from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
@@ -203,15 +203,21 @@ class Model:
         labels = calibrated_scores.labels
         surprisals = self.calibration.compute_surprisals(detected, labels, calibrated)
         statistic = flag_statistic(surprisals, self.calibration.names.combined)
-        p_values = tables.p_values(statistic, surprisals)
-        mass = ranked = None
+        mass = None
         if isinstance(calibrated_scores, Scores):
             mass = mass_above(calibrated_scores.probabilities)
-        if (categories := self.calibration.categories) is not None:
-            ranked = RankedRows(categories.assign(labels, None), statistic, surprisals)
-        transform = self.manifest.transform
+        categories = self.calibration.categories
         return Prediction(
-            scores, detected, calibrated_scores, p_values, mass, tables, transform, ranked
+            scores=scores,
+            detected=detected,
+            surprisals=surprisals,
+            statistic=statistic,
+            calibrated_scores=calibrated_scores,
+            p_values=tables.p_values(statistic, surprisals),
+            mass_above=mass,
+            rank_tables=tables,
+            transform=self.manifest.transform,
+            categories=None if categories is None else categories.assign(labels),
         )
 
     def shifted(

@@ -17,17 +17,9 @@ from model_store.scores.transforms import Transform, to_target
 
 # Fields of `Prediction` with an entry per row
 ROW_FIELDS = (
-    *("scores", "detected", "calibrated_scores", "p_values", "mass_above", "ranked", "missing"),
+    *("scores", "detected", "surprisals", "statistic", "calibrated_scores", "p_values"),
+    *("mass_above", "categories", "missing"),
 )
-
-
-@dataclass(frozen=True, eq=False)
-class RankedRows:
-    """Categories and ranking values of N rows."""
-
-    categories: Int64[np.ndarray, "N"]
-    statistic: Float64[np.ndarray, "N"]
-    surprisals: dict[str, Float64[np.ndarray, "N"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +33,14 @@ class Prediction:
 
     scores: AnyScores
     detected: dict[str, Float64[np.ndarray, "N"]]  # detector scores
+    surprisals: dict[str, Float64[np.ndarray, "N"]]  # of the detector scores
+    statistic: Float64[np.ndarray, "N"]  # of the flag
     calibrated_scores: AnyScores
     p_values: ConformalPValues  # among all calibration rows, in any category
     mass_above: Float64[np.ndarray, "N C"] | None  # only in a classification
     rank_tables: RankTables | WeightedRows  # weighted if there are priors
     transform: Transform | None = None  # of a regression's target
-    ranked: RankedRows | None = None  # only with categories
+    categories: Int64[np.ndarray, "N"] | None = None  # only if the model has categories
     missing: Bool[np.ndarray, "N C"] | None = None  # cells that have the column's usual value
 
     @classmethod
@@ -67,23 +61,17 @@ class Prediction:
         return replace(self, **parts)
 
     def with_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
-        if self.ranked is None:
+        if self.categories is None:
             raise ValueError("expected a model with categories")
-        return replace(self, ranked=replace(self.ranked, categories=groups))
-
-    @property
-    def categories(self) -> Int64[np.ndarray, "N"] | None:
-        return None if self.ranked is None else self.ranked.categories
+        return replace(self, categories=groups)
 
     @cached_property
     def judged_p_values(self) -> ConformalPValues:
         """The p-values used for decisions, computed within categories if the model has any."""
-        if self.ranked is None:
+        if self.categories is None:
             return self.p_values
         assert isinstance(self.rank_tables, RankTables)  # Priors exclude categories.
-        return self.rank_tables.p_values(
-            self.ranked.statistic, self.ranked.surprisals, self.ranked.categories
-        )
+        return self.rank_tables.p_values(self.statistic, self.surprisals, self.categories)
 
     def prediction_sets(
         self, coverage: float, confidence: float | None = None

@@ -7,7 +7,9 @@ Predictions do not depend on it.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, UInt8
+from jaxtyping import Float32, Float64, UInt8
+
+from model_store.scores.records import SMALLEST, check_tensor
 
 BLOCK_NUMBERS = 1 << 16  # compared at once, so that differences fit in the processor's cache
 MAX_ID_BYTES = 1 << 20  # total
@@ -59,46 +61,21 @@ class TrainingRows:
         Raises:
             ValueError: if the tensors are invalid.
         """
-        expected = {"x", "scale", "ids", "id_ends"}
-        if set(tensors) - {"labels"} != expected:
-            raise ValueError(f"expected tensors {sorted(expected)}, got others")
-        x, scale, ids, ends = (tensors[name] for name in ("x", "scale", "ids", "id_ends"))
-        if (
-            x.dtype not in (np.uint8, np.float32)
-            or x.ndim != 2
-            or x.shape[1] != row_size
-            or len(x) == 0
-        ):
-            raise ValueError(f"x: expected rows of {row_size} float32 numbers or bytes")
-        if (
-            scale.dtype != np.float32
-            or scale.shape != (row_size,)
-            or not np.all(np.isfinite(scale) & (scale > 0))
-        ):
-            raise ValueError(f"scale: expected {row_size} finite float32 numbers above 0")
-        if not np.isfinite(x).all():
-            raise ValueError("x: expected finite numbers")
-        if ids.dtype != np.uint8 or ids.ndim != 1 or len(ids) > MAX_ID_BYTES:
+        pixels = "x" in tensors and tensors["x"].dtype == np.uint8
+        x = check_tensor(tensors, "x", np.uint8 if pixels else np.float32, (0, row_size))
+        scale = check_tensor(tensors, "scale", np.float32, (row_size,), low=SMALLEST)
+        ends = check_tensor(tensors, "id_ends", np.int64, (len(x),), low=0, is_sorted=True)
+        labels = None
+        if "labels" in tensors:
+            labels = check_tensor(tensors, "labels", np.float64, (len(x),))
+        ids = tensors.get("ids")
+        if ids is None or ids.dtype != np.uint8 or ids.shape != (ends[-1],):
+            raise ValueError("ids: expected as many bytes as the last number of id_ends")
+        if len(ids) > MAX_ID_BYTES:
             raise ValueError(f"ids: expected up to {MAX_ID_BYTES} bytes")
-        labels = tensors.get("labels")
-        if labels is not None and not (
-            labels.dtype == np.float64 and labels.shape == (len(x),) and np.isfinite(labels).all()
-        ):
-            raise ValueError(f"labels: expected {len(x)} finite float64 numbers")
-        return cls(x, scale, _texts(ids, ends, len(x)), labels)
-
-
-def _texts(
-    content: UInt8[np.ndarray, "B"], ends: Int64[np.ndarray, "R"], count: int
-) -> tuple[str, ...]:
-    is_shaped = ends.dtype == np.int64 and ends.shape == (count,)
-    if not is_shaped or np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(content):
-        raise ValueError(f"id_ends: expected {count} rising int64 numbers up to the bytes of ids")
-    text = content.tobytes()
-    starts = [0, *ends[:-1].tolist()]
-    try:
-        return tuple(
-            text[start:end].decode() for start, end in zip(starts, ends.tolist(), strict=True)
-        )
-    except UnicodeDecodeError:
-        raise ValueError("ids: expected UTF-8") from None
+        text, starts = ids.tobytes(), [0, *ends[:-1].tolist()]
+        try:
+            names = [text[a:b].decode() for a, b in zip(starts, ends.tolist(), strict=True)]
+        except UnicodeDecodeError:
+            raise ValueError("ids: expected UTF-8") from None
+        return cls(x, scale, tuple(names), labels)

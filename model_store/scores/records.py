@@ -1,9 +1,13 @@
-"""Select and concatenate rows in nested records of arrays."""
+"""Check arrays, and select and concatenate rows in nested records of arrays."""
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
+
+LARGEST = float(np.finfo(np.float64).max)
+SMALLEST = float(np.finfo(np.float64).smallest_subnormal)
 
 
 def take(value: Any, rows: slice | np.ndarray) -> Any:
@@ -30,3 +34,36 @@ def concatenate(parts: list[Any]) -> Any:
         return first
     names = [f.name for f in fields(first)]
     return replace(first, **{n: concatenate([getattr(p, n) for p in parts]) for n in names})
+
+
+def check_tensor(
+    tensors: Mapping[str, np.ndarray],
+    name: str,
+    dtype: type,
+    shape: tuple[int, ...],
+    low: float = -LARGEST,
+    high: float = LARGEST,
+    is_sorted: bool = False,
+) -> np.ndarray:
+    """Return a tensor of a file after checking its type, shape, range and order.
+
+    A 0 in `shape` stands for any length above 0. The order is along the last axis.
+
+    Raises:
+        ValueError: if the tensor is missing or invalid.
+    """
+    tensor = tensors.get(name)
+    if (
+        tensor is None
+        or tensor.dtype != dtype
+        or tensor.ndim != len(shape)
+        or any(n == 0 or m not in (0, n) for n, m in zip(tensor.shape, shape, strict=True))
+    ):
+        lengths = ", ".join(str(n) if n else "1 or more" for n in shape)
+        raise ValueError(f"{name}: expected {np.dtype(dtype)} numbers of shape ({lengths})")
+    # With numbers of numpy, float32 is compared as float64, where the bounds do not round to inf.
+    if not np.all((tensor >= np.float64(low)) & (tensor <= np.float64(high))):
+        raise ValueError(f"{name}: expected finite numbers from {low:g} to {high:g}")
+    if is_sorted and np.any(np.diff(tensor, axis=-1) < 0):
+        raise ValueError(f"{name}: expected sorted numbers")
+    return tensor

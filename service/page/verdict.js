@@ -16,7 +16,6 @@ const DETECTORS = {
   input_neighbours: "no training row with similar {input}",
   feature_neighbours: "no training row with similar network features",
   cosine_neighbours: "no training row with similar encoder features",
-  feature_gaussian: "network features far from every class",
   roughness: "neighbouring pixels that differ as in noise",
 };
 const POSTERIOR_DETECTORS = new Set(["entropy", "bald", "mean_std", "variation_ratio", "std", "aleatoric_std", "epistemic_std"]);

@@ -209,7 +209,6 @@ def _add_evaluate(commands: Commands) -> None:
         help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, or csv:FILE for tables and "
         "text; can be repeated",
     )
-    add("--attacks", action="store_true", help="attack the test rows of a classifier")
     _add_test_rows(parser)
     add_options(parser, "--quiet", "--json")
 

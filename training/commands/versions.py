@@ -82,7 +82,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
     sources = tuple(OutlierSource.parse(text, data_root()) for text in options.outliers)
     rows, draws, seed, data = options.rows, options.draws, options.seed, options.data
-    evaluation = EvaluationOptions(sources, options.attacks, rows, draws, seed, data)
+    evaluation = EvaluationOptions(sources, rows, draws, seed, data)
     model, root = Model.load(artifact), data_root()
     result = evaluate_version(store, version, model, root, evaluation, options.quiet)
     if options.json:

@@ -18,7 +18,6 @@ from typing import Literal
 
 from torch import nn
 
-from training.detectors.gaussian import ClassGaussian
 from training.detectors.neighbours import (
     EMBEDDING_NEIGHBOUR,
     EMBEDDING_ROWS,
@@ -33,10 +32,9 @@ Space = Literal["input", "spectrum", "embedding"]
 
 @dataclass(frozen=True)
 class Kind:
-    fit: Callable[..., nn.Module]  # arguments: rows, generator, and labels or shape if needed
+    fit: Callable[..., nn.Module]  # arguments: rows, generator, and shape if it needs images
     space: Space
     is_two_sided: bool = False  # small scores are unusual too
-    needs_labels: bool = False
     needs_images: bool = False
     is_combined: bool = False  # part of the flag by default
     is_combined_if_encoded: bool = False  # the same for rows from an encoder
@@ -59,7 +57,6 @@ KINDS: dict[str, Kind] = {
     "input_neighbours": Kind(Neighbours.fit, "input", is_combined=True),
     "feature_neighbours": Kind(_embedding_neighbours, "embedding", is_combined=True),
     "cosine_neighbours": Kind(CosineNeighbours.fit, "input", is_combined_if_encoded=True),
-    "feature_gaussian": Kind(ClassGaussian.fit, "embedding", needs_labels=True),
     "roughness": Kind(Roughness.fit, "input", needs_images=True),
 }
 

@@ -1,6 +1,5 @@
 """Evaluation of a published version (`dubito evaluate`)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from training import log, silence
 from training.calibration.calibrate import match_groups
 from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
-from training.evaluation import attacks, plots
+from training.evaluation import plots
 from training.evaluation import report as records
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
@@ -29,13 +28,11 @@ from training.evaluation.quality import (
     ServedPrediction,
     ServedPredictor,
     losses,
-    measure_attack,
     measure_parts,
     measure_set,
     measure_shift,
     measure_test,
 )
-from training.export.served import fit_detectors
 from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import override
@@ -57,7 +54,6 @@ LEFT_OUT = "left-out"  # test rows of classes that are not the model's
 @dataclass(frozen=True)
 class EvaluationOptions:
     outliers: tuple[OutlierSource, ...] = ()
-    attacks: bool = False
     rows: int = 1000  # maximum per set
     draws: int | None = None  # None is the version's default
     seed: int = 0
@@ -84,8 +80,7 @@ def evaluate_version(
     log_rows(test, data, is_fitted, source)
     sets = _sets(version, model, data, test, options) if options.has_unusual_sets else {}
     predictor = ServedPredictor(model, draws, options.seed)
-    total = 1 + len(sets) + options.attacks * attacks.COUNT
-    with Bar(total, "set", quiet) as bar:
+    with Bar(1 + len(sets), "set", quiet) as bar:
 
         def advance(name: str) -> None:
             bar.update()
@@ -101,11 +96,6 @@ def evaluate_version(
             advance(name)
         outliers = {name: measure_set(predicted, rows) for name, rows in predicted_sets.items()}
         shift = _measure_shift(version, data, predictor, predicted, test) if is_fitted else None
-        attacked = {}
-        if options.attacks:
-            attacked = _attack(version, data, is_fitted, predictor, predicted, test, advance)
-    if options.attacks and not is_fitted:
-        log.info("quiet PGD is skipped: it needs the rows on which the detectors were fitted")
     figures, intervals = _summary(measures, outliers)
     report = records.Report(
         model=manifest.name,
@@ -130,7 +120,6 @@ def evaluate_version(
         parts=measure_parts(predicted, test, data.classes, data.group_names, options.seed),
         shift=shift,
         outliers=outliers,
-        attacks=attacked,
     )
     files = _plots(predicted, predicted_sets, test, measures)
     files["report.html"] = report_page(report, files).encode()
@@ -194,25 +183,9 @@ def check_options(version: Parent, options: EvaluationOptions) -> None:
         raise InvalidInput("--rows", "at least 2", str(options.rows))
     if not 0 <= options.seed <= MAX_SEED:
         raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(options.seed))
-    if options.attacks:
-        _check_attackable(manifest)
     names = [source.name for source in options.outliers]
     if len(set(names)) < len(names):
         raise InvalidInput(OPTION, "different names", f"{names}"[:200])
-
-
-def _check_attackable(manifest: Manifest) -> None:
-    if manifest.task == "regression":
-        raise InvalidInput("--attacks", "a classifier (attacks change labels)", "a regression")
-    if manifest.input.takes_ids:
-        raise InvalidInput(
-            "--attacks", "a model of numbers (attacks need gradients)", "rows of ids"
-        )
-    gradients = "(attacks need the fitted network's gradients)"
-    if Provenance.of(manifest).pruned:
-        raise InvalidInput("--attacks", f"an unpruned version {gradients}", "a pruned version")
-    if manifest.encoder:
-        raise InvalidInput("--attacks", f"a version without encoder {gradients}", "an encoder")
 
 
 def test_rows(data: Dataset, is_fitted: bool, options: EvaluationOptions) -> Rows:
@@ -271,30 +244,6 @@ def _load_fit_data(version: Parent, root: Path) -> Dataset | None:
             return fitted_data(version, root)
     except InvalidInput:
         return None
-
-
-def _attack(
-    version: Parent,
-    data: Dataset,
-    is_fitted: bool,
-    predictor: ServedPredictor,
-    predicted: ServedPrediction,
-    test: Rows,
-    advance: Callable[[str], None],
-) -> dict[str, records.Attack]:
-    model, spec = version.model().eval(), version.manifest.input
-    train = split(data, split_sizes(version.recipe)).train
-    network = fit_detectors(model, train, version.recipe, spec.shape)
-    attacked = attacks.AttackedModel(network, model.posterior, spec.minimum, spec.maximum)
-    calibration, density = predictor.model.calibration, version.manifest.detectors.density
-    statistic = attacks.differentiable_flag(calibration, density) if is_fitted else None
-    results = {}
-    for attack in attacks.attacks(attacked, test, statistic, predictor.seed):
-        after = predictor(attack.name, attack.x)
-        measures = measure_attack(predicted, after, test.y[attack.index], predictor.seed)
-        results[attack.name] = records.Attack(settings=attack.settings, measures=measures)
-        advance(attack.name)
-    return results
 
 
 def _measure_shift(

@@ -20,7 +20,6 @@ from training.evaluation.figures import BinnedGap, Figure, Mean, RootMean, Share
 from training.evaluation.report import Bin, Pit, PitBin
 
 BINS = 15  # for confidences
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 PIT_BINS = 10
 LEVELS = 200
 HALVINGS = 60  # steps of the search for a quantile
@@ -121,7 +120,6 @@ class TargetMeasures:
     log_likelihood: Values  # nats, for a density in the target's units
     crps: Values  # in the target's units
     pit: Values  # predictive probability of values below the target
-    pinball: Float64[np.ndarray, "N Q"]  # in the target's units, by `QUANTILES`
 
     @classmethod
     def compute(
@@ -130,32 +128,30 @@ class TargetMeasures:
         y: Float[np.ndarray, "N"],
         transform: Transform | None = None,
     ) -> "TargetMeasures":
-        """Compute all measures.
-
-        The CRPS of a transformed target has no closed form. It is computed as twice the mean of the
-        pinball losses at `LEVELS` equidistant quantiles (Laio and Tamea, "Verification tools for
-        probabilistic forecasts of continuous hydrological variables", 2007, equation 17).
-        """
         moments, target = outputs.astype(np.float64), y.astype(np.float64)
-
-        def loss(q: float) -> Values:
-            predicted = mixture_quantile(moments, q)
-            if transform is not None:
-                predicted = to_target(transform, predicted)
-            return pinball_loss(predicted, target, q)
-
         if transform is None:
             scores = crps(torch.from_numpy(moments), torch.from_numpy(target)).numpy()
+            pit = distribution_function(moments, target)
         else:
-            levels = (np.arange(LEVELS) + 0.5) / LEVELS
-            scores = 2.0 * np.mean([loss(q) for q in levels.tolist()], axis=0)
-        fitted_target = target if transform is None else to_fitted(transform, target)
-        return cls(
-            log_density(moments, target, transform),
-            scores,
-            distribution_function(moments, fitted_target),
-            np.stack([loss(q) for q in QUANTILES], axis=-1),
-        )
+            scores = transformed_crps(moments, target, transform)
+            pit = distribution_function(moments, to_fitted(transform, target))
+        return cls(log_density(moments, target, transform), scores, pit)
+
+
+def transformed_crps(
+    outputs: Float64[np.ndarray, "K N 2"], y: Values, transform: Transform
+) -> Values:
+    """Compute the CRPS of a transformed target, which has no closed form.
+
+    It is twice the mean of the pinball losses at `LEVELS` equidistant quantiles (Laio and Tamea,
+    "Verification tools for probabilistic forecasts of continuous hydrological variables", 2007,
+    equation 17).
+    """
+    losses = []
+    for q in ((np.arange(LEVELS) + 0.5) / LEVELS).tolist():
+        error = y - to_target(transform, mixture_quantile(outputs, q))
+        losses.append(np.maximum(q * error, (q - 1.0) * error))
+    return 2.0 * np.mean(losses, axis=0)
 
 
 def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> Values:
@@ -172,14 +168,6 @@ def mixture_quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
         is_below = distribution_function(outputs, middle) < q
         low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
     return 0.5 * (low + high)
-
-
-def pinball_loss(predicted: Values, y: Values, q: float) -> Values:
-    """Compute the pinball loss, max(q (y - predicted), (q - 1) (y - predicted)).
-
-    Koenker and Bassett, "Regression quantiles", 1978.
-    """
-    return np.maximum(q * (y - predicted), (q - 1.0) * (y - predicted))
 
 
 def pit_measures(pit: Values) -> Pit:

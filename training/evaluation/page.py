@@ -12,9 +12,7 @@ from training.methods import AnchoredEnsemble, MaximumLikelihood
 
 MEASURES = {
     "auroc": "AUROC",
-    "pr_plus": "PR+ (average precision, the set's rows positive)",
-    "pr_minus": "PR- (average precision, test rows positive, the score reversed)",
-    "fpr_at_95": "False-positive rate at 95 % detection",
+    "average_precision": "Average precision",
 }
 
 
@@ -68,7 +66,6 @@ def report_page(report: Report, plots: Mapping[str, bytes]) -> str:
         test=test,
         is_regression=isinstance(test, RegressionMeasures),
         figures={name: v for name, v in test.content().items() if isinstance(v, float)},
-        attacks={name: attack.measures for name, attack in report.attacks.items()},
         has_gaps=report.method not in (AnchoredEnsemble.name, MaximumLikelihood.name),
         base_rates=sorted({percent(entry.base_rate) for entry in report.outliers.values()}),
         measures=MEASURES,

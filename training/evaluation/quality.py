@@ -23,7 +23,7 @@ from model_store.scores.tasks import AnyScores
 from training import log
 from training.data import Rows
 from training.evaluation import report as records
-from training.evaluation.detection import by_class, class_probabilities, detection
+from training.evaluation.detection import by_class, detection
 from training.evaluation.figures import (
     Ends,
     Figure,
@@ -37,7 +37,6 @@ from training.evaluation.figures import (
     values,
 )
 from training.evaluation.metrics import (
-    QUANTILES,
     TargetMeasures,
     class_figures,
     is_within,
@@ -126,16 +125,14 @@ def refused_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
 
 
 def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Values]:
-    detected, combined = prediction.detected, calibration.names.combined
-    labels, draws = prediction.calibrated_scores.labels, prediction.rank_tables.num_draws
-    surprisals = calibration.compute_surprisals(detected, labels, draws)
+    surprisals, combined = prediction.surprisals, calibration.names.combined
     subsets = {"flag": combined}
     for name in combined if len(combined) > 1 else ():
         subsets[f"flag without {name}"] = tuple(n for n in combined if n != name)
     flags = {flag: flag_statistic(surprisals, subset) for flag, subset in subsets.items()}
     alone = {
         name: surprisals[name] if name in calibration.standards else score
-        for name, score in detected.items()
+        for name, score in prediction.detected.items()
     }
     return {**alone, **flags}
 
@@ -156,7 +153,6 @@ def measure_test(
             **values(figures),
             "reliability": reliability(probs.max(axis=1), loss == 0),
             "by_class": by_class(scores.label, test.y, classes),
-            "class_probabilities": class_probabilities(probs, test.y, classes, resamples),
             "error_detection": error_detection(predicted, loss),
             "confidence_intervals": intervals(figures, resamples) | ends,
         }
@@ -169,17 +165,13 @@ def measure_test(
     }
     figures = regression_figures(scores, measures.log_likelihood, bounds[0.95], test.y)
     figures["crps"] = Mean(measures.crps)
-    pinball = {f"{q:g}": Mean(measures.pinball[:, i]) for i, q in enumerate(QUANTILES)}
     content = {
         **common,
         **values(figures),
-        "pinball": values(pinball),
         "pit": pit_measures(measures.pit),
         "intervals": [_interval(*item, test.y, resamples) for item in bounds.items()],
         "by_spread": _by_spread(scores, bounds[0.95], test.y, predictor.seed),
-        "confidence_intervals": intervals(figures, resamples)
-        | intervals(pinball, resamples, "pinball.")
-        | ends,
+        "confidence_intervals": intervals(figures, resamples) | ends,
     }
     return records.RegressionMeasures.model_validate(content)
 
@@ -239,28 +231,6 @@ def measure_shift(
     ends = measures.confidence_intervals | {"covered": covered.interval()}
     content = {**dict(measures), "covered": covered.value, "confidence_intervals": ends}
     return records.ShiftMeasures.model_validate({**content, "by": by, "column": column})
-
-
-def measure_attack(
-    test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray, seed: int
-) -> records.AttackMeasures:
-    scores = attacked.prediction.scores
-    assert isinstance(scores, Scores)
-    is_wrong = scores.label != y
-    is_quiet = attacked.prediction.judged_p_values.p_value > 0.05
-    measures = measure_set(test, attacked)
-    shares = {"accuracy": Share(~is_wrong), "hits": Share(is_wrong & is_quiet)}
-    means = {name: Mean(score) for name, score in attacked.prediction.detected.items()}
-    resamples = Resamples.draw(len(y), seed)
-    ends = intervals(shares, resamples) | intervals(means, resamples, "mean_scores.")
-    content = {
-        **dict(measures),
-        **values(shares),
-        "mean_scores": values(means),
-        "error_detection": error_detection(attacked, is_wrong.astype(np.float64)),
-        "confidence_intervals": measures.confidence_intervals | ends,
-    }
-    return records.AttackMeasures.model_validate(content)
 
 
 def measure_parts(

@@ -6,7 +6,7 @@ nested figures, such as `flagged.0.05`.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from training.evaluation.figures import Ends
 
@@ -19,14 +19,12 @@ class Measures(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def content(self) -> dict[str, Any]:
-        return self.model_dump(exclude_unset=True, by_alias=True)
+        return self.model_dump(exclude_unset=True)
 
 
 class Detection(Measures):
     auroc: float
-    pr_plus: float
-    pr_minus: float
-    fpr_at_95: float
+    average_precision: float
     confidence_intervals: ByName = {}
 
 
@@ -97,21 +95,6 @@ class PartMeasures(Measures):
     confidence_intervals: ByName = {}
 
 
-class ClassProbability(Measures):
-    """One-vs-rest metrics for a class probability.
-
-    In its reliability, `confidence` is the mean probability of a bin and `accuracy` the share of
-    rows of the class.
-    """
-
-    name: str
-    rows: int
-    calibration_error: float
-    average_precision: float | None
-    reliability: list[Bin]
-    confidence_intervals: ByName = {}
-
-
 class ClassMeasures(Measures):
     rows: int
     accuracy: float
@@ -122,7 +105,6 @@ class ClassMeasures(Measures):
     classwise_calibration_error: float
     reliability: list[Bin]
     by_class: list[ClassResult]
-    class_probabilities: list[ClassProbability] = []
     error_detection: ErrorDetection | None  # None if all rows are right, or all wrong
     flagged: dict[str, float]  # by false-positive rate
     aurc: dict[str, float]  # by score
@@ -137,7 +119,6 @@ class RegressionMeasures(Measures):
     std: float
     interval_coverage_at_95: float
     interval_width_at_95: float | None = None
-    pinball: dict[str, float]  # by quantile
     pit: Pit
     intervals: list[Interval]
     by_spread: list[SpreadBin]
@@ -160,33 +141,6 @@ class ShiftMeasures(SetMeasures):
     by: Literal["time", "group"]
     column: str
     covered: float  # by sets or intervals of coverage .95
-
-
-class AttackMeasures(SetMeasures):
-    """Metrics for attacked rows, compared with the test rows."""
-
-    accuracy: float
-    hits: float  # share of rows that are wrong and not flagged at .05
-    mean_scores: dict[str, float]
-    error_detection: ErrorDetection | None
-
-
-class AttackSettings(Measures):
-    attack: str
-    target: int | None = Field(default=None, serialization_alias="class")
-    radius: float | None = None
-    step: float | None = None
-    draws: int
-    fresh: bool | None = None
-    iterations: int | None = None
-
-
-class Attack(Measures):
-    settings: AttackSettings
-    measures: AttackMeasures
-
-    def content(self) -> dict[str, Any]:
-        return {**self.settings.content(), **self.measures.content()}
 
 
 class Detectors(Measures):
@@ -217,8 +171,3 @@ class Report(Measures):
     parts: list[PartMeasures]
     shift: ShiftMeasures | None = None  # with data.time or data.group
     outliers: dict[str, SetMeasures]
-    attacks: dict[str, Attack]
-
-    def content(self) -> dict[str, Any]:
-        attacks = {name: attack.content() for name, attack in self.attacks.items()}
-        return {**super().content(), "attacks": attacks}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput, one_line
@@ -105,7 +105,6 @@ def served_network(
     model: BayesianModel,
     x: Num[Tensor, "N I"],
     seed: int,
-    labels: Int[Tensor, "N"] | None = None,
     names: Sequence[str] | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> ServedNetwork:
@@ -115,7 +114,6 @@ def served_network(
         model: the fitted model.
         x: training rows.
         seed: the seed of random choices.
-        labels: the classes of the rows, if any.
         names: the detectors, by default all that support the rows.
         shape: the shape of a row, by default the network's.
     """
@@ -124,7 +122,6 @@ def served_network(
     index = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
     sample = x[index]
     parts = sample.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // x.shape[1])))
-    sample_labels = None if labels is None else labels[index]
     generator = torch.Generator().manual_seed(seed)
     needs_spectrum = any(KINDS[name].space != "embedding" for name in names)
     spectrum = Spectrum.fit(x, generator) if needs_spectrum else None
@@ -138,7 +135,7 @@ def served_network(
             rows[kind.space] = torch.cat(
                 [network.rows_in(kind.space, part.float()) for part in parts]
             )
-        extra = (sample_labels,) if kind.needs_labels else (shape,) if kind.needs_images else ()
+        extra = (shape,) if kind.needs_images else ()
         try:
             network.density[name] = kind.fit(rows[kind.space], generator, *extra)
         except LinAlgError as error:
@@ -151,10 +148,9 @@ def fit_detectors(
     model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
 ) -> ServedNetwork:
     """Fit the flag's density detectors, and attach them to a model's network."""
-    labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
     densities = [name for name in recipe.combined if name in DENSITY_NAMES]
     seed = hash_key(recipe.seed, Stream.DETECTORS)
-    return served_network(model, torch.from_numpy(train.x), seed, labels, densities, shape)
+    return served_network(model, torch.from_numpy(train.x), seed, densities, shape)
 
 
 def fold(model: BayesianModel) -> None:

@@ -104,9 +104,9 @@ def test_a_class_that_is_never_seen_is_in_no_set_and_one_that_did_not_calibrate_
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"labels": np.array([0.0, 1.0])}, "label_shift.labels: expected one int64 number"),
-        ({"labels": np.array([0, 2])}, "label_shift.labels: expected numbers from 0 to 1"),
-        ({"shares": np.array([0.5])}, "label_shift.shares: expected one float64 number per class"),
+        ({"labels": np.array([0.0, 1.0])}, "label_shift.labels: expected int64 numbers"),
+        ({"labels": np.array([0, 2])}, "label_shift.labels: expected finite numbers from 0 to 1"),
+        ({"shares": np.array([0.5])}, "label_shift.shares: expected float64 numbers"),
         ({"shares": np.array([0.5, 0.6])}, "label_shift.shares: expected shares that sum to 1"),
         ({"shares": np.array([1.0, 0.0])}, "positive for classes of ranking rows"),
         ({"shares": None}, "label_shift.shares"),

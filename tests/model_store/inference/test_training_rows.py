@@ -63,5 +63,5 @@ def test_what_does_not_go_together_is_refused_by_name(name, wrong):
 
 
 def test_other_tensors_are_refused():
-    with pytest.raises(ValueError, match="expected tensors"):
+    with pytest.raises(ValueError, match="x: expected"):
         TrainingRows.from_tensors({}, 5)

@@ -6,7 +6,6 @@ from model_store.errors import InvalidInput
 from tests.support.models import scale_model
 from training.bayes.flows import realnvp
 from training.detectors import KINDS, names_for
-from training.detectors.gaussian import SHRINKAGE, ClassGaussian
 from training.detectors.neighbours import (
     BANK_ROWS,
     DIRECTIONS,
@@ -201,26 +200,6 @@ def test_the_spectrum_of_long_rows_is_that_of_their_folds():
     components = torch.linalg.qr(torch.randn(MAX_LENGTH, 3, generator=generator()))[0]
     folded = Spectrum(Fold.fit(MAX_LENGTH, generator()), mean, components)
     assert torch.equal(Spectrum(fold, mean, components)(x), folded(fold(x)))
-
-
-def test_the_class_gaussian_is_the_distance_to_the_nearest_mean_by_numpy():
-    rng = np.random.default_rng(7)
-    labels = np.repeat([3, 5, 9], 100)  # class numbers need not be without gaps
-    means = {3: rng.normal(size=6) * 5, 5: rng.normal(size=6) * 5, 9: rng.normal(size=6) * 5}
-    x = np.stack([means[c] for c in labels.tolist()]) + rng.normal(size=(300, 6)) @ rng.normal(
-        size=(6, 6)
-    )
-    detector = ClassGaussian.fit(
-        torch.from_numpy(np.float32(x)), generator(), torch.from_numpy(labels)
-    )
-    centres = np.stack([x[labels == c].mean(0) for c in (3, 5, 9)])
-    within = x - np.repeat(centres, 100, axis=0)
-    covariance = within.T @ within / 300
-    covariance += SHRINKAGE * np.trace(covariance) / 6 * np.eye(6)
-    new = rng.normal(size=(40, 6)) * 6
-    away = new[:, None] - centres[None]
-    expected = np.einsum("nci,ij,ncj->nc", away, np.linalg.inv(covariance), away).min(axis=1)
-    assert np.allclose(score(detector, new), expected, rtol=1e-2)
 
 
 def test_the_served_network_gives_the_detectors_beside_the_network():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn import metrics
 
-from training.evaluation.detection import by_class, detection, false_positive_rate, roc_curve
+from training.evaluation.detection import by_class, detection, roc_curve
 from training.evaluation.figures import RiskCoverage, values
 from training.evaluation.metrics import class_figures, reliability, risk_coverage
 
@@ -30,15 +30,6 @@ def test_the_area_under_the_roc_curve_is_auroc(positive, negative):
     assert np.trapezoid(true, false) == pytest.approx(detection(positive, negative).auroc)
 
 
-@given(SCORES, SCORES, st.sampled_from([0.2, 0.5, 0.95, 1.0]))
-def test_the_false_positive_rate_is_the_least_over_thresholds_that_detect_enough(
-    positive, negative, rate
-):
-    thresholds = np.concatenate([positive, negative])
-    enough = [np.mean(negative >= t) for t in thresholds if np.mean(positive >= t) >= rate - 1e-12]
-    assert false_positive_rate(positive, negative, rate) == pytest.approx(min(enough))
-
-
 def without_intervals(record):
     """A record's figures."""
     return {
@@ -48,17 +39,13 @@ def without_intervals(record):
 
 def test_a_score_that_says_nothing_comes_to_the_base_rates():
     nothing = detection(np.zeros(30), np.zeros(90))
-    assert without_intervals(nothing) == pytest.approx(
-        {"auroc": 0.5, "pr_plus": 0.25, "pr_minus": 0.75, "fpr_at_95": 1.0}
-    )
+    assert without_intervals(nothing) == pytest.approx({"auroc": 0.5, "average_precision": 0.25})
 
 
 def test_a_score_that_says_all_detects_all():
     assert without_intervals(detection(np.arange(5.0) + 10, np.arange(9.0))) == {
         "auroc": 1.0,
-        "pr_plus": 1.0,
-        "pr_minus": 1.0,
-        "fpr_at_95": 0.0,
+        "average_precision": 1.0,
     }
 
 

@@ -79,18 +79,16 @@ def test_the_page_holds_all_tables_and_plots_and_needs_nothing_else(found):
     assert "https://" not in text
     assert "url(" not in text
     cells = {data for tag, data in read.texts if tag == "td"}
-    assert {*found.report["outliers"], *found.report["attacks"]} <= cells
+    assert {*found.report["outliers"]} <= cells
 
 
 def test_a_report_with_hostile_classes_is_written(found):
-    content = {
-        name: value for name, value in found.report.items() if name not in ("files", "attacks")
-    }
+    content = {name: value for name, value in found.report.items() if name != "files"}
     content["test"] = {
         **content["test"],
         "by_class": [{**item, "name": HOSTILE} for item in content["test"]["by_class"]],
     }
-    report = Report.model_validate({**content, "attacks": {}})
+    report = Report.model_validate(content)
     read = Reader(report_page(report, {f"{HOSTILE}.png": b"x"}))
     assert ("td", HOSTILE) in read.texts
     tags = [tag for tag, _ in read.elements]

@@ -1,14 +1,11 @@
 import numpy as np
 import pytest
 from scipy import integrate, stats
-from sklearn import metrics
 
 from training.evaluation.metrics import (
-    QUANTILES,
     TargetMeasures,
     distribution_function,
     mixture_quantile,
-    pinball_loss,
     pit_measures,
 )
 
@@ -32,21 +29,12 @@ def test_measures_of_a_target_are_their_integrals(y):
     assert measures.pit[0] == pytest.approx(mixture(y), rel=1e-5)
     density = np.mean(stats.norm.pdf(y, MEAN[:, 0], STD[:, 0]))
     assert measures.log_likelihood[0] == pytest.approx(np.log(density), rel=1e-5)
-    # The continuous ranked probability score is twice the integral of the pinball loss over
-    # quantiles.
-    grid = (np.arange(400) + 0.5) / 400
-    losses = [pinball_loss(mixture_quantile(OUTPUTS, q), np.array([y]), q)[0] for q in grid]
-    assert measures.crps[0] == pytest.approx(2 * np.mean(losses), rel=2e-3)
 
 
-@pytest.mark.parametrize("q", QUANTILES)
-def test_quantiles_are_where_the_distribution_function_is_q_and_losses_scikit_learns(q):
+@pytest.mark.parametrize("q", [0.05, 0.5, 0.75])
+def test_quantiles_are_where_the_distribution_function_is_q(q):
     actual = mixture_quantile(OUTPUTS, q)
     assert distribution_function(OUTPUTS, actual)[0] == pytest.approx(q, abs=1e-9)
-    generator = np.random.default_rng(0)
-    y, predicted = generator.normal(size=30), generator.normal(size=30)
-    expected = metrics.mean_pinball_loss(y, predicted, alpha=q)
-    assert pinball_loss(predicted, y, q).mean() == pytest.approx(expected)
 
 
 def test_transforms_are_uniform_where_the_distribution_is_right_and_not_where_it_is_too_narrow():

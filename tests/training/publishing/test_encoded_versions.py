@@ -144,8 +144,6 @@ def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeyp
     monkeypatch.setenv("DUBITO_STORE", str(published / "models"))
     monkeypatch.setenv("DUBITO_RUNS", str(published / "runs"))
     assert main(["evaluate", "small:1", "--rows", "20", "--quiet"]) == 0
-    assert main(["evaluate", "small:1", "--rows", "20", "--quiet", "--attacks"]) == 2
-    assert "--attacks: expected a version without encoder" in capsys.readouterr().err
     recipe = write_recipe(
         published, network=NETWORK, training={"epochs": 1}, serving={"temperature": False}
     )

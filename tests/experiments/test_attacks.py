@@ -1,23 +1,31 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from experiments.attacks import (
+    STEPS,
+    AttackDraws,
+    AttackedModel,
+    differentiable_flag,
+    fgsm,
+    log_mean_probs,
+    measure_attacks,
+    pgd,
+    quiet_pgd,
+    towards,
+)
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.detectors import combine_surprisals
+from model_store.inference.model import NEEDED, Model
 from tests.support.models import scale_model
 from training.bayes.flows import realnvp
 from training.bayes.likelihoods import Categorical
 from training.bayes.members import MemberPosterior
 from training.bayes.network import BayesianModel
-from training.evaluation.attacks import (
-    AttackDraws,
-    AttackedModel,
-    fgsm,
-    log_mean_probs,
-    pgd,
-    quiet_pgd,
-    towards,
-)
 from training.export.served import served_network
 from training.networks.networks import MemberNetwork
+from training.versions import open_parent
 
 MINIMUM, MAXIMUM = -2.0, 6.0
 SPAN = MAXIMUM - MINIMUM
@@ -174,3 +182,37 @@ def test_a_quiet_attack_changes_labels_and_is_quieter_than_pgd(attacked, rows):
     assert pair.sum() > ROWS // 4
     assert residual(quiet)[pair].median() < residual(loud)[pair].median()
     assert (residual(quiet) <= residual(loud))[pair].float().mean() > 0.5
+
+
+@pytest.fixture(scope="module")
+def model(digits_store):
+    return Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED))
+
+
+def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model, digits_rows):
+    calibration, names = model.calibration, model.manifest.detectors.density
+    theta = model.runtime.draw(0, 0, 100)
+    log_probs, density = model.runtime.run(digits_rows[:40], theta[:, None])
+    prediction = model.prediction(log_probs, density)
+    surprisals = calibration.compute_surprisals(
+        prediction.detected, prediction.calibrated_scores.labels, 100
+    )
+    expected = combine_surprisals([surprisals[name] for name in calibration.names.combined])
+    outputs = torch.from_numpy(log_probs).double().requires_grad_()
+    statistic = differentiable_flag(calibration, names)(outputs, torch.from_numpy(density).double())
+    assert np.allclose(statistic.detach().numpy(), expected, rtol=1e-4, atol=1e-4)
+    (gradient,) = torch.autograd.grad(statistic.sum(), outputs)
+    assert torch.isfinite(gradient).all()
+    assert (gradient != 0).any()
+
+
+def test_attacks_lower_the_accuracy_of_a_published_version(digits_store, model, tmp_path):
+    version = open_parent(ModelStore(digits_store), "digits", "model")
+    measured = measure_attacks(version, model, tmp_path, rows=32)
+    iterated = {"towards-first-class", "pgd-0.1", "pgd-0.2", "quiet-pgd-0.1", "quiet-pgd-0.2"}
+    steps = {f"fgsm-{step:g}-of-{draws}-draws" for step in STEPS for draws in (1, 32)}
+    assert set(measured) == steps | iterated
+    assert measured["pgd-0.2"]["accuracy"] < measured["fgsm-0.05-of-1-draws"]["accuracy"] - 0.2
+    quiet = measured["quiet-pgd-0.2"]
+    assert quiet["hits"] <= 1 - quiet["accuracy"]
+    assert {"flag", *model.manifest.detectors.combined} <= set(quiet["scores"])

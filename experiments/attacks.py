@@ -1,4 +1,4 @@
-"""Adversarial attacks on a fitted classifier.
+"""Adversarial attacks on a published classifier, and their detection.
 
 Shapes: K draws, N rows, I numbers in a flat row, in the units of the data. Step sizes and radii are
 fractions of the data's range, maximum - minimum. Attacked rows are clipped to that range. Attackers
@@ -21,6 +21,7 @@ Seeds determine the draws and the random starts.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,21 @@ from torch import Tensor
 
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import FittedDetector, Tail
+from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED, noise, standard_normal
+from model_store.scores.classification import Scores
 from training.bayes.posterior import Posterior
-from training.data import Rows
-from training.evaluation.report import AttackSettings
-from training.export.served import ServedNetwork
+from training.data import Rows, split, split_sizes
+from training.evaluation.evaluate import EvaluationOptions, test_rows
+from training.evaluation.quality import (
+    ServedPrediction,
+    ServedPredictor,
+    error_detection,
+    measure_set,
+)
+from training.export.served import ServedNetwork, fit_detectors
 from training.seeds import EvaluationStream, hash_key
+from training.versions import Parent, fitted_data
 
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.5)
 FGSM_DRAWS = (1, 32)
@@ -43,7 +53,6 @@ RADII = (0.1, 0.2)
 ITERATIONS = 20
 ITERATED_DRAWS = 4
 TARGET = 0
-COUNT = len(FGSM_DRAWS) * len(STEPS) + 1 + 2 * len(RADII)  # number of attacks
 CHUNK_ROW_DRAWS = 8192  # rows x draws in one pass
 PATH_RADII = 2.5  # sum of all steps, in radii (Madry et al.)
 LOST_MARGIN = 1.5  # lead of another class in nats, for a lost label
@@ -100,40 +109,66 @@ class AttackedModel:
 @dataclass(frozen=True, eq=False)
 class AttackedRows:
     name: str
-    settings: AttackSettings
     x: Float32[np.ndarray, "N I"]
     index: np.ndarray  # position among the test rows
 
 
+def measure_attacks(version: Parent, model: Model, root: Path, rows: int) -> dict[str, Any]:
+    """Attack up to `rows` test rows of a version, and measure accuracy and detection by attack."""
+    spec, data = version.manifest.input, fitted_data(version, root)
+    options = EvaluationOptions(rows=rows)
+    test = test_rows(data, True, options)
+    predictor = ServedPredictor(model, version.manifest.noise.default_draws, options.seed)
+    predicted = predictor("test", test.x.astype(np.float32))
+    fitted = version.model().eval()
+    train = split(data, split_sizes(version.recipe)).train
+    network = fit_detectors(fitted, train, version.recipe, spec.shape)
+    attacked = AttackedModel(network, fitted.posterior, spec.minimum, spec.maximum)
+    statistic = differentiable_flag(model.calibration, version.manifest.detectors.density)
+    return {
+        attack.name: _measure(predicted, predictor(attack.name, attack.x), test.y[attack.index])
+        for attack in attacks(attacked, test, statistic, options.seed)
+    }
+
+
+def _measure(test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray) -> dict[str, Any]:
+    scores = attacked.prediction.scores
+    assert isinstance(scores, Scores)
+    is_wrong = scores.label != y
+    is_quiet = attacked.prediction.judged_p_values.p_value > 0.05
+    errors = error_detection(attacked, is_wrong.astype(np.float64))
+    return {
+        **measure_set(test, attacked).content(),
+        "accuracy": float((~is_wrong).mean()),
+        "hits": float((is_wrong & is_quiet).mean()),
+        "mean_scores": {n: float(s.mean()) for n, s in attacked.prediction.detected.items()},
+        "error_detection": None if errors is None else errors.content(),
+    }
+
+
 def attacks(
-    attacked: AttackedModel, rows: Rows, statistic: Statistic | None, seed: int
+    attacked: AttackedModel, rows: Rows, statistic: Statistic, seed: int
 ) -> Iterator[AttackedRows]:
     x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
     index = np.arange(len(rows))
     fixed_seed = hash_key(seed, EvaluationStream.FIXED_DRAWS) % (MAX_SEED + 1)
     fresh_seed = hash_key(seed, EvaluationStream.FRESH_DRAWS) % (MAX_SEED + 1)
     start_seed = hash_key(seed, EvaluationStream.STARTS) % (MAX_SEED + 1)
-    iterated: dict[str, Any] = {"draws": ITERATED_DRAWS, "fresh": True, "iterations": ITERATIONS}
     for count in FGSM_DRAWS:
         results = fgsm(attacked, x, y, STEPS, AttackDraws(count, fixed_seed))
         for step, result in zip(STEPS, results, strict=True):
-            settings = AttackSettings(attack="fgsm", step=step, draws=count)
-            yield AttackedRows(f"fgsm-{step:g}-of-{count}-draws", settings, result.numpy(), index)
+            yield AttackedRows(f"fgsm-{step:g}-of-{count}-draws", result.numpy(), index)
     draws = AttackDraws(ITERATED_DRAWS, fresh_seed, fresh=True)
     sources = np.flatnonzero(rows.y != TARGET)
     if len(sources):
         target = torch.full((len(sources),), TARGET)
         result = towards(attacked, x[sources], target, ITERATIONS, draws)
-        settings = AttackSettings(attack="towards", target=TARGET, step=0.01, **iterated)
-        yield AttackedRows("towards-first-class", settings, result.numpy(), sources)
+        yield AttackedRows("towards-first-class", result.numpy(), sources)
     for radius in RADII:
         result = pgd(attacked, x, y, radius, ITERATIONS, draws, start_seed)
-        settings = AttackSettings(attack="pgd", radius=radius, **iterated)
-        yield AttackedRows(f"pgd-{radius:g}", settings, result.numpy(), index)
-        if statistic is not None:
-            result = quiet_pgd(attacked, x, y, radius, ITERATIONS, draws, statistic, start_seed)
-            settings = AttackSettings(attack="quiet_pgd", radius=radius, **iterated)
-            yield AttackedRows(f"quiet-pgd-{radius:g}", settings, result.numpy(), index)
+        yield AttackedRows(f"pgd-{radius:g}", result.numpy(), index)
+        result = quiet_pgd(attacked, x, y, radius, ITERATIONS, draws, statistic, start_seed)
+        yield AttackedRows(f"quiet-pgd-{radius:g}", result.numpy(), index)
 
 
 def fgsm(
