@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
+from PIL import Image
 
 from experiments.attacks import measure_attacks
 from experiments.cells import ROOT, Measured
-from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.manifest import InputSpec, Manifest
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
 from model_store.scores.classification import Scores
+from model_store.sources.images import image_row
 from training import recipe as recipes
 from training.data import Dataset, Rows
+from training.data.arrays import find_idx, read_idx
 from training.evaluation.evaluate import EvaluationOptions, evaluate_version
-from training.evaluation.outliers import OutlierSource
+from training.evaluation.outliers import OutlierSource, image_spec, sample_rows, scale_pixels
 from training.fit import Fitted, fit, publish
 from training.fitting.stopping import LEVELLED_OFF, find_moving
 from training.folders import data_root
@@ -27,6 +31,7 @@ from training.recipe import Recipe
 from training.versions import Parent, open_parent
 
 RECIPES = (ROOT / "experiments" / "recipes", ROOT / "recipes")
+IDX_STEMS = ("t10k-images-idx3-ubyte", "train-images-idx3-ubyte", "images-idx3-ubyte")
 CHUNK_ROWS = 500
 LEVEL_SHARE = 0.2  # share of the epochs in which a curve must be level
 MIN_LEVEL_EPOCHS = 3
@@ -48,6 +53,28 @@ def load_recipe(base: str, seed: int, /, **changes: Any) -> Recipe:
 
 
 @dataclass(frozen=True)
+class IdxOutliers(OutlierSource):
+    """Images in the format of MNIST, resized to the model's shape."""
+
+    @classmethod
+    def named(cls, name: str) -> "IdxOutliers":
+        return cls(name, "idx", data_root() / name)
+
+    def rows(
+        self,
+        spec: InputSpec,
+        max_rows: int,
+        seed: int,
+        encoder: Any = None,  # noqa: ARG002
+    ) -> Float32[np.ndarray, "N I"]:
+        stems = [s for s in IDX_STEMS if list(self.path.glob(f"{s}*"))]
+        images = read_idx(find_idx(self.path, [*stems, *IDX_STEMS][0]), 3)
+        images, decoding = sample_rows(images, max_rows, seed), image_spec(spec)
+        pixels = [image_row(Image.fromarray(image), spec.shape, decoding) for image in images]
+        return scale_pixels(np.stack(pixels), spec)
+
+
+@dataclass(frozen=True)
 class Published:
     store: ModelStore
     manifest: Manifest
@@ -57,10 +84,9 @@ class Published:
     def parent(self) -> Parent:
         return open_parent(self.store, f"{self.manifest.name}:{self.manifest.version}", "model")
 
-    def evaluate(self, rows: int, sources: Sequence[str] = ()) -> dict[str, Any]:
+    def evaluate(self, rows: int, outliers: Sequence[OutlierSource] = ()) -> dict[str, Any]:
         """Evaluate a version on up to `rows` test rows and on each outlier set."""
-        outliers = tuple(OutlierSource.parse(text, data_root()) for text in sources)
-        options = EvaluationOptions(outliers, rows=rows)
+        options = EvaluationOptions(tuple(outliers), rows=rows)
         return evaluate_version(
             self.store, self.parent, self.model, data_root(), options, quiet=True
         ).report

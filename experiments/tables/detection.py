@@ -14,19 +14,17 @@ from matplotlib.figure import Figure
 
 from experiments.attacks import STEPS
 from experiments.cells import Column, Measured, Results, Target, mean_and_spread
-from experiments.measures import make_measured, published
+from experiments.measures import IdxOutliers, make_measured, published
 from experiments.pages import column_values, counts
 from experiments.tables.accuracy import HELD_OUT, flow, make_recipe
 from training.evaluation.evaluate import LEFT_OUT
+from training.evaluation.outliers import OutlierSource
 from training.fit import Fitted, fit
+from training.folders import data_root
 from training.recipe import Recipe
 
 ROWS = 1000  # of the test rows, and of each set
-SOURCES = (
-    "omniglot=idx:omniglot",
-    "cifar-bw=images:cifar10/cifar10-images.zip",
-    "notmnist=idx:notmnist",
-)
+GREY_CIFAR = "cifar-bw=images:cifar10/cifar10-images.zip"
 SETS = ("uniform", "omniglot", "cifar-bw", "gaussian", "notmnist")
 PAPERS_SCORE = "variation_ratio"  # 1 less the largest mean probability
 SCORES = (PAPERS_SCORE, "entropy", "bald", "mean_std", "flag")
@@ -48,7 +46,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def evaluated(
-    recipe: Recipe, runs: Path, sources: Sequence[str], attacks: bool
+    recipe: Recipe, runs: Path, sources: Sequence[OutlierSource], attacks: bool
 ) -> tuple[Fitted, dict[str, Any]]:
     """Fit, publish, evaluate and attack a recipe, and return the fit and its report."""
     result = fit(recipe, runs=runs, quiet=True)
@@ -58,7 +56,9 @@ def evaluated(
 
 
 def _measure(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
-    result, report = evaluated(make_recipe(recipe, seed, **changes), runs, SOURCES, attacks=True)
+    cifar = OutlierSource.parse(GREY_CIFAR, data_root())
+    sources = IdxOutliers.named("omniglot"), cifar, IdxOutliers.named("notmnist")
+    result, report = evaluated(make_recipe(recipe, seed, **changes), runs, sources, attacks=True)
     return make_measured(result, read_report(report))
 
 

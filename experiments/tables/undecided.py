@@ -12,7 +12,7 @@ from jaxtyping import Bool
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target, mean_and_spread
-from experiments.measures import load_recipe, make_measured, published
+from experiments.measures import IdxOutliers, load_recipe, make_measured, published
 from experiments.pages import column_values
 from experiments.tables.accuracy import HELD_OUT
 from model_store.conformal.calibration import DEFAULT_FPR
@@ -20,10 +20,9 @@ from model_store.conformal.rank_tables import RankTables
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from training.data import Rows
-from training.evaluation.outliers import OutlierSource, near_rows, noise_sets
+from training.evaluation.outliers import near_rows, noise_sets
 from training.evaluation.quality import ServedPredictor
 from training.fit import fit
-from training.folders import data_root
 
 DRAWS, ROWS = 30, 1000
 RISK = 0.01
@@ -66,7 +65,7 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
 
 def make_sets(model: Model, test: Rows, seed: int) -> dict[str, np.ndarray]:
     spec = model.manifest.input
-    sources = [OutlierSource.parse(f"{name}=idx:{name}", data_root()) for name in OTHERS]
+    sources = [IdxOutliers.named(name) for name in OTHERS]
     sets = near_rows(spec, test.x, test.y, True, seed) | noise_sets(spec, test.x, seed)
     sets |= {source.name: source.rows(spec, ROWS, seed) for source in sources}
     return {TEST: test.x, **{name: sets[name] for name in SETS[1:]}}

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import load_recipe, make_measured
+from experiments.measures import IdxOutliers, load_recipe, make_measured
 from experiments.tables.detection import ROWS, draw_attacked, evaluated, read_fgsm
 from model_store.scores.classification import Scores
 from training.data import Rows
@@ -33,7 +33,7 @@ def measure(row: str, seed: int, runs: Path) -> Measured:
     base = "mnist-mle" if row == POINT else "mnist-variational-hypernet"
     training = {} if row == POINT else {"kl_weight": float(row) / BATCH_ROWS}
     recipe = load_recipe(base, seed, network={"hidden": [100]}, training=training)
-    result, report = evaluated(recipe, runs, (f"{OTHER}=idx:{OTHER}",), attacks=True)
+    result, report = evaluated(recipe, runs, (IdxOutliers.named(OTHER),), attacks=True)
     images = read_idx(find_idx(data_root() / OTHER, "t10k-images-idx3-ubyte"), 3)
     values: dict[str, Any] = {
         "accuracy": 100 * report["test"]["accuracy"],

@@ -206,7 +206,7 @@ def _add_evaluate(commands: Commands) -> None:
         metavar="NAME=SRC",
         action="append",
         default=[],
-        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, or csv:FILE for tables and "
+        help="rows unlike the data: images:PATH, npz:FILE, or csv:FILE for tables and "
         "text; can be repeated",
     )
     _add_test_rows(parser)

@@ -10,8 +10,7 @@
 | `shuffled` | each column from another row; ids in another order |
 | `rotated`, `noisy`, `low-contrast`, `occluded`, `blurred` | corrupted images |
 | `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, resized |
-| `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, else `train-images-...`, or `images-...`, resized |
-| `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows in the model's shape |
+| `NAME=npz:FILE` | an array `x` of rows in the model's shape |
 | `NAME=csv:FILE`, `NAME=parquet:FILE` | for tables and text: columns with the model's names |
 
 Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution examples in
@@ -28,11 +27,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Num, UInt8
-from PIL import Image
+from scipy.ndimage import gaussian_filter
 
 from model_store.artifacts.manifest import (
     NAME_PATTERN,
@@ -44,14 +43,12 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.sources.columns import encode, encode_cells, fill_missing
+from model_store.inference.frames import encode_file
+from model_store.sources.columns import encode, fill_missing
 from model_store.sources.files import open_rows
-from model_store.sources.images import image_row
-from model_store.sources.npy import read_npz
-from training.data.arrays import check_ids, find_idx, numbers, read_idx, resolve_path
+from training.data.arrays import resolve_path
 from training.data.cells import csv_source
 from training.data.images import sample_images
-from training.data.texts import TextRows
 from training.seeds import EvaluationStream, generator
 
 if TYPE_CHECKING:
@@ -59,11 +56,9 @@ if TYPE_CHECKING:
 
 OPTION = "--outliers"
 EXPECTED = (
-    "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or for tables and text `csv:FILE` or "
+    "NAME=SRC with SRC `images:PATH`, `npz:FILE`, or for tables and text `csv:FILE` or "
     "`parquet:FILE`"
 )
-IDX_STEMS = ("t10k-images-idx3-ubyte", "train-images-idx3-ubyte", "images-idx3-ubyte")
-ARRAYS = ("x_test", "x", "x_train")
 NOISE = 0.2  # standard deviation / data range
 CONTRAST = 0.3  # remaining share of the contrast
 OCCLUDED = 0.5  # share of height and width
@@ -81,64 +76,32 @@ OutlierRows = Float32[np.ndarray, "M I"]
 @dataclass(frozen=True)
 class OutlierSource:
     name: str
-    kind: Literal["images", "npz", "idx", "csv", "parquet"]
+    kind: str  # images, npz, csv or parquet
     path: Path
 
     @classmethod
     def parse(cls, text: str, root: Path) -> "OutlierSource":
-        match = re.fullmatch(r"([^=]+)=(images|npz|idx|csv|parquet):(.+)", text)
+        match = re.fullmatch(r"([^=]+)=(images|npz|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
         path = resolve_path(root, match[3], OPTION)
-        return cls(match[1], match[2], path)  # type: ignore[arg-type]
+        return cls(match[1], match[2], path)
 
     def rows(
         self, spec: InputSpec, max_rows: int, seed: int, encoder: "TextEncoder | None" = None
     ) -> Rows:
-        is_table = self.kind in ("csv", "parquet")
-        if is_table and (spec.columns or encoder is not None):
-            return self._table(spec, max_rows, seed, encoder)
-        if is_table or (spec.takes_ids and self.kind != "npz"):
-            model = "a model of columns or text" if is_table else "a model of numbers"
-            received = f"a model with rows of shape {spec.shape}"
-            raise InvalidInput(OPTION, f"{model} for `{self.kind}:`", received)
-        if self.kind == "npz":
-            return self._arrays(spec, max_rows, seed)
-        read = sample_images if self.kind == "images" else _idx_images
-        pixels = read(self.path, spec.shape, _image_spec(spec), max_rows, seed).astype(np.float32)
-        return np.float32(spec.minimum) + pixels * np.float32(_span(spec) / 255.0)
-
-    def _arrays(self, spec: InputSpec, max_rows: int, seed: int) -> Rows:
-        arrays = read_npz(self.path)
-        name = next((name for name in ARRAYS if name in arrays), None)
-        if name is None:
-            received = f"{sorted(arrays)}"[:200]
-            raise InvalidInput(self.path.name, f"an array {', '.join(ARRAYS)}", received)
-        x = arrays[name]
-        if x.ndim < 2 or len(x) == 0 or x[0].size != _size(spec):
-            raise InvalidInput(name, f"rows of shape {spec.shape}", f"shape {x.shape}")
-        selected = sample_rows(x, max_rows, seed)
-        rows = numbers(selected, name).astype(np.float32)
-        if spec.takes_ids:
-            check_ids(selected, name, int(spec.maximum))
-        return rows
-
-    def _table(
-        self, spec: InputSpec, max_rows: int, seed: int, encoder: "TextEncoder | None"
-    ) -> Rows:
+        has_cells = bool(spec.columns) or encoder is not None
+        if self.kind in ("csv", "parquet") and not has_cells:
+            expected, received = "a model of columns or text", f"rows of shape {spec.shape}"
+            raise InvalidInput(OPTION, f"{expected} for `{self.kind}:`", received)
+        if self.kind == "images":
+            pixels = sample_images(self.path, spec.shape, image_spec(spec), max_rows, seed)
+            return scale_pixels(pixels, spec)
         content = csv_source(self.path) if self.kind == "csv" else self.path
         file = open_rows(content, spec, self.path.name, f".{self.kind}")
-        if encoder is not None:
-            texts = [text for part in file.parts() for text in part]
-            selected = sample_rows(np.arange(len(texts)), max_rows, seed).tolist()
-            return TextRows(encoder, b"").encode([texts[i] for i in selected])
-        rows: list[Rows] = []
-        for part in file.parts():
-            assert isinstance(part, dict)
-            first = sum(map(len, rows))
-            rows.append(encode_cells(part, spec.columns, self.path.name, first))
-            fill_missing(rows[-1], spec.columns)
-        return sample_rows(np.concatenate(rows), max_rows, seed)
+        rows = encode_file(file, spec, encoder, self.path.name)
+        fill_missing(rows, spec.columns)
+        return sample_rows(rows, max_rows, seed)
 
 
 def sample_rows(x: np.ndarray, max_rows: int, seed: int) -> np.ndarray:
@@ -296,9 +259,7 @@ def occlude(images: Images, spec: InputSpec, seed: int) -> Images:
 
 
 def blur(images: Images, spec: InputSpec, *_: object) -> Images:
-    std = BLUR * images.shape[2]
-    down, across = (_blur(side, std) for side in images.shape[2:])
-    return _clip(down @ images @ across.T, spec)
+    return _clip(gaussian_filter(images, BLUR * images.shape[2], axes=(2, 3)), spec)
 
 
 CORRUPTIONS: dict[str, Callable[[Images, InputSpec, int], Images]] = {
@@ -308,12 +269,6 @@ CORRUPTIONS: dict[str, Callable[[Images, InputSpec, int], Images]] = {
     "occluded": occlude,
     "blurred": blur,
 }
-
-
-def _blur(size: int, std: float) -> Float32[np.ndarray, "S S"]:
-    distance = np.subtract.outer(np.arange(size), np.arange(size))
-    weights = np.exp(-0.5 * np.square(distance / std))
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def _partners(y: Labels, rng: np.random.Generator) -> list[int]:
@@ -334,7 +289,7 @@ def _is_image(spec: InputSpec) -> bool:
     return len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 3)
 
 
-def _image_spec(spec: InputSpec) -> ImageSpec:
+def image_spec(spec: InputSpec) -> ImageSpec:
     if spec.image is not None and spec.image.resize:
         return spec.image
     if not _is_image(spec):
@@ -343,13 +298,9 @@ def _image_spec(spec: InputSpec) -> ImageSpec:
     return ImageSpec(mode="L" if len(spec.shape) == 2 else "RGB", resize=True)
 
 
-def _idx_images(
-    folder: Path, shape: tuple[int, ...], decoding: ImageSpec, max_rows: int, seed: int
-) -> UInt8[np.ndarray, "N I"]:
-    stems = [s for s in IDX_STEMS if any((folder / f"{s}{end}").is_file() for end in ("", ".gz"))]
-    images = read_idx(find_idx(folder, [*stems, *IDX_STEMS][0]), 3)
-    images = sample_rows(images, max_rows, seed)
-    return np.stack([image_row(Image.fromarray(image), shape, decoding) for image in images])
+def scale_pixels(pixels: UInt8[np.ndarray, "N I"], spec: InputSpec) -> Rows:
+    """Scale pixels from 0 to 255 to the data's range."""
+    return np.float32(spec.minimum) + pixels.astype(np.float32) * np.float32(_span(spec) / 255.0)
 
 
 def _clip(images: Images, spec: InputSpec) -> Images:

@@ -246,11 +246,11 @@ def test_other_rows_of_ids_are_those_of_arrays(data, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.full((3, 12), VOCABULARY))
     refused(
         lambda: source.rows(data.input, 5, 0),
-        f"x: expected ids: whole numbers from 0 to {VOCABULARY - 1}",
+        f"other.npz: expected ids: whole numbers from 0 to {VOCABULARY - 1}",
     )
     refused(
-        lambda: OutlierSource.parse("a=idx:x", tmp_path).rows(data.input, 5, 0),
-        "a model of numbers for `idx:`",
+        lambda: OutlierSource.parse("a=images:x", tmp_path).rows(data.input, 5, 0),
+        "which are not images",
     )
 
 
