@@ -136,13 +136,12 @@ def _measure(test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray) 
     assert isinstance(scores, Scores)
     is_wrong = scores.label != y
     is_quiet = attacked.prediction.judged_p_values.p_value > 0.05
-    errors = error_detection(attacked, is_wrong.astype(np.float64))
     return {
-        **measure_set(test, attacked).content(),
+        **measure_set(test, attacked),
         "accuracy": float((~is_wrong).mean()),
         "hits": float((is_wrong & is_quiet).mean()),
         "mean_scores": {n: float(s.mean()) for n, s in attacked.prediction.detected.items()},
-        "error_detection": None if errors is None else errors.content(),
+        "error_detection": error_detection(attacked, is_wrong.astype(np.float64)),
     }
 
 

@@ -15,8 +15,7 @@ from scipy.special import ndtri
 from sklearn import metrics
 
 from model_store.state.live import wilson_interval
-from training.evaluation.figures import LEVEL, Ends, share_interval
-from training.evaluation.report import ClassResult, Detection
+from training.evaluation.figures import LEVEL, Ends, Record, share_interval
 
 EDGE = 1e-12  # the root search stays this far from 0 and 1
 Z = float(ndtri((1.0 + LEVEL) / 2.0))
@@ -26,18 +25,15 @@ Negative = Float64[np.ndarray, "N"]
 Curve = tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]
 
 
-def detection(positive: Positive, negative: Negative) -> Detection:
+def detection(positive: Positive, negative: Negative) -> Record:
     """Compute the detection metrics of a score, with the base rate P / (P + N)."""
     area = float(metrics.roc_auc_score(*_pool(positive, negative)))
     precision = average_precision(positive, negative)
-    return Detection(
-        auroc=area,
-        average_precision=precision,
-        confidence_intervals={
-            "auroc": auroc_interval(area, len(positive), len(negative)),
-            "average_precision": wilson_interval(precision, len(positive)),
-        },
-    )
+    ends = {
+        "auroc": auroc_interval(area, len(positive), len(negative)),
+        "average_precision": wilson_interval(precision, len(positive)),
+    }
+    return {"auroc": area, "average_precision": precision, "confidence_intervals": ends}
 
 
 def roc_curve(positive: Positive, negative: Negative) -> Curve:
@@ -71,7 +67,7 @@ def auroc_interval(area: float, positive: int, negative: int) -> Ends:
 
 def by_class(
     label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]
-) -> list[ClassResult]:
+) -> list[Record]:
     """Compute the recall, the precision and the confusion matrix row of each class.
 
     Recall is None if the class has no rows, precision if the class was never predicted.
@@ -81,16 +77,16 @@ def by_class(
     for c, name in enumerate(classes):
         hits = int(confusion[c, c])
         counts = {"recall": int(confusion[c].sum()), "precision": int(confusion[:, c].sum())}
+        shares = {key: hits / count if count else None for key, count in counts.items()}
+        ends = {key: share_interval(hits, count) for key, count in counts.items() if count}
         results.append(
-            ClassResult(
-                name=name,
-                rows=counts["recall"],
-                labelled=confusion[c].tolist(),
-                **{key: hits / count if count else None for key, count in counts.items()},
-                confidence_intervals={
-                    key: share_interval(hits, count) for key, count in counts.items() if count
-                },
-            )
+            {
+                "name": name,
+                "rows": counts["recall"],
+                "labelled": confusion[c].tolist(),
+                **shares,
+                "confidence_intervals": ends,
+            }
         )
     return results
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from training.calibration.calibrate import match_groups
 from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
 from training.evaluation import plots
-from training.evaluation import report as records
-from training.evaluation.figures import LEVEL, RESAMPLES, Ends
+from training.evaluation.figures import LEVEL, RESAMPLES, Ends, Record
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
 from training.evaluation.page import report_page
 from training.evaluation.quality import (
@@ -97,33 +96,34 @@ def evaluate_version(
         outliers = {name: measure_set(predicted, rows) for name, rows in predicted_sets.items()}
         shift = _measure_shift(version, data, predictor, predicted, test) if is_fitted else None
     figures, intervals = _summary(measures, outliers)
-    report = records.Report(
-        model=manifest.name,
-        version=manifest.version,
-        task=manifest.task,
-        method=manifest.method,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        data=source,
-        seed=options.seed,
-        draws=draws,
-        judged_draws=predicted.prediction.rank_tables.num_draws,
-        rows_per_request=REQUEST_ROWS,
-        confidence_level=LEVEL,
-        resamples=RESAMPLES,
-        detectors=records.Detectors(
-            all=[*predicted.prediction.detected], combined=[*manifest.detectors.combined]
-        ),
+    report = {
+        "model": manifest.name,
+        "version": manifest.version,
+        "task": manifest.task,
+        "method": manifest.method,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": source,
+        "seed": options.seed,
+        "draws": draws,
+        "judged_draws": predicted.prediction.rank_tables.num_draws,
+        "rows_per_request": REQUEST_ROWS,
+        "confidence_level": LEVEL,
+        "resamples": RESAMPLES,
+        "detectors": {
+            "all": [*predicted.prediction.detected],
+            "combined": [*manifest.detectors.combined],
+        },
         **_publication_facts(manifest),
-        summary=figures,
-        summary_intervals=intervals,
-        test=measures,
-        parts=measure_parts(predicted, test, data.classes, data.group_names, options.seed),
-        shift=shift,
-        outliers=outliers,
-    )
+        "summary": figures,
+        "summary_intervals": intervals,
+        "test": measures,
+        "parts": measure_parts(predicted, test, data.classes, data.group_names, options.seed),
+        "shift": shift,
+        "outliers": outliers,
+    }
     files = _plots(predicted, predicted_sets, test, measures)
     files["report.html"] = report_page(report, files).encode()
-    return publish_report(store, manifest.name, manifest.version, report.content(), files)
+    return publish_report(store, manifest.name, manifest.version, report, files)
 
 
 def write_report(
@@ -252,7 +252,7 @@ def _measure_shift(
     predictor: ServedPredictor,
     predicted: ServedPrediction,
     test: Rows,
-) -> records.ShiftMeasures | None:
+) -> Record | None:
     """Compare later test rows or new groups with the ranking rows."""
     section = version.recipe.data
     column = section.time or section.group
@@ -261,45 +261,41 @@ def _measure_shift(
     rows = split(data, split_sizes(version.recipe)).ranking.x.astype(np.float32)
     seed = hash_key(predictor.seed, EvaluationStream.OUTLIER_ROWS)
     ranking = predictor("ranking", sample_rows(rows, len(test), seed))
-    by: Literal["time", "group"] = "group" if section.time is None else "time"
-    return measure_shift(ranking, predicted, test.y, by, column)
+    by = "group" if section.time is None else "time"
+    return {**measure_shift(ranking, predicted, test.y), "by": by, "column": column}
 
 
 def shift_lines(report: EvaluationReport) -> list[str]:
     """Describe how a version behaves on later rows or new groups."""
-    content = report.report.get("shift")
-    if content is None:
+    shift = report.report.get("shift")
+    if shift is None:
         return []
-    shift = records.ShiftMeasures.model_validate(content)
-    rows = "later rows" if shift.by == "time" else "new groups"
-    uncertainty = "bald" if "bald" in shift.scores else "epistemic_std"
-    parts = [f"coverage {shift.covered:.3f} (0.95 expected)"]
-    if "0.05" in shift.flagged:
-        parts.append(f"flag rate {shift.flagged['0.05']:.3f} (0.05 expected)")
-    auroc = shift.scores[uncertainty].auroc
+    rows = "later rows" if shift["by"] == "time" else "new groups"
+    uncertainty = "bald" if "bald" in shift["scores"] else "epistemic_std"
+    parts = [f"coverage {shift['covered']:.3f} (0.95 expected)"]
+    if "0.05" in shift["flagged"]:
+        parts.append(f"flag rate {shift['flagged']['0.05']:.3f} (0.05 expected)")
+    auroc = shift["scores"][uncertainty]["auroc"]
     parts.append(f"AUROC of {uncertainty} {auroc:.2f} (0.5 without a shift)")
-    line = f"{rows} by {shift.column}: {', '.join(parts)}"
-    if shift.confidence_intervals["covered"][1] >= PART_COVERAGE:
+    line = f"{rows} by {shift['column']}: {', '.join(parts)}"
+    if shift["confidence_intervals"]["covered"][1] >= PART_COVERAGE:
         return [line]
     return [line, f"! sets or intervals cover too few {rows}"]
 
 
-def _summary(
-    test: records.ClassMeasures | records.RegressionMeasures,
-    outliers: dict[str, records.SetMeasures],
-) -> tuple[dict[str, float], dict[str, Ends]]:
+def _summary(test: Record, outliers: dict[str, Record]) -> tuple[dict[str, float], dict[str, Ends]]:
     """Select the main metrics and intervals for `GET /models/{name}`."""
-    ends = test.confidence_intervals
+    ends = test["confidence_intervals"]
     figures, intervals = {}, {}
     for key in SUMMARY:
         if key in ends:
-            figures[f"test_{key}"], intervals[f"test_{key}"] = getattr(test, key), ends[key]
-    for fpr, rate in test.flagged.items():
+            figures[f"test_{key}"], intervals[f"test_{key}"] = test[key], ends[key]
+    for fpr, rate in test["flagged"].items():
         name = f"test_flagged_at_{fpr}"
         figures[name], intervals[name] = rate, ends[f"flagged.{fpr}"]
     for outlier_set, entry in outliers.items():
-        name, flag = f"{outlier_set}_flag_auroc", entry.scores["flag"]
-        figures[name], intervals[name] = flag.auroc, flag.confidence_intervals["auroc"]
+        name, flag = f"{outlier_set}_flag_auroc", entry["scores"]["flag"]
+        figures[name], intervals[name] = flag["auroc"], flag["confidence_intervals"]["auroc"]
     return figures, intervals
 
 
@@ -307,15 +303,15 @@ def _plots(
     test: ServedPrediction,
     sets: dict[str, ServedPrediction],
     rows: Rows,
-    measures: records.ClassMeasures | records.RegressionMeasures,
+    measures: Record,
 ) -> dict[str, bytes]:
-    if isinstance(measures, records.ClassMeasures):
+    if "accuracy" in measures:
         main, label = "entropy", "error of the answered rows"
-        files = {"reliability.png": plots.reliability_plot(measures.reliability)}
+        files = {"reliability.png": plots.reliability_plot(measures["reliability"])}
     else:
         main, label = "std", "mean squared error of the answered rows"
         files = {
-            "pit.png": plots.pit_plot(measures.pit, measures.by_spread),
+            "pit.png": plots.pit_plot(measures["pit"], measures["by_spread"]),
             "predicted.png": plots.predicted_plot(test.prediction, rows.y),
         }
     loss = losses(test.prediction.scores, rows.y)

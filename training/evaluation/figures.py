@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt16
@@ -25,6 +26,7 @@ RESAMPLES = 1000
 CHUNK_NUMBERS = 4_000_000  # resamples x rows in one pass
 
 Ends = tuple[float, float]
+Record = dict[str, Any]  # of a report, with the intervals of its figures by name or path
 Weights = Float64[np.ndarray, "S N"]
 Values = Float64[np.ndarray, "S"]
 
@@ -189,3 +191,8 @@ def intervals(
     figures: Mapping[str, Figure], resamples: Resamples, path: str = ""
 ) -> dict[str, Ends]:
     return {f"{path}{name}": figure.interval(resamples) for name, figure in figures.items()}
+
+
+def make_record(figures: Mapping[str, Figure], resamples: Resamples, **facts: Any) -> Record:
+    ends = intervals(figures, resamples)
+    return {**facts, **values(figures), "confidence_intervals": ends}

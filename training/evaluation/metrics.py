@@ -16,8 +16,15 @@ from model_store.scores.classification import MIN_PROBABILITY
 from model_store.scores.regression import MixtureScores, log_density
 from model_store.scores.transforms import Transform, to_fitted, to_target
 from training.bayes.likelihoods import crps
-from training.evaluation.figures import BinnedGap, Figure, Mean, RootMean, Share, share_interval
-from training.evaluation.report import Bin, Pit, PitBin
+from training.evaluation.figures import (
+    BinnedGap,
+    Figure,
+    Mean,
+    Record,
+    RootMean,
+    Share,
+    share_interval,
+)
 
 BINS = 15  # for confidences
 PIT_BINS = 10
@@ -87,18 +94,20 @@ def probability_bins(
     return np.minimum((probs * bins).astype(np.int64), bins - 1)
 
 
-def reliability(confidence: Values, correct: Bool[np.ndarray, "N"], bins: int = BINS) -> list[Bin]:
+def reliability(
+    confidence: Values, correct: Bool[np.ndarray, "N"], bins: int = BINS
+) -> list[Record]:
     index, results = probability_bins(confidence, bins), []
     for b in np.unique(index).tolist():
         hits = correct[index == b]
         ends = share_interval(int(hits.sum()), len(hits))
         results.append(
-            Bin(
-                rows=len(hits),
-                confidence=float(confidence[index == b].mean()),
-                accuracy=float(hits.mean()),
-                confidence_intervals={"accuracy": ends},
-            )
+            {
+                "rows": len(hits),
+                "confidence": float(confidence[index == b].mean()),
+                "accuracy": float(hits.mean()),
+                "confidence_intervals": {"accuracy": ends},
+            }
         )
     return results
 
@@ -170,11 +179,16 @@ def mixture_quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
     return 0.5 * (low + high)
 
 
-def pit_measures(pit: Values) -> Pit:
+def pit_measures(pit: Values) -> Record:
+    """Measure how far the probability integral transforms are from uniform.
+
+    They are uniform if the predictive distributions are right. The distance and its p-value are
+    those of Kolmogorov and Smirnov.
+    """
     test, rows = stats.kstest(pit, "uniform"), len(pit)
     counts = np.bincount(probability_bins(pit, PIT_BINS), minlength=PIT_BINS).tolist()
     bins = [
-        PitBin(share=c / rows, confidence_intervals={"share": share_interval(c, rows)})
+        {"share": c / rows, "confidence_intervals": {"share": share_interval(c, rows)}}
         for c in counts
     ]
-    return Pit(distance=float(test.statistic), p_value=float(test.pvalue), bins=bins)
+    return {"distance": float(test.statistic), "p_value": float(test.pvalue), "bins": bins}

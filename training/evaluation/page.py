@@ -6,8 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from training.evaluation.figures import Ends
-from training.evaluation.report import RegressionMeasures, Report
+from training.evaluation.figures import Ends, Record
 from training.methods import AnchoredEnsemble, MaximumLikelihood
 
 MEASURES = {
@@ -29,16 +28,16 @@ def number(value: float | None, ends: Ends | None = None) -> str:
     return f"{value:.4g}" if ends is None else f"{value:.4g} ({ends[0]:.3g} to {ends[1]:.3g})"
 
 
-def _share(record: Any, name: str) -> str:
-    return percent(getattr(record, name), record.confidence_intervals.get(name))
+def _share(record: Record, name: str) -> str:
+    return percent(record[name], record["confidence_intervals"].get(name))
 
 
-def _figure(record: Any, name: str) -> str:
-    return number(getattr(record, name), record.confidence_intervals.get(name))
+def _figure(record: Record, name: str) -> str:
+    return number(record[name], record["confidence_intervals"].get(name))
 
 
-def _flag_rate(record: Any, fpr: str) -> str:
-    return percent(record.flagged.get(fpr), record.confidence_intervals.get(f"flagged.{fpr}"))
+def _flag_rate(record: Record, fpr: str) -> str:
+    return percent(record["flagged"].get(fpr), record["confidence_intervals"].get(f"flagged.{fpr}"))
 
 
 _TEMPLATES = Environment(
@@ -57,17 +56,17 @@ def render(template: str, **values: Any) -> str:
     return _TEMPLATES.get_template(template).render(values)
 
 
-def report_page(report: Report, plots: Mapping[str, bytes]) -> str:
+def report_page(report: Record, plots: Mapping[str, bytes]) -> str:
     """Render a report as HTML, with PNG plots by file name."""
-    test = report.test
+    test = report["test"]
     return render(
         "report.html",
         report=report,
         test=test,
-        is_regression=isinstance(test, RegressionMeasures),
-        figures={name: v for name, v in test.content().items() if isinstance(v, float)},
-        has_gaps=report.method not in (AnchoredEnsemble.name, MaximumLikelihood.name),
-        base_rates=sorted({percent(entry.base_rate) for entry in report.outliers.values()}),
+        is_regression="rmse" in test,
+        figures={name: v for name, v in test.items() if isinstance(v, float)},
+        has_gaps=report["method"] not in (AnchoredEnsemble.name, MaximumLikelihood.name),
+        base_rates=sorted({percent(entry["base_rate"]) for entry in report["outliers"].values()}),
         measures=MEASURES,
         plots={
             name.removesuffix(".png"): base64.b64encode(plots[name]).decode()

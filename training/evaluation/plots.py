@@ -1,8 +1,5 @@
 """PNG plots for evaluation reports."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float64
 from matplotlib import colormaps
@@ -12,9 +9,9 @@ from matplotlib.figure import Figure
 from model_store.inference.prediction import Prediction
 from model_store.scores.regression import MixtureScores
 from training.evaluation.detection import roc_curve
+from training.evaluation.figures import Record
 from training.evaluation.metrics import risk_coverage
 from training.evaluation.quality import ServedPrediction
-from training.evaluation.report import Bin, Pit, SpreadBin
 from training.fitting.plots import render_png
 
 SHADES = colormaps["tab20"].colors  # type: ignore[attr-defined]
@@ -23,9 +20,9 @@ MIN_RATE = 1e-3
 DPI = 100
 
 
-def reliability_plot(bins: list[Bin]) -> bytes:
+def reliability_plot(bins: list[Record]) -> bytes:
     figure, (axis, counts) = _panels(2)
-    confidence, rows = np.array([(b.confidence, b.rows) for b in bins]).T
+    confidence, rows = np.array([(b["confidence"], b["rows"]) for b in bins]).T
     axis.plot([0, 1], [0, 1], color="grey", linestyle=":")
     _dots(axis, confidence, bins, "accuracy")
     axis.set(xlabel="confidence", ylabel="accuracy (95 % interval)")
@@ -49,20 +46,20 @@ def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
     return _png(figure, "Targets against predictions")
 
 
-def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
+def pit_plot(pit: Record, by_spread: list[Record]) -> bytes:
     figure, (histogram, covered, error) = _panels(3, width=5.0)
-    edges = np.linspace(0, 1, len(pit.bins) + 1)
+    edges = np.linspace(0, 1, len(pit["bins"]) + 1)
     middle = 0.5 * (edges[1:] + edges[:-1])
-    shares = [b.share for b in pit.bins]
+    shares = [b["share"] for b in pit["bins"]]
     histogram.bar(middle, shares, width=edges[1], color=SHADES[1], edgecolor="white")
-    histogram.vlines(middle, *_ends(pit.bins, "share"))
-    histogram.axhline(1 / len(pit.bins), color="grey", linestyle=":")
+    histogram.vlines(middle, *_ends(pit["bins"], "share"))
+    histogram.axhline(1 / len(pit["bins"]), color="grey", linestyle=":")
     histogram.set(
         xlabel="share of the predictive distribution below the target", ylabel="share of test rows"
     )
-    title = f"distance from uniform {pit.distance:.3f}, p = {pit.p_value:.2g}"
+    title = f"distance from uniform {pit['distance']:.3f}, p = {pit['p_value']:.2g}"
     histogram.set_title(title, fontsize="medium")
-    std = np.array([b.std for b in by_spread])
+    std = np.array([b["std"] for b in by_spread])
     covered.axhline(0.95, color="grey", linestyle=":")
     _dots(covered, std, by_spread, "covered")
     covered.set(xlabel="predicted standard deviation", ylabel="coverage of 95 % intervals")
@@ -110,13 +107,13 @@ def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: 
     return _png(figure, "ROC curves")
 
 
-def _ends(records: Sequence[Any], key: str) -> np.ndarray:
-    return np.array([record.confidence_intervals[key] for record in records]).reshape(-1, 2).T
+def _ends(records: list[Record], key: str) -> np.ndarray:
+    return np.array([record["confidence_intervals"][key] for record in records]).reshape(-1, 2).T
 
 
-def _dots(axis: Axes, x: np.ndarray, records: Sequence[Any], key: str) -> None:
+def _dots(axis: Axes, x: np.ndarray, records: list[Record], key: str) -> None:
     axis.vlines(x, *_ends(records, key))
-    axis.plot(x, [getattr(record, key) for record in records], "o")
+    axis.plot(x, [record[key] for record in records], "o")
 
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:

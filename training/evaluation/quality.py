@@ -7,7 +7,6 @@ rows.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -22,17 +21,18 @@ from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training import log
 from training.data import Rows
-from training.evaluation import report as records
 from training.evaluation.detection import by_class, detection
 from training.evaluation.figures import (
     Ends,
     Figure,
     Mean,
+    Record,
     Resamples,
     RiskCoverage,
     RootMean,
     Share,
     intervals,
+    make_record,
     share_interval,
     values,
 )
@@ -139,41 +139,37 @@ def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Value
 
 def measure_test(
     predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
-) -> records.ClassMeasures | records.RegressionMeasures:
+) -> Record:
     scores, resamples = predicted.prediction.scores, Resamples.draw(len(test), predictor.seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
-    common = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
-    ends = _flag_intervals(predicted, len(test)) | intervals(areas, resamples, "aurc.")
+    facts = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
     if isinstance(scores, Scores):
-        figures = class_figures(scores.probabilities, test.y)
         probs = scores.probabilities
-        content = {
-            **common,
-            **values(figures),
+        figures = class_figures(probs, test.y)
+        facts |= {
             "reliability": reliability(probs.max(axis=1), loss == 0),
             "by_class": by_class(scores.label, test.y, classes),
             "error_detection": error_detection(predicted, loss),
-            "confidence_intervals": intervals(figures, resamples) | ends,
         }
-        return records.ClassMeasures.model_validate(content)
-    measures, scores = target_measures(predictor, test), scores.in_units
-    bounds = {
-        nominal: interval
-        for nominal in COVERAGES
-        if (interval := predicted.prediction.intervals(nominal)) is not None
-    }
-    figures = regression_figures(scores, measures.log_likelihood, bounds[0.95], test.y)
-    figures["crps"] = Mean(measures.crps)
-    content = {
-        **common,
-        **values(figures),
-        "pit": pit_measures(measures.pit),
-        "intervals": [_interval(*item, test.y, resamples) for item in bounds.items()],
-        "by_spread": _by_spread(scores, bounds[0.95], test.y, predictor.seed),
-        "confidence_intervals": intervals(figures, resamples) | ends,
-    }
-    return records.RegressionMeasures.model_validate(content)
+    else:
+        measures, scores = target_measures(predictor, test), scores.in_units
+        bounds = {
+            nominal: interval
+            for nominal in COVERAGES
+            if (interval := predicted.prediction.intervals(nominal)) is not None
+        }
+        figures = regression_figures(scores, measures.log_likelihood, bounds[0.95], test.y)
+        figures["crps"] = Mean(measures.crps)
+        facts |= {
+            "pit": pit_measures(measures.pit),
+            "intervals": [_interval(*item, test.y, resamples) for item in bounds.items()],
+            "by_spread": _by_spread(scores, bounds[0.95], test.y, predictor.seed),
+        }
+    record = make_record(figures, resamples, **facts)
+    record["confidence_intervals"] |= intervals(areas, resamples, "aurc.")
+    record["confidence_intervals"] |= _flag_intervals(predicted, len(test))
+    return record
 
 
 def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
@@ -191,46 +187,42 @@ def losses(scores: AnyScores, y: np.ndarray) -> Values:
     return np.square(scores.in_units.mean - y).astype(np.float64)
 
 
-def error_detection(predicted: ServedPrediction, loss: Values) -> records.ErrorDetection | None:
+def error_detection(predicted: ServedPrediction, loss: Values) -> Record | None:
+    """Measure how well each score detects errors, or return None if all rows are right or wrong."""
     is_wrong = loss > 0
     if is_wrong.all() or not is_wrong.any():
         return None
     wrong = Share(is_wrong)
-    return records.ErrorDetection(
-        rows=int(is_wrong.sum()),
-        base_rate=float(is_wrong.mean()),
-        scores={
+    return {
+        "rows": int(is_wrong.sum()),
+        "base_rate": wrong.value,
+        "scores": {
             name: detection(score[is_wrong], score[~is_wrong])
             for name, score in predicted.scores.items()
         },
-        confidence_intervals={"base_rate": wrong.interval()},
-    )
+        "confidence_intervals": {"base_rate": wrong.interval()},
+    }
 
 
-def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> records.SetMeasures:
+def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> Record:
     n, m = len(test.scores["flag"]), len(outliers.scores["flag"])
-    return records.SetMeasures(
-        rows=m,
-        base_rate=m / (m + n),
-        flagged=outliers.flagged,
-        scores={
+    return {
+        "rows": m,
+        "base_rate": m / (m + n),
+        "flagged": outliers.flagged,
+        "scores": {
             name: detection(score, test.scores[name]) for name, score in outliers.scores.items()
         },
-        confidence_intervals=_flag_intervals(outliers, m),
-    )
+        "confidence_intervals": _flag_intervals(outliers, m),
+    }
 
 
-def measure_shift(
-    ranking: ServedPrediction,
-    test: ServedPrediction,
-    y: np.ndarray,
-    by: Literal["time", "group"],
-    column: str,
-) -> records.ShiftMeasures:
-    measures, covered = measure_set(ranking, test), Share(_is_covered(test.prediction, y))
-    ends = measures.confidence_intervals | {"covered": covered.interval()}
-    content = {**dict(measures), "covered": covered.value, "confidence_intervals": ends}
-    return records.ShiftMeasures.model_validate({**content, "by": by, "column": column})
+def measure_shift(ranking: ServedPrediction, test: ServedPrediction, y: np.ndarray) -> Record:
+    """Measure later test rows or new groups, compared with ranking rows."""
+    record, covered = measure_set(ranking, test), Share(_is_covered(test.prediction, y))
+    record["covered"] = covered.value
+    record["confidence_intervals"]["covered"] = covered.interval()
+    return record
 
 
 def measure_parts(
@@ -239,7 +231,7 @@ def measure_parts(
     classes: tuple[str, ...],
     groups: tuple[str, ...],
     seed: int,
-) -> list[records.PartMeasures]:
+) -> list[Record]:
     """Measure the test rows of each true class, predicted label and group.
 
     Coverage and flag rates within a part can differ from the nominal rates, unless the version is
@@ -258,15 +250,9 @@ def measure_parts(
         figures["covered"] = Share(is_covered[rows])
         if f"{PART_FPR:g}" in predicted.flagged:
             figures["flagged"] = Share(is_flagged[rows])
-        content: dict[str, Any] = {
-            "by": by,
-            "name": name,
-            "rows": len(rows),
-            "flagged": None,
-            **values(figures),
-            "confidence_intervals": intervals(figures, Resamples.draw(len(rows), seed)),
-        }
-        parts.append(records.PartMeasures.model_validate(content))
+        resamples, facts = Resamples.draw(len(rows), seed), {"by": by, "name": name}
+        # The flag's rate is None if there are too few calibration rows.
+        parts.append(make_record(figures, resamples, **facts, rows=len(rows), flagged=None))
     return parts
 
 
@@ -295,23 +281,14 @@ def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
     return is_within(ends, y)
 
 
-def _interval(
-    coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples
-) -> records.Interval:
+def _interval(coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples) -> Record:
     covered, width = Share(is_within(ends, y)), Mean(ends[:, 1] - ends[:, 0])
     is_finite = bool(np.isfinite(width.row_values).all())
     figures: dict[str, Figure] = {"covered": covered} | ({"width": width} if is_finite else {})
-    return records.Interval(
-        nominal=coverage,
-        covered=covered.value,
-        width=width.value if is_finite else None,
-        confidence_intervals=intervals(figures, resamples),
-    )
+    return make_record(figures, resamples, nominal=coverage, width=None)
 
 
-def _by_spread(
-    scores: MixtureScores, bounds: Bounds, y: np.ndarray, seed: int
-) -> list[records.SpreadBin]:
+def _by_spread(scores: MixtureScores, bounds: Bounds, y: np.ndarray, seed: int) -> list[Record]:
     bins = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
         figures: dict[str, Figure] = {
@@ -319,8 +296,7 @@ def _by_spread(
             "rmse": RootMean(np.square(scores.mean - y)[rows]),
             "covered": Share(is_within(bounds, y)[rows]),
         }
-        ends = intervals(figures, Resamples.draw(len(rows), seed))
-        bins.append(records.SpreadBin(rows=len(rows), **values(figures), confidence_intervals=ends))
+        bins.append(make_record(figures, Resamples.draw(len(rows), seed), rows=len(rows)))
     return bins
 
 

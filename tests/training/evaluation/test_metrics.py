@@ -18,7 +18,7 @@ SCORES = st.integers(1, 12).flatmap(
 @given(SCORES, SCORES)
 def test_auroc_is_the_share_of_pairs_in_order_ties_counting_half(positive, negative):
     pairs = positive[:, None] - negative
-    assert detection(positive, negative).auroc == pytest.approx(
+    assert detection(positive, negative)["auroc"] == pytest.approx(
         np.mean((pairs > 0) + 0.5 * (pairs == 0))
     )
 
@@ -27,14 +27,12 @@ def test_auroc_is_the_share_of_pairs_in_order_ties_counting_half(positive, negat
 def test_the_area_under_the_roc_curve_is_auroc(positive, negative):
     false, true = roc_curve(positive, negative)
     assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
-    assert np.trapezoid(true, false) == pytest.approx(detection(positive, negative).auroc)
+    assert np.trapezoid(true, false) == pytest.approx(detection(positive, negative)["auroc"])
 
 
 def without_intervals(record):
     """A record's figures."""
-    return {
-        name: value for name, value in record.content().items() if name != "confidence_intervals"
-    }
+    return {name: value for name, value in record.items() if name != "confidence_intervals"}
 
 
 def test_a_score_that_says_nothing_comes_to_the_base_rates():
@@ -74,7 +72,7 @@ def test_calibration_error_by_hand():
     probs = np.stack([confidence, 1 - confidence], axis=1)
     actual = class_figures(probs, np.where(correct, 0, 1))["expected_calibration_error"].value
     assert actual == pytest.approx(expected)  # in 15 bins the same pairs are together as in 10
-    assert [entry.rows for entry in reliability(confidence, correct, bins=10)] == [2, 2]
+    assert [entry["rows"] for entry in reliability(confidence, correct, bins=10)] == [2, 2]
 
 
 def test_quality_is_scikit_learns():
@@ -151,11 +149,17 @@ def test_classes_are_scikit_learns():
     precision = metrics.precision_score(
         y, label, labels=range(5), average=None, zero_division=np.nan
     )
-    assert [item.labelled for item in actual] == matrix.tolist()
+    assert [item["labelled"] for item in actual] == matrix.tolist()
     for item, its_recall, its_precision in zip(actual, recall, precision, strict=True):
-        assert item.recall == (None if np.isnan(its_recall) else pytest.approx(its_recall))
-        assert item.precision == (None if np.isnan(its_precision) else pytest.approx(its_precision))
-        assert set(item.confidence_intervals) == {
-            key for key in ("recall", "precision") if getattr(item, key) is not None
+        assert item["recall"] == (None if np.isnan(its_recall) else pytest.approx(its_recall))
+        assert item["precision"] == (
+            None if np.isnan(its_precision) else pytest.approx(its_precision)
+        )
+        assert set(item["confidence_intervals"]) == {
+            key for key in ("recall", "precision") if item[key] is not None
         }
-    assert (actual[4].recall, actual[4].precision, actual[3].precision) == (None, None, None)
+    assert (actual[4]["recall"], actual[4]["precision"], actual[3]["precision"]) == (
+        None,
+        None,
+        None,
+    )
