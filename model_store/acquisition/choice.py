@@ -176,22 +176,6 @@ def ranking(
     return _ranked(best, scores[best], ids)
 
 
-def joint_ranking(
-    joint: JointScore,
-    rows: Int64[np.ndarray, "M"],
-    copies: Copies,
-    ids: Sequence[str],
-    k: int,
-    pause: Pause = no_pause,
-) -> list[dict[str, Any]]:
-    """Select k rows of a pool by a joint score, in the format of /acquire."""
-    pause()
-    hashes = id_hashes(ids, joint.seed)
-    pause()
-    indices, gains = choose_jointly(joint, rows, copies, hashes, k, pause)
-    return _ranked(indices, gains, ids)
-
-
 def _ranked(
     indices: Int64[np.ndarray, "K"], scores: Float64[np.ndarray, "K"], ids: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -202,20 +186,22 @@ def _ranked(
     ]
 
 
-def choose_jointly(
+def joint_ranking(
     joint: JointScore,
     rows: Int64[np.ndarray, "M"],
     copies: Copies,
-    hashes: UInt64[np.ndarray, "N"],
+    ids: Sequence[str],
     k: int,
     pause: Pause = no_pause,
-) -> tuple[Int64[np.ndarray, "K"], Float64[np.ndarray, "K"]]:
-    """Select k rows by a joint score, and return their indices and gains.
+) -> list[dict[str, Any]]:
+    """Select k rows of a pool by a joint score, in the format of /acquire.
 
-    Args:
-        rows: the candidates, as indices of `copies.first`; all of them if k is larger.
-        hashes: of all rows in the pool; they decide ties and the order of copies.
+    `rows` are the candidates, as indices of `copies.first`; all of them if k is larger. Hashes of
+    all ids decide ties and the order of copies.
     """
+    pause()
+    hashes = id_hashes(ids, joint.seed)
+    pause()
     by_group = np.lexsort((hashes, copies.group))
     starts = np.searchsorted(copies.group[by_group], np.arange(len(copies.first) + 1))
     order = np.argsort(hashes[by_group[starts[rows]]], kind="stable")
@@ -226,7 +212,7 @@ def choose_jointly(
         group = rows[candidate]
         indices[i] = by_group[next_copy[group]]
         next_copy[group] += 1
-    return indices, np.array([gain for _, gain in selection])
+    return _ranked(indices, np.array([gain for _, gain in selection]), ids)
 
 
 def is_repetition(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:

@@ -213,7 +213,7 @@ def race(
         if len(remaining) == 0:  # the rows with all draws have won
             break
         first_scores, errors = yield Lap(remaining, n)
-        check_row_scores(first_scores, remaining, "pool")
+        check_computed(first_scores, "pool", remaining)
         errors = _smooth_errors(first_scores, errors)
         order = np.argsort(-first_scores, kind="stable")
         yield from complete(remaining[order[: REFERENCES * k]])
@@ -234,7 +234,7 @@ def race(
             stays[indices] = True  # the next stage needs them too
         remaining = remaining[stays]
     yield from complete(remaining)
-    check_row_scores(scores[is_scored], np.flatnonzero(is_scored), "pool")
+    check_computed(scores[is_scored], "pool", np.flatnonzero(is_scored))
     return scores, int(is_scored.sum())
 
 
@@ -249,15 +249,6 @@ def _smooth_errors(
     smoothed = np.empty(n)
     smoothed[order] = np.sqrt((sums[high] - sums[low]) / (high - low))
     return np.maximum(errors, smoothed)
-
-
-def check_row_scores(
-    scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str
-) -> None:
-    """Raise InvalidInput if a row has no finite score."""
-    invalid = np.flatnonzero(~np.isfinite(scores))
-    if len(invalid):
-        check_computed(scores[invalid[:1]], field, int(rows[invalid[0]]))
 
 
 def student_quantile(degrees_of_freedom: int, tail: float) -> float:

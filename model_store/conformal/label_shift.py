@@ -54,12 +54,22 @@ class WeightedRows:
         )
 
     def prediction_sets(
-        self, mass: Float64[np.ndarray, "N C"], coverage: float
+        self,
+        mass: Float64[np.ndarray, "N C"],
+        coverage: float,
+        confidence: float | None = None,
+        categories: Int64[np.ndarray, "N"] | None = None,
     ) -> Bool[np.ndarray, "N C"]:
         """Compute prediction sets for rows from the probability mass above each class.
 
-        Classes that new rows never have are not in any set.
+        Classes that new rows never have are not in any set. There are no categories.
+
+        Raises:
+            ValueError: if a confidence is requested.
         """
+        assert categories is None
+        if confidence is not None:
+            raise ValueError("priors do not support a confidence")
         inside = np.zeros(mass.shape, dtype=bool)
         for k, weight in enumerate(self.class_weights.tolist()):
             if weight > 0:

@@ -17,16 +17,12 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 from jaxtyping import Float32
 
 from model_store.artifacts.disk import read_regular
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
-from model_store.inference.graphs import GraphError
-from model_store.inference.operators import find_problem
-from model_store.inference.runtime import run_graph
-from model_store.inference.sessions import is_on_gpu, providers, session_options
+from model_store.inference.graphs import GraphError, load_graph
+from model_store.inference.sessions import is_on_gpu, load_session, run_graph
 from model_store.processes import processors
 
 INPUT, OUTPUT = "x", "encoded"
@@ -45,14 +41,14 @@ class Encoder:
             GraphError: if the graph is not an encoder for rows of this size.
         """
         self.spec = spec
-        _check_graph(content)
+        load_graph(ENCODER, content, {INPUT}, {OUTPUT})
         threads = threads or processors()
-        self._session = self._row_session = _session(content, threads)
+        self._session = self._row_session = load_session(ENCODER, content, threads)
         if is_on_gpu(self._session):
             threads = 1
         self._pool: ThreadPoolExecutor | None = None
         if threads > 1 and len(content) <= MAX_ROW_SESSION_BYTES:
-            self._row_session = _session(content, 1)
+            self._row_session = load_session(ENCODER, content)
             self._pool = ThreadPoolExecutor(threads, "encoder")
         row = np.zeros((1, row_size), dtype=np.float32)
         try:
@@ -89,31 +85,10 @@ class Encoder:
         return min(times)
 
 
-def _check_graph(content: bytes) -> None:
-    try:
-        model = onnx.load_model_from_string(content)
-    except Exception:
-        raise GraphError(ENCODER, "is not an ONNX model") from None
-    problem = find_problem(model)
-    if problem is not None:
-        raise GraphError(ENCODER, problem)
-    inputs = {value.name for value in model.graph.input}
-    outputs = {value.name for value in model.graph.output}
-    if (inputs, outputs) != ({INPUT}, {OUTPUT}):
-        raise GraphError(ENCODER, f"expected input {INPUT} and output {OUTPUT}")
-
-
 def encoder_bytes(file: FileSpec) -> int:
     """Estimate the memory that a loaded encoder occupies."""
     sessions = 2 if file.size <= MAX_ROW_SESSION_BYTES else 1
     return (LOADING_COPIES + sessions) * file.size
-
-
-def _session(content: bytes, threads: int) -> ort.InferenceSession:
-    try:
-        return ort.InferenceSession(content, session_options(threads), providers=providers())
-    except Exception:
-        raise GraphError(ENCODER, "onnxruntime cannot load it") from None
 
 
 def _read_verified(path: Path, file: FileSpec) -> bytes:

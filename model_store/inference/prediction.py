@@ -1,5 +1,6 @@
 """Predictions and the decisions based on them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -79,14 +80,9 @@ class Prediction:
         """Compute prediction sets including the predicted label. Return None for regression."""
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
-        if isinstance(self.rank_tables, WeightedRows):
-            if confidence is not None:
-                raise ValueError("priors do not support a confidence")
-            inside = self.rank_tables.prediction_sets(self.mass_above, coverage)
-        else:
-            inside = self.rank_tables.prediction_sets(
-                self.mass_above, coverage, confidence, self.categories
-            )
+        inside = self.rank_tables.prediction_sets(
+            self.mass_above, coverage, confidence, self.categories
+        )
         if self.scores is not self.calibrated_scores:
             inside[np.arange(len(inside)), self.scores.label] = True
         return inside
@@ -131,16 +127,18 @@ class Prediction:
         return ~answers | (scores.labels != self.scores.labels)
 
 
-def check_computed(scores: Float64[np.ndarray, "N"], field: str, first_row: int = 0) -> None:
-    """Raise InvalidInput if a score is not finite. `first_row` is the number of the first row.
+def check_computed(
+    scores: Float64[np.ndarray, "N"], field: str, rows: Sequence[int] | np.ndarray | None = None
+) -> None:
+    """Raise InvalidInput if a score is not finite, because the row's numbers are too large.
 
-    The row's numbers are too large to compute with.
+    `rows` are the numbers of the rows. The default is 0 to N - 1.
     """
-    is_finite = np.isfinite(scores)
-    if not is_finite.all():
-        n = int(np.argmin(is_finite))
+    invalid = np.flatnonzero(~np.isfinite(scores))
+    if len(invalid):
+        row = invalid[0] if rows is None else rows[invalid[0]]
         raise InvalidInput(
-            f"{field}.{first_row + n}",
+            f"{field}.{row}",
             "numbers that the model can compute with",
             "some whose result is not finite",
         )

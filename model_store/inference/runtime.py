@@ -6,7 +6,6 @@ order. This requires weights that are constants of the graph, which onnxruntime 
 blocked kernel when it loads a session.
 """
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,6 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
-from model_store.errors import OutOfMemory
 from model_store.inference.graphs import (
     GraphError,
     axes_of_row,
@@ -29,12 +27,10 @@ from model_store.inference.graphs import (
     metadata_number,
 )
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, ROW_NOISE, RowSigns, noise
-from model_store.inference.sessions import CUDA, is_on_gpu, providers, session_options
-from model_store.processes import is_out_of_memory, processors
+from model_store.inference.sessions import is_on_gpu, load_session, run_graph
+from model_store.processes import processors
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
-
-logger = logging.getLogger("dubito")
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -204,16 +200,9 @@ class Runtime:
             on_processors=self._on_processors,
         )
 
-    def _session(self, file: str, model: onnx.ModelProto) -> ort.InferenceSession:
-        content, preferred = model.SerializeToString(), providers(self._on_processors)
+    def _session(self, file: str, graph: onnx.ModelProto) -> ort.InferenceSession:
         # One thread per session: sharing rows and draws needs no synchronisation of operators.
-        try:
-            session = ort.InferenceSession(content, session_options(1), providers=preferred)
-        except Exception:
-            raise GraphError(file, "onnxruntime cannot load it") from None
-        if preferred[0][0] == CUDA and not is_on_gpu(session):
-            logger.warning("%s is not available; using the CPU", CUDA)
-        return session
+        return load_session(file, graph.SerializeToString(), 1, self._on_processors)
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
@@ -382,19 +371,3 @@ class Runtime:
         values = {self._draw_input: rows, "theta": draws}
         outputs = run_graph(self._draw_session, [self.output], values)[0]
         return outputs[: len(theta), : len(features)]
-
-
-def run_graph(
-    session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
-) -> list[np.ndarray]:
-    """Run a graph.
-
-    Raises:
-        OutOfMemory: if it needs more memory than `limit_session_memory` allows.
-    """
-    try:
-        return list(session.run(outputs, values))
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise OutOfMemory from None
-        raise

@@ -1,6 +1,15 @@
-"""Settings for onnxruntime sessions, such as devices, threads and memory."""
+"""Sessions of onnxruntime, and their devices, threads and memory."""
 
+import logging
+
+import numpy as np
 import onnxruntime as ort
+
+from model_store.errors import OutOfMemory
+from model_store.inference.graphs import GraphError
+from model_store.processes import is_out_of_memory
+
+logger = logging.getLogger("dubito")
 
 CUDA, PROCESSORS = "CUDAExecutionProvider", "CPUExecutionProvider"
 # TF32 would round factors to ten bits.
@@ -38,3 +47,32 @@ def providers(on_processors: bool = False) -> list[tuple[str, dict[str, str]]]:
     """List the execution providers of onnxruntime, with CUDA first if it is available."""
     available = [PROCESSORS] if on_processors else ort.get_available_providers()
     return [(name, options) for name, options in PROVIDERS.items() if name in available]
+
+
+def load_session(
+    file: str, content: bytes, threads: int = 1, on_processors: bool = False
+) -> ort.InferenceSession:
+    preferred = providers(on_processors)
+    try:
+        session = ort.InferenceSession(content, session_options(threads), providers=preferred)
+    except Exception:
+        raise GraphError(file, "onnxruntime cannot load it") from None
+    if preferred[0][0] == CUDA and not is_on_gpu(session):
+        logger.warning("%s is not available; using the CPU", CUDA)
+    return session
+
+
+def run_graph(
+    session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
+) -> list[np.ndarray]:
+    """Run a graph.
+
+    Raises:
+        OutOfMemory: if it needs more memory than `limit_session_memory` allows.
+    """
+    try:
+        return list(session.run(outputs, values))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory from None
+        raise

@@ -28,7 +28,6 @@ from model_store.acquisition.ranking import (
     Pool,
     Ranked,
     Scored,
-    check_row_scores,
     rank_pool_sync,
 )
 from model_store.artifacts.disk import sync_folder
@@ -228,7 +227,8 @@ def predict(job: JobRows) -> str:
     def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
         part_groups = None if groups is None else groups[first : first + len(x)]
         arrays, computed = computation.predict(x, draws, part_groups)
-        check_computed(np.where(computed, 0.0, np.nan), request.field, first)
+        numbers = range(first, first + len(computed))
+        check_computed(np.where(computed, 0.0, np.nan), request.field, numbers)
         return arrays
 
     columns = job.fill("columns", job.parts_from, request.num_samples, compute)
@@ -369,7 +369,7 @@ class JobPool(Pool):
                 columns["score"], columns["error"] = job.computation.scorer.race(x, draws)
             else:
                 columns["score"] = job.computation.scorer.scores(x, draws)
-            check_row_scores(columns["score"], rows[first : first + len(x)], request.field)
+            check_computed(columns["score"], request.field, rows[first : first + len(x)])
             return columns
 
         columns = job.fill(

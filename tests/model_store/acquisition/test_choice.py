@@ -7,9 +7,9 @@ from scipy import stats
 
 from model_store.acquisition.choice import (
     check_acquisition,
-    choose_jointly,
     find_copies,
     id_hashes,
+    joint_ranking,
     random_scores,
     ranking,
     top,
@@ -18,13 +18,13 @@ from model_store.acquisition.ranking import (
     DROPPED_SCORE,
     Choice,
     Pool,
-    check_row_scores,
     race,
     race_stages,
     rank_pool_sync,
     student_quantile,
 )
 from model_store.errors import InvalidInput
+from model_store.inference.prediction import check_computed
 from model_store.scores.joint import BatchBald
 from model_store.scores.tasks import PREDICTIVES
 from service.engine.batching import TopCandidates
@@ -122,14 +122,13 @@ def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
     probs, copies = sample_probs(seed), find_copies(np.arange(ROWS, dtype=np.float32)[:, None])
-    hashes = id_hashes([str(i) for i in range(ROWS)], seed)
+    ids = [str(i) for i in range(ROWS)]
 
     def chosen(most):
         best = get_best(probs[:, copies.first], most, 7)
-        rows, gains = choose_jointly(
-            BatchBald(best.candidates, DRAWS, seed), best.rows, copies, hashes, 3
-        )
-        return rows.tolist(), gains
+        joint = BatchBald(best.candidates, DRAWS, seed)
+        ranked = joint_ranking(joint, best.rows, copies, ids, 3)
+        return [row["index"] for row in ranked], [row["score"] for row in ranked]
 
     rows, gains = chosen(ROWS)
     enough = int((BatchBald.from_samples(probs).gain >= gains[-1]).sum())
@@ -327,4 +326,4 @@ def test_copies_are_the_same_in_whatever_order_rows_come():
 
 def test_a_row_without_a_score_is_named_by_its_place_among_all():
     with pytest.raises(InvalidInput, match=r"pool_file\.70"):
-        check_row_scores(np.array([1.0, np.inf, np.nan]), np.array([3, 70, 90]), "pool_file")
+        check_computed(np.array([1.0, np.inf, np.nan]), "pool_file", np.array([3, 70, 90]))

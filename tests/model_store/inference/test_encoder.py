@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from model_store.artifacts.manifest import EncoderSpec, FileSpec
 from model_store.inference.encoder import Encoder, encoder_bytes, shared_encoder
 from model_store.inference.graphs import GraphError
-from model_store.inference.runtime import run_graph
+from model_store.inference.sessions import run_graph
 
 WIDTH = 3
 
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
 @pytest.mark.parametrize(
     ("model", "of", "says"),
     [
-        (graph(inputs="rows"), spec(), "expected input x and output encoded"),
+        (graph(inputs="rows"), spec(), r"expected inputs \['x'\] and outputs \['encoded'\]"),
         (graph(), spec(outputs=5), "expected 5 float32 numbers per row"),
         (graph(size=6), spec(), "it does not run on rows of 4 numbers"),
         (
