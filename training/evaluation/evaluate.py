@@ -317,6 +317,5 @@ def _plots(
     loss = losses(test.prediction.scores, rows.y)
     return files | {
         "risk-coverage.png": plots.risk_coverage_plot(test, loss, label),
-        f"{main}-cdf.png": plots.cdf_plot(test, sets, main),
         **({"roc.png": plots.roc_plot(test, sets, ["flag", main])} if sets else {}),
     }

@@ -82,19 +82,6 @@ def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], l
     return _png(figure, "Risk against coverage")
 
 
-def cdf_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], score: str) -> bytes:
-    figure, (axis,) = _panels(1, width=8.0)
-    groups = {"test rows": test, **sets}
-    for colour, (name, predicted) in zip(["black", *COLOURS], groups.items(), strict=False):
-        values = np.sort(predicted.scores[score])
-        shares = np.arange(1, len(values) + 1) / len(values)
-        axis.step(values, shares, where="post", label=name, color=colour)
-    label = f"{score} (nats)" if score == "entropy" else score
-    axis.set(xlabel=label, ylabel="share of rows at or below")
-    _legend_outside(axis)
-    return _png(figure, f"Distribution of {score}")
-
-
 def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: list[str]) -> bytes:
     figure, axes = _panels(len(scores), width=5.0)
     for axis, score in zip(axes, scores, strict=True):
