@@ -15,7 +15,7 @@ score. Its share of the flag is the sum over detectors of the products of both s
 features), and to input detectors with unusually small scores.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
@@ -31,33 +31,15 @@ NEAREST = 5  # training rows to return
 
 
 @dataclass(frozen=True, eq=False)
-class DividedFlag:
-    """The contribution of each combined detector to the flag's statistic of N rows."""
-
-    statistic: Float64[np.ndarray, "N"]  # nats
-    share: dict[str, Float64[np.ndarray, "N"]]
-    is_low: dict[str, Bool[np.ndarray, "N"]]  # whether the score is unusually small
-
-    @classmethod
-    def from_prediction(cls, model: Model, prediction: Prediction) -> "DividedFlag":
-        combined = model.calibration.names.combined
-        labels = prediction.calibrated_scores.labels
-        detectors = model.calibration.detectors(prediction.rank_tables.num_draws)
-        return cls(
-            prediction.statistic,
-            harmonic_shares({name: prediction.surprisals[name] for name in combined}),
-            {name: detectors[name].is_low(prediction.detected[name], labels) for name in combined},
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class Explanation:
     """The explanations of N rows. Parts that the version does not support are None."""
 
-    flag: DividedFlag
-    falls: Float64[np.ndarray, "N C"] | None  # by column
-    shares: Float64[np.ndarray, "N I"] | None  # by number, without columns
-    nearest: list[tuple[list[str], Float64[np.ndarray, "k"]]] | None  # training rows
+    statistic: Float64[np.ndarray, "N"]  # of the flag, in nats
+    detector_shares: dict[str, Float64[np.ndarray, "N"]]  # of the combined detectors
+    is_low: dict[str, Bool[np.ndarray, "N"]]  # whether a detector's score is unusually small
+    falls: Float64[np.ndarray, "N C"] | None = None  # by column
+    shares: Float64[np.ndarray, "N I"] | None = None  # by number, without columns
+    nearest: list[tuple[list[str], Float64[np.ndarray, "k"]]] | None = None  # training rows
 
 
 def replace_each_column(
@@ -89,14 +71,20 @@ def explain(
         replaced: the prediction of `replace_each_column` with the same draws, if there are columns.
         has_nearest: whether to find the nearest training rows.
     """
-    flag = DividedFlag.from_prediction(model, prediction)
+    combined, labels = model.calibration.names.combined, prediction.calibrated_scores.labels
+    detectors = model.calibration.detectors(prediction.rank_tables.num_draws)
+    explanation = Explanation(
+        prediction.statistic,
+        harmonic_shares({name: prediction.surprisals[name] for name in combined}),
+        {name: detectors[name].is_low(prediction.detected[name], labels) for name in combined},
+    )
     training_rows = model.training_rows if has_nearest else None
     shares = np.zeros(x.shape) if model.runtime.has_terms else None
     nearest: list[tuple[list[str], np.ndarray]] = []
     for n, raw in enumerate(x):
         row = raw if training_rows is None else model.runtime.encoded(raw[None])[0]
         if shares is not None:
-            shares[n] = _shares(model, flag, n, row)
+            shares[n] = _shares(model, explanation, n, row)
         if training_rows is not None:
             nearest.append(training_rows.nearest(row, NEAREST))
         pause()
@@ -105,16 +93,18 @@ def explain(
         num_columns = len(model.manifest.input.columns)
         statistic = replaced.statistic.reshape(-1, 1 + num_columns)
         falls = statistic[:, :1] - statistic[:, 1:]
-    return Explanation(flag, falls, shares, None if training_rows is None else nearest)
+    rows = None if training_rows is None else nearest
+    return replace(explanation, falls=falls, shares=shares, nearest=rows)
 
 
 def _shares(
-    model: Model, flag: DividedFlag, n: int, row: Float32[np.ndarray, "I"]
+    model: Model, explanation: Explanation, n: int, row: Float32[np.ndarray, "I"]
 ) -> Float64[np.ndarray, "I"]:
     (terms,) = model.runtime.terms(row[None]).astype(np.float64)
     shares = np.zeros(len(row))
     for name, squares in zip(model.manifest.detectors.attributed, terms, strict=True):
         total = squares.sum()
-        if name in flag.share and not flag.is_low[name][n] and 0.0 < total < np.inf:
-            shares += flag.share[name][n] * squares / total
+        share = explanation.detector_shares.get(name)
+        if share is not None and not explanation.is_low[name][n] and 0.0 < total < np.inf:
+            shares += share[n] * squares / total
     return shares

@@ -37,7 +37,7 @@ class ExplainedRows:
     has_scope: bool = True  # the request's key can see training rows
 
     def __len__(self) -> int:
-        return len(self.explanation.flag.statistic)
+        return len(self.explanation.statistic)
 
     def take(self, rows: slice) -> "ExplainedRows":
         explanation = take_rows(self.explanation, rows)
@@ -79,8 +79,9 @@ def _columns(explained: ExplainedRows) -> list[str]:
 
 
 def _detectors(explained: ExplainedRows) -> dict[str, dict[str, np.ndarray]]:
-    flag = explained.explanation.flag
-    return {name: {"share": s, "low": flag.is_low[name]} for name, s in flag.share.items()}
+    explanation = explained.explanation
+    shares, is_low = explanation.detector_shares, explanation.is_low
+    return {name: {"share": share, "low": is_low[name]} for name, share in shares.items()}
 
 
 def _falls(explained: ExplainedRows) -> list[Any] | None:
@@ -147,7 +148,7 @@ EXPLANATION = (
         "statistic",
         float,
         "the flag statistic; `p_value` is its rank among the calibration rows",
-        attrgetter("explanation.flag.statistic"),
+        attrgetter("explanation.statistic"),
         unit="nats",
     ),
     Field(
