@@ -246,7 +246,8 @@ class Calibration:
             raise ValueError("draw_counts: expected rising numbers from 1")
         counts = len(draw_counts)
         statistic = check_tensor(tensors, "statistic", np.float64, (counts, 0))
-        present = [key.removeprefix("reference.") for key in tensors if "reference." in key]
+        prefix = "reference."
+        present = [key.removeprefix(prefix) for key in tensors if key.startswith(prefix)]
         detectors = dict.fromkeys([*present, *names.combined, *names.density])
         reference, surprisals, standards = {}, {}, {}
         for name in detectors:

@@ -9,10 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
 from model_store.inference import runtime as runtimes
-from model_store.inference.graphs import GraphError
+from model_store.inference.graphs import OPERATORS, GraphError
 from model_store.inference.model import Model
 from model_store.inference.noise import standard_normal
-from model_store.inference.operators import OPERATORS
 from model_store.inference.runtime import CHUNK_ROWS, DrawSet, Runtime
 from model_store.inference.sessions import CUDA, PROCESSORS, run_graph
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model_store.inference.operators import find_problem
+from model_store.inference.graphs import find_problem
 from training.export.graphs import export_graph
 
 ACTIVATIONS = (
