@@ -73,9 +73,8 @@ def pit_plot(pit: Record, by_spread: list[Record]) -> bytes:
 
 def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
     figure, (axis,) = _panels(1, width=8.0)
-    names = [name for name in test.scores if " without " not in name]
-    for colour, name in zip(COLOURS, names, strict=False):
-        coverage, risk = risk_coverage(test.scores[name], loss)
+    for colour, (name, score) in zip(COLOURS, test.scores.items(), strict=False):
+        coverage, risk = risk_coverage(score, loss)
         axis.plot(coverage, risk, label=name, color=colour)
     axis.set(xlabel="coverage: share of rows answered, surest first", ylabel=label)
     _legend_outside(axis)

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.calibration import Calibration
-from model_store.conformal.detectors import flag_statistic
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
@@ -63,9 +62,9 @@ Bounds = Float64[np.ndarray, "N 2"]
 class ServedPrediction:
     """A version's predictions for N rows.
 
-    `scores` contains the posterior scores, the detectors (densities as surprisals), the flag's
-    statistic, and the statistic without each detector. `flagged` contains the share of flagged rows
-    by false-positive rate. Rows with non-finite results get the largest score and count as flagged.
+    `scores` contains the posterior scores, the detectors (densities as surprisals) and the flag's
+    statistic. `flagged` contains the share of flagged rows by false-positive rate. Rows with
+    non-finite results get the largest score and count as flagged.
     """
 
     prediction: Prediction
@@ -125,16 +124,11 @@ def refused_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
 
 
 def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Values]:
-    surprisals, combined = prediction.surprisals, calibration.names.combined
-    subsets = {"flag": combined}
-    for name in combined if len(combined) > 1 else ():
-        subsets[f"flag without {name}"] = tuple(n for n in combined if n != name)
-    flags = {flag: flag_statistic(surprisals, subset) for flag, subset in subsets.items()}
     alone = {
-        name: surprisals[name] if name in calibration.standards else score
+        name: prediction.surprisals[name] if name in calibration.standards else score
         for name, score in prediction.detected.items()
     }
-    return {**alone, **flags}
+    return {**alone, "flag": prediction.statistic}
 
 
 def measure_test(
