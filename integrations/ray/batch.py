@@ -21,9 +21,7 @@ import numpy as np
 from integrations.ray.environment import set_ray_environment
 from model_store.errors import InvalidInput, one_line
 from model_store.processes import processors
-from service.batch.data_set import OUT
-from service.batch.files import Stopped
-from service.batch.shards import MAX_TRIES, ShardResult, Worker, WorkerOptions
+from service.batch.shards import ShardResult, Worker, WorkerOptions, run_rounds
 
 LOCAL = "local"  # start Ray on this machine for the job
 OBJECT_STORE_BYTES = 100 << 20  # enough for shard numbers and results
@@ -34,7 +32,7 @@ class ShardActor:
         self._worker = Worker(options, threads)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        results = [self._worker.result(int(number), lambda _: None) for number in batch["shard"]]
+        results = [self._worker.result(int(number)) for number in batch["shard"]]
         return {"result": np.array([json.dumps(asdict(result)) for result in results])}
 
 
@@ -48,21 +46,14 @@ def run_on_ray(
         Stopped: if a shard fails in every round.
     """
     with _cluster(address) as ray:
-        left = set(todo)
-        reason = "its actors died"
-        for _ in range(MAX_TRIES):
+
+        def run_round(shards: list[int]) -> Generator[ShardResult, None, None]:
             try:
-                for result in _round(ray, options, sorted(left), workers):
-                    if result.error is not None and result.is_retryable:
-                        reason = result.error
-                        continue
-                    left.discard(result.shard)
-                    yield result
+                yield from _round(ray, options, shards, workers)
             except ray.exceptions.RayError as error:
-                reason = one_line(error)
-            if not left:
-                return
-        raise Stopped(f"{OUT}: part {min(left)} was tried {MAX_TRIES} times: {reason}")
+                yield ShardResult(shards[0], error=one_line(error), is_retryable=True)
+
+        yield from run_rounds(run_round, todo)
 
 
 def _round(

@@ -1,5 +1,6 @@
 """Read Parquet files that contain columns, lists of numbers or embedded files."""
 
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,14 +68,15 @@ class ParquetFile(RowFile):
 
     def __init__(
         self,
-        source: Source,
+        source: Source | io.RawIOBase,
         spec: InputSpec,
         field: str,
         constants: Mapping[str, str | None] | None = None,
         bounds: Bounds = UNBOUNDED,
     ) -> None:
         self.constants = constants or {}
-        super().__init__(source, spec, field, bounds)
+        self._remote = source if isinstance(source, io.RawIOBase) else None
+        super().__init__(b"" if isinstance(source, io.RawIOBase) else source, spec, field, bounds)
 
     def _open(self) -> None:
         with self._file() as file:
@@ -221,7 +223,9 @@ class ParquetFile(RowFile):
     def _batches(
         self, columns: list[str], groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        with self._file(buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+        # Read the necessary ranges of a remote file at once, because each read is a request.
+        is_remote = self._remote is not None
+        with self._file(buffer_size=BUFFER_BYTES, pre_buffer=is_remote) as file:
             for batch in file.iter_batches(
                 self.part_rows, row_groups=groups, columns=columns, use_threads=False
             ):
@@ -230,28 +234,12 @@ class ParquetFile(RowFile):
     @contextmanager
     def _file(self, **options: Any) -> Iterator[parquet.ParquetFile]:
         try:
-            with parquet.ParquetFile(as_file(self.source), **options) as file:
+            with parquet.ParquetFile(self._remote or as_file(self.source), **options) as file:
                 yield file
         except MemoryError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._refuse(*_describe(error)) from error
-
-
-def byte_range(source: Source, groups: range) -> tuple[int, int]:
-    """Return the byte range (start, end) of consecutive row groups."""
-    with parquet.ParquetFile(as_file(source)) as file:
-        chunks = [
-            file.metadata.row_group(i).column(j)
-            for i in groups
-            for j in range(file.metadata.num_columns)
-        ]
-    starts = [
-        min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
-        for chunk in chunks
-    ]
-    sizes = [chunk.total_compressed_size for chunk in chunks]
-    return min(starts), max(start + size for start, size in zip(starts, sizes, strict=True))
 
 
 @contextmanager

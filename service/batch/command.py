@@ -9,8 +9,9 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
@@ -36,14 +37,13 @@ from service.batch.data_set import (
 )
 from service.batch.files import Files, Stopped, open_files
 from service.batch.ranking import RANKING, RankedParts
-from service.batch.shards import RowsDone, ShardResult, WorkerOptions, manifest_digest, run_local
+from service.batch.shards import ShardResult, WorkerOptions, manifest_digest, run_local
 from service.integrations import installed_integrations
 from service.models.reservoir import fresh_seed
 from service.settings import Settings, read_settings
 
 DONE = "done.json"
-TERMINAL_INTERVAL_S = 0.5  # between updates of the line on a terminal
-LOG_INTERVAL_S = 10.0  # between lines of other output
+PRINT_INTERVAL_S = 5.0  # between lines of progress
 
 
 class Loaded(NamedTuple):
@@ -234,7 +234,6 @@ def _work(
     check_rejects()
     if not todo:
         return progress
-    running: Generator[ShardResult | RowsDone, None, None]
     if options.ray is None:
         running = run_local(worker_options, todo, options.workers or processors())
     else:
@@ -244,15 +243,11 @@ def _work(
         running = resolve_name(ray.run_shards)(worker_options, todo, options.ray, options.workers)
     with closing(running):
         for result in running:
-            if isinstance(result, RowsDone):
-                progress.update(result.shard, result.rows)
-                continue
             if result.error is not None:
                 raise Stopped(result.error)
-            progress.finish_shard(result.shard, result.rejected, result.row_draws, result.cpu_s)
+            progress.finish_shard(result)
             reasons += result.reasons
             check_rejects()
-        progress.end()
     return progress
 
 
@@ -276,59 +271,35 @@ class Progress:
         self._plan, self._quiet = plan, quiet
         self._finished = len(finished)
         self._rows_before = self._rows = sum(plan.shards[number].rows for number in finished)
-        self._running_rows: dict[int, int] = {}
-        self._start = time.monotonic()
-        self._printed = 0.0
+        self._start = self._printed = time.monotonic()
         self.rejected = rejected
         self.row_draws = 0
         self.cpu_s = 0.0
 
-    def update(self, shard: int, rows: int) -> None:
-        self._running_rows[shard] = rows
-        self._print()
-
-    def finish_shard(self, shard: int, rejected: int, row_draws: int, cpu_s: float) -> None:
-        self._running_rows.pop(shard, None)
+    def finish_shard(self, result: ShardResult) -> None:
         self._finished += 1
-        self._rows += self._plan.shards[shard].rows
-        self.rejected += rejected
-        self.row_draws += row_draws
-        self.cpu_s += cpu_s
-        self._print()
+        self._rows += self._plan.shards[result.shard].rows
+        self.rejected += result.rejected
+        self.row_draws += result.row_draws
+        self.cpu_s += result.cpu_s
+        if not self._quiet and time.monotonic() - self._printed > PRINT_INTERVAL_S:
+            self._printed = time.monotonic()
+            print(self.line(), file=sys.stderr)
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._start
 
     def line(self) -> str:
-        rows, all_rows = self._rows + sum(self._running_rows.values()), self._plan.rows
-        rate = (rows - self._rows_before) / max(self.elapsed_s, 1e-9)
-        left = "" if rate == 0 else f", {rate:,.0f} rows/s, {_clock((all_rows - rows) / rate)} left"
+        rate = (self._rows - self._rows_before) / max(self.elapsed_s, 1e-9)
+        left_s = (self._plan.rows - self._rows) / rate if rate else 0.0
+        left = f", {rate:,.0f} rows/s, {timedelta(seconds=round(left_s))} left" if rate else ""
+        rejected = f"; {self.rejected:,} rejected" if self.rejected else ""
         return (
-            f"{100 * rows / all_rows:3.0f} %  {rows:,} of {all_rows:,} rows, {self._finished} of "
-            f"{len(self._plan.shards)} parts{left}; {self.cost}"
-            + (f"; {self.rejected:,} rejected" * bool(self.rejected))
+            f"{100 * self._rows / self._plan.rows:3.0f} %  {self._rows:,} of {self._plan.rows:,} "
+            f"rows, {self._finished} of {len(self._plan.shards)} parts{left}; {self.cost}{rejected}"
         )
 
     @property
     def cost(self) -> str:
         return f"{self.row_draws:,} rows x draws, {self.cpu_s:,.0f} processor seconds"
-
-    def end(self) -> None:
-        if not self._quiet and sys.stderr.isatty() and self._printed:
-            sys.stderr.write(f"\r\x1b[K{self.line()}\n")
-            sys.stderr.flush()
-
-    def _print(self) -> None:
-        is_terminal, time_s = sys.stderr.isatty(), time.monotonic()
-        pause_s = TERMINAL_INTERVAL_S if is_terminal else LOG_INTERVAL_S
-        if self._quiet or time_s - max(self._printed, self._start) < pause_s:
-            return
-        self._printed = time_s
-        sys.stderr.write(f"\r\x1b[K{self.line()}" if is_terminal else f"{self.line()}\n")
-        sys.stderr.flush()
-
-
-def _clock(seconds: float) -> str:
-    total = round(seconds)
-    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import DubitoError, InvalidInput
-from model_store.sources.parquet import ParquetFile, byte_range
+from model_store.sources.parquet import ParquetFile
 from service.batch.computation import Computation, ComputationRequest, Kind
-from service.batch.files import Copy, DataFile, Files
+from service.batch.files import DataFile, Files
 
 FORMAT = 2
 PLAN = "job.json"
@@ -139,11 +139,7 @@ def create_plan(
     shards: list[list[int]] = []
     first: ParquetFile | None = None
     for number, file in enumerate(data_files):
-        copy = source.open(file)
-        try:
-            table = ParquetFile(copy.path, spec, f"{SOURCE}: {file.name}", file.partition_values)
-        finally:
-            copy.close()
+        table = _open_table(source, file, spec)
         first = first or table
         if (table.columns, table.has_ids) != (first.columns, first.has_ids):
             expected = (
@@ -154,6 +150,10 @@ def create_plan(
     if not shards:
         raise InvalidInput(SOURCE, "at least one row", "none")
     return Plan(request, tuple(data_files), tuple(_number_shards(shards)))
+
+
+def _open_table(source: Files, file: DataFile, spec: InputSpec) -> ParquetFile:
+    return ParquetFile(source.open(file), spec, f"{SOURCE}: {file.name}", file.partition_values)
 
 
 def default_shard_rows(row_size: int, outputs: int) -> int:
@@ -236,7 +236,7 @@ class Reader:
         self, source: Files, files: tuple[DataFile, ...], computation: Computation
     ) -> None:
         self._source, self._files, self._computation = source, files, computation
-        self._open: tuple[int, Copy, ParquetFile] | None = None
+        self._open: tuple[int, ParquetFile] | None = None
 
     def rows(
         self, shard: Shard, rejects: list[bytes], selects: Callable[[str], bool] | None = None
@@ -258,26 +258,14 @@ class Reader:
                 if rows.ids:
                     yield rows
 
-    def close(self) -> None:
-        if self._open is not None:
-            self._open[1].close()
-        self._open = None
-
     def _table(self, shard: Shard) -> ParquetFile:
-        """Open the shard's file, and load its row groups."""
-        data_files = self._files[shard.file]
         if self._open is None or self._open[0] != shard.file:
-            self.close()
-            copy = self._source.open(data_files)
-            spec, field = self._computation.manifest.input, f"{SOURCE}: {data_files.name}"
-            table = ParquetFile(copy.path, spec, field, data_files.partition_values)
-            self._open = shard.file, copy, table
-        _, copy, table = self._open
-        ends = np.cumsum(table.groups)
-        begin = int(np.searchsorted(ends, shard.first, side="right"))
-        end = int(np.searchsorted(ends, shard.first + shard.rows)) + 1
-        copy.need(*byte_range(copy.path, range(begin, end)))
-        return table
+            file = self._files[shard.file]
+            self._open = (
+                shard.file,
+                _open_table(self._source, file, self._computation.manifest.input),
+            )
+        return self._open[1]
 
     def _read(
         self, table: ParquetFile, batch: Any, first: int, offset: int, rejects: list[bytes]

@@ -3,8 +3,8 @@
 Each output file is written once, atomically.
 """
 
+import io
 import os
-import tempfile
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +21,6 @@ from model_store.sources.files import file_stamp
 ENDING = ".parquet"
 DRAFT = ".draft-"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in folder names
-FOOTER_BYTES = 64 << 10  # first read at a file's end; most footers are smaller
-PIECE_BYTES = 8 << 20  # per read of an object
 MAX_READ_BYTES = 1 << 30  # of an output read into memory
 
 
@@ -46,19 +44,6 @@ class DataFile:
     def change_error(self) -> InvalidInput:
         expected = f"{self.name} unchanged since the job began"
         return InvalidInput("source", expected, "another, or none")
-
-
-class Copy:
-    """A local file with at least the loaded bytes of a data file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def need(self, first: int, end: int) -> None:
-        """Load bytes `first` to `end`, in addition to the footer."""
-
-    def close(self) -> None:
-        """Release the file."""
 
 
 def _is_data(name: str) -> bool:
@@ -91,12 +76,12 @@ class LocalFiles:
     def _entry(path: Path, name: str) -> DataFile:
         return DataFile(name, path.stat().st_size, file_stamp(path))
 
-    def open(self, entry: DataFile) -> Copy:
-        """Open a file. Raise InvalidInput if it has changed."""
+    def open(self, entry: DataFile) -> Path:
+        """Return the path of a file. Raise InvalidInput if it has changed."""
         path = self.root if self.root.is_file() else self.root / entry.name
         if not path.is_file() or self._entry(path, entry.name) != entry:
             raise entry.change_error()
-        return Copy(path)
+        return path
 
     def check_output(self) -> None:
         """Create the folder. Raise InvalidInput if it is not writable."""
@@ -169,8 +154,8 @@ class BucketFiles:
             if _is_data(name) and single in (None, name)
         ]
 
-    def open(self, entry: DataFile) -> Copy:
-        return _BucketCopy(self._read[0], entry)
+    def open(self, entry: DataFile) -> "BucketFile":
+        return BucketFile(self._read[0], entry)
 
     def check_output(self) -> None:
         """Raise InvalidInput unless the server supports conditional writes."""
@@ -192,53 +177,42 @@ class BucketFiles:
         """Do nothing. Buckets have no drafts."""
 
 
-class _BucketCopy(Copy):
-    """A sparse temporary file with the footer and the bytes that `need` loaded last."""
+class BucketFile(io.RawIOBase):
+    """An object of a bucket. Each read is a request."""
 
     def __init__(self, objects: Objects, entry: DataFile) -> None:
+        super().__init__()
         self._objects, self._entry = objects, entry
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        super().__init__(Path(f"/dev/fd/{self._file.fileno()}"))
-        self._range = 0, 0
-        try:
-            size = min(FOOTER_BYTES, entry.size)
-            self._tail = self._fetch(entry.size - size, size)
-            footer = int.from_bytes(self._tail[-8:-4], "little") + 8
-            if size < footer <= entry.size:
-                self._tail = self._fetch(entry.size - footer, footer)
-            self._begin()
-        except BaseException:
-            self._file.close()
-            raise
+        self._position = 0
 
-    def _begin(self) -> None:
-        self._file.truncate(0)
-        self._file.seek(self._entry.size - len(self._tail))
-        self._file.write(self._tail)
-        self._file.flush()
+    def readable(self) -> bool:
+        return True
 
-    def _fetch(self, first: int, size: int) -> bytes:
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._entry.size}
+        self._position = start[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Read bytes. Raise InvalidInput if the object has changed."""
+        left = max(0, self._entry.size - self._position)
+        size = left if size < 0 else min(size, left)
+        if size == 0:
+            return b""
         try:
-            content, tag = self._objects.span(self._entry.name, first, size)
+            content, tag = self._objects.span(self._entry.name, self._position, size)
         except FileNotFoundError:
             raise self._entry.change_error() from None
         if len(content) < size or (tag and tag != self._entry.stamp):
             raise self._entry.change_error()
+        self._position += size
         return content
-
-    def need(self, first: int, end: int) -> None:
-        if self._range[0] <= first and end <= self._range[1]:
-            return
-        self._range = 0, 0
-        self._begin()
-        for start in range(first, end, PIECE_BYTES):
-            self._file.seek(start)
-            self._file.write(self._fetch(start, min(PIECE_BYTES, end - start)))
-        self._file.flush()
-        self._range = first, end
-
-    def close(self) -> None:
-        self._file.close()
 
 
 Files = LocalFiles | BucketFiles

@@ -103,10 +103,7 @@ class RankedParts:
                 for rows in self._reader.rows(shard, []):
                     yield rows.x[np.isin(rows.places, order[low:high])]
 
-        try:
-            return self._computation.candidates(self._computation.batches(parts()), places)
-        finally:
-            self._reader.close()
+        return self._computation.candidates(self._computation.batches(parts()), places)
 
     def _top_rows(self) -> PartRows:
         """Return the k rows with the largest scores. Ties are broken by hash.

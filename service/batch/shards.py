@@ -6,15 +6,14 @@ rejects, so an existing part is complete.
 
 import hashlib
 import json
-import math
+import multiprocessing
+import os
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from queue import Queue
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import open_store
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
-from model_store.processes import ChildProcess, NoAnswer, become_child
+from model_store.processes import end_with_parent, prefer_oom_kill
 from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
@@ -49,11 +48,8 @@ NOT_COMPUTED = (
     "expected numbers that the model can compute with, got some whose result is not finite"
 )
 REASONS = 3  # reported per shard
-MAX_TRIES = 5  # per shard
-MODULE = "service.batch.shards"
+MAX_TRIES = 5  # rounds without a finished shard
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-
-Report = Callable[[int], None]  # takes the finished rows of a shard
 
 
 @dataclass(frozen=True)
@@ -75,15 +71,6 @@ class ShardResult:
     is_retryable: bool = False
 
 
-@dataclass(frozen=True)
-class RowsDone:
-    shard: int
-    rows: int
-
-
-Message = ShardResult | RowsDone | BaseException | None
-
-
 def manifest_digest(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
 
@@ -95,12 +82,12 @@ class Worker:
         self._options, self._threads = options, threads
         self._is_ready = False
 
-    def result(self, number: int, report: Report) -> ShardResult:
+    def result(self, number: int) -> ShardResult:
         """Process a shard, and return errors as part of the result."""
         try:
             if not self._is_ready:
                 self._prepare()
-            return self._compute_shard(self.plan.shards[number], report)
+            return self._compute_shard(self.plan.shards[number])
         except InvalidInput as error:
             return ShardResult(number, error=str(error))
         except (DubitoError, OSError) as error:
@@ -128,10 +115,10 @@ class Worker:
         self.excluded_ids = frozenset(options.exclude)
         self._is_ready = True
 
-    def _compute_shard(self, shard: Shard, report: Report) -> ShardResult:
+    def _compute_shard(self, shard: Shard) -> ShardResult:
         start, rejects = time.process_time(), list[bytes]()
         compute = self._score if self.plan.request.kind == "score" else self._rank
-        content, row_draws = compute(shard, rejects, report)
+        content, row_draws = compute(shard, rejects)
         if rejects:
             self.out.create(self.plan.rejects(shard.number), b"".join(rejects))
         self.out.create(self.plan.part(shard.number), content)
@@ -143,7 +130,6 @@ class Worker:
         self,
         shard: Shard,
         rejects: list[bytes],
-        report: Report,
         compute: Callable[[Rows], tuple[Mapping[str, np.ndarray], np.ndarray]],
         selects: Callable[[str], bool] | None = None,
     ) -> tuple[list[str], dict[str, np.ndarray], dict[str, int]]:
@@ -152,37 +138,35 @@ class Worker:
         Args:
             compute: returns the arrays of rows and a mask of the finite results.
         """
-        ids, parts, finished_rows = list[str](), list[Mapping[str, np.ndarray]](), 0
+        ids, parts = list[str](), list[Mapping[str, np.ndarray]]()
         unknown: dict[str, int] = {}
         for read in self.reader.rows(shard, rejects, selects):
             for rows in read.parts(self.computation.batch_rows()):
                 arrays, computed = compute(rows)
-                finished_rows += len(rows.ids)
                 invalid, rows = rows.take(~computed), rows.take(computed)
                 invalid_rows = zip(invalid.places.tolist(), invalid.ids, strict=True)
                 rejects += [reject_line(place, name, NOT_COMPUTED) for place, name in invalid_rows]
                 ids += rows.ids
                 parts.append({name: array[computed] for name, array in arrays.items()})
                 count_unknown(unknown, rows.x, self.model.manifest.input.columns)
-                report(finished_rows)
         if not parts:  # an empty part still needs the columns
             row = np.zeros((1, self.model.row_size), dtype=np.float32)
             arrays, _ = compute(Rows(np.zeros(1, dtype=np.int64), [""], row))
             parts = [{name: array[:0] for name, array in arrays.items()}]
         return ids, {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, unknown
 
-    def _score(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
+    def _score(self, shard: Shard, rejects: list[bytes]) -> tuple[bytes, int]:
         computation = self.computation
 
         def compute(rows: Rows) -> tuple[dict[str, np.ndarray], np.ndarray]:
             return computation.predict(rows.x, self.draws)
 
-        ids, arrays, unknown = self._compute_rows(shard, rejects, report, compute)
+        ids, arrays, unknown = self._compute_rows(shard, rejects, compute)
         columns = {ID: ids, **table_columns(self.model.manifest, arrays.items())}
         content = parquet_bytes(columns, table_metadata(computation.about(unknown)))
         return content, int(arrays["num_samples"].sum())
 
-    def _rank(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
+    def _rank(self, shard: Shard, rejects: list[bytes]) -> tuple[bytes, int]:
         """Return the k best rows of the shard, or all rows for a batch acquisition."""
         request, is_batch = self.plan.request, self.computation.is_batch
         excluded = 0
@@ -197,7 +181,7 @@ class Worker:
             digests = {"digest": row_digests(rows.x)} if is_batch else {}
             return {"place": rows.places, "score": scores, **digests}, np.isfinite(scores)
 
-        ids, arrays, unknown = self._compute_rows(shard, rejects, report, compute, selects)
+        ids, arrays, unknown = self._compute_rows(shard, rejects, compute, selects)
         check_ids(ids, len(ids))
         score, hashes = arrays["score"], id_hashes(ids, request.seed)
         top_rows = np.arange(len(ids)) if is_batch or not ids else top(score, hashes, request.k)
@@ -229,84 +213,64 @@ class Worker:
         return np.where(np.isfinite(scores), powers, np.nan)
 
 
-def run_local(
-    options: WorkerOptions, todo: list[int], workers: int
-) -> Generator[ShardResult | RowsDone, None, None]:
-    """Process shards in local worker processes, and yield results and progress.
+def run_rounds(
+    run_round: Callable[[list[int]], Iterable[ShardResult]], todo: list[int]
+) -> Generator[ShardResult, None, None]:
+    """Process shards in rounds, and yield their results.
+
+    Args:
+        run_round: tries shards once. It omits the shards of workers that died.
 
     Raises:
-        Stopped: if a shard fails repeatedly.
+        Stopped: after `MAX_TRIES` rounds in which no shard succeeded.
     """
-    shards, messages, stopping = iter(todo), Queue[Message](), threading.Event()
-    running = min(workers, len(todo))
-    with ThreadPoolExecutor(running) as threads:
-        for _ in range(running):
-            threads.submit(_run_worker, options, shards, messages.put, stopping)
+    left, failures, reason = {*todo}, 0, "a worker process died"
+    while left:
+        failures += 1
+        for result in run_round(sorted(left)):
+            if result.is_retryable:
+                reason = str(result.error)
+                continue
+            left.discard(result.shard)
+            failures = 0
+            yield result
+        if failures == MAX_TRIES:
+            raise Stopped(f"{OUT}: part {min(left)} was tried {MAX_TRIES} times: {reason}")
+
+
+def run_local(
+    options: WorkerOptions, todo: list[int], workers: int
+) -> Generator[ShardResult, None, None]:
+    """Process shards in local worker processes, like `run_rounds`."""
+    os.environ |= ONE_THREAD  # inherited by the workers
+    return run_rounds(lambda shards: _run_round(options, shards, workers), todo)
+
+
+def _run_round(options: WorkerOptions, shards: list[int], workers: int) -> Iterator[ShardResult]:
+    context = multiprocessing.get_context("spawn")  # forks of threads are unsafe
+    with ProcessPoolExecutor(min(workers, len(shards)), context, _start_worker, (options,)) as pool:
         try:
-            while running:
-                message = messages.get()
-                if isinstance(message, BaseException):
-                    raise message
-                if message is None:
-                    running -= 1
-                else:
-                    yield message
-        finally:
-            stopping.set()
+            for future in as_completed([pool.submit(_process_shard, n) for n in shards]):
+                yield future.result()
+        except BrokenProcessPool:
+            return
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
 
 
-def _run_worker(
-    options: WorkerOptions,
-    shards: Iterator[int],
-    send: Callable[[Message], None],
-    stopping: threading.Event,
-) -> None:
-    """Process shards in a child process, and send the results followed by None."""
-    process: ChildProcess | None = None
-    try:
-        for number in shards:
-            for _ in range(MAX_TRIES):
-                if process is None:
-                    process = ChildProcess(MODULE, ONE_THREAD, is_trusted=True)
-                    process.send(asdict(options))
-                try:
-                    result = _process_shard(process, number, send, stopping)
-                except NoAnswer as error:
-                    process.close()
-                    process = None
-                    text = f"its process died ({error})"
-                    result = ShardResult(number, error=text, is_retryable=True)
-                if not result.is_retryable:
-                    break
-            else:
-                tried = f"part {number} was tried {MAX_TRIES} times"
-                raise Stopped(f"{OUT}: {tried}: {result.error}")
-            send(result)
-    except BaseException as error:
-        send(error)
-    finally:
-        if process is not None:
-            process.close()
-    send(None)
+_worker: Worker  # only in worker processes
 
 
-def _process_shard(
-    process: ChildProcess, number: int, send: Callable[[RowsDone], None], stopping: threading.Event
-) -> ShardResult:
-    process.send(number)
-    while isinstance(content := process.receive(math.inf, stopping), int):
-        send(RowsDone(number, content))
-    return ShardResult(**content)
-
-
-def main() -> None:
-    send = become_child()
+def _start_worker(options: WorkerOptions) -> None:
+    global _worker
+    end_with_parent()
+    prefer_oom_kill()
     keep_heaps_whole()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    worker = Worker(WorkerOptions(**json.loads(sys.stdin.readline())), threads=1)
-    for line in sys.stdin:
-        send(asdict(worker.result(json.loads(line), send)))
+    _worker = Worker(options, threads=1)
 
 
-if __name__ == "__main__":
-    main()
+def _process_shard(number: int) -> ShardResult:
+    return _worker.result(number)

@@ -10,6 +10,7 @@ from service.batch.command import Progress
 from service.batch.data_set import DataSetRequest, Plan, Shard
 from service.batch.files import DataFile
 from service.batch.job_process import JobPool
+from service.batch.shards import ShardResult
 
 
 def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
@@ -28,10 +29,9 @@ def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
         progress.line()
         == " 25 %  100 of 400 rows, 1 of 4 parts; 0 rows x draws, 0 processor seconds; 2 rejected"
     )
-    progress.finish_shard(1, rejected=1, row_draws=990, cpu_s=3.2)
-    progress.update(3, 50)
+    progress.finish_shard(ShardResult(1, rejected=1, row_draws=990, cpu_s=3.2))
     message = re.fullmatch(
-        r" 62 %  250 of 400 rows, 2 of 4 parts, [\d,]+ rows/s, 0:00:00 left; "
+        r" 50 %  200 of 400 rows, 2 of 4 parts, [\d,]+ rows/s, 0:00:00 left; "
         r"990 rows x draws, 3 processor seconds; 3 rejected",
         progress.line(),
     )
