@@ -57,7 +57,6 @@ from service.batch.output import (
     ColumnFiles,
     table_columns,
     table_metadata,
-    write_npz,
     write_parquet,
 )
 from service.engine.pool_ranking import acquired_rows, control_predictions, control_rows
@@ -242,8 +241,9 @@ def predict(job: JobRows) -> str:
 
     def write(path: Path) -> None:
         if request.format == "npz":
-            id_column = {} if ids is None else {"ids": ids}
-            write_npz(path, {**about, **id_column, **row_arrays})
+            id_column = {} if ids is None else {"ids": np.array(ids, dtype=np.str_)}
+            with path.open("wb") as file:
+                np.savez(file, **about, **id_column, **row_arrays)
         else:
             tables = (_table(job, ids, row_arrays, i) for i in range(0, columns.rows, TABLE_ROWS))
             write_parquet(path, tables, table_metadata(about))

@@ -3,10 +3,9 @@
 import io
 import json
 import os
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from model_store.inference.answers import join_names
 from service.api.predictions import part_names
 
 LAYOUT = "columns.json"
-STRING_BATCH = 1000
 
 
 class ColumnFiles:
@@ -31,7 +29,7 @@ class ColumnFiles:
         self.rows = 0
         self.note: dict[str, Any] = {}
         self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._files: dict[str, int] = {}
+        self._files: dict[str, BinaryIO] = {}
         make_folder(folder)
         if (folder / LAYOUT).exists():
             layout = json.loads((folder / LAYOUT).read_text())
@@ -40,7 +38,7 @@ class ColumnFiles:
                 name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in layout["columns"]
             }
             for name in self._layout:
-                os.ftruncate(self._open(name), self.rows * self._row_bytes(name))
+                self._open(name).truncate(self.rows * self._row_bytes(name))
         else:
             for entry in folder.iterdir():
                 entry.unlink()
@@ -59,14 +57,13 @@ class ColumnFiles:
                     f"{name}: expected {dtype} of shape {shape}, got {array.dtype} of "
                     f"{array.shape[1:]}"
                 )
-            view = memoryview(array.tobytes())
-            while view:
-                view = view[os.write(self._open(name), view) :]
+            self._open(name).write(array.tobytes())
         self.rows += len(next(iter(columns.values())))
 
     def sync(self) -> None:
-        for handle in self._files.values():
-            os.fsync(handle)
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
         columns = [[name, dtype.str, shape] for name, (dtype, shape) in self._layout.items()]
         layout = {"rows": self.rows, "note": self.note, "columns": columns}
         replace_file(self.folder / LAYOUT, json.dumps(layout).encode())
@@ -78,14 +75,13 @@ class ColumnFiles:
         return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(self.rows, *shape))
 
     def close(self) -> None:
-        for handle in self._files.values():
-            os.close(handle)
+        for file in self._files.values():
+            file.close()
         self._files = {}
 
-    def _open(self, name: str) -> int:
+    def _open(self, name: str) -> BinaryIO:
         if name not in self._files:
-            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
-            self._files[name] = os.open(self._path(name), flags, 0o600)
+            self._files[name] = self._path(name).open("ab")
         return self._files[name]
 
     def _path(self, name: str) -> Path:
@@ -94,25 +90,6 @@ class ColumnFiles:
     def _row_bytes(self, name: str) -> int:
         dtype, shape = self._layout[name]
         return int(dtype.itemsize * np.prod(shape, dtype=np.int64))
-
-
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray | list[str]]) -> None:
-    """Write an uncompressed npz file, with little memory for mapped arrays and lists of strings."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                if isinstance(array, list):
-                    _write_strings(file, array)
-                else:
-                    np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
-
-
-def _write_strings(file: IO[bytes], strings: list[str]) -> None:
-    dtype = np.dtype(("U", max(map(len, strings), default=1)))
-    header = {"descr": dtype.str, "fortran_order": False, "shape": (len(strings),)}
-    np.lib.format.write_array_header_1_0(file, header)
-    for first in range(0, len(strings), STRING_BATCH):
-        file.write(np.array(strings[first : first + STRING_BATCH], dtype=dtype).tobytes())
 
 
 def write_parquet(

@@ -61,8 +61,8 @@ class JobRunner:
         self._wake = threading.Event()
         self._ending = False
         self._running: list[_Running] = []
-        self._swept = self._probed = 0.0
-        self._jumps = ClockJumps()
+        self._next_cleanup = self._next_probe = 0.0
+        self._clock_offset = math.inf
         self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class JobRunner:
         logged, folder = "", self.settings.state
         while not self._ending:
             try:
-                self._jumps.look()
+                self._check_clock()
                 if folder is not None and has_state(folder):
                     disk = shutil.disk_usage(folder)
                     self.metrics.state_free_ratio.set(disk.free / disk.total)
@@ -107,11 +107,9 @@ class JobRunner:
             if running.process.poll() is not None:
                 self._running.remove(running)
                 self._finish(jobs, running)
-        if time.monotonic() - self._swept > CLEANUP_INTERVAL_S:
-            self._swept = time.monotonic()
-            # After a jump of the clock, ages are unknown. Results stay for another period.
-            if self._jumps.seconds_since_last() > self.settings.job_retention_s:
-                jobs.delete_old(self.settings.job_retention_s)
+        if time.monotonic() > self._next_cleanup:
+            self._next_cleanup = time.monotonic() + CLEANUP_INTERVAL_S
+            jobs.delete_old(self.settings.job_retention_s)
         jobs.clear_ended()
         self._cancel_revoked(jobs)
         queued, at_work = jobs.counts()
@@ -125,9 +123,18 @@ class JobRunner:
             self._yield_turns(jobs)
         self.metrics.jobs_queued.set(jobs.counts()[0] if queued else 0)
         self.metrics.jobs_running.set(len(self._running))
-        if time.monotonic() - self._probed > PROBE_INTERVAL_S:
+        if time.monotonic() > self._next_probe:
             self._state().probe()
-            self._probed = time.monotonic()
+            self._next_probe = time.monotonic() + PROBE_INTERVAL_S
+
+    def _check_clock(self) -> None:
+        """Keep results for another period after a jump of the clock, because ages are unknown."""
+        offset = time.time() - time.monotonic()
+        step = offset - self._clock_offset
+        if step > JUMP_S:
+            logger.warning("the clock jumped by %.0f s; results of jobs stay longer", step)
+            self._next_cleanup = time.monotonic() + self.settings.job_retention_s
+        self._clock_offset = offset
 
     def _cancel_revoked(self, jobs: Jobs) -> None:
         """Cancel jobs whose key was removed."""
@@ -141,27 +148,20 @@ class JobRunner:
 
     def _fill(self, jobs: Jobs, slot: int) -> None:
         """Start the next job in a slot if the slot is free."""
-        stack = ExitStack()
-        handle = stack.enter_context(jobs.slot(slot))
-        job = None if handle is None else jobs.claim(slot)
-        if handle is None or job is None:
-            stack.close()
-            return
-        try:
-            process = _start(self.settings, job, handle)
-        except OSError as error:
-            jobs.requeue(job.id, f"cannot start a process for the job: {error.strerror}")
-            self._record_state(jobs, job.id)
-            stack.close()
-            return
-        logger.info(
-            "job %s started: %s %s version %s",
-            job.id,
-            job.kind,
-            job.request["model"],
-            job.request["version"],
-        )
-        self._running.append(_Running(job, process, stack, time.monotonic()))
+        with ExitStack() as stack:
+            handle = stack.enter_context(jobs.slot(slot))
+            job = None if handle is None else jobs.claim(slot)
+            if handle is None or job is None:
+                return
+            try:
+                process = _start(self.settings, job, handle)
+            except OSError as error:
+                jobs.requeue(job.id, f"cannot start a process for the job: {error.strerror}")
+                self._record_state(jobs, job.id)
+                return
+            version = job.request["model"], job.request["version"]
+            logger.info("job %s started: %s %s version %s", job.id, job.kind, *version)
+            self._running.append(_Running(job, process, stack.pop_all(), time.monotonic()))
 
     def _yield_turns(self, jobs: Jobs) -> None:
         """Interrupt long jobs if another client's job is next."""
@@ -174,24 +174,17 @@ class JobRunner:
                 running.process.terminate()
 
     def _finish(self, jobs: Jobs, running: _Running) -> None:
-        code = running.process.returncode
-        try:
-            if code == PUT_BACK:
-                jobs.requeue(running.job.id)
-            elif code != 0:
-                jobs.requeue(
-                    running.job.id, f"the process of the job ended ({describe_exit(code)})"
-                )
-            job = self._record_state(jobs, running.job.id)
-            if job is None:
-                return
-            if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
+        code, name = running.process.returncode, running.job.id
+        with running.slot:
+            if code != 0:
+                reason = f"the process of the job ended ({describe_exit(code)})"
+                jobs.requeue(name, None if code == PUT_BACK else reason)
+            job = self._record_state(jobs, name)
+            if job and job.kind == "acquire" and job.state == "done" and job.request["keep"]:
                 version = job.request["model"], job.request["version"]
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    rows, control = count_answered(jobs.folder / job.id)
+                    rows, control = count_answered(jobs.folder / name)
                     self.metrics.count(version, acquired_rows=rows, control_rows=control)
-        finally:
-            running.slot.close()
 
     def _record_state(self, jobs: Jobs, name: str) -> Job | None:
         """Count and log an ended or requeued job. Return None if it was deleted meanwhile."""
@@ -218,25 +211,6 @@ class JobRunner:
             with contextlib.suppress(DubitoError):  # the next service finds an orphaned job
                 Jobs(self._state()).requeue(running.job.id)
             running.slot.close()
-
-
-class ClockJumps:
-    """Detects forward jumps of the system's clock."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-        self._last = -math.inf
-
-    def look(self) -> None:
-        offset = time.time() - time.monotonic()
-        if offset - self._offset > JUMP_S:
-            step = offset - self._offset
-            logger.warning("the clock jumped by %.0f s; results of jobs stay longer", step)
-            self._last = time.monotonic()
-        self._offset = offset
-
-    def seconds_since_last(self) -> float:
-        return time.monotonic() - self._last
 
 
 def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:

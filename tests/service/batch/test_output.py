@@ -1,4 +1,3 @@
-import io
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.batch.job_process import JobRows
-from service.batch.output import ColumnFiles, write_npz
+from service.batch.output import ColumnFiles
 from tests.support.disk import LOSSES, stopping
 
 ROWS = {
@@ -108,16 +107,4 @@ def test_rows_of_another_kind_are_refused(tmp_path):
     columns.append(some(slice(0, 3)))
     with pytest.raises(ValueError, match="score: expected float64"):
         columns.append({**some(slice(3, 4)), "score": np.zeros(1, dtype=np.float32)})
-    columns.close()
-
-
-def test_an_npz_of_mapped_columns_is_read_by_numpy(tmp_path):
-    columns = ColumnFiles(tmp_path / "columns")
-    columns.append(ROWS)
-    columns.sync()
-    ids = [*(f"row {i}" for i in range(2500)), "ü" * 40]
-    of_columns = {name: columns.column(name) for name in columns.names}
-    write_npz(tmp_path / "all.npz", {**of_columns, "ids": ids, "none": []})
-    with np.load(io.BytesIO((tmp_path / "all.npz").read_bytes()), allow_pickle=False) as arrays:
-        assert all(np.array_equal(arrays[name], column) for name, column in ROWS.items())
     columns.close()

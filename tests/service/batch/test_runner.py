@@ -1,4 +1,3 @@
-import math
 import shutil
 import time
 from contextlib import closing
@@ -6,7 +5,7 @@ from unittest.mock import Mock
 
 from model_store.state.database import Database
 from model_store.state.jobs import Jobs
-from service.batch.runner import ClockJumps, JobRunner
+from service.batch.runner import JobRunner
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from tests.support.serving import wait_until
@@ -55,14 +54,18 @@ def test_jobs_of_a_removed_key_are_cancelled(tmp_path, caplog):
     assert caplog.messages == [f"job {ids['gone']} is cancelled: the key gone was removed"]
 
 
-def test_results_outlive_a_jump_of_the_clock(monkeypatch):
-    jumps, now = ClockJumps(), time.time()
-    jumps.look()
-    assert jumps.seconds_since_last() == math.inf
-    monkeypatch.setattr(time, "time", lambda: now + 8 * 86_400)
-    jumps.look()
-    jumps.look()
-    assert jumps.seconds_since_last() < 10
+def test_results_outlive_a_jump_of_the_clock(tmp_path, monkeypatch):
+    settings, now = Settings(state=tmp_path, jobs_at_once=0), time.time()
+    with closing(Database(tmp_path)) as database:
+        jobs = Mock(wraps=Jobs(database))
+        for jump_s, deletions in ((0, 1), (8 * 86_400, 0)):
+            runner = JobRunner(settings, lambda: database, Metrics())
+            runner._check_clock()
+            monkeypatch.setattr(time, "time", lambda jump_s=jump_s: now + jump_s)
+            runner._check_clock()
+            jobs.delete_old.reset_mock()
+            runner._look(jobs)
+            assert jobs.delete_old.call_count == deletions
 
 
 def test_a_state_folder_that_cannot_be_made_is_not_usable(tmp_path):
