@@ -165,10 +165,6 @@ class ChildProcess:
         self._is_ready = False
         self._received = b""
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
     def ask(
         self,
         request: Any,

@@ -12,7 +12,6 @@ from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 
-from model_store.inference.preflight_process import PreflightProcess
 from model_store.inference.sessions import limit_session_memory
 from model_store.version import read_version
 from service import limits
@@ -67,19 +66,17 @@ def create_app(
     settings: Settings,
     backend: StateBackend | None = None,
     preflights: Path | None = None,
-    spare: PreflightProcess | None = None,
 ) -> FastAPI:
     """Create the application.
 
     Args:
         backend: storage of the state that several processes share.
         preflights: folder in which several processes share the outcomes of preflights.
-        spare: a running process for the first preflight.
     """
     if settings.preflight_timeout_s > 0:
         limit_session_memory(limits.PREFLIGHT_BYTES)
     key_ring, tracing = KeyRing(settings), create_tracing(settings)
-    context = Context(settings, key_ring, backend, preflights, spare)
+    context = Context(settings, key_ring, backend, preflights)
     app = FastAPI(
         title="Dubito",
         description=DESCRIPTION,

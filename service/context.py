@@ -12,7 +12,6 @@ from fastapi import Request
 from prometheus_client import generate_latest
 
 from model_store.errors import StateUnusable
-from model_store.inference.preflight_process import PreflightProcess
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled_ids
 from service import limits
@@ -47,13 +46,12 @@ class Context:
         key_ring: KeyRing,
         backend: StateBackend | None = None,
         preflights: Path | None = None,
-        spare: PreflightProcess | None = None,
     ) -> None:
         self.settings = settings
         self.key_ring = key_ring
         idle = threading.Event()
         self.ending = threading.Event()
-        self.preflights = Preflights(settings, self.ending, preflights, spare)
+        self.preflights = Preflights(settings, self.ending, preflights)
         self.models = Models(settings, idle, self.preflights, backend)
         self.watcher = Watcher(self.models, self.ending)
         actions: dict[str, Callable[..., Any]] = {

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 RECORD_KEY = "dubito.record"
 PREFIX_KEY = "dubito.prefix"  # removed from the path before routing
-MAX_PHASES = 32  # in a record; a pool is ranked in many parts
-QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
 DISCONNECT_DELAY_S = 0.05  # before disconnects are detected; most requests end sooner
 
 
@@ -51,23 +49,13 @@ class RequestRecord:
     flags: int | None = None
     reason: str | None = None  # of a failure
     trace_id: str | None = None
-    started_ns: int = 0  # from time.time_ns, if spans are recorded
     queue_s: float = 0.0
     compute_s: float = 0.0
-    parsed_at: float | None = None  # of the body
-    computed_at: float | None = None  # end of the last phase
-    phases: list[tuple[str, float, float]] = field(default_factory=list)
 
     def add_phases(self, phases: Iterable[Phase]) -> None:
         for phase in phases:
             self.queue_s += phase.started_at - phase.queued_at
             self.compute_s += phase.ended_at - phase.started_at
-            self.computed_at = phase.ended_at
-            if len(self.phases) < MAX_PHASES:
-                self.phases += (
-                    (QUEUE, phase.queued_at, phase.started_at),
-                    (COMPUTE, phase.started_at, phase.ended_at),
-                )
 
     def set_usage(
         self, model: str, version: str, rows: int, draws: int, flags: int | None = None

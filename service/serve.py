@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from model_store.artifacts.signature import read_trusted_keys
 from model_store.artifacts.store import VERIFY_KEY_VARIABLE, open_store
 from model_store.errors import DubitoError, InvalidInput
-from model_store.inference.preflight_process import PreflightProcess
 from model_store.processes import TOKENIZING, open_standard_files
 from service.auth.keys import HEALTH_PATHS, KeyRing
 from service.integrations import installed_integrations
@@ -97,10 +96,6 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     sys.setswitchinterval(SWITCH_S)
     # uvicorn raises the signal again after its shutdown.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    store = settings.store
-    has_store = isinstance(store, str) or store.is_dir()
-    has_preflights = settings.preflight_timeout_s > 0 and has_store
-    spare = PreflightProcess() if place is None and has_preflights else None
     import uvicorn  # imported late, because most commands do not need it
 
     from service.app import create_app
@@ -115,7 +110,7 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     max_connections = allow_open_files(settings.max_connections)
     folder = None if place is None else place.folder
     backend = None if place is None else FolderBackend(str(place.worker), place.folder)
-    app = create_app(settings, backend, folder, spare)
+    app = create_app(settings, backend, folder)
     connections = Connections(
         settings.deadline_s, max_connections, budget, health_paths, app.state.context.key_ring
     )

@@ -6,7 +6,6 @@ OpenAPI document does not include them.
 """
 
 import re
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -110,7 +109,6 @@ async def _read(context: Context, call: RequestContext) -> PredictWork:
     size = len(body)
     envelope, form, content = await run_parser(context, call, size, parse)
     del body, parse  # frees the memory of the body
-    call.record.parsed_at = time.perf_counter()
     loaded = await context.find_model(call, envelope)
     spec = loaded.model.manifest.input
     spec = spec.encoded if envelope.encoded else spec

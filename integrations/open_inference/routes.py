@@ -5,7 +5,6 @@ The protocol has its own specification, so our OpenAPI document does not include
 """
 
 import asyncio
-import time
 import zlib
 from functools import partial
 from typing import Any
@@ -184,7 +183,6 @@ async def _read(
     size = len(body) if length is None else length
     infer = await run_parser(context, call, size, parse)
     del body, parse  # frees the memory of the body
-    call.record.parsed_at = time.perf_counter()
     envelope = build_envelope({**infer.fields, "model": name, "version": version}, "parameters")
     loaded = await context.find_model(call, envelope)
     manifest, max_rows = loaded.model.manifest, settings.max_rows

@@ -3,7 +3,6 @@
 import mimetypes
 import mmap
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -224,7 +223,6 @@ async def read_rows(
         envelope, rows = await context.threads.requests.run(call, len(body), work)
     else:
         envelope, rows = work()
-    call.record.parsed_at = time.perf_counter()
     if getattr(envelope, file_field, None) is not None:
         if len(rows) > 0:
             raise InvalidInput(file_field, f"no value with {rows_field}", "both")

@@ -1,6 +1,7 @@
 """Authentication middleware."""
 
 import re
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,19 +17,17 @@ SAME_ORIGIN_SITES = {b"same-origin", b"none"}  # values of Sec-Fetch-Site
 _SAFE_HOST = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
 
 
+@dataclass(frozen=True)
 class AuthMiddleware:
     """Authenticate requests by API key.
 
     If the API is open, reject cross-origin requests (403) and unknown host names (421).
     """
 
-    def __init__(
-        self, app: ASGIApp, ring: KeyRing, hosts: frozenset[str] | None, origins: frozenset[str]
-    ) -> None:
-        self.app = app
-        self.ring = ring
-        self.hosts = hosts
-        self.origins = origins
+    app: ASGIApp
+    ring: KeyRing
+    hosts: frozenset[str] | None
+    origins: frozenset[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

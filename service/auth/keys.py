@@ -111,9 +111,8 @@ def list_keys(settings: Settings) -> Keys:
     if len(admin) > 1:
         raise InvalidInput(f"{PREFIX}ADMIN_KEY", "one key", f"{len(admin)}")
     if set(api) & set(admin):
-        raise InvalidInput(
-            f"{PREFIX}ADMIN_KEY", "a key that is not in DUBITO_API_KEYS", "a shared key"
-        )
+        expected = "a key that is not in DUBITO_API_KEYS"
+        raise InvalidInput(f"{PREFIX}ADMIN_KEY", expected, "a shared key")
     # Unlike a position, the digest does not change when other keys are removed.
     keys = [Key(f"api-{digest.hex()[:NAME_DIGITS]}", digest, API_SCOPES) for digest in api]
     keys += [Key("admin", digest, ADMIN_SCOPES) for digest in admin]
@@ -223,11 +222,8 @@ class KeyRing(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the latest expiry for each key name."""
-        gauge = GaugeMetricFamily(
-            "dubito_key_expiry_timestamp_seconds",
-            "When a key expires, in seconds since 1970; +Inf for never",
-            labels=("key",),
-        )
+        text = "When a key expires, in seconds since 1970; +Inf for never"
+        gauge = GaugeMetricFamily("dubito_key_expiry_timestamp_seconds", text, labels=("key",))
         for name, expiry in self.keys.expiries.items():
             gauge.add_metric((name,), expiry)
         yield gauge
@@ -257,23 +253,20 @@ class KeyRing(Collector):
 
     def reload(self) -> None:
         """Reload the key file if it has changed, or keep the previous keys if it is invalid."""
-        with self._reloading:
-            self._reload()
-
-    def _reload(self) -> None:
         assert self._file is not None
-        try:
-            text = read_key_file(FILE_VARIABLE, self._file)
-            if text == self._text and self._problem is None:
+        with self._reloading:
+            try:
+                text = read_key_file(FILE_VARIABLE, self._file)
+                if text == self._text and self._problem is None:
+                    return
+                keys = parse_keys(text)
+            except InvalidInput as error:
+                if self._problem != str(error):
+                    self._problem = str(error)
+                    logger.error("%s; the previous keys stay", error)
                 return
-            keys = parse_keys(text)
-        except InvalidInput as error:
-            if self._problem != str(error):
-                self._problem = str(error)
-                logger.error("%s; the previous keys stay", error)
-            return
-        logger.info("keys: %s", ", ".join(keys.names))
-        self.keys, self._text, self._problem = keys, text, None
+            logger.info("keys: %s", ", ".join(keys.names))
+            self.keys, self._text, self._problem = keys, text, None
 
 
 def print_new_key(options: argparse.Namespace) -> None:
@@ -298,14 +291,11 @@ def new_key(name: str, scopes: str, expires: str | None) -> tuple[str, str]:
         raise InvalidInput("--scopes", f"some of {','.join(SCOPES)}", repr(scopes[:80]))
     key = NEW_KEY_PREFIX + secrets.token_urlsafe(NEW_KEY_BYTES)
     quoted = ", ".join(f'"{scope}"' for scope in names)
-    lines = [
-        f'name = "{name}"',
-        f'sha256 = "{sha256(key.encode()).hexdigest()}"',
-        f"scopes = [{quoted}]",
-    ]
+    digest = sha256(key.encode()).hexdigest()
+    entry = f'[[keys]]\nname = "{name}"\nsha256 = "{digest}"\nscopes = [{quoted}]\n'
     if expires is not None:
-        lines.append(f"expires = {datetime.now(UTC) + _parse_duration(expires):%Y-%m-%dT%H:%M:%SZ}")
-    return key, "\n".join(["[[keys]]", *lines, ""])
+        entry += f"expires = {datetime.now(UTC) + _parse_duration(expires):%Y-%m-%dT%H:%M:%SZ}\n"
+    return key, entry
 
 
 def _parse_duration(text: str) -> timedelta:

@@ -4,6 +4,7 @@ Every route declares its scope with `dependencies=[needs("read")]`, or is public
 `[OPEN_TO_ALL]`. The service does not start if a route declares neither.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from fastapi import Depends, Request
@@ -37,24 +38,19 @@ def authorize(scope: AsgiScope, needed: Scope) -> None:
     if needed in scope[SCOPES_KEY]:
         return
     if KEY_NAME not in scope:
-        refuse_keyless(scope)
+        record = get_record(scope)
+        if record.key is not None:
+            record.reason = "expired_key"
+        raise Unauthorized(REALM)
     error = Forbidden("key", f"a key with the scope {needed}", "a key without it")
-    error.headers = {
-        "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{needed}"',
-    }
+    challenge = f'{REALM}, error="insufficient_scope", scope="{needed}"'
+    error.headers = {"WWW-Authenticate": challenge}
     raise error
 
 
-def refuse_keyless(scope: AsgiScope) -> None:
-    record = get_record(scope)
-    if record.key is not None:
-        record.reason = "expired_key"
-    raise Unauthorized(REALM)
-
-
+@dataclass(frozen=True)
 class _Needs:
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    scope: Scope
 
     async def __call__(self, request: Request) -> None:
         authorize(request.scope, self.scope)

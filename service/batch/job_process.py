@@ -241,9 +241,11 @@ def predict(job: JobRows) -> str:
 
     def write(path: Path) -> None:
         if request.format == "npz":
-            id_column = {} if ids is None else {"ids": np.array(ids, dtype=np.str_)}
+            arrays: dict[str, Any] = {**about, **row_arrays}
+            if ids is not None:
+                arrays["ids"] = np.array(ids, dtype=np.str_)
             with path.open("wb") as file:
-                np.savez(file, **about, **id_column, **row_arrays)
+                np.savez(file, **arrays)
         else:
             tables = (_table(job, ids, row_arrays, i) for i in range(0, columns.rows, TABLE_ROWS))
             write_parquet(path, tables, table_metadata(about))

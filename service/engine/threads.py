@@ -114,45 +114,20 @@ class _Piece:
         self._slice_end = time.perf_counter() + SLICE_S
 
 
-class Threads:
-    """The thread pools of the service."""
+class Pool:
+    """A thread pool for blocking work."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, name: str, threads: int, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._jobs = ThreadPoolExecutor(2, "jobs")
-        self._files = ThreadPoolExecutor(1, "files")
-        self._loads = ThreadPoolExecutor(1, "loads")
-        self._state = ThreadPoolExecutor(2, "state")
-        self._integrations = ThreadPoolExecutor(4, "integrations")
-        self.requests = FairThreads("requests", MAX_READERS)  # parse bodies, decode images
-        self.answers = FairThreads("answers", 1)  # encode large answers
-        self.preflights = FairThreads("preflights", 1)  # check uploaded files
-        self._pools = (self._jobs, self._files, self._loads, self._state, self._integrations)
-        for pool in self._pools:
-            pool.submit(int).result()  # start a thread now, so that the first request does not wait
+        self._executor = ThreadPoolExecutor(threads, name)
+        # Start a thread now, so that the first request does not wait.
+        self._executor.submit(int).result()
 
-    async def jobs(self, work: Callable[[], T]) -> T:
-        """Run a short query about jobs."""
-        return await self._run(self._jobs, work)
-
-    async def files(self, work: Callable[[], T]) -> T:
-        return await self._run(self._files, work)
-
-    async def loads(self, work: Callable[[], T]) -> T:
-        return await self._run(self._loads, work)
-
-    async def state(self, work: Callable[[], T]) -> T:
-        return await self._run(self._state, work)
-
-    async def integrations(self, work: Callable[[], T]) -> T:
-        """Run blocking work of an integration, such as requests to another server."""
-        return await self._run(self._integrations, work)
-
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Run work in a pool. Raise PastDeadline if it takes longer than the default deadline."""
+    async def __call__(self, work: Callable[[], T]) -> T:
+        """Run work in a thread. Raise PastDeadline if it takes longer than the default deadline."""
         try:
             async with asyncio.timeout(self._deadline_s) as limit:
-                return await asyncio.get_running_loop().run_in_executor(pool, work)
+                return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except TimeoutError:
             if limit.expired():
                 raise PastDeadline from None
@@ -160,8 +135,22 @@ class Threads:
 
     def close(self) -> None:
         """Cancel queued work, and wait for running work."""
-        for pool in self._pools:
-            pool.shutdown(cancel_futures=True)
-        self.requests.close()
-        self.answers.close()
-        self.preflights.close()
+        self._executor.shutdown(cancel_futures=True)
+
+
+class Threads:
+    """The thread pools of the service."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.jobs = Pool("jobs", 2, deadline_s)  # short queries about jobs
+        self.files = Pool("files", 1, deadline_s)
+        self.loads = Pool("loads", 1, deadline_s)
+        self.state = Pool("state", 2, deadline_s)
+        self.integrations = Pool("integrations", 4, deadline_s)  # such as requests to other servers
+        self.requests = FairThreads("requests", MAX_READERS)  # parse bodies, decode images
+        self.answers = FairThreads("answers", 1)  # encode large answers
+        self.preflights = FairThreads("preflights", 1)  # check uploaded files
+
+    def close(self) -> None:
+        for pool in vars(self).values():
+            pool.close()

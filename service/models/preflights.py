@@ -28,11 +28,7 @@ class Preflights:
     """Preflights and their outcomes by the digest of a version. Thread-safe."""
 
     def __init__(
-        self,
-        settings: Settings,
-        ending: threading.Event,
-        folder: Path | None = None,
-        spare: PreflightProcess | None = None,
+        self, settings: Settings, ending: threading.Event, folder: Path | None = None
     ) -> None:
         self.settings = settings
         self.store = open_store(
@@ -42,11 +38,9 @@ class Preflights:
         self._ending = ending  # cancels preflights
         self._folder = folder  # shared with other workers
         self._pool = ThreadPoolExecutor(MAX_RUNNING, "preflights")
-        self._lock = threading.Lock()  # protects the fields below
+        self._lock = threading.Lock()  # protects the outcomes
         # Start time and outcome by digest
         self._outcomes: dict[str, tuple[float, Future[Failure | None]]] = {}
-        self._idle = [] if spare is None else [spare]
-        self._num_pending = 0
 
     def submit(self, manifest: Manifest) -> "Future[Failure | None]":
         """Return a version's outcome, or start a preflight."""
@@ -56,7 +50,6 @@ class Preflights:
                 return future
             if self.settings.preflight_timeout_s > 0:
                 future = self._pool.submit(self._run, manifest)
-                self._num_pending += 1
             else:
                 future = Future()
                 future.set_result(None)
@@ -91,18 +84,9 @@ class Preflights:
             for digest in digests:
                 (self._folder / f"{digest}.preflight").unlink(missing_ok=True)
 
-    def close_idle(self) -> None:
-        """End idle processes unless a preflight is pending."""
-        with self._lock:
-            idle, self._idle = ([], self._idle) if self._num_pending > 0 else (self._idle, [])
-        for process in idle:
-            process.close()
-
     def close(self) -> None:
         """Stop all preflights, after `ending` was set."""
         self._pool.shutdown(cancel_futures=True)
-        self._num_pending = 0
-        self.close_idle()
 
     def _run(self, manifest: Manifest) -> Failure | None:
         try:
@@ -113,9 +97,6 @@ class Preflights:
             reason = f"cannot start a process for the preflight: {error.strerror}"
             return Failure("network.onnx", reason)
         finally:
-            with self._lock:
-                self._num_pending -= 1
-            self.close_idle()
             self.wakeup.set()
 
     def _run_shared(self, folder: Path, manifest: Manifest) -> Failure | None:
@@ -137,29 +118,18 @@ class Preflights:
             return failure
 
     def _run_in_process(self, manifest: Manifest) -> Failure | None:
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
-        if process is None or not process.is_running:
-            process = PreflightProcess()
-        settings, version = self.settings, (manifest.name, manifest.version)
-        try:
-            with closing(self.store.storage.lease(manifest)) as lease:
-                failure = process.run(
-                    lease.root,
-                    *version,
-                    settings.preflight_timeout_s,
-                    limits.PREFLIGHT_BYTES,
-                    self._ending,
-                )
-        except BaseException:
-            process.close()
-            raise
-        if failure is None:
-            with self._lock:
-                self._idle.append(process)
-        else:
-            process.close()
-        return failure
+        with (
+            closing(PreflightProcess()) as process,
+            closing(self.store.storage.lease(manifest)) as lease,
+        ):
+            return process.run(
+                lease.root,
+                manifest.name,
+                manifest.version,
+                self.settings.preflight_timeout_s,
+                limits.PREFLIGHT_BYTES,
+                self._ending,
+            )
 
 
 def _has_failed(future: "Future[Failure | None]") -> bool:

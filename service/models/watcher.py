@@ -64,7 +64,6 @@ class Watcher:
             logger.exception("reading the model store failed; trying again")
         finally:
             self._has_started.set()
-        self.models.preflights.close_idle()
         if not self.models.names():
             logger.warning(HOW_TO_PUBLISH)
         settings = self.settings

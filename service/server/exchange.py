@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -22,32 +23,26 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 DISCONNECT = {"type": "http.disconnect"}
 
 
+@dataclass(eq=False)
 class Exchange:
     """A request and its response."""
 
-    def __init__(
-        self,
-        connection: "HttpConnection",
-        scope: Scope,
-        reservation: Reservation,
-        keep_alive: bool,
-        expects_continue: bool,
-    ) -> None:
-        self.connection = connection
-        self.scope = scope
-        self.is_head = scope["method"] == "HEAD"  # middleware can change the scope's method
-        scope[SCOPE_KEY] = reservation
-        self.reservation = reservation
-        self.keep_alive = keep_alive
-        self.expects_continue = expects_continue
-        self.body = bytearray()  # not yet read by the application
-        self.more_body = True  # the request is incomplete
-        self.started = False  # the application has sent the head of the answer
-        self.answered = False
-        self.disconnected = False
+    connection: "HttpConnection"
+    scope: Scope
+    reservation: Reservation
+    keep_alive: bool
+    expects_continue: bool
+    body: bytearray = field(default_factory=bytearray)  # not yet read by the application
+    more_body: bool = True  # the request is incomplete
+    started: bool = False  # the application has sent the head of the answer
+    answered: bool = False
+    disconnected: bool = False
+
+    def __post_init__(self) -> None:
+        self.is_head = self.scope["method"] == "HEAD"  # middleware can change the scope's method
+        self.scope[SCOPE_KEY] = self.reservation
         self._body_read = False  # the application has read the whole body
-        self._head: list[bytes] | None = None  # sent with the first part of the body
-        self._left: int | None = None  # bytes until Content-Length is reached
+        self._head: list[bytes] = []  # sent with the first part of the body
         self._chunked = self._has_no_body = False
         self._news: asyncio.Event | None = None
 
@@ -89,29 +84,18 @@ class Exchange:
         if message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
             return
-        if message["type"] != "http.response.body" or not self.started or self.answered:
-            raise RuntimeError(f"unexpected message {message['type']}")
         body, more_body = message.get("body", b""), message.get("more_body", False)
-        parts = self._frame(body, more_body)
         await self.connection.drain()
         if self.disconnected:
             return
-        if self._head is not None:
-            parts, self._head = [b"".join(self._head), *parts], None
-        if not more_body:
-            self.answered = True
-            if self._left:
-                raise RuntimeError(
-                    f"an answer is {self._left} bytes shorter than its Content-Length"
-                )
-        self.connection.write(*parts)
+        self.answered = not more_body
+        self.connection.write(*self._head, *self._frame(body, more_body))
+        self._head = []
         if not more_body:
             self.connection.end_answer(self)
             self.notify()
 
     def _start(self, status: int, headers: Any) -> None:
-        if self.started:
-            raise RuntimeError("the answer was started twice")
         self.started = True
         has_length = says_close = False
         head = [STATUS_LINES[status]]
@@ -121,14 +105,14 @@ class Exchange:
             if name == b"content-length" and status == 204:
                 continue  # RFC 9110, section 8.6
             if name == b"content-length":
-                has_length, self._left = True, int(value)
+                has_length = True
             elif name == b"connection" and value == b"close":
                 self.keep_alive, says_close = False, True
             head += (name, b": ", value, b"\r\n")
         if self.expects_continue:  # it is unknown whether the client sends the body
             self.keep_alive = False
         if self.is_head or status in NO_BODY:
-            self._has_no_body, self._left = True, None
+            self._has_no_body = True
         elif not has_length:
             if self.scope["http_version"] == "1.0":
                 self.keep_alive = False  # closing the connection ends the body
@@ -137,17 +121,12 @@ class Exchange:
                 head.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive and not says_close:
             head.append(b"connection: close\r\n")
-        head.append(b"\r\n")
-        self._head = head
+        self._head = [b"".join([*head, b"\r\n"])]
 
     def _frame(self, body: bytes, more_body: bool) -> list[bytes]:
         if self._has_no_body:
             return []
-        if self._chunked:
-            parts = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
-            return parts if more_body else [*parts, b"0\r\n\r\n"]
-        if self._left is not None:
-            if len(body) > self._left:
-                raise RuntimeError("an answer is longer than its Content-Length")
-            self._left -= len(body)
-        return [body]
+        if not self._chunked:
+            return [body]
+        parts = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
+        return parts if more_body else [*parts, b"0\r\n\r\n"]

@@ -2,26 +2,31 @@
 
 import platform
 import threading
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnxruntime
 from jaxtyping import Float64
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
-from prometheus_client import Histogram as PrometheusHistogram
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from model_store.state.jobs import ENDED, Kind
 from model_store.state.labels import Accepted
 from model_store.version import read_version
 from service.telemetry.logs import DROPPED
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Upper ends of buckets, inclusive.
 # fmt: off
@@ -58,58 +63,35 @@ VERSION_LABELS = ("model", "version")
 VersionKey = tuple[str, str]  # model and version
 
 
-class Histogram:
-    """A histogram. `edges` are the upper ends of all buckets except the last."""
+class _Series(dict[str, Any]):
+    """The series of one version by metric, created on first use."""
 
-    def __init__(self, edges: Sequence[float]) -> None:
-        self.edges = edges
-        self.counts = [0] * (len(edges) + 1)
-        self.sum = 0.0
+    def __init__(self, metrics: Mapping[str, Counter | Histogram], key: VersionKey) -> None:
+        self._metrics, self._key = metrics, key
+        for name in COUNTERS:  # so that rates count the first event
+            self[name]
 
-    def add(self, values: Iterable[float]) -> None:
-        for value in values:
-            self.counts[bisect_left(self.edges, value)] += 1
-            self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        ends = [*(str(float(edge)) for edge in self.edges), "+Inf"]
-        return list(zip(ends, np.cumsum(self.counts).tolist(), strict=True))
+    def __missing__(self, name: str) -> Any:
+        series = self[name] = self._metrics[name].labels(*self._key)
+        return series
 
 
-class VersionMetrics:
-    """Metrics of one version, protected by `lock`."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.counts = dict.fromkeys(COUNTERS, 0)
-        self.histograms: dict[str, Histogram] = {}
-
-    def histogram(self, name: str) -> Histogram:
-        histogram = self.histograms.get(name)
-        if histogram is None:
-            histogram = self.histograms[name] = Histogram(HISTOGRAMS[name][1])
-        return histogram
-
-
-class Metrics(Collector):
+class Metrics:
     """All metrics of the service. Thread-safe."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         counter = partial(Counter, registry=registry)
         gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self.requests = counter(
             "dubito_requests", "Requests by route and status", ("route", "status")
         )
         self.failures = counter(
             "dubito_failures", "Failed requests, by reason", ("route", "reason")
         )
-        self.request_seconds = PrometheusHistogram(
-            "dubito_request_seconds",
-            "Seconds to answer",
-            ("route",),
-            buckets=SECONDS,
-            registry=registry,
+        self.request_seconds = histogram(
+            "dubito_request_seconds", "Seconds to answer", ("route",), buckets=SECONDS
         )
         self.queued_row_draws = gauge("dubito_queued_row_draws", "Queued or running rows x draws")
         self.queued_requests = gauge("dubito_queued_requests", "Queued or running requests")
@@ -133,9 +115,14 @@ class Metrics(Collector):
         self.state_free_ratio.set(1)  # without state
         build = gauge("dubito_build_info", "1, labelled with versions of the software", BUILD)
         build.labels(read_version(), platform.python_version(), onnxruntime.__version__).set(1)
-        self._versions: OrderedDict[VersionKey, VersionMetrics] = OrderedDict()
+        self._by_version: dict[str, Counter | Histogram] = {
+            name: counter(f"dubito_{name}", text, VERSION_LABELS) for name, text in COUNTERS.items()
+        }
+        for name, (text, buckets) in HISTOGRAMS.items():
+            metric = histogram(f"dubito_{name}", text, VERSION_LABELS, buckets=buckets)
+            self._by_version[name] = metric
+        self._series: OrderedDict[VersionKey, _Series] = OrderedDict()  # latest last
         self._lock = threading.Lock()
-        registry.register(self)
         registry.register(DROPPED)
         ProcessCollector(registry=registry)
 
@@ -151,12 +138,8 @@ class Metrics(Collector):
     def count_prediction(
         self, key: VersionKey, name: str, values: Float64[np.ndarray, "N"], draws: int, flags: int
     ) -> None:
-        version = self.version_metrics(key)
-        with version.lock:
-            version.counts["rows"] += len(values)
-            version.counts["draws"] += draws
-            version.counts["flags"] += flags
-            version.histogram(name).add(values[np.isfinite(values)].tolist())
+        self.count(key, rows=len(values), draws=draws, flags=flags)
+        self._observe(key, name, *values[np.isfinite(values)].tolist())
 
     def count_labels(self, model: str, accepted: Accepted) -> None:
         for outcome, count in asdict(accepted).items():
@@ -165,62 +148,46 @@ class Metrics(Collector):
     def count_batch(
         self, key: VersionKey, rows: int, queue_s: Sequence[float], compute_s: float
     ) -> None:
-        version = self.version_metrics(key)
-        with version.lock:
-            version.histogram("queue_seconds").add(queue_s)
-            version.histogram("compute_seconds").add((compute_s,))
-            version.histogram("batch_rows").add((rows,))
-            version.histogram("batch_requests").add((len(queue_s),))
+        self._observe(key, "queue_seconds", *queue_s)
+        self._observe(key, "compute_seconds", compute_s)
+        self._observe(key, "batch_rows", rows)
+        self._observe(key, "batch_requests", len(queue_s))
 
     def count(self, key: VersionKey, **counts: int) -> None:
         """Increase the `COUNTERS` of a version."""
-        version = self.version_metrics(key)
-        with version.lock:
-            for name, count in counts.items():
-                version.counts[name] += count
+        series = self._version_series(key)
+        for name, count in counts.items():
+            series[name].inc(count)
 
-    def version_metrics(self, key: VersionKey) -> VersionMetrics:
+    def _observe(self, key: VersionKey, name: str, *values: float) -> None:
+        histogram = self._version_series(key)[name]
+        for value in values:
+            histogram.observe(value)
+
+    def _version_series(self, key: VersionKey) -> _Series:
         with self._lock:
-            version = self._versions.get(key)
-            if version is None:
-                version = self._versions[key] = VersionMetrics()
-                if len(self._versions) > MAX_VERSIONS:
-                    self._versions.popitem(last=False)
+            series = self._series.get(key)
+            if series is None:
+                series = self._series[key] = _Series(self._by_version, key)
+                if len(self._series) > MAX_VERSIONS:
+                    self._remove(next(iter(self._series)))
             else:
-                self._versions.move_to_end(key)
-            return version
+                self._series.move_to_end(key)
+            return series
+
+    def _remove(self, key: VersionKey) -> None:
+        for name in [*self._series.pop(key)]:
+            self._by_version[name].remove(*key)
 
     def retain(self, keys: set[VersionKey]) -> None:
         """Remove the series of all other versions, and of models without a version."""
         with self._lock:
-            for key in self._versions.keys() - keys:
-                del self._versions[key]
+            for key in self._series.keys() - keys:
+                self._remove(key)
         models = {model for model, _ in keys}
         for model, outcome in _label_values(self.labels, "model", "outcome"):
             if model not in models:
                 self.labels.remove(model, outcome)
-
-    def versions(self) -> list[tuple[VersionKey, VersionMetrics]]:
-        with self._lock:
-            return list(self._versions.items())
-
-    def collect(self) -> Iterator[Metric]:
-        counters = {
-            name: CounterMetricFamily(f"dubito_{name}", text, labels=VERSION_LABELS)
-            for name, text in COUNTERS.items()
-        }
-        histograms = {
-            name: HistogramMetricFamily(f"dubito_{name}", text, labels=VERSION_LABELS)
-            for name, (text, _) in HISTOGRAMS.items()
-        }
-        for labels, version in self.versions():
-            with version.lock:
-                for name, count in version.counts.items():
-                    counters[name].add_metric(labels, count)
-                for name, histogram in version.histograms.items():
-                    histograms[name].add_metric(labels, histogram.buckets(), histogram.sum)
-        yield from counters.values()
-        yield from histograms.values()
 
 
 def _label_values(counter: Counter, *names: str) -> set[tuple[str, ...]]:

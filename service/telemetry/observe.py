@@ -5,6 +5,7 @@ import logging
 import re
 import secrets
 import time
+from dataclasses import dataclass
 from threading import Event
 from traceback import clear_frames
 
@@ -30,27 +31,19 @@ VERSION_PREFIX = "/v1"  # of the API, before any path
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
+@dataclass(frozen=True)
 class Observe:
     """Record every request, and answer unexpected errors with 500.
 
     During shutdown, connections are closed after the next answer.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        log: RequestLog | None,
-        tracing: Tracing | None,
-        ending: Event,
-        prefix: str = "",
-    ) -> None:
-        self.app = app
-        self.metrics = metrics
-        self.log = log
-        self.tracing = tracing
-        self.ending = ending
-        self.prefix = prefix  # of the proxy
+    app: ASGIApp
+    metrics: Metrics
+    log: RequestLog | None
+    tracing: Tracing | None
+    ending: Event
+    prefix: str = ""  # of the proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,17 +1,16 @@
 """Request spans for an OpenTelemetry collector (extra `otel`).
 
-Spans continue the caller's trace (W3C Trace Context). They are created from the times in the record
-of a request, and sent by a separate thread. Like the log, they contain no text from clients.
+Spans continue the caller's trace (W3C Trace Context), and are sent by a separate thread. Like the
+log, they contain no text from clients.
 """
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
 from model_store.errors import InvalidInput
-from service.request_context import ANSWER, READ, RequestRecord
+from service.request_context import RequestRecord
 from service.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Tracing:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
@@ -52,7 +51,6 @@ class Tracing:
         self._tracer = self._provider.get_tracer("dubito")
         self._context = TraceContextTextMapPropagator()
         self._kind, self._error = SpanKind.SERVER, StatusCode.ERROR
-        self._within = set_span_in_context
 
     def begin(self, scope: Scope, record: RequestRecord) -> "Span":
         carrier = {
@@ -61,41 +59,26 @@ class Tracing:
             if name in (b"traceparent", b"tracestate")
         }
         parent = self._context.extract(carrier)
-        record.started_ns = time.time_ns() - int((time.perf_counter() - record.started) * 1e9)
-        span = self._tracer.start_span("request", parent, self._kind, start_time=record.started_ns)
+        span = self._tracer.start_span("request", parent, self._kind)
         record.trace_id = f"{span.get_span_context().trace_id:032x}"
         return span
 
     def end(self, span: "Span", record: RequestRecord, route: str, status: int | None) -> None:
-        if not span.is_recording():  # not sampled
-            span.end()
-            return
-        ended = time.perf_counter()
-
-        # Conversion from one clock keeps phases within their request.
-        def unix_ns(moment: float) -> int:
-            return record.started_ns + int((moment - record.started) * 1e9)
-
-        phases = [(READ, record.started, record.parsed_at)] if record.parsed_at is not None else []
-        phases += record.phases
-        if record.computed_at is not None:
-            phases.append((ANSWER, record.computed_at, ended))
-        parent = self._within(span)
-        for name, started, end in phases:
-            self._tracer.start_span(name, parent, start_time=unix_ns(started)).end(unix_ns(end))
         attributes = {
             "http.request.method": record.method,
             "http.route": route,
             "http.response.status_code": status,
             "error.type": record.reason,
             "dubito.request_id": record.request_id,
+            "dubito.queue_seconds": record.queue_s,
+            "dubito.compute_seconds": record.compute_s,
             **{f"dubito.{name}": value for name, value in record.usage.items()},
         }
         span.update_name(f"{record.method} {route}")
         span.set_attributes({k: v for k, v in attributes.items() if v is not None})
         if status is None or status >= 500:
             span.set_status(self._error)
-        span.end(unix_ns(ended))
+        span.end()
 
     def close(self) -> None:
         """Send the last spans within `CLOSE_S`."""

@@ -84,7 +84,7 @@ def attributes(span):
     }
 
 
-def test_a_request_is_a_span_of_its_caller_s_trace_and_its_phases_are_spans_within(traced):
+def test_a_request_is_a_span_of_its_caller_s_trace(traced):
     def send(client):
         client.headers["X-API-Key"] = key
         headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "X-Request-ID": "an-id"}
@@ -112,14 +112,8 @@ def test_a_request_is_a_span_of_its_caller_s_trace_and_its_phases_are_spans_with
     expected |= {"dubito.request_id": "an-id", "dubito.key": key_name}
     assert expected.items() <= attributes(predicted).items()
     assert "error.type" not in attributes(predicted)
-    within = [span for span in spans.spans if span.parent_span_id == predicted.span_id]
-    assert [span.name for span in within] == ["read", "queue", "compute", "answer"]
-    moments = [predicted.start_time_unix_nano]
-    for span in within:
-        assert moments[-1] <= span.start_time_unix_nano <= span.end_time_unix_nano
-        moments += [span.start_time_unix_nano, span.end_time_unix_nano]
-        assert span.trace_id.hex() == TRACE
-    assert moments[-1] <= predicted.end_time_unix_nano
+    assert 0 <= attributes(predicted)["dubito.queue_seconds"] < 60
+    assert 0 < attributes(predicted)["dubito.compute_seconds"] < 60
     assert refused.trace_id.hex() != TRACE
     assert not refused.parent_span_id
     assert attributes(refused)["error.type"] == "invalid_input"
