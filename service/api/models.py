@@ -1,5 +1,6 @@
 """Routes for models, versions and evaluation reports."""
 
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -11,6 +12,7 @@ from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.storage import REPORT
 from model_store.artifacts.summary import too_few_rows
+from model_store.conformal.drift import ALARM_EVIDENCE
 from model_store.errors import NotFound, StoreError
 from service.api.answers import ModelAnswer, ModelsAnswer, OverviewAnswer, VersionAnswer
 from service.api.dependencies import AllowedModels, CurrentContext, LinkPrefix, ModelName
@@ -20,7 +22,7 @@ from service.api.responses import format_timestamp
 from service.api.schemas import ModelsQuery
 from service.auth.scopes import needs
 from service.context import Context
-from service.models.drift import DriftReport, drift_fields
+from service.models.drift import DriftReport
 from service.models.models import Models
 
 MEDIA_TYPES = {
@@ -114,7 +116,8 @@ def _description(models: Models, name: str, prefix: str) -> dict[str, Any]:
 
 
 def _drift(report: DriftReport) -> dict[str, Any]:
-    return drift_fields(report) | {"alarm_time": format_timestamp(report.alarm_time)}
+    time = format_timestamp(report.alarm_time)
+    return asdict(report) | {"alarm_at": ALARM_EVIDENCE, "alarm": report.alarm, "alarm_time": time}
 
 
 def _overview(models: Models, name: str) -> dict[str, Any]:

@@ -9,15 +9,13 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from model_store.acquisition.choice import max_joint_candidates
 from model_store.artifacts.store import is_url, open_store, resolve_location
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
@@ -86,18 +84,17 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
     excluded = _read_excluded(getattr(options, "exclude", None))
     loaded = _load(options, settings)
     request = _request(kind, options, settings, loaded, excluded)
-    with _output(options) as place:
+    with ExitStack() as stack:
+        if options.out is None and options.ray not in (None, "local"):
+            raise InvalidInput(OUT, "a location that all nodes of the cluster can access", "none")
+        place = options.out or stack.enter_context(
+            TemporaryDirectory(prefix="dubito-", ignore_cleanup_errors=True)
+        )
         source, out = open_files(options.source, SOURCE), open_files(place, OUT)
         _refuse_overlap(options.source, place)
         out.check_output()
-
-        def check_rows(rows: int) -> None:
-            max_joint_candidates(
-                request.acquisition, loaded.model, rows, request.k, request.num_samples
-            )
-
         spec = loaded.model.manifest.input
-        plan = begin(out, source, request, options.seed is not None, spec, check_rows)
+        plan = begin(out, source, request, options.seed is not None, spec)
         worker_options = WorkerOptions(
             resolve_location(options.source),
             resolve_location(place),
@@ -106,7 +103,7 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
         )
         progress = _work(plan, out, worker_options, options)
         if kind == "rank":
-            parts = RankedParts(plan, out, source, loaded.model)
+            parts = RankedParts(plan, out, loaded.model)
             ranked = parts.ranking()
             if options.out is None:
                 print(json.dumps(parts.answer(ranked)))
@@ -164,6 +161,9 @@ def _request(
             expected = "none for a data set"
             raise InvalidInput("fdr", f"{expected} (p_value is in the parts)", "one")
         return DataSetRequest(kind="score", **fields)
+    if fields["acquisition"] in model.predictive.joint_scores:
+        expected = "a score of single rows; use /acquire or a job to rank the best rows jointly"
+        raise InvalidInput("acquisition", expected, repr(fields["acquisition"]))
     exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
     return DataSetRequest(kind="rank", **fields, exclude=exclude)
 
@@ -192,18 +192,6 @@ def _refuse_overlap(source: str, out: str) -> None:
     inner, outer = (resolve_location(place).rstrip("/") + "/" for place in (out, source))
     if inner.startswith(outer):
         raise InvalidInput(OUT, "a location outside the data set", out)
-
-
-@contextmanager
-def _output(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the location of the output, by default a temporary folder."""
-    if options.out is not None:
-        yield options.out
-    elif options.ray not in (None, "local"):
-        raise InvalidInput(OUT, "a location that all nodes of the cluster can access", "none")
-    else:
-        with TemporaryDirectory(prefix="dubito-", ignore_cleanup_errors=True) as folder:
-            yield folder
 
 
 def _work(

@@ -7,6 +7,7 @@ command must have the same plan.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -89,18 +90,12 @@ PLANS = TypeAdapter(Plan)
 
 
 def begin(
-    out: Files,
-    source: Files,
-    request: DataSetRequest,
-    is_seeded: bool,
-    spec: InputSpec,
-    check_rows: Callable[[int], object],
+    out: Files, source: Files, request: DataSetRequest, is_seeded: bool, spec: InputSpec
 ) -> Plan:
     """Read the plan of an output, or write a new one.
 
     Args:
         is_seeded: False if a repeated command uses the seed of the plan.
-        check_rows: raises InvalidInput if the data set has too many rows.
 
     Raises:
         InvalidInput: if the output belongs to another job, or the model cannot read the data set.
@@ -114,7 +109,6 @@ def begin(
         if not data_files:
             raise InvalidInput(SOURCE, "a data set of .parquet files", "none")
         plan = create_plan(source, data_files, request, spec)
-        check_rows(plan.rows)
         if out.create(PLAN, plan.to_bytes()):
             return plan
         content = out.read(PLAN) or b""
@@ -136,7 +130,7 @@ def create_plan(
     Raises:
         InvalidInput: if a file is not Parquet, or its columns differ from the first file.
     """
-    shards: list[list[int]] = []
+    shards: list[tuple[int, int, int]] = []  # file, first row and number of rows
     first: ParquetFile | None = None
     for number, file in enumerate(data_files):
         table = _open_table(source, file, spec)
@@ -146,10 +140,14 @@ def create_plan(
                 f"the columns that {data_files[0].name} has, in its order, with ids or without"
             )
             raise InvalidInput(table.field, expected, "others")
-        shards += [[number, *run] for run in row_runs(table.groups, request.shard_rows)]
+        shards += [(number, *run) for run in row_runs(table.groups, request.shard_rows)]
     if not shards:
         raise InvalidInput(SOURCE, "at least one row", "none")
-    return Plan(request, tuple(data_files), tuple(_number_shards(shards)))
+    places = accumulate((rows for _, _, rows in shards), initial=0)
+    numbered = enumerate(zip(shards, places, strict=False))
+    return Plan(
+        request, tuple(data_files), tuple(Shard(i, *shard, place) for i, (shard, place) in numbered)
+    )
 
 
 def _open_table(source: Files, file: DataFile, spec: InputSpec) -> ParquetFile:
@@ -177,13 +175,6 @@ def row_runs(groups: list[int], max_rows: int) -> Iterator[tuple[int, int]]:
             first, rows = first + rows, 0
     if rows:
         yield first, rows
-
-
-def _number_shards(shards: list[list[int]]) -> Iterator[Shard]:
-    place = 0
-    for number, (file, first, rows) in enumerate(shards):
-        yield Shard(number, file, first, rows, place)
-        place += rows
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:

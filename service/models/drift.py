@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt64
@@ -111,7 +111,6 @@ class Drift:
         self._martingale = Martingale(self.target.gaps)
         self._p_value_sum = 0.0
         self._pending: list[Float64[np.ndarray, "N"]] = []  # before the next bet
-        self._num_pending = 0  # rows
         self._recent: OrderedDict[int, None] = OrderedDict()  # row digests, latest last
         self._waiting: list[LiveRows] = []  # for the shared test
         self._alarm_time = 0.0  # 0 before the alarm
@@ -161,8 +160,7 @@ class Drift:
                 p_values = p_values[[self._is_new(digest) for digest in rows.digests.tolist()]]
             for start in range(0, len(p_values), BLOCK_ROWS):
                 self._pending.append(p_values[start : start + BLOCK_ROWS])
-                self._num_pending += len(self._pending[-1])
-                if self._num_pending >= BLOCK_ROWS:
+                if sum(map(len, self._pending)) >= BLOCK_ROWS:
                     self._bet()
 
     def send(self) -> None:
@@ -245,7 +243,7 @@ class Drift:
         if not self._pending:
             return
         p_values = np.concatenate(self._pending)
-        self._pending, self._num_pending = [], 0
+        self._pending = []
         martingale = self._martingale
         martingale.update(EDGES.searchsorted(p_values))
         self._p_value_sum += float(p_values.sum())
@@ -313,15 +311,3 @@ def column_shifts(
     log_error = math.log(4.0 * max(comparisons, 1) / SIGNIFICANCE)
     limit = sum(math.sqrt(log_error / (2.0 * len(x))) for x in (training, live))
     return dict(sorted(shifts.items(), key=lambda item: -item[1])), limit
-
-
-def drift_fields(report: DriftReport) -> dict[str, Any]:
-    """Return the field `drift` of `GET /models/{name}`."""
-    fields = ("rows", "flag_rate", "expected_flag_rate", "evidence", "largest_evidence")
-    return {
-        **{name: getattr(report, name) for name in fields},
-        "alarm_at": ALARM_EVIDENCE,
-        "alarm": report.alarm,
-        "alarm_time": report.alarm_time,
-        "is_global": report.is_global,
-    }

@@ -57,22 +57,24 @@ class Watcher:
         self._has_started.wait(MAX_BUCKET_WAIT_S if is_bucket else None)
 
     def _load_first(self) -> None:
-        try:
-            with self._refresh_lock:
-                self.refresh(MAX_PREFLIGHT_WAIT_S)
-        except Exception:
-            logger.exception("reading the model store failed; trying again")
-        finally:
-            self._has_started.set()
-        if not self.models.names():
+        self._try_refresh(MAX_PREFLIGHT_WAIT_S)
+        self._has_started.set()
+        settings, names = self.settings, self.models.names()
+        if not names:
             logger.warning(HOW_TO_PUBLISH)
-        settings = self.settings
         expected = {"DUBITO_DEFAULT_MODEL": [settings.default_model or ""]}
-        for variable, names in (expected | {"DUBITO_MODELS": settings.parse_models()}).items():
-            for name in {*names} - {"", *self.models.names()}:
+        for variable, models in (expected | {"DUBITO_MODELS": settings.parse_models()}).items():
+            for name in {*models} - {"", *names}:
                 logger.warning("%s: model %s is not in the store", variable, name)
         if settings.pools is not None and not settings.pools.is_dir():
             logger.warning("DUBITO_POOLS: there is no folder %s", settings.pools)
+
+    def _try_refresh(self, max_wait_s: float = 0.0) -> None:
+        try:
+            with self._refresh_lock:
+                self.refresh(max_wait_s)
+        except Exception:
+            logger.exception("reading the model store failed; trying again")
 
     def stop(self) -> None:
         self.store.storage.close()
@@ -93,13 +95,8 @@ class Watcher:
             self._wakeup.wait(pause_s)
             pause_s = self.settings.poll_interval_s
             self._wakeup.clear()
-            if self._ending.is_set():
-                return
-            try:
-                with self._refresh_lock:
-                    self.refresh()
-            except Exception:
-                logger.exception("reading the model store failed; trying again")
+            if not self._ending.is_set():
+                self._try_refresh()
 
     def refresh(self, max_wait_s: float = 0.0) -> None:
         """Update aliases and versions, and wait up to `max_wait_s` for preflights."""

@@ -148,8 +148,6 @@ def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
         {"acquisition": "random"},
         {"acquisition": "power_bald"},
         {"acquisition": "power_bald", "beta": 0.5},
-        {"acquisition": "batchbald"},
-        {"acquisition": "max_det"},
         {"acquisition": "entropy", "priors": {str(i): 0.55 if i == 8 else 0.05 for i in range(10)}},
     ],
     ids=lambda options: "-".join(
@@ -172,7 +170,7 @@ def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_
     assert json.loads(capsys.readouterr().out) == client.post("/acquire", json=request).json()
 
 
-@pytest.mark.parametrize("acquisition", ["bald", "power_bald", "max_det"])
+@pytest.mark.parametrize("acquisition", ["bald", "power_bald"])
 def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
     run, tmp_path, client, digits_rows, acquisition, monkeypatch
 ):
@@ -443,22 +441,10 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     refused("^priors: expected a JSON object", priors="{")
     refused("^num_samples: expected at most 1000", kind="rank", num_samples=5000)
     refused("^acquisition: expected one of", kind="rank", acquisition="variance")
-    refused(
-        "^k: expected up to 1000 rows",
-        kind="rank",
-        acquisition="batchbald",
-        k=2000,
-        source=many(tmp_path),
-    )
+    refused("^acquisition: expected a score of single rows", kind="rank", acquisition="batchbald")
     refused("^max-rejects: expected a share", max_rejects=2)
     refused("^exclude: expected a UTF-8 file", kind="rank", exclude=tmp_path / "absent")
     refused("^ray: expected the extra `scale` to be installed, got no Ray", ray="local")
-
-
-def many(folder):
-    """More rows than may be chosen jointly."""
-    write(folder / "many.parquet", np.zeros((2001, 64)))
-    return folder / "many.parquet"
 
 
 def test_ids_that_are_the_same_cannot_be_ranked(run, tmp_path, digits_rows):
