@@ -17,8 +17,7 @@ from model_store.processes import end_with_parent, start_module
 from model_store.state.jobs import Job
 
 TRAINING = ("training", "torch")
-LINES_FILE = "lines.txt"  # while it runs
-ANSWER_FILE = "answer.txt"
+LOG_FILE = "log.txt"
 LAST_LINES = 30
 LOOK_S = 0.5
 _EPOCH = re.compile(r"^epoch (\d+)/(\d+)", re.MULTILINE)
@@ -47,7 +46,7 @@ def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) ->
         DubitoError: if the fit failed.
     """
     state, place = folder.parent, folder / job.id
-    with (place / LINES_FILE).open("wb") as lines:
+    with (place / LOG_FILE).open("wb") as lines:
         process = start_module(
             "training",
             os.environ,
@@ -64,18 +63,16 @@ def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) ->
                 time.sleep(LOOK_S)
         finally:
             process.terminate()
-    log = last_lines(place)
     if process.returncode != 0:
+        log = last_lines(place)
         raise DubitoError(log[-1].removeprefix("error: ") if log else "the fit ended")
-    (place / LINES_FILE).replace(place / ANSWER_FILE)
-    return ANSWER_FILE
+    return LOG_FILE
 
 
 def last_lines(folder: Path) -> list[str]:
     """Return the last lines of a fit's log, or an empty list."""
-    for path in (folder / LINES_FILE, folder / ANSWER_FILE):
-        with suppress(FileNotFoundError):
-            return path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    with suppress(FileNotFoundError):
+        return (folder / LOG_FILE).read_text(errors="replace").splitlines()[-LAST_LINES:]
     return []
 
 

@@ -35,7 +35,7 @@ from service.batch.data_set import (
 )
 from service.batch.files import Files, Stopped, open_files
 from service.batch.ranking import RANKING, RankedParts
-from service.batch.shards import ShardResult, WorkerOptions, manifest_digest, run_local
+from service.batch.shards import ShardResult, WorkerOptions, run_local
 from service.integrations import installed_integrations
 from service.models.reservoir import fresh_seed
 from service.settings import Settings, read_settings
@@ -149,7 +149,7 @@ def _request(
     fields: dict[str, Any] = {
         "model": loaded.name,
         "version": loaded.version,
-        "manifest": manifest_digest(model.manifest),
+        "manifest": model.manifest.digest,
         "num_samples": num_samples,
         "seed": fresh_seed() if envelope.seed is None else envelope.seed,
         "shard_rows": options.shard_rows

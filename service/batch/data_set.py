@@ -20,7 +20,6 @@ from model_store.sources.parquet import ParquetFile
 from service.batch.computation import Computation, ComputationRequest, Kind
 from service.batch.files import DataFile, Files
 
-FORMAT = 2
 PLAN = "job.json"
 REJECTS = "rejects"
 MAX_SHARD_ROWS = 1 << 15
@@ -34,7 +33,7 @@ class DataSetRequest(ComputationRequest):
     """The request of `dubito score` or `dubito rank`."""
 
     kind: Kind
-    manifest: str  # SHA-256 of the version's manifest
+    manifest: str  # its digest
     shard_rows: int
     exclude: str = ""  # SHA-256 of the excluded ids, if any
 
@@ -55,7 +54,6 @@ class Plan:
     request: DataSetRequest
     files: tuple[DataFile, ...]
     shards: tuple[Shard, ...]
-    format: int = FORMAT
 
     @property
     def rows(self) -> int:
@@ -78,12 +76,9 @@ class Plan:
             InvalidInput: if the content is invalid.
         """
         try:
-            plan = PLANS.validate_json(content)
+            return PLANS.validate_json(content)
         except ValidationError:
-            raise InvalidInput(OUT, f"an output whose {PLAN} is one", "something else") from None
-        if plan.format != FORMAT:
-            raise InvalidInput(OUT, f"an output of format {FORMAT}", f"format {plan.format}")
-        return plan
+            raise InvalidInput(OUT, f"an output with a valid {PLAN}", "an invalid one") from None
 
 
 PLANS = TypeAdapter(Plan)

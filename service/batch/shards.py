@@ -4,7 +4,6 @@ All workers use the draws of the seed, so they write the same bytes. A part is c
 rejects, so an existing part is complete.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -27,7 +26,6 @@ from model_store.acquisition.choice import (
     row_digests,
     top,
 )
-from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import open_store
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
@@ -71,10 +69,6 @@ class ShardResult:
     is_retryable: bool = False
 
 
-def manifest_digest(manifest: Manifest) -> str:
-    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
-
-
 class Worker:
     """Processes shards one at a time."""
 
@@ -106,7 +100,7 @@ class Worker:
         request = self.plan.request
         version = open_store(**options.store).open(request.model, request.version, files=NEEDED)
         self.model = Model.load(version, self._threads)
-        if manifest_digest(self.model.manifest) != request.manifest:
+        if self.model.manifest.digest != request.manifest:
             expected = f"the {request.model} version {request.version} of the job"
             raise InvalidInput("DUBITO_STORE", expected, "another")
         self.computation = Computation(self.model, request)

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from service.errors import Overloaded, TooLarge
 
@@ -56,13 +57,13 @@ class ByteBudget:
         return self.used_bytes > self.max_bytes
 
 
+@dataclass(eq=False)
 class Reservation:
     """Memory reserved for one request."""
 
-    def __init__(self, budget: ByteBudget, client: Hashable = None) -> None:
-        self.budget = budget
-        self.used_bytes = 0
-        self.client = client
+    budget: ByteBudget
+    client: Hashable = None
+    used_bytes: int = 0
 
     @property
     def max_bytes(self) -> int:
