@@ -215,23 +215,22 @@ class NewJob:
         self, envelope: AcquireRequest, pool: RowFile, seed: int, acquisition: str, folder: Path
     ) -> dict[str, Any]:
         """Select the rows to rank and the control rows, and return the job's fields."""
-        is_part, excluded = False, 0
+        excluded = 0
         if self.names is None:
             check_keep(envelope.keep, envelope.control, [], has_ids=False)
         else:
             selection = select_rows(
                 self.context, envelope, self.loaded.name, self.names, True, seed
             )
-            is_part, excluded = len(selection.ranked) < pool.rows, selection.excluded
-            if is_part:
+            excluded = selection.excluded
+            if len(selection.ranked) < pool.rows:
                 file = io.BytesIO()
                 np.savez(file, ranked=selection.ranked, control=selection.control)
                 _write(folder / SELECTED_FILE, file.getvalue())
         model, num_samples = self.loaded.model, self.num_samples
         race_stages(envelope.race, acquisition, model.manifest.task, num_samples)
         max_joint_candidates(acquisition, model, pool.rows, envelope.k, num_samples)
-        options = {"race": envelope.race, "keep": envelope.keep}
-        return options | {"selected": is_part, "excluded": excluded}
+        return {"race": envelope.race, "keep": envelope.keep, "excluded": excluded}
 
 
 def _write(path: Path, content: Content | np.ndarray) -> None:

@@ -130,11 +130,7 @@ def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
 
 
 def _request(
-    kind: Kind,
-    options: argparse.Namespace,
-    settings: Settings,
-    loaded: Loaded,
-    excluded: list[str],
+    kind: Kind, options: argparse.Namespace, settings: Settings, loaded: Loaded, excluded: list[str]
 ) -> DataSetRequest:
     model = loaded.model
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")

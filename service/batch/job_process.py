@@ -53,12 +53,7 @@ from service.batch.computation import (
     ComputationRequest,
     acquire_answer,
 )
-from service.batch.output import (
-    ColumnFiles,
-    table_columns,
-    table_metadata,
-    write_parquet,
-)
+from service.batch.output import ColumnFiles, table_columns, table_metadata, write_parquet
 from service.engine.pool_ranking import acquired_rows, control_predictions, control_rows
 
 OVER = 0  # exit code: the job has ended
@@ -66,11 +61,10 @@ PUT_BACK = 3  # exit code: queue the job again
 SYNC_S = 2.0  # between syncs
 TABLE_ROWS = 1 << 16  # per Parquet row group
 MAX_ACTIVE_PARTS = 3
-FIRST_LAP_FACTOR = 1.5  # if few rows are uncertain, the first lap is the entire race
 # Files in a job's folder
 IDS_FILE = "ids.json"
 GROUPS_FILE = "groups.json"
-SELECTED_FILE = "selected.npz"  # indices of ranked rows and control rows
+SELECTED_FILE = "selected.npz"  # indices of ranked rows and control rows, unless all are ranked
 ANSWER_FILE = "answer.json"
 
 T = TypeVar("T")
@@ -91,7 +85,6 @@ class JobRequest(ComputationRequest):
     encoded: bool = False  # table rows are already numbers
     inline: bool = False  # the file contains the encoded rows of a request
     race: float | None = None
-    selected: bool = False  # the folder has SELECTED_FILE
     excluded: int = 0  # rows that already have labels
     keep: bool = False  # stores the acquired rows
     format: Format = "npz"
@@ -137,12 +130,6 @@ class JobRows:
         check_ids(ids, self.request.rows)
         return list(ids)
 
-    def parts_from(self, first: int) -> RowParts:
-        for part in self._file.parts(first):
-            x = self._numbers(part, first)
-            yield x
-            first += len(x)
-
     def select(self, rows: Int64[np.ndarray, "M"]) -> RowParts:
         """Yield the rows with the given indices, sorted in ascending order."""
         if len(rows) == 0:
@@ -181,20 +168,20 @@ class JobRows:
     def fill(
         self,
         name: str,
-        parts_from: Callable[[int], RowParts],
+        rows: Int64[np.ndarray, "N"],
         num_draws: int,
         compute: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
     ) -> ColumnFiles:
-        """Compute columns for all rows, and resume after the rows of an earlier process.
+        """Compute columns for rows, and resume after the rows of an earlier process.
 
         Args:
-            parts_from: returns the rows that start at an index.
-            compute: computes columns from the first index and the rows.
+            rows: their indices, in ascending order.
+            compute: computes columns from the number of earlier rows and the rows.
         """
         columns = ColumnFiles(self.folder / name)
         self.finished_work += columns.rows * num_draws
         unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
-        parts = self.computation.batches(parts_from(columns.rows), num_draws)
+        parts = self.computation.batches(self.select(rows[columns.rows :]), num_draws)
         for x, results in _compute_parallel(compute, columns.rows, parts):
             columns.append(results)
             count_unknown(unknown, x, self.model.manifest.input.columns)
@@ -220,7 +207,9 @@ def predict(job: JobRows) -> str:
     request, computation = job.request, job.computation
     assert request.options is not None
     ids = job.ids() if job.has_ids else None
-    groups = _groups(job) if computation.is_grouped else None
+    groups, categories = None, job.model.manifest.categories
+    if categories is not None and (job.folder / GROUPS_FILE).exists():
+        groups = group_numbers(json.loads((job.folder / GROUPS_FILE).read_bytes()), categories)
     draws = computation.draws()
 
     def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
@@ -230,7 +219,7 @@ def predict(job: JobRows) -> str:
         check_computed(np.where(computed, 0.0, np.nan), request.field, numbers)
         return arrays
 
-    columns = job.fill("columns", job.parts_from, request.num_samples, compute)
+    columns = job.fill("columns", np.arange(request.rows), request.num_samples, compute)
     about = computation.about(columns.note[UNKNOWN_CATEGORIES])
     row_arrays = {name: columns.column(name) for name in columns.names}
     if request.options.fdr is not None:  # needs the p-values of all rows
@@ -253,14 +242,6 @@ def predict(job: JobRows) -> str:
     return job.write(f"predictions.{request.format}", write)
 
 
-def _groups(job: JobRows) -> Int64[np.ndarray, "N"] | None:
-    """Return the group of each row, or None if the request has no groups."""
-    path, categories = job.folder / GROUPS_FILE, job.model.manifest.categories
-    if categories is None or not path.exists():
-        return None
-    return group_numbers(json.loads(path.read_bytes()), categories)
-
-
 def _table(
     job: JobRows, ids: list[str] | None, row_arrays: dict[str, np.ndarray], first: int
 ) -> dict[str, Any]:
@@ -274,13 +255,15 @@ def acquire(job: JobRows, database: Database) -> str:
     """Rank the rows of a job like /acquire, and return the file name of the answer."""
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
-    ranked_rows, control = _read_selection(job.folder, request)
+    ranked_rows, control = np.arange(request.rows), np.empty(0, dtype=np.int64)
+    if (job.folder / SELECTED_FILE).exists():
+        with np.load(job.folder / SELECTED_FILE, allow_pickle=False) as selected:
+            ranked_rows, control = selected["ranked"], selected["control"]
     k = request.k - len(control)
     choice = Choice(
         manifest.task, request.acquisition, k, request.num_samples, request.race, request.beta
     )
-    names = [ids[i] for i in ranked_rows.tolist()] if request.selected else ids
-    pool = JobPool(job, ranked_rows, names, choice)
+    pool = JobPool(job, ranked_rows, [ids[i] for i in ranked_rows.tolist()], choice)
     ranked: Ranked = rank_pool_sync(pool, choice)
     rows = [
         {**row, "index": int(ranked_rows[row["index"]]), "control": False} for row in ranked.rows
@@ -291,15 +274,6 @@ def acquire(job: JobRows, database: Database) -> str:
     counts = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
     answer = acquire_answer(manifest, request, rows, *counts)
     return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
-
-
-def _read_selection(
-    folder: Path, request: JobRequest
-) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "C"]]:
-    if not request.selected:
-        return np.arange(request.rows), np.empty(0, dtype=np.int64)
-    with np.load(folder / SELECTED_FILE, allow_pickle=False) as selected:
-        return selected["ranked"], selected["control"]
 
 
 def count_answered(folder: Path) -> tuple[int, int]:
@@ -335,7 +309,7 @@ class JobPool(Pool):
         self.ids, self.seed, self.pause = ids, job.request.seed, lambda: job.advance(0)
         self.unknown: dict[str, int] = {}  # unknown categories of the scored rows
         self._job, self._rows, self._choice = job, rows, choice
-        self._laps = self._lap_work = 0
+        self._laps = 0
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
         return np.array(self._all_columns.column("score"))
@@ -356,12 +330,7 @@ class JobPool(Pool):
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
         draws = job.computation.draws(num_draws)
-        if self._laps == 0:
-            times = FIRST_LAP_FACTOR if is_race else 1.0
-            self._min_work = int(times * len(rows) * num_draws)
-        self._laps += 1
-        self._lap_work += len(rows) * num_draws
-        job.work = max(self._lap_work, self._min_work)  # so that the progress never falls
+        job.work = max(job.work, job.finished_work + len(rows) * num_draws)
 
         def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
             columns: dict[str, np.ndarray] = {}
@@ -374,9 +343,8 @@ class JobPool(Pool):
             check_computed(columns["score"], request.field, rows[first : first + len(x)])
             return columns
 
-        columns = job.fill(
-            f"lap {self._laps - 1}", lambda first: job.select(rows[first:]), num_draws, compute
-        )
+        columns = job.fill(f"lap {self._laps}", rows, num_draws, compute)
+        self._laps += 1
         self.unknown = self.unknown or columns.note[UNKNOWN_CATEGORIES]  # from all rows
         return columns
 

@@ -44,8 +44,7 @@ class Tracing:
 
         exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
         self._provider = TracerProvider(
-            resource=Resource.create({"service.name": "dubito"}),
-            shutdown_on_exit=False,
+            resource=Resource.create({"service.name": "dubito"}), shutdown_on_exit=False
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("dubito")
