@@ -5,11 +5,10 @@ All rows use the draws of the request's seed, so results do not depend on other 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int64
-from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import check_acquisition, check_beta
 from model_store.acquisition.scoring import PoolScorer
@@ -49,12 +48,6 @@ class ComputationRequest:
     acquisition: str = ""  # only for rankings, like `k` and `beta`
     k: int = 0
     beta: float = 1.0
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Self:
-        """Restore a request from the result of `dataclasses.asdict`."""
-        request: Self = TypeAdapter(cls).validate_python(content)
-        return request
 
 
 def request_fields(
@@ -178,7 +171,8 @@ class Computation:
         prediction = self.model.prediction(*self.model.runtime.run_set(x, draws), options.priors)
         prediction = replace(prediction, missing=missing)
         computed = np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
-        if self.is_grouped:
+        categories = self.manifest.categories
+        if categories is not None and categories.kind == "group":
             unknown = np.full(len(x), UNKNOWN)
             prediction = prediction.with_groups(unknown if groups is None else groups)
         decision = decide(prediction, options)
@@ -189,11 +183,6 @@ class Computation:
     def is_batch(self) -> bool:
         """True if the acquisition selects batches and must recognise repeated rows."""
         return self.request.acquisition in self.model.predictive.batch_acquisitions
-
-    @property
-    def is_grouped(self) -> bool:
-        """True if the model is calibrated by group."""
-        return self.manifest.categories is not None and self.manifest.categories.kind == "group"
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
         assert self.request.options is not None

@@ -5,9 +5,8 @@ command must have the same plan.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -125,7 +124,7 @@ def create_plan(
     Raises:
         InvalidInput: if a file is not Parquet, or its columns differ from the first file.
     """
-    shards: list[tuple[int, int, int]] = []  # file, first row and number of rows
+    shards, place = list[Shard](), 0
     first: ParquetFile | None = None
     for number, file in enumerate(data_files):
         table = _open_table(source, file, spec)
@@ -135,14 +134,12 @@ def create_plan(
                 f"the columns that {data_files[0].name} has, in its order, with ids or without"
             )
             raise InvalidInput(table.field, expected, "others")
-        shards += [(number, *run) for run in row_runs(table.groups, request.shard_rows)]
+        for first_row, rows in row_runs(table.groups, request.shard_rows):
+            shards.append(Shard(len(shards), number, first_row, rows, place))
+            place += rows
     if not shards:
         raise InvalidInput(SOURCE, "at least one row", "none")
-    places = accumulate((rows for _, _, rows in shards), initial=0)
-    numbered = enumerate(zip(shards, places, strict=False))
-    return Plan(
-        request, tuple(data_files), tuple(Shard(i, *shard, place) for i, (shard, place) in numbered)
-    )
+    return Plan(request, tuple(data_files), tuple(shards))
 
 
 def _open_table(source: Files, file: DataFile, spec: InputSpec) -> ParquetFile:
@@ -215,43 +212,33 @@ def reject_line(place: int, name: str | None, reason: str) -> bytes:
     return json.dumps({"row": place, "id": name, "reason": reason[:500]}).encode() + b"\n"
 
 
+@dataclass(frozen=True)
 class Reader:
-    """Reads the rows of shards, with one open file at a time."""
+    """Reads the rows of shards."""
 
-    def __init__(
-        self, source: Files, files: tuple[DataFile, ...], computation: Computation
-    ) -> None:
-        self._source, self._files, self._computation = source, files, computation
-        self._open: tuple[int, ParquetFile] | None = None
+    source: Files
+    files: tuple[DataFile, ...]
+    computation: Computation
+    exclude: frozenset[str]  # ids
 
-    def rows(
-        self, shard: Shard, rejects: list[bytes], selects: Callable[[str], bool] | None = None
-    ) -> Iterator[Rows]:
+    def rows(self, shard: Shard, rejects: list[bytes]) -> Iterator[Rows]:
         """Yield the rows of a shard in parts.
 
         Args:
             rejects: receives a line for each unreadable row.
-            selects: filters the rows by id.
 
         Raises:
             InvalidInput: if the file is damaged or has changed.
         """
-        table = self._table(shard)
+        spec = self.computation.manifest.input
+        table = _open_table(self.source, self.files[shard.file], spec)
         for first, batch in table.batches(shard.first, shard.rows):
             for rows in self._read(table, batch, first, shard.place - shard.first, rejects):
-                if selects is not None:
-                    rows = rows.take(np.array([selects(name) for name in rows.ids], dtype=bool))
+                if self.exclude:
+                    is_included = [name not in self.exclude for name in rows.ids]
+                    rows = rows.take(np.array(is_included, dtype=bool))
                 if rows.ids:
                     yield rows
-
-    def _table(self, shard: Shard) -> ParquetFile:
-        if self._open is None or self._open[0] != shard.file:
-            file = self._files[shard.file]
-            self._open = (
-                shard.file,
-                _open_table(self._source, file, self._computation.manifest.input),
-            )
-        return self._open[1]
 
     def _read(
         self, table: ParquetFile, batch: Any, first: int, offset: int, rejects: list[bytes]
@@ -268,7 +255,7 @@ class Reader:
             if table.has_ids:
                 ids = table.convert_ids_column(batch, first)
             part = table.part(batch, first)
-            x = self._computation.numbers(part, table.spec, table.field, first)
+            x = self.computation.numbers(part, table.spec, table.field, first)
         except DubitoError as error:
             if n == 1:
                 name = ids[0] if ids else None

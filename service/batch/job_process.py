@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
+from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import Copies, group_copies, max_joint_candidates, row_digests
 from model_store.acquisition.ranking import (
@@ -432,7 +433,7 @@ def run(database: Database, options: dict[str, Any], ending: threading.Event) ->
 def _compute(
     database: Database, job: Job, options: dict[str, Any], report: Callable[[int, int], bool]
 ) -> str:
-    request = JobRequest.from_json(job.request)
+    request = TypeAdapter(JobRequest).validate_python(job.request)
     store = open_store(**options["store"])
     version = store.open(request.model, request.version, files=NEEDED)
     model = Model.load(version, options["threads"])

@@ -105,8 +105,8 @@ class Worker:
             raise InvalidInput("DUBITO_STORE", expected, "another")
         self.computation = Computation(self.model, request)
         self.draws = self.computation.draws()
-        self.reader = Reader(open_files(options.source, SOURCE), self.plan.files, self.computation)
-        self.excluded_ids = frozenset(options.exclude)
+        source = open_files(options.source, SOURCE)
+        self.reader = Reader(source, self.plan.files, self.computation, frozenset(options.exclude))
         self._is_ready = True
 
     def _compute_shard(self, shard: Shard) -> ShardResult:
@@ -125,7 +125,6 @@ class Worker:
         shard: Shard,
         rejects: list[bytes],
         compute: Callable[[Rows], tuple[Mapping[str, np.ndarray], np.ndarray]],
-        selects: Callable[[str], bool] | None = None,
     ) -> tuple[list[str], dict[str, np.ndarray], dict[str, int]]:
         """Return the ids, arrays and unknown categories of a shard's rows.
 
@@ -134,7 +133,7 @@ class Worker:
         """
         ids, parts = list[str](), list[Mapping[str, np.ndarray]]()
         unknown: dict[str, int] = {}
-        for read in self.reader.rows(shard, rejects, selects):
+        for read in self.reader.rows(shard, rejects):
             for rows in read.parts(self.computation.batch_rows()):
                 arrays, computed = compute(rows)
                 invalid, rows = rows.take(~computed), rows.take(computed)
@@ -150,32 +149,23 @@ class Worker:
         return ids, {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, unknown
 
     def _score(self, shard: Shard, rejects: list[bytes]) -> tuple[bytes, int]:
-        computation = self.computation
-
-        def compute(rows: Rows) -> tuple[dict[str, np.ndarray], np.ndarray]:
-            return computation.predict(rows.x, self.draws)
-
-        ids, arrays, unknown = self._compute_rows(shard, rejects, compute)
+        ids, arrays, unknown = self._compute_rows(
+            shard, rejects, lambda rows: self.computation.predict(rows.x, self.draws)
+        )
         columns = {ID: ids, **table_columns(self.model.manifest, arrays.items())}
-        content = parquet_bytes(columns, table_metadata(computation.about(unknown)))
+        content = parquet_bytes(columns, table_metadata(self.computation.about(unknown)))
         return content, int(arrays["num_samples"].sum())
 
     def _rank(self, shard: Shard, rejects: list[bytes]) -> tuple[bytes, int]:
         """Return the k best rows of the shard, or all rows for a batch acquisition."""
         request, is_batch = self.plan.request, self.computation.is_batch
-        excluded = 0
-
-        def selects(name: str) -> bool:
-            nonlocal excluded
-            excluded += name in self.excluded_ids
-            return name not in self.excluded_ids
 
         def compute(rows: Rows) -> tuple[dict[str, np.ndarray], np.ndarray]:
             scores = self._scores(rows)
             digests = {"digest": row_digests(rows.x)} if is_batch else {}
             return {"place": rows.places, "score": scores, **digests}, np.isfinite(scores)
 
-        ids, arrays, unknown = self._compute_rows(shard, rejects, compute, selects)
+        ids, arrays, unknown = self._compute_rows(shard, rejects, compute)
         check_ids(ids, len(ids))
         score, hashes = arrays["score"], id_hashes(ids, request.seed)
         top_rows = np.arange(len(ids)) if is_batch or not ids else top(score, hashes, request.k)
@@ -189,7 +179,7 @@ class Worker:
             columns |= {f"digest.{i}": arrays["digest"][:, i] for i in range(2)}
         is_random = request.acquisition == RANDOM
         metadata = {
-            EXCLUDED_KEY.decode(): str(excluded),
+            EXCLUDED_KEY.decode(): str(shard.rows - len(ids) - len(rejects)),
             UNKNOWN_KEY.decode(): json.dumps({} if is_random else unknown),
         }
         row_draws = 0 if is_random else len(ids) * request.num_samples

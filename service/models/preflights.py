@@ -14,7 +14,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import open_store
 from model_store.errors import StoreUnreachable
 from model_store.inference.preflight_process import Failure, PreflightProcess
-from model_store.processes import LOOK_S, StopRequested
+from model_store.processes import StopRequested
 from service import limits
 from service.errors import ShuttingDown
 from service.settings import Settings
@@ -75,9 +75,7 @@ class Preflights:
     def forget_failures(self) -> None:
         """Allow failed versions to be tried again."""
         with self._lock:
-            digests = [
-                digest for digest, (_, future) in self._outcomes.items() if _has_failed(future)
-            ]
+            digests = [name for name, (_, future) in self._outcomes.items() if _has_failed(future)]
             for digest in digests:
                 del self._outcomes[digest]
         if self._folder is not None:
@@ -103,9 +101,7 @@ class Preflights:
         """Return another worker's outcome, or run the preflight and share the outcome."""
         record = folder / f"{manifest.digest}.preflight"
         with record.with_suffix(".lock").open("w") as lock:
-            while not _try_lock(lock.fileno()):
-                if self._ending.wait(LOOK_S):
-                    raise StopRequested
+            fcntl.flock(lock, fcntl.LOCK_EX)
             with suppress(OSError):
                 content = json.loads(record.read_bytes())
                 if content is None or abs(time.time() - record.stat().st_mtime) < RETRY_FAILED_S:
@@ -143,11 +139,3 @@ def _lifetime_s(future: "Future[Failure | None]") -> float:
         return math.inf
     is_unreachable = not future.cancelled() and isinstance(future.exception(), StoreUnreachable)
     return RETRY_UNREACHABLE_S if is_unreachable else RETRY_FAILED_S
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -301,9 +301,6 @@ class HttpConnection(asyncio.Protocol):
         self.shared.budget.release(self._counted_bytes)
         self._counted_bytes = 0
 
-    def eof_received(self) -> None:
-        """Close the connection. Half-closed connections are not supported."""
-
     def data_received(self, data: bytes) -> None:
         if self._ending:
             return

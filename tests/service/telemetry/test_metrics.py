@@ -268,34 +268,3 @@ def test_a_regression_is_counted_by_its_standard_deviations(metrics):
     assert metric(page, "dubito_std_count", **of_model) == 4
     assert metric(page, "dubito_std_bucket", le="1.0", **of_model) == 2
     assert "dubito_entropy_bucket" not in page
-
-
-def test_the_page_is_prometheus_text(client):
-    answer = client.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain")
-    counters = (
-        "requests",
-        "failures",
-        "rows",
-        "pool_rows",
-        "draws",
-        "draws_made",
-        "draws_reused",
-        "flags",
-    )
-    histograms = (
-        "request_seconds",
-        "queue_seconds",
-        "compute_seconds",
-        "batch_rows",
-        "batch_requests",
-        "entropy",
-        "std",
-    )
-    for name in (
-        *(f"{name}_total" for name in counters),
-        *histograms,
-        "queued_row_draws",
-        "queued_requests",
-    ):
-        assert f"# TYPE dubito_{name} " in answer.text
