@@ -1,6 +1,5 @@
 """Preflights, which test versions in a separate process before the service loads them."""
 
-import fcntl
 import json
 import math
 import threading
@@ -10,6 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from model_store.artifacts.disk import locked
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import open_store
 from model_store.errors import StoreUnreachable
@@ -100,8 +100,7 @@ class Preflights:
     def _run_shared(self, folder: Path, manifest: Manifest) -> Failure | None:
         """Return another worker's outcome, or run the preflight and share the outcome."""
         record = folder / f"{manifest.digest}.preflight"
-        with record.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(record.with_suffix(".lock")):
             with suppress(OSError):
                 content = json.loads(record.read_bytes())
                 if content is None or abs(time.time() - record.stat().st_mtime) < RETRY_FAILED_S:
