@@ -52,12 +52,11 @@ from model_store.artifacts.manifest import NAME_PATTERN, Name, Sha256
 from model_store.artifacts.storage import is_name
 from model_store.errors import InvalidInput
 from service.auth.scopes import ADMIN_SCOPES, API_SCOPES, SCOPES, Scope
-from service.settings import PREFIX, Settings
+from service.settings import PREFIX, SECRETS, Settings
 
 logger = logging.getLogger("dubito")
 
 FILE_VARIABLE = f"{PREFIX}KEYS_FILE"
-LISTS = ("api_keys", "admin_key")  # instead of the file
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
 KEY_FORMAT = "16 to 256 printable ASCII characters, without spaces or commas"
 HIDDEN_VALUE = "another value (hidden)"
@@ -209,7 +208,7 @@ class KeyRing(Collector):
         if self._file is None:
             self.keys = list_keys(settings)
         else:
-            for name in LISTS:
+            for name in SECRETS:
                 if getattr(settings, name) is not None:
                     raise InvalidInput(FILE_VARIABLE, f"no {PREFIX}{name.upper()}", "both")
             self._text = read_key_file(FILE_VARIABLE, self._file)

@@ -52,10 +52,6 @@ class ByteBudget:
         if self._client_bytes[client] == 0:
             del self._client_bytes[client]
 
-    @property
-    def overdrawn(self) -> bool:
-        return self.used_bytes > self.max_bytes
-
 
 @dataclass(eq=False)
 class Reservation:

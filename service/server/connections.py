@@ -226,7 +226,7 @@ class Connections:
 
     def relieve(self) -> None:
         """Abort connections with unread answers, oldest first, until the budget suffices."""
-        while self.budget.overdrawn and self.unread:
+        while self.budget.used_bytes > self.budget.max_bytes and self.unread:
             next(iter(self.unread)).abort()
 
 

@@ -89,7 +89,7 @@ def test_ray_on_this_machine_ranks_the_same_and_says_nothing_else(data, digits_s
         "-k",
         "20",
         "--acquisition",
-        "batchbald",
+        "power_bald",
         "--num-samples",
         "10",
         *SHARDS,
