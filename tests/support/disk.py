@@ -32,12 +32,9 @@ class Stopped(BaseException):
 class Disk:
     """Count changes below a folder, and track what a power failure would lose."""
 
-    def __init__(
-        self, root: Path, at: int | None, loss: str, before_each: Callable[[], None] | None
-    ) -> None:
-        self.root, self.at, self.loss, self.before_each = root, at, loss, before_each
+    def __init__(self, root: Path, at: int | None, loss: str) -> None:
+        self.root, self.at, self.loss = root, at, loss
         self.calls = 0
-        self.is_open = True  # False while `before_each` looks: it may not change anything
         self.real = {
             name: getattr(os, name)
             for name in ("open", "mkdir", "rename", "replace", "chmod", "unlink")
@@ -50,10 +47,6 @@ class Disk:
 
     def step(self) -> None:
         """Count a change that is about to be made."""
-        if self.before_each is not None and self.is_open:
-            self.is_open = False
-            self.before_each()
-            self.is_open = True
         self.calls += 1
         if self.loss == DISK_FULL and self.calls == self.at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -179,18 +172,12 @@ class Written:
 
 
 @contextmanager
-def stopping(
-    root: Path,
-    at: int | None = None,
-    loss: str = "killed",
-    before_each: Callable[[], None] | None = None,
-) -> Iterator[Disk]:
+def stopping(root: Path, at: int | None = None, loss: str = "killed") -> Iterator[Disk]:
     """Run a block on a disk that stops at the `at`-th change (None: never), then apply `loss`.
 
-    `before_each` is called before every change. The block ends normally. `Disk.calls` is the number
-    of changes.
+    The block ends normally. `Disk.calls` is the number of changes.
     """
-    disk = Disk(root, at, loss, before_each)
+    disk = Disk(root, at, loss)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("open", "mkdir", "rename", "chmod", "unlink", "rmdir", "fsync"):
             patch.setattr(os, name, getattr(disk, name))

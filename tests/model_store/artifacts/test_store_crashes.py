@@ -6,13 +6,10 @@ from contextlib import suppress
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from model_store.artifacts.signature import TrustedKeys
 from model_store.artifacts.store import ModelStore
-from model_store.errors import BrokenArtifact, NotFound, StoreUnreachable
+from model_store.errors import BrokenArtifact, StoreUnreachable
 from tests.support.disk import DISK_FULL, LOSSES, stopping
 from tests.support.environment import ROOT
 from tests.support.faulty_bucket import FaultyBucket, Killed
@@ -21,7 +18,6 @@ from tests.support.stores import tiny_description, tiny_files
 DESCRIPTION = tiny_description()
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 MAX_CHANGES = 1000  # more than any operation makes
-BUDGET = settings(max_examples=10, stateful_step_count=8)
 
 # Operations on a store with versions 1 to 3 of `m`; the alias `champion` names version 1.
 OPERATIONS = {
@@ -158,83 +154,6 @@ def test_the_first_version_of_a_new_store_is_durable(tmp_path, loss):
     with stopping(tmp_path, None, loss):
         store.publish("m", DESCRIPTION, tiny_files())
     assert store.open("m", store.resolve("m")).files == tiny_files()
-
-
-class AnyOperations(RuleBasedStateMachine):
-    factory: pytest.TempPathFactory
-
-    def __init__(self):
-        super().__init__()
-        self.store = ModelStore(self.factory.mktemp("any") / "models")
-        self.versions, self.aliases, self.published = {}, {}, 0
-
-    def change(self, operation, stop, loss, *legal):
-        legal = [*legal, (self.versions, self.aliases)]
-
-        def check_reader():
-            assert self.read() in legal
-
-        with stopping(self.store.root.parent, stop, loss, check_reader):
-            operation()
-            assert self.read() == legal[0]
-        state = self.read()
-        assert state in legal
-        self.versions, self.aliases = state
-
-    def read(self):
-        versions = {
-            version: self.store.open("m", version).files["weights.safetensors"]
-            for version in self.store.versions("m")
-        }
-        return versions, self.store.aliases("m")
-
-    stops = st.none() | st.integers(1, 60)
-    losses = st.sampled_from(LOSSES)
-
-    @rule(stop=stops, loss=losses)
-    def publish(self, stop, loss):
-        self.published += 1
-        content = f"publication {self.published}".encode()
-        version = str(max(map(int, self.versions), default=0) + 1)
-        versions = {**self.versions, version: content}
-        after = (versions, {**self.aliases, "latest": version})
-        between = (versions, self.aliases)  # the new version is not promoted yet
-        files = {**tiny_files(), "weights.safetensors": content}
-        self.change(lambda: self.store.publish("m", DESCRIPTION, files), stop, loss, after, between)
-
-    @rule(alias=st.sampled_from(["latest", "a", "b"]), data=st.data(), stop=stops, loss=losses)
-    def set_alias(self, alias, data, stop, loss):
-        if not self.versions:
-            with pytest.raises(NotFound):
-                self.store.set_alias("m", alias, "1")
-            return
-        target = data.draw(st.sampled_from([*self.versions, *self.aliases]))
-        updated = {**self.aliases, alias: self.aliases.get(target, target)}
-        self.change(
-            lambda: self.store.set_alias("m", alias, target), stop, loss, (self.versions, updated)
-        )
-
-    @rule(newest=st.integers(1, 3), stop=stops, loss=losses)
-    def keep(self, newest, stop, loss):
-        if not self.aliases:
-            return
-        numbers = sorted(self.versions, key=int)
-        remaining = {*numbers[-newest:], *self.aliases.values()}
-        deleted = [number for number in numbers if number not in remaining]
-        states = [
-            ({v: c for v, c in self.versions.items() if v not in deleted[:count]}, self.aliases)
-            for count in range(len(deleted), 0, -1)
-        ] or [(self.versions, self.aliases)]
-        self.change(lambda: self.store.keep("m", newest), stop, loss, *states)
-
-    @invariant()
-    def the_store_agrees_with_the_dictionary(self):
-        assert self.read() == (self.versions, self.aliases)
-
-
-def test_readers_see_whole_versions_during_any_operations(tmp_path_factory):
-    machine = type("AnyOperationsHere", (AnyOperations,), {"factory": tmp_path_factory})
-    run_state_machine_as_test(machine, settings=BUDGET)
 
 
 WRITER = """
