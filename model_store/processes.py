@@ -124,11 +124,14 @@ def start_module(
     )
 
 
-def write_line(process: subprocess.Popen[bytes], content: Any) -> None:
-    """Send a line of JSON to a process. Errors are ignored if the process has exited."""
+def write_line(
+    process: subprocess.Popen[bytes], content: Any, data: bytes | bytearray = b""
+) -> None:
+    """Send a line of JSON and binary data. Errors are ignored if the process has exited."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(content).encode() + b"\n")
+        process.stdin.write(data)
         process.stdin.flush()
 
 
@@ -188,11 +191,7 @@ class ChildProcess:
         return self.receive(seconds, stopping)
 
     def send(self, request: Any, data: Content = b"") -> None:
-        write_line(self._process, request)
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(data)
-            self._process.stdin.flush()
+        write_line(self._process, request, data)
 
     def receive(self, seconds: float, stopping: threading.Event) -> Any:
         """Wait for the next response. Raises the same exceptions as `ask`."""

@@ -33,16 +33,25 @@ BUFFER_BYTES = 64 << 10  # read-ahead per column, because row groups can exceed 
 UNSUPPORTED = re.compile("not (yet )?implemented|not supported|unsupported", re.IGNORECASE)
 
 
-def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
+def read_table(path: Path, field: str) -> pa.Table:
+    with _open_file(path, field, f", {str(path)!r}") as file:
+        return file.read()
+
+
+@contextmanager
+def _open_file(
+    source: Source | io.RawIOBase, field: str, name: str = "", **options: Any
+) -> Iterator[parquet.ParquetFile]:
+    """Open a Parquet file. Raise InvalidInput if it is damaged or not supported."""
     try:
-        with parquet.ParquetFile(as_file(source)) as file:
-            return file.read(columns)
+        content = source if isinstance(source, io.RawIOBase) else as_file(source)
+        with parquet.ParquetFile(content, **options) as file:
+            yield file
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        name = f", {str(source)!r}" if isinstance(source, Path) else ""
         expected, reason = _describe(error)
-        raise InvalidInput(field, f"{expected}{name}", reason) from None
+        raise InvalidInput(field, f"{expected}{name}", reason) from error
 
 
 def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
@@ -79,7 +88,7 @@ class ParquetFile(RowFile):
         super().__init__(b"" if isinstance(source, io.RawIOBase) else source, spec, field, bounds)
 
     def _open(self) -> None:
-        with self._file() as file:
+        with _open_file(self._remote or self.source, self.field) as file:
             metadata, schema = file.metadata, file.schema_arrow
             names = schema.names  # raises for invalid UTF-8
         self.rows = metadata.num_rows
@@ -224,22 +233,12 @@ class ParquetFile(RowFile):
         self, columns: list[str], groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
         # Read the necessary ranges of a remote file at once, because each read is a request.
-        is_remote = self._remote is not None
-        with self._file(buffer_size=BUFFER_BYTES, pre_buffer=is_remote) as file:
+        options = {"buffer_size": BUFFER_BYTES, "pre_buffer": self._remote is not None}
+        with _open_file(self._remote or self.source, self.field, **options) as file:
             for batch in file.iter_batches(
                 self.part_rows, row_groups=groups, columns=columns, use_threads=False
             ):
                 yield batch.select(columns)
-
-    @contextmanager
-    def _file(self, **options: Any) -> Iterator[parquet.ParquetFile]:
-        try:
-            with parquet.ParquetFile(self._remote or as_file(self.source), **options) as file:
-                yield file
-        except MemoryError:
-            raise
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._refuse(*_describe(error)) from error
 
 
 @contextmanager
