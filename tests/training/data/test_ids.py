@@ -130,8 +130,6 @@ def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
         {"text": "text"},
         {"tokenizer": "t.json"},
         {"max_tokens": 5},
-        {"vocabulary": 5, "group": "a"},
-        {"text": "text", "tokenizer": "t.json", "vocabulary": "auto"},
         {"text": "text", "tokenizer": "t.json", "columns": {"a": "numeric"}},
     ],
 )
