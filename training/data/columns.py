@@ -253,14 +253,15 @@ def check_cells(
     received = ", ".join(f"{text[:MAX_SHOWN]!r} in row {row}" for row, text in shown)
     if len(cells) > MAX_SHOWN_CELLS:
         received += f" and {len(cells) - MAX_SHOWN_CELLS} more"
-    texts_to_clear = list(dict.fromkeys(text.strip()[:MAX_SHOWN] for _, text in shown))
-    missing = json.dumps(texts_to_clear, ensure_ascii=False)
-    valid = present - len(cells)
-    like = f", like {valid} of its {present} values" if valid else ""
-    expected = (
-        f"{kind}{like} (set data.missing_values = {missing} or --missing-value to read these cells "
-        "as missing, or `categorical` in data.columns to make every value a category)"
-    )
+    expected, valid = kind, present - len(cells)
+    if valid:
+        texts_to_clear = list(dict.fromkeys(text.strip()[:MAX_SHOWN] for _, text in shown))
+        missing = json.dumps(texts_to_clear, ensure_ascii=False)
+        expected += (
+            f", like {valid} of its {present} values (set data.missing_values = {missing} or "
+            "--missing-value to read these cells as missing, or `categorical` in data.columns to "
+            "make every value a category)"
+        )
     raise InvalidInput(f"column {name}", expected, received)
 
 
