@@ -5,6 +5,7 @@ import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
@@ -23,6 +24,13 @@ CONNECT_S = 10.0
 RETRIES = 4
 
 AGENT = "dubito-client"
+
+
+@dataclass(frozen=True)
+class _Secret:
+    """A value that `repr` does not show."""
+
+    value: str | None = field(repr=False)
 
 
 class _Call(Generic[P, Result]):
@@ -83,8 +91,9 @@ class _Calls(Generic[Http]):
         http: Http | None = None,
     ) -> None:
         # A key from a file often ends in a line break.
-        self._url, self._key = url, None if key is None else key.rstrip("\r\n")
-        self._check_address()
+        key = None if key is None else key.rstrip("\r\n")
+        self._url, self._key = url, _Secret(key)
+        self._check_address(key)
         self.limits = Limits(timeout_s, retries)
         self._http = self._open() if http is None else http
         self._is_own = http is None
@@ -92,7 +101,7 @@ class _Calls(Generic[Http]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r})"
 
-    def _check_address(self) -> None:
+    def _check_address(self, key: str | None) -> None:
         # httpx's error for a key with a line break would contain the key.
         try:
             is_url = httpx.URL(self._url).scheme in ("http", "https")
@@ -100,14 +109,13 @@ class _Calls(Generic[Http]):
             is_url = False
         if not is_url:
             raise InvalidInput("url", "an http:// or https:// URL", repr(self._url))
-        key = self._key
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
             raise InvalidInput("key", "printable ASCII characters", "an invalid key")
 
     def _arguments(self, request: Request) -> dict[str, Any]:
         headers = {"User-Agent": AGENT, **request.headers}
-        if self._key is not None:
-            headers["X-API-Key"] = self._key
+        if self._key.value is not None:
+            headers["X-API-Key"] = self._key.value
         return {
             "method": request.method,
             "url": self._url.rstrip("/") + request.path,

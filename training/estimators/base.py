@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from model_store.artifacts.manifest import Manifest
+    from model_store.artifacts.manifest import Description, Manifest
     from model_store.artifacts.store import ModelStore
     from model_store.inference.prediction import Prediction
     from training.fitting.run import Callback
@@ -229,12 +229,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def report(self) -> str:
         """Render the model's test metrics, baselines and warnings as HTML."""
-        from training.evaluation.page import render
-        from training.publishing.baselines import lines
-
         check_is_fitted(self)
-        description = self._with_baselines().description
-        return render("summary.html", description=description, baselines=lines(description))
+        return summary(self._with_baselines().description)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -254,6 +250,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         super().__setstate__(state)
         if self.__sklearn_is_fitted__():
             self._load()
+
+    def _html_repr(self) -> str:
+        html: str = super()._html_repr()
+        return html + summary(self._draft.description) if self.__sklearn_is_fitted__() else html
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         from model_store.inference.frames import is_frame
@@ -318,6 +318,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if len(self._draft.description.baselines) < 2:
             self._draft = add_baselines(self._draft, self._result)
         return self._draft
+
+
+def summary(description: "Description") -> str:
+    from training.evaluation.page import render
+    from training.publishing.baselines import lines
+
+    baselines = lines(description) if len(description.baselines) > 1 else []
+    return render("summary.html", description=description, baselines=baselines)
 
 
 @contextmanager
