@@ -124,9 +124,7 @@ def start_module(
     )
 
 
-def write_line(
-    process: subprocess.Popen[bytes], content: Any, data: bytes | bytearray = b""
-) -> None:
+def write_line(process: subprocess.Popen[bytes], content: Any, data: Content = b"") -> None:
     """Send a line of JSON and binary data. Errors are ignored if the process has exited."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
@@ -153,15 +151,12 @@ class ChildProcess:
     Args:
         module: a module that calls `become_child`.
         environment: additional environment variables.
-        is_trusted: whether the child inherits the credentials of buckets.
     """
 
-    def __init__(
-        self, module: str, environment: Mapping[str, str], is_trusted: bool = False
-    ) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._process = start_module(
             module,
-            {**inherited_environment(is_trusted), **environment},
+            {**inherited_environment(), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -183,18 +178,14 @@ class ChildProcess:
         """
         if not self._is_ready:
             try:
-                self.receive(START_S, stopping)
+                self._receive(START_S, stopping)
             except NoAnswer as error:
                 raise NoAnswer(f"not started: {error}") from None
             self._is_ready = True
-        self.send(request, data)
-        return self.receive(seconds, stopping)
-
-    def send(self, request: Any, data: Content = b"") -> None:
         write_line(self._process, request, data)
+        return self._receive(seconds, stopping)
 
-    def receive(self, seconds: float, stopping: threading.Event) -> Any:
-        """Wait for the next response. Raises the same exceptions as `ask`."""
+    def _receive(self, seconds: float, stopping: threading.Event) -> Any:
         assert self._process.stdout is not None
         end = time.monotonic() + seconds
         while b"\n" not in self._received:
