@@ -80,7 +80,7 @@ class Disk:
         return handle
 
     def open_file(self, path, mode="r", *arguments, **options):
-        if not isinstance(path, Path | str) or "w" not in mode:
+        if not isinstance(path, Path | str) or not {"w", "a"} & {*mode}:
             return self.real["io.open"](path, mode, *arguments, **options)
         self.step()
         is_new = not Path(path).exists()
@@ -164,11 +164,14 @@ class Written:
     def fileno(self) -> int:
         return self.file.fileno()
 
+    def close(self) -> None:
+        self.file.close()
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.file.close()
+        self.close()
 
 
 @contextmanager
