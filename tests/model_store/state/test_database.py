@@ -60,36 +60,6 @@ def test_what_a_transaction_wrote_is_there_for_another_process_and_what_failed_i
     other.close()
 
 
-def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_of_it(database, tmp_path):
-    dying = f"""
-import os
-from pathlib import Path
-from model_store.state.database import Database
-with Database(Path({str(tmp_path / "state")!r})).writing() as connection:
-    connection.execute({JOB!r}, ("half",))
-    os._exit(1)
-"""
-    assert subprocess.run([sys.executable, "-c", dying], timeout=60, check=False).returncode == 1
-    assert ids(database) == []
-
-
-def test_what_was_committed_is_there_after_a_kill_that_leaves_a_log(tmp_path):
-    dying = f"""
-import os
-from pathlib import Path
-from model_store.state.database import Database
-database = Database(Path({str(tmp_path)!r}))
-for name in "abc":
-    with database.writing() as connection:
-        connection.execute({JOB!r}, (name,))
-os._exit(1)
-"""
-    assert subprocess.run([sys.executable, "-c", dying], timeout=60, check=False).returncode == 1
-    assert (tmp_path / f"{FILE}-wal").stat().st_size > 0
-    with closing(Database(tmp_path)) as database:
-        assert ids(database) == ["a", "b", "c"]
-
-
 READ_ONLY = """
 import os, sys
 from pathlib import Path
