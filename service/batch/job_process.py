@@ -65,7 +65,7 @@ MAX_ACTIVE_PARTS = 3
 # Files in a job's folder
 IDS_FILE = "ids.json"
 GROUPS_FILE = "groups.json"
-SELECTED_FILE = "selected.npz"  # indices of ranked rows and control rows, unless all are ranked
+SELECTED_FILE = "selected.npz"  # indices of ranked and control rows; absent if all are ranked
 ANSWER_FILE = "answer.json"
 
 T = TypeVar("T")

@@ -231,7 +231,7 @@ def run_local(
 
 
 def _run_round(options: WorkerOptions, shards: list[int], workers: int) -> Iterator[ShardResult]:
-    context = multiprocessing.get_context("spawn")  # forks of threads are unsafe
+    context = multiprocessing.get_context("spawn")  # forking a process with threads is unsafe
     with ProcessPoolExecutor(min(workers, len(shards)), context, _start_worker, (options,)) as pool:
         try:
             for future in as_completed([pool.submit(_process_shard, n) for n in shards]):
