@@ -287,9 +287,8 @@ def add_labels(
         entry = {"id": encode_id(name, "labels"), field: to_json(value, f"labels.{name}")}
         row = {"input": encode_row(inputs[name], f"inputs.{name}")} if name in inputs else {}
         entries.append({**entry, **row})
-    content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
-    content |= {"encoded": True} if encoded else {}
-    return (yield from _post(LabelsKept, limits, json_request("/labels", content)))
+    content = {"model": model, "labels": entries, "replace": replace, "encoded": encoded or None}
+    return (yield from _post(LabelsKept, limits, json_request("/labels", _options(content))))
 
 
 def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
@@ -326,8 +325,8 @@ def delete_labels(
     limits: Limits, ids: Sequence[str], *, model: str | None = None
 ) -> Steps[LabelsDeleted]:
     """Delete labels by row id. Acquired rows can then be labelled again."""
-    content = {**({} if model is None else {"model": model}), "ids": _strings(ids, "ids")}
-    return (yield from _post(LabelsDeleted, limits, json_request("/labels/delete", content)))
+    request = json_request("/labels/delete", _options({"model": model, "ids": ids}))
+    return (yield from _post(LabelsDeleted, limits, request))
 
 
 def _get(limits: Limits, path: str, query: Mapping[str, Any] = {}) -> Steps[Any]:

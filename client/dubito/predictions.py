@@ -178,13 +178,11 @@ class Predictions(Tabular):
     @property
     def detectors(self) -> Mapping[str, Detector]:
         """The results of each detector, by name."""
-        names = [name.removesuffix(".score") for name in self.arrays if name.endswith(".score")]
+        head, parts = "detectors.", ("score", "p_value", "fired")
+        names = dict.fromkeys(name.split(".")[1] for name in self.arrays if name.startswith(head))
         return {
-            name.removeprefix("detectors."): Detector(
-                *(self.arrays[f"{name}.{part}"] for part in ("score", "p_value", "fired"))
-            )
+            name: Detector(*(self.arrays[f"{head}{name}.{part}"] for part in parts))
             for name in names
-            if name.startswith("detectors.")
         }
 
     @property
