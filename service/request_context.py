@@ -106,7 +106,7 @@ class RequestContext:
         if reservation is None:  # another ASGI server, which does not limit memory
             reservation = Reservation(ByteBudget(1 << 62), address_client(scope.get("client")))
         if KEY_NAME in scope:
-            reservation.assign(("key", scope[KEY_NAME]))
+            reservation.client = "key", scope[KEY_NAME]
         lengths = (int(value) for name, value in scope["headers"] if name == b"content-length")
         return cls(
             reservation,

@@ -175,7 +175,7 @@ class Watcher:
                 aliases[alias] = target  # loaded on request, to start faster
             else:
                 current = None if current in broken else current
-                version = self._version_to_serve(name, alias, target, current)
+                version = self._try_load(name, alias, target, current)
                 if version is not None:
                     aliases[alias] = version
         with_problems = {alias for model, alias in self.problems if model == name}
@@ -183,33 +183,24 @@ class Watcher:
             del self.problems[name, alias]
         self.models.set_aliases(name, aliases)
 
-    def _version_to_serve(
-        self, name: str, alias: str, target: str, current: str | None
-    ) -> str | None:
-        """Return an alias's target, or the current version if the target is broken or pending."""
+    def _try_load(self, name: str, alias: str, target: str, current: str | None) -> str | None:
+        """Load an alias's target. Return the version to serve, or None if nothing changes."""
+        preflight = self.models.preflight(name, target)
+        if preflight is not None and not preflight.done():
+            self.has_pending_preflights = True
+            return None
         try:
-            if not self._try_load(name, alias, target):
-                return None
+            loaded = self.models.load(name, target, is_aliased=True)
+        except ShuttingDown:
+            return None
         except StoreError as error:
             self._set_problem(name, alias, f"cannot serve {one_line(error)}", current)
             return current
+        if alias == LATEST:
+            self.models.set_latest(loaded.model.manifest)
         self.problems.pop((name, alias), None)
         logger.info("serving model %s version %s as %s", name, target, alias)
         return target
-
-    def _try_load(self, name: str, alias: str, version: str) -> bool:
-        """Load a version. Return False if its preflight is pending."""
-        preflight = self.models.preflight(name, version)
-        if preflight is not None and not preflight.done():
-            self.has_pending_preflights = True
-            return False
-        try:
-            loaded = self.models.load(name, version, is_aliased=True)
-        except ShuttingDown:
-            return False
-        if alias == LATEST:
-            self.models.set_latest(loaded.model.manifest)
-        return True
 
     def _set_problem(self, name: str, alias: str, text: str, current: str | None = None) -> None:
         if current is not None:

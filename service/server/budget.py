@@ -58,17 +58,12 @@ class Reservation:
     """Memory reserved for one request."""
 
     budget: ByteBudget
-    client: Hashable = None
+    client: Hashable = None  # constant after the first reservation
     used_bytes: int = 0
 
     @property
     def max_bytes(self) -> int:
         return self.budget.max_bytes * MAX_SHARE // (MAX_SHARE + 1)
-
-    def assign(self, client: Hashable) -> None:
-        """Set the client. Call before the first reservation."""
-        assert self.used_bytes == 0
-        self.client = client
 
     def acquire(self, size: int) -> None:
         """Reserve bytes until the end of the request, or raise Overloaded."""
