@@ -185,11 +185,7 @@ class Metrics:
             for key in self._series.keys() - keys:
                 self._remove(key)
         models = {model for model, _ in keys}
-        for model, outcome in _label_values(self.labels, "model", "outcome"):
+        samples = [sample for metric in self.labels.collect() for sample in metric.samples]
+        for model, outcome in {(s.labels["model"], s.labels["outcome"]) for s in samples}:
             if model not in models:
                 self.labels.remove(model, outcome)
-
-
-def _label_values(counter: Counter, *names: str) -> set[tuple[str, ...]]:
-    samples = (sample for metric in counter.collect() for sample in metric.samples)
-    return {tuple(sample.labels[name] for name in names) for sample in samples}
