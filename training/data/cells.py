@@ -305,7 +305,11 @@ def _infer_type(
             log.info(message, name, code, int(code), name)
         is_large = max(map(abs, numbers.values()), default=0.0) > EXACT_INTEGERS
         is_exact = kind == "numeric" or not (is_large and all(map(WHOLE.fullmatch, texts)))
-        return name, _map_cells(column, numbers) if is_exact else column
+        if not is_exact:
+            return name, column
+        with suppress(pa.ArrowInvalid):  # Arrow refuses some numbers, such as +1 or 1,5.
+            return name, column.cast(pa.float64())
+        return name, _map_cells(column, numbers)
     if kind == "ignored":
         return name, column
     decimal = number_format.style.decimal if number_format.is_known else None
