@@ -94,7 +94,8 @@ class Folder:
         return aliases
 
     def has_file(self, path: str) -> bool:
-        return (self.root / path).is_file()
+        target = self.root.resolve() / path
+        return target.is_file() and target.resolve() == target
 
     def read(self, path: str, limit: int) -> bytes:
         """Read a file, up to `limit` + 1 bytes.

@@ -1,5 +1,6 @@
 """Text summary of a version, as printed by `dubito store show`."""
 
+from contextlib import suppress
 from typing import Any
 
 from model_store.artifacts.manifest import (
@@ -89,13 +90,10 @@ def _calibration(manifest: Manifest) -> str:
 
 def _training(facts: dict[str, Any]) -> dict[str, str]:
     lines = {key: _short(value) for key, value in facts.items() if key not in SUMMARISED}
-    for record, key in (("recipe", "data"), ("convergence", "summary")):
-        part = facts.get(record)
-        value = part.get(key) if isinstance(part, dict) else None
-        if isinstance(value, dict) and "source" in value:
-            lines["data"] = _short(value["source"])
-        elif isinstance(value, str):
-            lines["convergence"] = value
+    with suppress(KeyError, TypeError):
+        lines["data"] = _short(facts["recipe"]["data"]["source"])
+    with suppress(KeyError, TypeError):
+        lines["convergence"] = _short(facts["convergence"]["summary"])
     return {key: text for key, text in lines.items() if text}
 
 
