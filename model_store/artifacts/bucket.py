@@ -11,7 +11,7 @@ from pathlib import Path
 
 from model_store.artifacts.cache import Cache
 from model_store.artifacts.manifest import Manifest
-from model_store.artifacts.objects import Content, Entry, Objects
+from model_store.artifacts.objects import Content, Entry
 from model_store.artifacts.signature import SIGNATURE
 from model_store.artifacts.storage import (
     ALIASES,
@@ -45,8 +45,8 @@ class Bucket:
     replaced if its tag is unchanged.
     """
 
-    def __init__(self, objects: Objects, cache: Cache) -> None:
-        self.objects = objects
+    def __init__(self, cache: Cache) -> None:
+        self.objects = cache.objects
         self.cache = cache
         self._listing: Listing | None = None  # from the last refresh
         self._is_writable = False
@@ -155,8 +155,7 @@ class Bucket:
         return current.content
 
     def lease(self, manifest: Manifest) -> Lease:
-        aliases = {} if self._listing is None else self._listing.texts
-        return self.cache.lease(manifest, self.objects, aliases)
+        return self.cache.lease(manifest)
 
     def discard(self, lease: Lease) -> bool:
         self.cache.discard(lease)

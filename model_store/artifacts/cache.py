@@ -57,13 +57,15 @@ class Cache:
     first those without an alias, then the least recently used ones.
     """
 
-    def __init__(self, folder: Path, url: str, max_bytes: int) -> None:
-        self.root = folder / hashlib.sha256(url.encode()).hexdigest()[:16]
+    def __init__(self, folder: Path, objects: Objects, max_bytes: int) -> None:
+        self.root = folder / hashlib.sha256(objects.url.encode()).hexdigest()[:16]
+        self.objects = objects
         self.max_bytes = max_bytes
+        self._aliases: Aliases = {}  # from the last listing
         self._verified: set[str] = set()  # digests
         self._saved_listing = ""
 
-    def lease(self, manifest: Manifest, objects: Objects, aliases: Aliases) -> Lease:
+    def lease(self, manifest: Manifest) -> Lease:
         """Return a verified copy of a version, downloading it if necessary.
 
         Raises:
@@ -76,8 +78,7 @@ class Cache:
             if lease is None:
                 # Another thread or process may have made the copy.
                 with locked(folder.parent / f".lock-{folder.name}"):
-                    lease = self._find(folder, manifest)
-                    lease = lease or self._download(folder, manifest, objects, aliases)
+                    lease = self._find(folder, manifest) or self._download(folder, manifest)
             os.utime(folder)
         except OSError as error:
             expected = f"a folder with room for {manifest.label}"
@@ -95,6 +96,7 @@ class Cache:
         self, versions: dict[str, list[int]], aliases: dict[str, dict[str, str]]
     ) -> None:
         """Save a listing, which allows the service to start while the bucket is unreachable."""
+        self._aliases = aliases
         text = SavedListing.model_construct(versions=versions, aliases=aliases).model_dump_json()
         if text == self._saved_listing:
             return
@@ -119,6 +121,7 @@ class Cache:
             copied = [n for n in numbers if (self.root / name / f"{n}" / MANIFEST).is_file()]
             if copied:
                 versions[name] = copied
+        self._aliases = saved.aliases
         return versions, saved.aliases
 
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
@@ -160,13 +163,11 @@ class Cache:
         except (OSError, ValueError):
             return False
 
-    def _download(
-        self, folder: Path, manifest: Manifest, objects: Objects, aliases: Aliases
-    ) -> Lease:
+    def _download(self, folder: Path, manifest: Manifest) -> Lease:
         seals = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
         with self._cleaning():
             self._delete(folder, even_locked=True)  # another version, or a damaged copy
-            self._make_room(sum(spec.size for spec in manifest.files.values()) + seals, aliases)
+            self._make_room(sum(spec.size for spec in manifest.files.values()) + seals)
             draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
             (draft / MANIFEST).touch()
             lease = self._lock(draft)
@@ -181,9 +182,9 @@ class Cache:
         try:
             path = f"{manifest.name}/{manifest.version}"
             for file in missing:
-                self._download_file(draft / file, f"{path}/{file}", manifest, objects)
+                self._download_file(draft / file, f"{path}/{file}", manifest)
             for file in (SIGNATURE, MANIFEST):
-                seal = objects.get(f"{path}/{file}", MAX_SEAL_BYTES)
+                seal = self.objects.get(f"{path}/{file}", MAX_SEAL_BYTES)
                 if seal is not None:
                     write_synced(draft / file, seal.content)
             draft.chmod(0o755)
@@ -195,12 +196,12 @@ class Cache:
         lease.folder = folder
         return lease
 
-    def _download_file(self, target: Path, path: str, manifest: Manifest, objects: Objects) -> None:
+    def _download_file(self, target: Path, path: str, manifest: Manifest) -> None:
         file, sha256, size = target.name, hashlib.sha256(), 0
         spec = manifest.files[file]
         try:
             with target.open("r+b") as copy:
-                for piece in objects.pieces(path):
+                for piece in self.objects.pieces(path):
                     size += len(piece)
                     if size > spec.size:
                         expected = f"{spec.size} bytes as in the manifest"
@@ -212,11 +213,11 @@ class Cache:
         if difference := spec.difference(size, sha256.hexdigest()):
             raise manifest.broken(file, difference)
 
-    def _make_room(self, needed: int, aliases: Aliases) -> None:
+    def _make_room(self, needed: int) -> None:
         """Delete unlocked copies until `needed` bytes are free, or raise StoreError."""
 
         def order(copy: Copy) -> tuple[bool, int]:
-            aliased_versions = aliases.get(copy.folder.parent.name, {}).values()
+            aliased_versions = self._aliases.get(copy.folder.parent.name, {}).values()
             return copy.folder.name in aliased_versions, copy.last_used
 
         copies = sorted(self._copies(), key=order)

@@ -420,8 +420,8 @@ def open_store(
         trusted = read_trusted_keys(Path(verify_key_file), VERIFY_KEY_VARIABLE)
     if isinstance(place, Path) or not is_url(place):
         return ModelStore(Path(place), trusted)
-    bucket = Bucket(Objects.from_url(place), Cache(Path(cache), place, cache_bytes))
-    return ModelStore(bucket, trusted)
+    objects = Objects.from_url(place)
+    return ModelStore(Bucket(Cache(Path(cache), objects, cache_bytes)), trusted)
 
 
 def store_from_environment(place: str | None = None) -> ModelStore:

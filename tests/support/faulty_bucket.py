@@ -73,7 +73,7 @@ class FaultyBucket:
         self._answered()
 
     def bucket(self, cache: Path, cache_bytes: int = 1 << 30) -> Bucket:
-        return Bucket(Objects(URL, self), Cache(cache, URL, cache_bytes))
+        return Bucket(Cache(cache, Objects(URL, self), cache_bytes))
 
     def store(self, cache: Path, cache_bytes: int = 1 << 30) -> ModelStore:
         return ModelStore(self.bucket(cache, cache_bytes))
