@@ -18,22 +18,20 @@ from service import limits
 from service.api import (
     acquire,
     admin,
-    docs,
     examples,
     health,
     jobs,
     labels,
     models,
     new_jobs,
+    openapi,
     page,
     pool_files,
     predict,
     problems,
 )
 from service.api.dependencies import check_query_is_read
-from service.api.http_forms import Compression, HttpForms
-from service.api.openapi import DEFAULT_ERRORS, OpenApiDocument
-from service.api.shortcut import Shortcut
+from service.api.middleware import Compression, ConditionalGet, Shortcut
 from service.api.static_files import PackageFiles
 from service.auth.auth import AuthMiddleware
 from service.auth.keys import KeyRing
@@ -82,14 +80,14 @@ def create_app(
         description=DESCRIPTION,
         version=read_version(),
         lifespan=_lifespan(context, tracing),
-        # `service.api.docs` has these routes.
+        # `service.api.openapi` has these routes.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
         # A redirect would use the request's Host header, and clients would resend their keys.
         redirect_slashes=False,
         telemetry=NO_TELEMETRY,
-        responses=DEFAULT_ERRORS,
+        responses=openapi.ERRORS,
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
@@ -142,10 +140,10 @@ def _add_routes(app: FastAPI, context: Context) -> None:
     parts = [predict, acquire, examples, pool_files, new_jobs, jobs, labels, models]
     if context.key_ring.keys.has_administration:
         parts.append(admin)
-    tolerant = [docs.router, health.router, problems.router]  # accept any query string
+    tolerant = [openapi.router, health.router, problems.router]  # accept any query string
     integrations = installed_integrations().values()
     tolerant += [resolve_name(i.router) for i in integrations if i.router is not None]
-    app.mount(docs.FILES, PackageFiles(packages=[("fastapi_offline", "static")]))
+    app.mount(openapi.SWAGGER_FILES, PackageFiles(packages=[("fastapi_offline", "static")]))
     if context.settings.page:
         tolerant.append(page.router)
         app.mount("/page", page.PageFiles())
@@ -158,7 +156,7 @@ def _add_routes(app: FastAPI, context: Context) -> None:
     app.state.routes = [route for route in routes if isinstance(route, APIRoute)]
     for route in app.state.routes:
         needed_scope(route)  # raises if the route declares none
-    app.openapi = OpenApiDocument(app, context, app.state.routes)  # type: ignore[method-assign]
+    app.openapi = openapi.OpenApiDocument(app, context, app.state.routes)  # type: ignore[method-assign]
 
 
 def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> None:
@@ -168,7 +166,7 @@ def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> 
     integrations = installed_integrations().values()
     frequent = FREQUENT.union(*(integration.short_paths for integration in integrations))
     routes = [route for route in app.state.routes if route.path in frequent]
-    app.add_middleware(HttpForms)
+    app.add_middleware(ConditionalGet)
     app.add_middleware(Compression)
     app.add_middleware(Shortcut, routes=routes)
     app.add_middleware(AuthMiddleware, ring=ring, hosts=hosts, origins=origins)

@@ -56,7 +56,6 @@ class Context:
         self.watcher = Watcher(self.models, self.ending)
         actions: dict[str, Callable[..., Any]] = {
             "refresh": self.watcher.refresh_now,
-            "unload": self.models.unload,
             "reset_drift": self.models.reset_drift,
         }
         self.shared_state = SharedState(

@@ -4,7 +4,7 @@ DubitoError
 ├── RequestError
 │   ├── NotReady (ShuttingDown), Overloaded, PastDeadline
 │   └── (also a FieldError) Unauthorized, Forbidden (WrongHost), MethodNotAllowed, NotAcceptable,
-│       Unsupported, InUse, NotDone, TooLarge
+│       Unsupported, NotDone, TooLarge
 └── StoreError
     └── TooLargeToLoad
 """
@@ -59,12 +59,6 @@ class NotAcceptable(RequestError, FieldError):
 
     def __init__(self, *media_types: str) -> None:
         super().__init__("Accept", " or ".join(media_types), "other media types")
-
-
-class InUse(RequestError, FieldError):
-    """A served version cannot be unloaded."""
-
-    status, code, remedy = 409, "in_use", "move the alias first"
 
 
 class NotDone(RequestError, FieldError):

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope
 
 from model_store.types import Pause
+from service import limits
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 from service.server.shares import KEY_NAME, address_client
 
@@ -95,6 +96,7 @@ class RequestContext:
     deadline: float = math.inf  # from time.monotonic, like `started`
     started: float = 0.0
     length: int = 0  # Content-Length, or 0
+    max_pixels: float = math.inf  # in all image files that are read together
     request: Request = NO_REQUEST
     record: RequestRecord = field(default_factory=lambda: RequestRecord("", "", 0.0))
     on_pause: Pause | None = None  # set by the thread that does the work
@@ -114,6 +116,7 @@ class RequestContext:
             started + deadline_s,
             started,
             next(lengths, 0),
+            limits.MAX_IMAGE_PIXELS,
             request,
             scope[RECORD_KEY],
         )

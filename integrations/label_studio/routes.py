@@ -41,7 +41,6 @@ from service import limits
 from service.api.dependencies import Audit, ModelName
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.media_types import JSON
-from service.api.openapi import ERRORS, answers
 from service.api.predict import PredictWork, predict
 from service.api.requests import parse_json, read_body, require_json, validate
 from service.api.responses import Answer, json_response, response
@@ -116,7 +115,7 @@ JSON_OBJECT_BODY: dict[str, Any] = {
 }
 
 
-@router.get("/health", responses=answers(StudioHealthAnswer, 404), dependencies=[needs("read")])
+@router.get("/health", response_model=StudioHealthAnswer, dependencies=[needs("read")])
 async def get_label_studio_health(_: ModelName) -> Response:
     """Check that the backend is running."""
     return json_response({"status": "UP", "model_class": "Dubito"})
@@ -124,7 +123,7 @@ async def get_label_studio_health(_: ModelName) -> Response:
 
 @router.post(
     "/setup",
-    responses=answers(StudioSetupAnswer, *ERRORS),
+    response_model=StudioSetupAnswer,
     openapi_extra=JSON_OBJECT_BODY,
     dependencies=[needs("predict")],
 )
@@ -140,7 +139,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
 
 @router.post(
     "/predict",
-    responses=answers(StudioPredictAnswer, *ERRORS),
+    response_model=StudioPredictAnswer,
     openapi_extra=JSON_OBJECT_BODY,
     dependencies=[needs("predict")],
 )
@@ -196,7 +195,8 @@ def _write_predictions(
 @router.post(
     "/webhook",
     status_code=201,
-    responses=answers(StudioWebhookAnswer) | answers(StudioWebhookAnswer, *ERRORS, 507, status=201),
+    response_model=StudioWebhookAnswer,
+    responses={200: {"model": StudioWebhookAnswer}},
     openapi_extra=JSON_OBJECT_BODY,
     dependencies=[needs("label")],
 )
@@ -250,7 +250,7 @@ def _read_rows(
         FieldError: if no task can be read.
     """
     model = loaded.model
-    spec, max_pixels = model.manifest.input, limits.MAX_IMAGE_PIXELS
+    spec = model.manifest.input
     call.reservation.reserve(4 * model.row_size * len(tasks), "tasks")
     x = np.empty((len(tasks), model.row_size), dtype=np.float32)
     errors: dict[int, FieldError] = {}
@@ -260,7 +260,7 @@ def _read_rows(
         data = task.get("data") if isinstance(task, dict) else None
         try:
             row = read_row(model.manifest, config, data, f"tasks.{n}.data", fetch)
-            x[n] = rows_array([row], spec, "tasks", max_pixels, call, model.text_encoder, n)[0]
+            x[n] = rows_array([row], spec, "tasks", call, model.text_encoder, n)[0]
         except (InvalidInput, TooLarge) as error:
             errors[n] = error
     if len(errors) == len(tasks):

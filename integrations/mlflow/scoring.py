@@ -18,21 +18,19 @@ from model_store.types import Content
 from model_store.version import read_version
 from service import limits
 from service.api.health import check_ready
-from service.api.json_blocks import JsonRows, split_json
+from service.api.json_blocks import JsonRows
 from service.api.media_types import JSON
 from service.api.pool_files import open_file
 from service.api.predict import PredictWork, predict
 from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
-    SMALL_JSON_BYTES,
     build_envelope,
     check_row_count,
     describe_media_type,
-    parse_json,
     parse_options,
     read_body,
+    read_json,
     request_media_type,
-    reserve_json,
     run_parser,
 )
 from service.api.responses import predict_json, response
@@ -135,13 +133,9 @@ def read_invocation(
     if body.find(b"NaN") >= 0:
         call.reservation.acquire(3 * len(body) // 2)
         body = _without_nan(body, call)
-    if len(body) > SMALL_JSON_BYTES:
-        reserve_json(body, "body", max_rows, call, ITEM_BYTES)
-        content, rows = split_json(body, INPUTS, max_rows, call.pause)
-        if rows is not None:
-            content[INPUTS] = rows
-    else:
-        content = parse_json(body)
+    content, rows = read_json(body, INPUTS, max_rows, call, ITEM_BYTES)
+    if rows is not None:
+        content[INPUTS] = rows
     if content.keys() - {*FORMS, PARAMS}:
         raise InvalidInput("body", f"one of {', '.join(FORMS)}, and {PARAMS}", "another field")
     forms = [form for form in FORMS if form in content]

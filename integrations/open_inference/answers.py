@@ -191,8 +191,8 @@ def _field_outputs(field: Field, manifest: Manifest) -> Iterator[TensorSpec]:
                 yield tensor(f"{field.name}.{name}.fired", "BOOL")
                 yield tensor(f"{field.name}.{name}.p_value", "FP64")
         case "samples", "regression":
-            yield tensor(f"{field.name}.mean", datatype, *shape)
-            yield tensor(f"{field.name}.std", datatype, *shape)
+            yield tensor(f"{field.name}.mean", datatype, shape[0])
+            yield tensor(f"{field.name}.std", datatype, shape[0])
         case _:
             yield tensor(field.name, datatype, *shape)
 

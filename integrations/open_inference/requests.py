@@ -32,14 +32,11 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput, describe_value
 from model_store.sources.cells import cell_reader
 from model_store.types import Content
-from service.api.json_blocks import split_json
 from service.api.requests import (
-    MAX_NESTED,
     SMALL_JSON_BYTES,
     check_row_count,
-    parse_json,
     parse_options,
-    reserve_json,
+    read_json,
 )
 from service.api.rows import Cells, Rows
 from service.errors import TooLarge
@@ -92,7 +89,10 @@ def read_infer(
     if len(text) > max_json:
         received = "more; send tensors in binary format"
         raise TooLarge("body", f"at most {max_json} bytes of JSON", received)
-    content = _parse_blocks(text, call) if len(text) > SMALL_JSON_BYTES else parse_json(text)
+    content, blocks = read_json(text, "inputs", MAX_TENSORS, call, ITEM_BYTES)
+    for block in () if blocks is None else blocks.parse_blocks():
+        content["inputs"] += block
+        call.pause()
     if not content.keys() <= FIELDS:
         raise InvalidInput("body", f"only the fields {', '.join(sorted(FIELDS))}", "another")
     is_passed_on = content.get("inputs") is None and content.get("outputs") is not None
@@ -107,19 +107,6 @@ def read_infer(
     return InferRequest(
         _id(content.get("id")), fields, tensors, outputs, binary_output, is_passed_on
     )
-
-
-def _parse_blocks(text: Content, call: RequestContext) -> dict[str, Any]:
-    """Parse a long JSON request tensor by tensor."""
-    reserve_json(text, "body", MAX_NESTED, call, ITEM_BYTES)
-    content, tensors = split_json(text, "inputs", MAX_TENSORS, call.pause)
-    call.pause()
-    if tensors is not None:
-        content["inputs"] = []
-        for block in tensors.parse_blocks():
-            content["inputs"] += block
-            call.pause()
-    return content
 
 
 def _object(value: Any, field: str) -> dict[str, Any]:

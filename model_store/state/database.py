@@ -91,14 +91,6 @@ CREATE TABLE candidates (
     time REAL NOT NULL,
     PRIMARY KEY (model, version)
 ) STRICT;
-CREATE TABLE answers (  -- to requests with an Idempotency-Key
-    owner TEXT NOT NULL,
-    key TEXT NOT NULL,
-    digest TEXT NOT NULL,             -- of the request
-    answer BLOB NOT NULL,
-    time REAL NOT NULL,
-    PRIMARY KEY (owner, key)
-) STRICT;
 """,
     # The name of the API key that replaced or deleted the label
     "ALTER TABLE replaced ADD COLUMN ended_by TEXT",

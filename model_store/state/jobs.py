@@ -30,7 +30,6 @@ ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
 FOLDER = "jobs"  # contains a folder for each job
 SLOTS = "slots"
 MAX_DEATHS = 10  # of a job's process or the service, without progress
-MAX_ROWID = (1 << 63) - 1
 STRAY_S = 3600.0  # age at which folders without a job are deleted
 
 
@@ -88,7 +87,6 @@ class Jobs:
         work: int,
         may_wait: Callable[[Mapping[str, int]], bool],
         max_bytes: int,
-        note: Callable[[sqlite3.Connection, Job], None] | None = None,
     ) -> Job:
         """Add a job to the queue, which is scheduled fairly between clients.
 
@@ -99,7 +97,6 @@ class Jobs:
             name: the id from `new_folder`.
             may_wait: decides from the queued jobs by client whether to accept the job.
             max_bytes: limit for the files of all jobs of the owner.
-            note: called within the transaction.
 
         Raises:
             TooManyJobs: if `may_wait` returns False.
@@ -128,10 +125,7 @@ class Jobs:
                 (name, kind, owner, client, json.dumps(request), time.time(), work, size, client),
             ).fetchone()
             _check_bytes(connection, owner, max_bytes)
-            job = _job(row)
-            if note is not None:
-                note(connection, job)
-        return job
+        return _job(row)
 
     def get(
         self, name: str, owner: str | None = None, models: Collection[str] | None = None
@@ -147,14 +141,8 @@ class Jobs:
             )
         return jobs[0]
 
-    def page(
-        self,
-        owner: str | None,
-        limit: int | None = None,
-        after: int | None = None,
-        models: Collection[str] | None = None,
-    ) -> tuple[list[Job], int | None]:
-        """Return one page of jobs, newest first, and the start of the next page.
+    def all(self, owner: str | None, models: Collection[str] | None = None) -> list[Job]:
+        """Return the jobs, newest first.
 
         Args:
             owner: only jobs of this owner, or None for all.
@@ -162,21 +150,13 @@ class Jobs:
         """
         rows = self._database.query(
             """
-            SELECT rowid AS place, * FROM jobs
-            WHERE owner = coalesce(:owner, owner) AND rowid < :after AND (:models IS NULL OR
+            SELECT * FROM jobs WHERE owner = coalesce(:owner, owner) AND (:models IS NULL OR
                 request ->> 'model' IN (SELECT value FROM json_each(:models)))
-            ORDER BY rowid DESC LIMIT :limit
+            ORDER BY rowid DESC
             """,
-            {
-                "owner": owner,
-                "after": MAX_ROWID if after is None else after,
-                "models": None if models is None else json.dumps(list(models)),
-                "limit": -1 if limit is None else limit + 1,
-            },
+            {"owner": owner, "models": None if models is None else json.dumps(list(models))},
         )
-        page_rows = rows[:limit]
-        next_start = page_rows[-1]["place"] if len(rows) > len(page_rows) else None
-        return [_job(row) for row in page_rows], next_start
+        return [_job(row) for row in rows]
 
     def unfinished(self) -> list[Job]:
         """Return the queued and running jobs that are not being cancelled."""
@@ -321,11 +301,6 @@ class Jobs:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             with self._database.writing() as connection:
                 connection.execute("DELETE FROM jobs WHERE id = ?", (name,))
-                # A repeated request must not get the id of a deleted job.
-                connection.execute(
-                    "DELETE FROM answers WHERE json_extract(CAST(answer AS TEXT), '$.id') = ?",
-                    (name,),
-                )
 
     def delete_old(self, retention_s: float) -> None:
         """Delete jobs that ended more than `retention_s` seconds ago, and leftover folders."""

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -54,11 +54,12 @@ class Label:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The numbers of new, known and replaced labels."""
+    """The numbers of new, known and replaced labels, and of all labels afterwards."""
 
     accepted: int
     known: int
     replaced: int
+    labels: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,13 +170,11 @@ def accept(
     labels: Sequence[Label],
     replace: bool = False,
     key: str | None = None,
-    note: Callable[[Connection, Accepted], None] | None = None,
 ) -> Accepted:
     """Store labels in one transaction, ignoring known ones. The ids must be unique.
 
     Args:
         key: the name of the request's API key.
-        note: called within the transaction.
 
     Raises:
         Conflict: if a label contradicts an earlier row or label.
@@ -186,10 +185,9 @@ def accept(
             field = f"labels.{n}"
             outcome = _accept(connection, model, row_format, label, field, replace, key, now)
             outcomes[outcome] += 1
-        accepted = Accepted(outcomes["accepted"], outcomes["known"], outcomes["replaced"])
-        if note is not None:
-            note(connection, accepted)
-    return accepted
+        query = "SELECT count(*) FROM labels WHERE model = ?"
+        total = connection.execute(query, (model,)).fetchone()[0]
+    return Accepted(outcomes["accepted"], outcomes["known"], outcomes["replaced"], total)
 
 
 def _accept(
@@ -250,11 +248,6 @@ def _accept(
         (*value, key, now, *place),
     )
     return "replaced"
-
-
-def count_labels(connection: Connection, model: str) -> int:
-    count = "SELECT count(*) FROM labels WHERE model = ?"
-    return int(connection.execute(count, (model,)).fetchone()[0])
 
 
 def counts(database: Database, model: str) -> dict[str, int]:

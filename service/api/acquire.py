@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from jaxtyping import Int64
+from pydantic import BaseModel
 
 from model_store.acquisition.choice import RANDOM
 from model_store.acquisition.control import Selection, select
@@ -17,13 +18,13 @@ from model_store.sources.files import check_ids
 from model_store.sources.row_file import RowFile, text_bytes
 from model_store.state.labels import Acquisition, row_format, save_acquired
 from service.api.media_types import JSON
-from service.api.openapi import ERRORS, answers, request_body
+from service.api.openapi import request_body
 from service.api.options import resolve_num_samples
-from service.api.predict import read_work
-from service.api.requests import negotiate_media_type, to_numbers
+from service.api.predict import RowWork, read_work, to_numbers
+from service.api.requests import negotiate_media_type
 from service.api.responses import json_response
-from service.api.rows import Rows, add_row_id
-from service.api.schemas import AcquireAnswer, AcquireRequest
+from service.api.rows import add_row_id
+from service.api.schemas import AcquireRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
 from service.context import Context, get_context
@@ -36,17 +37,45 @@ from service.engine.pool_ranking import (
     control_rows,
 )
 from service.models.reservoir import fresh_seed
-from service.request_context import RequestContext
 
 ID_BYTES = 200  # per id
 CHECK_BYTES = 100  # per id, while duplicates are searched
+
+
+class RankedRow(BaseModel):
+    """A ranked row of the pool. Control rows have no score."""
+
+    rank: int
+    index: int
+    id: str
+    score: float | None
+    control: bool
+
+
+class AcquireAnswer(BaseModel):
+    """A ranking of the pool."""
+
+    model: str
+    version: str
+    acquisition: str
+    num_samples: int
+    seed: int
+    pool_size: int
+    excluded: int | None
+    priors: dict[str, float] | None
+    race: float | None
+    beta: float | None
+    finalists: int | None
+    unknown_categories: dict[str, int]
+    ranking: list[RankedRow]
+
 
 router = APIRouter(tags=["Acquire"])
 
 
 @router.post(
     "/acquire",
-    responses=answers(AcquireAnswer, *ERRORS),
+    response_model=AcquireAnswer,
     openapi_extra=request_body(AcquireRequest),
     dependencies=[needs("acquire")],
 )
@@ -59,20 +88,20 @@ async def post_acquire(request: Request) -> Response:
     work = await read_work(context, call, AcquireRequest, "pool", settings.max_pool_rows)
     envelope, loaded, pool_size = work.envelope, work.loaded, len(work.rows)
     model, manifest = loaded.model, loaded.model.manifest
-    fields = ranking_fields(envelope, loaded)
+    fields = ranking_fields(envelope, model)
     acquisition, priors, beta = (fields[name] for name in ("acquisition", "priors", "beta"))
-    num_samples = resolve_num_samples(envelope, loaded, settings)
+    num_samples = resolve_num_samples(envelope, model, settings)
     with context.admission.admit(
         pool_size, num_samples, BATCH_ROW_DRAWS, call.client, model.encoding_draws, call.length
     ):
-        reservation, pool, work.rows = call.reservation, work.rows, []
-        names = await find_names(context, call, envelope, pool)
+        reservation = call.reservation
+        names = await find_names(context, work)
         try:
-            x = await to_numbers(context, call, pool, loaded, "pool", envelope)
+            x = await to_numbers(context, work)
             fill_missing(x, manifest.input.columns)
         except InvalidInput as error:
-            raise (add_row_id(error, names) if isinstance(pool, RowFile) else error) from None
-        del pool
+            raise (add_row_id(error, names) if isinstance(work.rows, RowFile) else error) from None
+        work.rows = []
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
         pool_x, has_ids = x, names is not None
@@ -152,23 +181,21 @@ def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> Inva
     return error.rename_fields(lambda _: f"pool.{places[int(row)]}") if row.isdigit() else error
 
 
-async def find_names(
-    context: Context, call: RequestContext, envelope: Any, pool: Rows | RowFile
-) -> list[str] | None:
+async def find_names(context: Context, work: RowWork[Any]) -> list[str] | None:
     """Return the row ids of the request or its file, if any."""
-    rows = len(pool)
+    call, rows = work.call, len(work.rows)
 
-    def work() -> list[str] | None:
-        names = envelope.ids
-        if names is None and isinstance(pool, RowFile):
-            names = pool.ids()
+    def find() -> list[str] | None:
+        names = work.envelope.ids
+        if names is None and isinstance(work.rows, RowFile):
+            names = work.rows.ids()
         if names is None:
             return None
         with call.reservation.hold(CHECK_BYTES * rows, "ids"):
             check_ids(names, rows)
         return list(names)
 
-    return await context.threads.requests.run(call, ID_BYTES * rows, work)
+    return await context.threads.requests.run(call, ID_BYTES * rows, find)
 
 
 def select_rows(

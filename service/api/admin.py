@@ -7,18 +7,12 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 
 from model_store.artifacts.store import LATEST
 from model_store.errors import NotFound
 from model_store.state.jobs import Jobs
 from model_store.state.labels import counts, has_state
-from service.api.answers import (
-    CandidateJobAnswer,
-    DriftResetAnswer,
-    PromoteAnswer,
-    RefreshAnswer,
-    UnloadAnswer,
-)
 from service.api.dependencies import (
     AllowedModels,
     Audit,
@@ -27,13 +21,56 @@ from service.api.dependencies import (
     ModelName,
     Owner,
 )
-from service.api.jobs import cancel_job, job_json
-from service.api.openapi import errors
+from service.api.jobs import JobAnswer, cancel_job, job_json
 from service.api.schemas import Envelope
 from service.auth.scopes import key_name, needs
 from service.batch.candidate import can_fit, command, last_lines
 from service.context import Context
 from service.errors import NotDone
+
+
+class ServingAnswer(BaseModel):
+    """Served version of a model, and the reasons why other versions are broken."""
+
+    serving: str | None
+    broken: dict[str, str]
+
+
+class RefreshAnswer(BaseModel):
+    """Models after a refresh."""
+
+    models: dict[str, ServingAnswer]
+
+
+class PromoteAnswer(BaseModel):
+    """Promoted version, the version served before, and the name of the key that promoted it."""
+
+    model: str
+    version: str
+    before: str | None
+    key: str | None
+
+
+class CandidateJobAnswer(BaseModel):
+    """Last job that fitted a candidate, with the end of the log.
+
+    `can_fit` is true if the service can run the job. `command` fits a candidate elsewhere.
+    """
+
+    model: str
+    can_fit: bool
+    command: str
+    job: JobAnswer | None
+    lines: list[str]
+
+
+class DriftResetAnswer(BaseModel):
+    """Result of a drift reset. `reset` is false if there were no live rows."""
+
+    model: str
+    version: str
+    reset: bool
+
 
 router = APIRouter(tags=["Administration"], dependencies=[needs("admin")])
 
@@ -56,11 +93,7 @@ async def _refresh(context: Context) -> None:
     await context.threads.loads(context.watcher.refresh_now)
 
 
-@router.post(
-    "/admin/models/{name}/versions/{version}/promote",
-    response_model=PromoteAnswer,
-    responses=errors(404, 409, 503),
-)
+@router.post("/admin/models/{name}/versions/{version}/promote", response_model=PromoteAnswer)
 async def post_promote(
     context: CurrentContext, call: CurrentRequest, name: str, version: str, audit: Audit
 ) -> dict[str, Any]:
@@ -84,22 +117,13 @@ async def post_promote(
     return {"model": loaded.name, "version": loaded.version, "before": before, "key": key}
 
 
-@router.get(
-    "/admin/models/{name}/candidate",
-    response_model=CandidateJobAnswer,
-    responses=errors(404, 503),
-)
+@router.get("/admin/models/{name}/candidate", response_model=CandidateJobAnswer)
 async def get_candidate(context: CurrentContext, name: ModelName) -> dict[str, Any]:
     """Return the last job that fitted a candidate, and the command to fit one."""
     return await context.threads.state(partial(_candidate, context, name))
 
 
-@router.post(
-    "/admin/models/{name}/candidate",
-    status_code=202,
-    response_model=CandidateJobAnswer,
-    responses=errors(404, 409, 503, 507),
-)
+@router.post("/admin/models/{name}/candidate", status_code=202, response_model=CandidateJobAnswer)
 async def post_candidate(
     context: CurrentContext, owner: Owner, name: ModelName, audit: Audit
 ) -> dict[str, Any]:
@@ -131,11 +155,7 @@ async def post_candidate(
     return content
 
 
-@router.delete(
-    "/admin/models/{name}/candidate",
-    response_model=CandidateJobAnswer,
-    responses=errors(404, 503),
-)
+@router.delete("/admin/models/{name}/candidate", response_model=CandidateJobAnswer)
 async def delete_candidate(
     context: CurrentContext, name: ModelName, audit: Audit
 ) -> dict[str, Any]:
@@ -168,31 +188,7 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
     }
 
 
-@router.post(
-    "/admin/models/{name}/versions/{version}/unload",
-    response_model=UnloadAnswer,
-    responses=errors(404, 409),
-)
-async def post_unload(
-    context: CurrentContext, name: ModelName, version: str, audit: Audit
-) -> dict[str, Any]:
-    """Unload a version that `latest` does not serve. The next request loads it again."""
-
-    def unload() -> tuple[str, bool]:
-        number, unloaded = context.models.unload(name, version)
-        audit("unload", name, number, "loaded" if unloaded else "unloaded", "unloaded")
-        return number, unloaded
-
-    number, unloaded = await context.threads.files(unload)
-    await context.threads.files(partial(context.shared_state.post, "unload", name, number))
-    return {"model": name, "version": number, "unloaded": unloaded}
-
-
-@router.post(
-    "/admin/models/{name}/versions/{version}/drift/reset",
-    response_model=DriftResetAnswer,
-    responses=errors(404),
-)
+@router.post("/admin/models/{name}/versions/{version}/drift/reset", response_model=DriftResetAnswer)
 async def post_drift_reset(
     context: CurrentContext, name: ModelName, version: str, audit: Audit
 ) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Query, Response
 from jaxtyping import Float32
+from pydantic import BaseModel, Field
 
 from model_store.artifacts.manifest import (
     AnyColumn,
@@ -15,11 +16,9 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
-from service.api.answers import DriftDetailsAnswer
 from service.api.dependencies import CurrentContext, CurrentRequest, ModelName
-from service.api.openapi import ROW_ERRORS, errors
 from service.api.responses import format_column_time, json_response
-from service.api.schemas import Envelope, ExamplesAnswer, ExamplesQuery
+from service.api.schemas import Envelope, ModelQuery
 from service.auth.scopes import needs
 from service.models.drift import column_shifts
 from service.models.models import ServedModel
@@ -29,15 +28,48 @@ MAX_UNUSUAL = 5  # live rows
 MAX_NUMBERS = 1 << 16  # in all rows
 DIGITS = 5  # significant digits of a standard deviation in float32
 
+
+class UnusualRow(BaseModel):
+    p_value: float
+    input: Any
+
+
+class DriftDetailsAnswer(BaseModel):
+    """Shifts of a table's columns, and the most unusual of the `rows` recent live rows.
+
+    A shift above `limit` is significant.
+    """
+
+    model: str
+    version: str
+    rows: int
+    columns: dict[str, float]
+    limit: float | None
+    unusual: list[UnusualRow]
+
+
+class ExamplesQuery(ModelQuery):
+    id: list[str] = Field(default_factory=list, max_length=32)
+    """ids of the rows to return, for example from `nearest` in an explanation"""
+
+
+class ExamplesAnswer(BaseModel):
+    """Training rows in the form that /predict takes.
+
+    `labels` are class names or targets, or null if the version does not have them.
+    """
+
+    model: str
+    version: str
+    inputs: list[dict[str, Any] | list[Any]]
+    ids: list[str]
+    labels: list[str] | list[float] | None
+
+
 router = APIRouter(tags=["Predict"])
 
 
-@router.get(
-    "/predict/examples",
-    response_model=ExamplesAnswer,
-    responses=ROW_ERRORS,
-    dependencies=[needs("rows")],
-)
+@router.get("/predict/examples", response_model=ExamplesAnswer, dependencies=[needs("rows")])
 async def get_examples(
     context: CurrentContext, call: CurrentRequest, query: Annotated[ExamplesQuery, Query()]
 ) -> Response:
@@ -76,7 +108,6 @@ def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) ->
 @router.get(
     "/models/{name}/drift",
     response_model=DriftDetailsAnswer,
-    responses=errors(404, 503),
     dependencies=[needs("rows")],
     tags=["Models"],
 )

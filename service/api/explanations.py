@@ -1,8 +1,7 @@
 """Response fields for explanations."""
 
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel
@@ -11,7 +10,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.inference.explanation import Explanation
 from model_store.scores.records import take as take_rows
 from model_store.sources.columns import UnusualCells
-from service.api.fields import Field, answer_model
+from service.api.fields import Field, FieldTable, answer_model, list_fields
 
 MAX_CHARACTERS = 100  # of an unseen category
 # Reasons in `null_because`
@@ -143,82 +142,62 @@ def _nearest(explained: ExplainedRows) -> list[Any] | None:
     ]
 
 
-EXPLANATION = (
-    Field(
-        "statistic",
-        float,
-        "the flag statistic; `p_value` is its rank among the calibration rows",
-        attrgetter("explanation.statistic"),
-        unit="nats",
-    ),
-    Field(
-        "detectors",
-        dict[str, DetectorShareAnswer],
-        "each combined detector's `share` of the statistic. Shares sum to 1; the smallest tail "
-        "probability has the largest share. `low` marks an unusually low score of `residual` or "
-        "`mahalanobis`: the row is smoother or more average than training rows",
-        _detectors,
-    ),
-    Field(
-        "columns",
-        list[ColumnFallAnswer] | None,
-        "for tabular models: the decrease of the statistic, under the same draws, if only this "
-        "column had its usual value (median or most frequent category of the training rows). "
-        "Largest first. The values do not add up. A negative value means that the usual value "
-        "would be more unusual in this row",
-        attrgetter("explanation.falls"),
-        json=_falls,
-        unit="nats",
-    ),
-    Field(
-        "attributed",
-        float | None,
-        "the part of the statistic that `map` attributes to the numbers of the row. It comes from "
-        "the detectors `residual`, `mahalanobis` and `input_neighbours`, unless `low`. The rest "
-        "depends on the model's uncertainty or features",
-        _attributed,
-    ),
-    Field(
-        "map",
-        list[Any] | None,
-        "for other models, except text and ids: each number's share of the statistic, in the "
-        "shape of a row. Shares are not negative and sum to `attributed`. Strongly correlated "
-        "numbers share a contradiction",
-        _map,
-    ),
-    Field(
-        "unseen",
+class ExplanationFields(FieldTable):
+    """Fields of the explanation of a flag."""
+
+    statistic: Annotated[float, Field("explanation.statistic", unit="nats")]
+    """the flag statistic; `p_value` is its rank among the calibration rows"""
+
+    detectors: Annotated[dict[str, DetectorShareAnswer], Field(_detectors)]
+    """each combined detector's `share` of the statistic. Shares sum to 1; the smallest tail
+    probability has the largest share. `low` marks an unusually low score of `residual` or
+    `mahalanobis`: the row is smoother or more average than training rows"""
+
+    columns: Annotated[
+        list[ColumnFallAnswer] | None, Field("explanation.falls", json=_falls, unit="nats")
+    ]
+    """for tabular models: the decrease of the statistic, under the same draws, if only this column
+    had its usual value (median or most frequent category of the training rows). Largest first. The
+    values do not add up. A negative value means that the usual value would be more unusual in this
+    row"""
+
+    attributed: Annotated[float | None, Field(_attributed)]
+    """the part of the statistic that `map` attributes to the numbers of the row. It comes from the
+    detectors `residual`, `mahalanobis` and `input_neighbours`, unless `low`. The rest depends on
+    the model's uncertainty or features"""
+
+    map: Annotated[list[Any] | None, Field(_map)]
+    """for other models, except text and ids: each number's share of the statistic, in the shape of
+    a row. Shares are not negative and sum to `attributed`. Strongly correlated numbers share a
+    contradiction"""
+
+    unseen: Annotated[
         list[UnseenAnswer] | None,
-        "columns with an unknown category, and its first 100 characters",
-        lambda explained: _mark_columns(explained, "unseen"),
-        json=_unseen,
-    ),
-    Field(
-        "missing",
+        Field(lambda explained: _mark_columns(explained, "unseen"), json=_unseen),
+    ]
+    """columns with an unknown category, and its first 100 characters"""
+
+    missing: Annotated[
         list[str] | None,
-        "columns whose value is `null`",
-        lambda explained: _mark_columns(explained, "missing"),
-        json=_missing,
-    ),
-    Field(
-        "nearest",
-        list[NearestAnswer] | None,
-        "the five nearest training rows "
-        "[published with the model](detectors.md#training-rows-in-a-version). `id` is "
-        "the value of the column `data.id`, a file name, or the row's index in its source. "
-        "`distance` is the root-mean-square difference of encoded columns, of pixels, or of other "
-        "numbers in units of their standard deviations. Needs a key with the scope `rows`",
-        _nearest_arrays,
-        json=_nearest,
-    ),
-    Field(
-        "null_because",
+        Field(lambda explained: _mark_columns(explained, "missing"), json=_missing),
+    ]
+    """columns whose value is `null`"""
+
+    nearest: Annotated[list[NearestAnswer] | None, Field(_nearest_arrays, json=_nearest)]
+    """the five nearest training rows [published with the
+    model](detectors.md#training-rows-in-a-version). `id` is the value of the column `data.id`, a
+    file name, or the row's index in its source. `distance` is the root-mean-square difference of
+    encoded columns, of pixels, or of other numbers in units of their standard deviations. Needs a
+    key with the scope `rows`"""
+
+    null_because: Annotated[
         dict[str, str],
-        "the reason for each `null` field, for example that rows were not objects",
-        lambda _: None,
-        json=lambda explained: [null_because(explained)] * len(explained),
-    ),
-)
+        Field(lambda _: None, json=lambda explained: [null_because(explained)] * len(explained)),
+    ]
+    """the reason for each `null` field, for example that rows were not objects"""
+
+
+EXPLANATION = list_fields(ExplanationFields)
 ExplanationAnswer = answer_model(
     "ExplanationAnswer",
     """The explanation of a flag. `null_because` explains null fields.""",

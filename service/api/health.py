@@ -1,19 +1,36 @@
 """Routes for health checks and metrics."""
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 
-from service.api.answers import ReadyAnswer, StatusAnswer
 from service.api.dependencies import CurrentContext
-from service.api.openapi import errors
 from service.auth.scopes import OPEN_TO_ALL, can_see_names, needs
 from service.context import Context
 from service.errors import NotReady, ShuttingDown
 from service.models.models import HOW_TO_PUBLISH
 
 PREFLIGHTS_RUNNING = "the service is still checking the versions to serve"
+
+
+class StatusAnswer(BaseModel):
+    """The process is running."""
+
+    status: Literal["live"]
+
+
+class ReadyAnswer(BaseModel):
+    """Readiness, `degraded` if an alias cannot serve its version.
+
+    If API keys are configured, only requests with a key get the other fields.
+    """
+
+    status: Literal["ready", "degraded"]
+    models: dict[str, str] | None = None
+    degraded: list[str] | None = None
+
 
 router = APIRouter(tags=["Health"])
 
@@ -28,7 +45,6 @@ async def get_live() -> dict[str, str]:
     "/health/ready",
     response_model=ReadyAnswer,
     response_model_exclude_unset=True,
-    responses=errors(503),
     dependencies=[OPEN_TO_ALL],
 )
 async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]:

@@ -1,27 +1,66 @@
 """Routes for existing jobs. `new_jobs.py` creates jobs."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse
+from pydantic import BaseModel
 
 from model_store.errors import NotFound
 from model_store.state.database import may_be_damaged
 from model_store.state.jobs import Job, Jobs
+from service.api.acquire import AcquireAnswer
 from service.api.dependencies import Audit, CurrentContext, LinkPrefix
 from service.api.media_types import JSON
-from service.api.openapi import BINARY, ROW_ERRORS, answers, errors
+from service.api.openapi import BINARY
 from service.api.requests import NPZ, PARQUET
 from service.api.responses import format_timestamp, json_response
-from service.api.schemas import AcquireAnswer, JobAnswer, JobsAnswer, JobsQuery
+from service.api.schemas import Timestamp
 from service.auth.scopes import SCOPES_KEY, allowed_models, get_owner, needs
 from service.context import Context
 from service.errors import NotDone
 from service.telemetry.logs import AuditLog
 
+FILE_CONTENT: dict[str, Any] = {
+    NPZ: {"schema": BINARY},
+    PARQUET: {"schema": BINARY},
+    "text/plain": {"schema": {"type": "string"}},
+}
 MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
 
-router = APIRouter(tags=["Jobs"])
+
+class JobAnswer(BaseModel):
+    """A background job. `owner` is the name of its API key."""
+
+    id: str
+    kind: Literal["acquire", "predict", "candidate"]
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    owner: str | None
+    model: str
+    version: str
+    rows: int
+    num_samples: int
+    seed: int
+    read_as: str
+    ignored_columns: list[str]
+    progress: float
+    worked_s: float
+    seconds_left: float | None
+    created: Timestamp
+    started: Timestamp | None
+    ended: Timestamp | None
+    expires: Timestamp | None
+    error: str | None
+    result: str | None
+
+
+class JobsAnswer(BaseModel):
+    """The jobs of an API key, latest first."""
+
+    jobs: list[JobAnswer]
+
+
+router = APIRouter(tags=["Jobs"], dependencies=[needs("read")])
 
 
 async def _access(request: Request) -> tuple[str | None, frozenset[str] | None]:
@@ -33,22 +72,16 @@ async def _access(request: Request) -> tuple[str | None, frozenset[str] | None]:
 Access = Annotated[tuple[str | None, frozenset[str] | None], Depends(_access)]
 
 
-@router.get("/jobs", response_model=JobsAnswer, responses=errors(422), dependencies=[needs("read")])
-async def get_jobs(
-    context: CurrentContext,
-    access: Access,
-    prefix: LinkPrefix,
-    query: Annotated[JobsQuery, Query()],
-) -> Response:
+@router.get("/jobs", response_model=JobsAnswer)
+async def get_jobs(context: CurrentContext, access: Access, prefix: LinkPrefix) -> Response:
     """List the jobs of the API key, latest first, or all jobs for an administrator."""
-    owner, models = access
 
-    def find_page() -> dict[str, Any]:
-        jobs, after = Jobs(context.state).page(owner, query.limit, query.after, models)
-        content = {"jobs": [job_json(context, job, prefix) for job in jobs]}
-        return content if query.limit is None else {**content, "next": after}
+    def list_jobs() -> dict[str, Any]:
+        return {
+            "jobs": [job_json(context, job, prefix) for job in Jobs(context.state).all(*access)]
+        }
 
-    return json_response(await context.threads.jobs(find_page))
+    return json_response(await context.threads.jobs(list_jobs))
 
 
 async def _find_job(context: CurrentContext, access: Access, job: str) -> Job:
@@ -58,12 +91,7 @@ async def _find_job(context: CurrentContext, access: Access, job: str) -> Job:
 OwnJob = Annotated[Job, Depends(_find_job)]  # path parameter
 
 
-@router.get(
-    "/jobs/{job}",
-    response_model=JobAnswer,
-    responses=errors(404),
-    dependencies=[needs("read")],
-)
+@router.get("/jobs/{job}", response_model=JobAnswer)
 async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> dict[str, Any]:
     """Return the state and progress of a job."""
     return job_json(context, job, prefix)
@@ -71,16 +99,8 @@ async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> d
 
 @router.get(
     "/jobs/{job}/result",
-    responses=answers(
-        AcquireAnswer,
-        *(404, 409),
-        content={
-            NPZ: {"schema": BINARY},
-            PARQUET: {"schema": BINARY},
-            "text/plain": {"schema": {"type": "string"}},
-        },
-    ),
-    dependencies=[needs("read")],
+    response_model=AcquireAnswer,
+    responses={200: {"content": FILE_CONTENT}},
 )
 async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
     """Return the result of a job: a ranking, a table of predictions or the log of a fit."""
@@ -95,12 +115,7 @@ async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
     return FileResponse(path, media_type=media_type, filename=f"{job.id}{path.suffix}")
 
 
-@router.post(
-    "/jobs/{job}/cancel",
-    response_model=JobAnswer,
-    responses=ROW_ERRORS,
-    dependencies=[needs("read")],
-)
+@router.post("/jobs/{job}/cancel", response_model=JobAnswer)
 async def post_job_cancel(
     context: CurrentContext, prefix: LinkPrefix, job: OwnJob, audit: Audit
 ) -> dict[str, Any]:
@@ -110,12 +125,7 @@ async def post_job_cancel(
     return job_json(context, cancelled, prefix)
 
 
-@router.delete(
-    "/jobs/{job}",
-    response_model=JobAnswer,
-    responses=errors(404, 409),
-    dependencies=[needs("read")],
-)
+@router.delete("/jobs/{job}", response_model=JobAnswer)
 async def delete_job(
     context: CurrentContext, prefix: LinkPrefix, job: OwnJob, audit: Audit
 ) -> dict[str, Any]:

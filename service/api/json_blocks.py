@@ -6,18 +6,27 @@ JSON (RFC 8259) is still rejected, because each block is parsed.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import orjson
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, describe_value
 from model_store.types import Content, Pause, no_pause
 from service.errors import TooLarge
+from service.request_context import RequestContext
 
 BLOCK_BYTES = 64 << 10  # parsed in a few milliseconds
 MAX_ITEM_BYTES = 4 << 20  # except strings
 MAX_DEPTH = 32  # nested arrays and objects in an item; no model takes as many
+MAX_NESTED_PER_ROW = 64  # arrays and objects per row, on average
+MAX_NESTED = 1_000_000
+# Upper bounds in bytes for each punctuation mark. A comma or colon stands for a number (float32
+# and a finite flag), a bracket for the offsets of a row, and a quote for half a string.
+JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
+COUNT_STEP_BYTES = 256 << 10  # takes a few tenths of a millisecond
+
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _SPACE = re.compile(rb"[ \t\n\r]*+")
@@ -65,44 +74,23 @@ def split_json(
     body: Content, rows_field: str, max_rows: int, pause: Pause = no_pause
 ) -> tuple[dict[str, Any], JsonRows | None]:
     """Split a JSON object into its fields and its unparsed rows, if any."""
-    position = _after_space(body, 0)
-    if body[position : position + 1] != b"{":
-        raise InvalidInput("body", "a JSON object", "another JSON value, or none")
-    content: dict[str, Any] = {}
     rows: JsonRows | None = None
-    position += 1
-    while True:
-        key = _KEY.match(body, position)
-        if key is None:
-            if not content and body[_after_space(body, position) :].rstrip(b" \t\n\r") == b"}":
-                return content, rows
-            raise invalid_json("unexpected character, expected a field's name")
-        name = parse(key[1])
-        # The last duplicate wins, but all must be valid JSON.
-        if name == rows_field and rows is not None:
-            for _ in rows.parse_blocks():
-                pause()
-        if body[key.end() : key.end() + 1] == b"[":
-            blocks, position = _find_blocks(body, key.end() + 1, name, max_rows, pause)
-            if name == rows_field:
-                rows, content[name] = blocks, []
-            else:
-                content[name] = []
-                for items in blocks.parse_blocks():
-                    content[name] += items
-                    pause()
+    first = last = 0  # the rows are between these positions
+    position = _after_space(body, 0) + 1
+    while (key := _KEY.match(body, position)) is not None:
+        name, start = parse(key[1]), key.end()
+        blocks = None
+        if body[start : start + 1] == b"[":
+            blocks, end = _find_blocks(body, start + 1, name, max_rows, pause)
         else:
-            position = _item_end(body, key.end(), name)
-            content[name] = parse(body[key.end() : position])
-            rows = None if name == rows_field else rows
-        position = _after_space(body, position)
-        mark, position = body[position : position + 1], position + 1
-        if mark == b"}":
-            break
-        if mark != b",":
-            raise invalid_json("unexpected character, expected ',' or '}'")
-    if _after_space(body, position) != len(body):
-        raise invalid_json("unexpected content after document")
+            end = _item_end(body, start, name)
+        if name == rows_field:  # the last duplicate wins
+            rows, first, last = blocks, start + 1, end - 1
+        position = _after_space(body, end) + 1
+    # The parser rejects everything that the loop passed over.
+    content = parse(body[:first] + body[last:])
+    if not isinstance(content, dict):
+        raise InvalidInput("body", "a JSON object", describe_value(content))
     return content, rows
 
 
@@ -159,3 +147,36 @@ def _after_space(body: Content, position: int) -> int:
 
 def invalid_json(reason: str) -> InvalidInput:
     return InvalidInput("body", "JSON (which has no NaN or Infinity)", reason)
+
+
+def reserve_json(
+    body: Content,
+    field: str,
+    max_rows: int,
+    call: RequestContext,
+    mark_bytes: Mapping[str, int] = JSON_OBJECT_BYTES,
+) -> None:
+    """Reserve memory for parsing a JSON body, estimated from its punctuation.
+
+    The default `mark_bytes` assume that rows become arrays and other fields become objects.
+    """
+    counts = count_marks(body, call.pause)
+    nested, max_nested = counts["["] + counts["{"], min(max_rows * MAX_NESTED_PER_ROW, MAX_NESTED)
+    if nested > max_nested:
+        raise TooLarge(field, f"at most {max_nested} arrays and objects", str(nested))
+    size = sum(mark_bytes.get(mark, 0) * count for mark, count in counts.items())
+    call.reservation.reserve(size, "body")
+
+
+def count_marks(body: Content, pause: Pause) -> dict[str, int]:
+    """Count the structural characters of a JSON text.
+
+    `bytes.count` would block other threads, and is slower if there are many matches.
+    """
+    array, counts = np.frombuffer(body, dtype=np.uint8), dict.fromkeys(JSON_OBJECT_BYTES, 0)
+    for first in range(0, len(array), COUNT_STEP_BYTES):
+        part = array[first : first + COUNT_STEP_BYTES]
+        for mark in counts:
+            counts[mark] += int(np.count_nonzero(part == ord(mark)))
+        pause()
+    return counts

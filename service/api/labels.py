@@ -1,26 +1,22 @@
 """Routes for labels and live quality."""
 
-import sqlite3
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, Field
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
 from model_store.sources.cells import match_category
 from model_store.sources.columns import fill_missing
-from model_store.state.answers import Repeatable, Repeated
 from model_store.state.labels import (
-    Accepted,
     Label,
     accept,
     candidates,
     check_id,
     control_labels,
-    count_labels,
     counts,
     delete_labels,
     kept_labels,
@@ -28,24 +24,18 @@ from model_store.state.labels import (
 )
 from model_store.state.live import MIN_CONTROL_ROWS, live_figures
 from model_store.types import Content
-from service import limits
 from service.api.dependencies import AllowedModels, Audit, CurrentContext, CurrentRequest, ModelName
-from service.api.idempotency import identify_request
-from service.api.media_types import JSON
-from service.api.openapi import ROW_ERRORS, errors, json_body
+from service.api.openapi import json_body
 from service.api.requests import parse_json, read_body, require_json, validate
 from service.api.responses import format_timestamp, json_response
 from service.api.rows import rows_array
 from service.api.schemas import (
     Envelope,
     LabelEntry,
-    LabelFiguresAnswer,
-    LabelListAnswer,
-    LabelsAnswer,
-    LabelsDeletedAnswer,
     LabelsDeletion,
-    LabelsQuery,
     LabelsRequest,
+    QueryModel,
+    Timestamp,
 )
 from service.auth.scopes import allowed_models, key_name, needs
 from service.context import Context
@@ -58,41 +48,133 @@ MAX_BODY_BYTES = 4 << 20
 OBJECT_BYTES = 16  # memory per byte of JSON
 NO_COUNTS = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
 
+
+class LabelsAnswer(BaseModel):
+    """Counts of new, unchanged, replaced and all labels."""
+
+    model: str
+    accepted: int
+    known: int
+    replaced: int
+    labels: int
+
+
+class LabelsQuery(QueryModel):
+    """Query parameters of GET /labels."""
+
+    model: str | None = None
+    """name of a published model; optional if there is only one"""
+
+    annotator: str | None = None
+    """return only the labels sent with the API key of this name"""
+
+    former: bool = False
+    """list replaced and deleted labels instead"""
+
+    after: int = Field(default=0, ge=0, lt=1 << 63)
+    """`next` of the previous page"""
+
+    limit: int = Field(default=1000, ge=1, le=10_000)
+    """maximum number of labels"""
+
+
+class KeptLabel(BaseModel):
+    """A stored label. `annotator` is the name of the API key that sent it.
+
+    Former labels also have the time and API key of their replacement or deletion.
+    """
+
+    id: str
+    label: str | None
+    target: float | None
+    annotator: str | None
+    time: Timestamp
+    control: bool
+    ended: Timestamp | None = None
+    ended_by: str | None = None
+
+
+class LabelListAnswer(BaseModel):
+    """A page of labels. `next` is null on the last page."""
+
+    model: str
+    labels: list[KeptLabel]
+    next: int | None
+
+
+class LabelsDeletedAnswer(BaseModel):
+    """Counts of deleted and remaining labels."""
+
+    model: str
+    deleted: int
+    labels: int
+
+
+class FigureAnswer(BaseModel):
+    """An estimate with its 95 % confidence interval."""
+
+    value: float
+    interval: Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class LiveAnswer(BaseModel):
+    """Live quality of a version on its control rows, null if there are too few."""
+
+    version: str
+    serving: bool
+    control_labels: int
+    figures: dict[str, FigureAnswer] | None
+
+
+class CandidateAnswer(BaseModel):
+    """Result of a candidate, compared with the version `against` on test and control rows."""
+
+    version: str
+    against: str
+    labels: int
+    control_labels: int
+    promoted: bool
+    time: Timestamp
+    reason: str
+    test: dict[str, Any] | None = None
+    control: dict[str, Any] | None
+    lost: dict[str, Any] | None = None
+
+
+class LabelFiguresAnswer(BaseModel):
+    """Label counts and live quality. `null_because` explains null fields."""
+
+    model: str
+    acquired: int
+    waiting: int
+    labels: int
+    control_labels: int
+    live: list[LiveAnswer]
+    candidates: list[CandidateAnswer]
+    null_because: dict[str, str]
+
+
 router = APIRouter(tags=["Labels"])
 
 
 @router.post(
     "/labels",
     response_model=LabelsAnswer,
-    responses=ROW_ERRORS | errors(409, 507),
     openapi_extra=json_body(LabelsRequest),
     dependencies=[needs("label")],
 )
-async def post_labels(context: CurrentContext, call: CurrentRequest, audit: Audit) -> Response:
+async def post_labels(
+    context: CurrentContext, call: CurrentRequest, audit: Audit
+) -> dict[str, Any]:
     """Store all labels on disk, or none. Repeating a request has no effect."""
     require_json(call.request)
     body = await _body(call)
-    try:
-        repeat = await identify_request(context, call, body)
-        answer = orjson.dumps(await _keep(context, call, audit, body, repeat))
-    except Repeated as repeated:
-        answer = repeated.answer
-    return Response(answer, media_type=JSON)
-
-
-async def _keep(
-    context: Context,
-    call: RequestContext,
-    audit: AuditLog,
-    body: Content,
-    repeat: Repeatable | None,
-) -> dict[str, Any]:
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     count, max_labels = len(envelope.labels), context.settings.max_rows
     if count > max_labels:
         raise TooLarge("labels", f"at most {max_labels}", str(count))
     loaded = await context.find_model(call, Envelope(model=envelope.model))
-    options = envelope.replace, envelope.encoded, repeat
+    options = envelope.replace, envelope.encoded
     work = partial(keep_labels, context, loaded, envelope.labels, call, audit, *options)
     return await context.threads.state(work)
 
@@ -103,12 +185,7 @@ async def _body(call: RequestContext) -> Content:
     return body
 
 
-@router.get(
-    "/labels",
-    response_model=LabelListAnswer,
-    responses=errors(404, 422, 503),
-    dependencies=[needs("label")],
-)
+@router.get("/labels", response_model=LabelListAnswer, dependencies=[needs("label")])
 async def get_labels(
     context: CurrentContext, allowed: AllowedModels, query: Annotated[LabelsQuery, Query()]
 ) -> Response:
@@ -135,7 +212,6 @@ async def get_labels(
 @router.post(
     "/labels/delete",
     response_model=LabelsDeletedAnswer,
-    responses=ROW_ERRORS | errors(507),
     openapi_extra=json_body(LabelsDeletion),
     dependencies=[needs("label")],
 )
@@ -168,14 +244,10 @@ def keep_labels(
     audit: AuditLog,
     replace: bool,
     encoded: bool = False,
-    repeat: Repeatable | None = None,
 ) -> dict[str, Any]:
     """Store labels of a model, all or none, and return the response.
 
     This reads and writes files, so call it from a worker thread.
-
-    Args:
-        repeat: stores the response in case the request is repeated.
 
     Raises:
         InvalidInput: if a label does not fit the model, or its row is unknown.
@@ -198,19 +270,12 @@ def keep_labels(
                 break
     if invalid:
         raise merge_errors(invalid)
-    answer: dict[str, Any] = {"model": loaded.name}
-
-    def note(connection: sqlite3.Connection, accepted: Accepted) -> None:
-        answer.update(asdict(accepted), labels=count_labels(connection, loaded.name))
-        if repeat is not None:
-            repeat.save(connection, orjson.dumps(answer))
-
     key, rows = key_name(call.request.scope), row_format(manifest)
-    accepted = accept(context.state, loaded.name, rows, labels, replace, key, note)
-    after = asdict(accepted) | {"labels": answer["labels"]}
-    audit("store labels", *loaded.key, after["labels"] - accepted.accepted, after)
+    accepted = accept(context.state, loaded.name, rows, labels, replace, key)
+    after = asdict(accepted)
+    audit("store labels", *loaded.key, accepted.labels - accepted.accepted, after)
     context.metrics.count_labels(loaded.name, accepted)
-    return answer
+    return {"model": loaded.name, **after}
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
@@ -240,12 +305,12 @@ def _row(
 ) -> Any:
     if entry.input is None:
         return None
-    model, max_pixels = loaded.model, limits.MAX_IMAGE_PIXELS
+    model = loaded.model
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
     spec = spec.encoded if encoded else spec
     try:
-        x = rows_array([entry.input], spec, "input", max_pixels, call, encoder)
+        x = rows_array([entry.input], spec, "input", call, encoder)
         fill_missing(x, spec.columns)
         return x[0]
     except InvalidInput as error:
@@ -258,7 +323,6 @@ def _row(
 @router.get(
     "/models/{name}/labels",
     response_model=LabelFiguresAnswer,
-    responses=errors(404, 503),
     dependencies=[needs("read")],
 )
 async def get_label_figures(context: CurrentContext, name: ModelName) -> dict[str, Any]:

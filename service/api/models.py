@@ -2,24 +2,29 @@
 
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import orjson
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
 
-from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
+from model_store.artifacts.manifest import (
+    CategorySpec,
+    EncoderSpec,
+    Manifest,
+)
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.storage import REPORT
 from model_store.artifacts.summary import too_few_rows
 from model_store.conformal.drift import ALARM_EVIDENCE
 from model_store.errors import NotFound, StoreError
-from service.api.answers import ModelAnswer, ModelsAnswer, OverviewAnswer, VersionAnswer
+from model_store.types import Task
 from service.api.dependencies import AllowedModels, CurrentContext, LinkPrefix, ModelName
 from service.api.media_types import JSON
-from service.api.openapi import BINARY, answers, errors
+from service.api.openapi import BINARY
 from service.api.responses import format_timestamp
-from service.api.schemas import ModelsQuery
+from service.api.schemas import Timestamp
 from service.auth.scopes import needs
 from service.context import Context
 from service.models.drift import DriftReport
@@ -42,36 +47,111 @@ FILE_CONTENT: dict[str, Any] = {
     **{media_type: {"schema": BINARY} for media_type in (UNKNOWN_FILE, *MEDIA_TYPES.values())},
     **REPORT_CONTENT,
 }
+# Fields of the manifest that describe a model
+DESCRIPTIVE_FIELDS = ("method", "task", "classes", "target", "quality", "baselines", "warnings")
 REPORT_PATH = "/models/{name}/versions/{version}/report"
+
+
+class ColumnAnswer(BaseModel):
+    """An input column of a tabular model."""
+
+    name: str
+    kind: Literal["numeric", "categorical", "time"]
+    categories: list[str] | None = None
+
+
+class ReportAnswer(BaseModel):
+    """Summary of an evaluation report, with the paths of its files."""
+
+    version: str
+    created: Any
+    summary: Any
+    href: str
+    files: dict[str, str]
+
+
+class DriftAnswer(BaseModel):
+    """Drift test on live rows.
+
+    The alarm is on if the largest evidence, in nats, reached `alarm_at`.
+    """
+
+    rows: int
+    flag_rate: float | None
+    expected_flag_rate: float
+    evidence: float
+    largest_evidence: float
+    alarm_at: float
+    alarm: bool
+    alarm_time: Timestamp | None
+    is_global: bool
+
+
+class OverviewAnswer(BaseModel):
+    """Versions of a model. Fields that describe `latest` are null if no version is served."""
+
+    name: str
+    serving: str | None
+    versions: list[str]
+    aliases: dict[str, str]
+    in_memory: dict[str, int]
+    broken: dict[str, str]
+    method: str | None
+    task: Task | None
+    input_shape: list[int] | None
+    columns: list[ColumnAnswer] | None
+    classes: list[str] | None
+    target: str | None
+    quality: dict[str, float] | None
+    baselines: dict[str, dict[str, float]] | None
+    smallest_fpr: float | None
+    warnings: list[str] | None
+    too_few_rows: str | None
+    categories: CategorySpec | None
+    encoder: EncoderSpec | None
+    smallest_risk: float | None
+
+
+class ModelsAnswer(BaseModel):
+    """Models by name."""
+
+    models: list[OverviewAnswer]
+
+
+class ModelAnswer(OverviewAnswer):
+    """A model with the drift, manifest and report of `latest`."""
+
+    drift: DriftAnswer | None
+    manifest: Manifest | None
+    report: ReportAnswer | None
+
+
+class VersionAnswer(BaseModel):
+    """A model version. `broken` is the reason why it cannot be served, or null."""
+
+    name: str
+    version: str
+    aliases: list[str]
+    broken: str | None
+    manifest: Manifest
+    report: ReportAnswer | None
+
 
 router = APIRouter(tags=["Models"], dependencies=[needs("read")])
 
 
-@router.get(
-    "/models",
-    response_model=ModelsAnswer,
-    response_model_exclude_unset=True,
-    responses=errors(422),
-)
-async def get_models(
-    context: CurrentContext, allowed: AllowedModels, query: Annotated[ModelsQuery, Query()]
-) -> dict[str, Any]:
+@router.get("/models", response_model=ModelsAnswer, response_model_exclude_unset=True)
+async def get_models(context: CurrentContext, allowed: AllowedModels) -> dict[str, Any]:
     """List the models by name, with their versions."""
     models = context.models
-    names = [name for name in models.names(allowed) if query.after is None or name > query.after]
-    page = names[: query.limit]
-    overview = await context.threads.files(lambda: [_overview(models, name) for name in page])
-    if query.limit is None:
-        return {"models": overview}
-    return {"models": overview, "next": page[-1] if len(page) < len(names) else None}
+
+    def describe() -> list[dict[str, Any]]:
+        return [_overview(models, name) for name in models.names(allowed)]
+
+    return {"models": await context.threads.files(describe)}
 
 
-@router.get(
-    "/models/{name}",
-    response_model=ModelAnswer,
-    response_model_exclude_unset=True,
-    responses=errors(404),
-)
+@router.get("/models/{name}", response_model=ModelAnswer, response_model_exclude_unset=True)
 async def get_model(context: CurrentContext, prefix: LinkPrefix, name: ModelName) -> dict[str, Any]:
     """Return a model with the drift, manifest and report of `latest`."""
     return await context.threads.files(partial(_description, context.models, name, prefix))
@@ -81,7 +161,6 @@ async def get_model(context: CurrentContext, prefix: LinkPrefix, name: ModelName
     "/models/{name}/versions/{version}",
     response_model=VersionAnswer,
     response_model_exclude_unset=True,
-    responses=errors(404, 503),
 )
 async def get_version(
     context: CurrentContext, prefix: LinkPrefix, name: ModelName, version: str
@@ -134,17 +213,12 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
     if latest is None:
         return dict.fromkeys(OverviewAnswer.model_fields) | overview
     categories, encoder, abstention = latest.categories, latest.encoder, latest.abstention
-    return overview | {
-        "method": latest.method,
-        "task": latest.task,
+    return {
+        **overview,
+        **{name: getattr(latest, name) for name in DESCRIPTIVE_FIELDS},
         "input_shape": latest.input.shape,
-        "columns": [_column(column) for column in latest.input.columns],
-        "classes": latest.classes,
-        "target": latest.target,
-        "quality": latest.quality,
-        "baselines": latest.baselines,
+        "columns": [vars(column) for column in latest.input.columns],
         "smallest_fpr": latest.detectors.smallest_fpr,
-        "warnings": latest.warnings,
         "too_few_rows": too_few_rows(latest.detectors, categories),
         "categories": None if categories is None else categories.model_dump(),
         "encoder": None if encoder is None else encoder.model_dump(),
@@ -152,14 +226,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
     }
 
 
-def _column(column: AnyColumn) -> dict[str, Any]:
-    content: dict[str, Any] = {"name": column.name, "kind": column.kind}
-    if isinstance(column, CategoricalColumn):
-        content["categories"] = column.categories
-    return content
-
-
-@router.get(REPORT_PATH, responses=answers(None, 404, 503, content=REPORT_CONTENT))
+@router.get(REPORT_PATH, responses={200: {"content": REPORT_CONTENT}})
 async def get_report(context: CurrentContext, name: ModelName, version: str) -> Response:
     """Return the evaluation report of a version, written by `dubito evaluate`."""
     return await _file(context, name, version, REPORT)
@@ -167,7 +234,7 @@ async def get_report(context: CurrentContext, name: ModelName, version: str) -> 
 
 @router.get(
     REPORT_PATH + "/{file}",
-    responses=answers(None, 404, 503, content=FILE_CONTENT),
+    responses={200: {"content": FILE_CONTENT}},
     response_class=Response,
 )
 async def get_report_file(

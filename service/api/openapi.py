@@ -1,4 +1,7 @@
-"""Build the OpenAPI document from the routes, and describe bodies and errors for the routes."""
+"""`GET /openapi.json` and `GET /docs`, and descriptions of bodies and errors for the routes.
+
+Both routes are open, so their content is built and compressed once.
+"""
 
 import base64
 import io
@@ -8,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import orjson
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from PIL import Image
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from model_store.artifacts.manifest import (
@@ -22,7 +25,9 @@ from model_store.artifacts.manifest import (
     TimeColumn,
 )
 from model_store.conformal.calibration import DEFAULT_FPR
+from service.api.dependencies import CurrentContext, LinkPrefix
 from service.api.media_types import JSON, PROBLEM_JSON
+from service.api.problems import Problem
 from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
 from service.api.responses import format_column_time
 from service.api.schemas import (
@@ -33,11 +38,10 @@ from service.api.schemas import (
     LabelsRequest,
     PredictJobRequest,
     PredictRequest,
-    Problem,
     RequestModel,
 )
-from service.api.static_files import StaticContent
-from service.auth.scopes import needed_scope
+from service.api.static_files import StaticContent, StaticResponse
+from service.auth.scopes import OPEN_TO_ALL, needed_scope
 from service.context import Context
 
 FORMS: dict[type[RequestModel], str] = {
@@ -45,13 +49,17 @@ FORMS: dict[type[RequestModel], str] = {
     AcquireRequest: "pool",
     PredictJobRequest: "inputs",
 }
+SWAGGER_FILES = "/static-offline-docs"
 SCHEMAS = "#/components/schemas/"
 BINARY = {"type": "string", "format": "binary"}
 IN_QUERY = "only if the body is not JSON"
-PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHEMAS}Problem"}}}}
-Answers = dict[int | str, dict[str, Any]]
-ERRORS = (404, 413, 415, 422, 429, 503, 504)  # of requests with rows
-DEFAULT_ERRORS: Answers = {"default": {"description": "Any other error", **PROBLEM}}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "An error, such as 404 (unknown model), 413 (too large), 415 (media type), "
+        "422 (invalid), 429 (overloaded), 503 (not ready) or 504 (past the deadline)",
+        "content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHEMAS}Problem"}}},
+    }
+}
 PURPOSE_PARAMETER: dict[str, Any] = {
     "name": PURPOSE,
     "in": "header",
@@ -64,25 +72,25 @@ MAX_MODELS = 20  # with examples
 MAX_EXAMPLE_NUMBERS = 4096  # per row
 MAX_PIXELS = 1 << 20  # per example image
 
-
-def errors(*statuses: int) -> Answers:
-    """Describe the error responses of a route."""
-    return dict.fromkeys(statuses, PROBLEM)
+router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 
 
-ROW_ERRORS = errors(*ERRORS)
+@router.get("/openapi.json")
+async def get_document(request: Request, context: CurrentContext, prefix: LinkPrefix) -> Response:
+    document: OpenApiDocument = request.app.openapi
+    return StaticResponse(await context.threads.files(lambda: document.content(prefix)))
 
 
-def answers(
-    kind: type[BaseModel] | None,
-    *statuses: int,
-    status: int = 200,
-    content: dict[str, Any] | None = None,
-) -> Answers:
-    """Describe the responses of a route: a JSON model, other media types, or both."""
-    described: dict[str, Any] = {} if kind is None else {"model": kind}
-    described |= {} if content is None else {"content": content}
-    return {status: described, **errors(*statuses)}
+@router.get("/docs")
+async def get_docs(request: Request, prefix: LinkPrefix) -> Response:
+    """Show the document with Swagger UI."""
+    return get_swagger_ui_html(
+        openapi_url=f"{prefix}/openapi.json",
+        title=request.app.title,
+        swagger_js_url=f"{prefix}{SWAGGER_FILES}/swagger-ui-bundle.js",
+        swagger_css_url=f"{prefix}{SWAGGER_FILES}/swagger-ui.css",
+        swagger_favicon_url=f"{prefix}{SWAGGER_FILES}/favicon.png",
+    )
 
 
 def form_name(kind: type[RequestModel]) -> str:
@@ -137,7 +145,7 @@ def without_default(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class OpenApiDocument:
-    """OpenAPI document, rebuilt if the served models or the API keys change."""
+    """OpenAPI document, rebuilt if the served models change."""
 
     def __init__(self, app: FastAPI, context: Context, routes: Sequence[APIRoute]) -> None:
         self._build = app.openapi
@@ -145,24 +153,22 @@ class OpenApiDocument:
         self._routes = routes
         self._document: dict[str, Any] = {}
         self._contents: dict[str, StaticContent] = {}  # by prefix
-        self._state: Any = None  # models and keys of `_document`
+        self._versions: list[tuple[str, str]] | None = None  # with examples in `_document`
 
     def __call__(self) -> dict[str, Any]:
-        keys, manifests = self._context.key_ring.keys, list[Manifest]()
-        if keys.api_is_open:  # otherwise model names are not public
-            models = self._context.models
-            latest = [models.latest(name) for name in models.names()[:MAX_MODELS]]
-            manifests = [manifest for manifest in latest if manifest is not None]
-        needs_keys = bool(keys.names)
-        state = needs_keys, keys.api_is_open, [(m.name, m.version) for m in manifests]
-        if state != self._state:
+        keys, models = self._context.key_ring.keys, self._context.models
+        # With keys, the names of models are not public.
+        names = models.names()[:MAX_MODELS] if keys.api_is_open else []
+        manifests = [manifest for manifest in map(models.latest, names) if manifest is not None]
+        versions = [(manifest.name, manifest.version) for manifest in manifests]
+        if versions != self._versions:
             document = deepcopy(self._build())
             _remove_null(document)
             _add_schemas(document)
             _add_examples(document, manifests)
-            if needs_keys:
+            if keys.names:
                 _add_keys(document, self._routes, keys.api_is_open)
-            self._document, self._state, self._contents = document, state, {}
+            self._document, self._versions, self._contents = document, versions, {}
         return self._document
 
     def content(self, prefix: str) -> StaticContent:
@@ -206,7 +212,7 @@ def _add_schemas(document: dict[str, Any]) -> None:
 
 
 def _add_keys(document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool) -> None:
-    """Add the scope that each route needs, and the responses 401 and 403."""
+    """Add the scope that each route needs."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -218,10 +224,6 @@ def _add_keys(document: dict[str, Any], routes: Sequence[APIRoute], api_is_open:
         for method in route.methods or ():
             operation = document["paths"][route.path][method.lower()]
             operation["security"] = [{"bearer": [needed]}, {"key": [needed]}]
-            operation["responses"] |= {
-                "401": {"description": "No valid key", **PROBLEM},
-                "403": {"description": f"The key lacks the scope {needed}", **PROBLEM},
-            }
 
 
 def _add_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,30 +22,19 @@ PRIORS_TOLERANCE = 1e-6  # for the sum of shares
 INCOMPATIBLE_WITH_PRIORS = ("fdr", "risk", "confidence")
 
 
-class ModelVersion(Protocol):
-    @property
-    def model(self) -> Model: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-
-
-def resolve_num_samples(envelope: Envelope, loaded: ModelVersion, settings: Settings) -> int:
-    noise = loaded.model.manifest.noise
+def resolve_num_samples(envelope: Envelope, model: Model, settings: Settings) -> int:
+    noise, name = model.manifest.noise, model.manifest.name
     num_samples = envelope.num_samples or noise.default_draws
     if num_samples > settings.max_samples:
         raise InvalidInput("num_samples", f"at most {settings.max_samples}", str(num_samples))
     if noise.max_draws is not None and num_samples > noise.max_draws:
-        expected = f"at most {noise.max_draws}, the number of different draws of {loaded.name}"
+        expected = f"at most {noise.max_draws}, the number of different draws of {name}"
         raise InvalidInput("num_samples", expected, str(num_samples))
     return num_samples
 
 
-def check_answer_size(
-    envelope: PredictRequest, rows: int, num_samples: int, loaded: ModelVersion
-) -> None:
-    model, max_numbers = loaded.model, limits.MAX_ANSWER_NUMBERS
+def check_answer_size(envelope: PredictRequest, rows: int, num_samples: int, model: Model) -> None:
+    max_numbers = limits.MAX_ANSWER_NUMBERS
     numbers = rows * num_samples * model.manifest.output_size
     if envelope.return_samples and numbers > max_numbers:
         raise TooLarge("return_samples", f"at most {max_numbers} numbers to return", str(numbers))
@@ -58,43 +46,41 @@ def check_answer_size(
             raise TooLarge("explain", f"maps of at most {max_numbers} numbers", str(numbers))
 
 
-def decision_options(
-    envelope: PredictRequest, loaded: ModelVersion, num_samples: int
-) -> DecisionOptions:
-    smallest = loaded.model.calibration.smallest_fpr
+def decision_options(envelope: PredictRequest, model: Model, num_samples: int) -> DecisionOptions:
+    smallest, name = model.calibration.smallest_fpr, model.manifest.name
     fpr = DEFAULT_FPR if envelope.fpr is None else envelope.fpr
     if envelope.fpr is not None and envelope.fdr is not None:
         raise InvalidInput("fdr", "either fdr or fpr to decide the flag", "both")
     field, rate = ("fpr", fpr) if envelope.fdr is None else ("fdr", envelope.fdr)
     if rate < smallest:
-        expected = (
-            f"at least {format_rate(smallest)}, the smallest rate that {loaded.name} supports"
-        )
+        expected = f"at least {format_rate(smallest)}, the smallest rate that {name} supports"
         raise InvalidInput(field, expected, f"{rate}")
-    _check_confidence(envelope, fpr, loaded)
-    priors = resolve_priors(envelope, loaded)
+    _check_confidence(envelope, fpr, model)
+    priors = resolve_priors(envelope, model)
     if priors is not None:
         for name in INCOMPATIBLE_WITH_PRIORS:
             if getattr(envelope, name) is not None:
                 raise InvalidInput(name, "no value with priors, which void its guarantee", "both")
         return DecisionOptions(fpr, None, envelope.coverage, None, None, priors)
-    risk = _resolve_risk(envelope, loaded, num_samples, fpr)
+    risk = _resolve_risk(envelope, model, num_samples, fpr)
     return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, envelope.confidence)
 
 
-def resolve_priors(envelope: Envelope, loaded: ModelVersion) -> tuple[float, ...] | None:
+def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None:
     """Return the class shares of a request in the order of the model's classes."""
-    priors, manifest = envelope.priors, loaded.model.manifest
+    priors, manifest = envelope.priors, model.manifest
     if priors is None:
         return None
     if manifest.categories is not None:
         kind = manifest.categories.kind
-        raise InvalidInput("priors", f"none, because {loaded.name} is calibrated by {kind}", "some")
-    label_shift = loaded.model.label_shift
+        raise InvalidInput(
+            "priors", f"none, because {manifest.name} is calibrated by {kind}", "some"
+        )
+    label_shift = model.label_shift
     if manifest.classes is None:
-        raise InvalidInput("priors", f"none, because {loaded.name} is a regression", "some")
+        raise InvalidInput("priors", f"none, because {manifest.name} is a regression", "some")
     if manifest.priors is None or label_shift is None:
-        version = f"{loaded.name} version {loaded.version}"
+        version = f"{manifest.name} version {manifest.version}"
         expected = f"none, because {version} has no record of its class shares (fit it again)"
         raise InvalidInput("priors", expected, "some")
     missing = [name for name in manifest.classes if name not in priors]
@@ -121,16 +107,16 @@ def resolve_priors(envelope: Envelope, loaded: ModelVersion) -> tuple[float, ...
 
 
 def resolve_groups(
-    envelope: PredictRequest, rows: int, loaded: ModelVersion
+    envelope: PredictRequest, rows: int, model: Model
 ) -> Int64[np.ndarray, "N"] | None:
     """Return each row's group index, or `UNKNOWN`.
 
     Return None unless the model is calibrated by group.
     """
-    spec = loaded.model.manifest.categories
+    spec = model.manifest.categories
     is_by_group = spec is not None and spec.kind == "group"
     if envelope.groups is not None and not is_by_group:
-        expected = f"none, because {loaded.name} is not calibrated by group"
+        expected = f"none, because {model.manifest.name} is not calibrated by group"
         raise InvalidInput("groups", expected, "some")
     if spec is None or not is_by_group:
         return None
@@ -148,39 +134,40 @@ def group_numbers(groups: Sequence[str], spec: CategorySpec) -> Int64[np.ndarray
     return np.array([numbers.get(group, UNKNOWN) for group in groups], dtype=np.int64)
 
 
-def _check_confidence(envelope: PredictRequest, fpr: float, loaded: ModelVersion) -> None:
+def _check_confidence(envelope: PredictRequest, fpr: float, model: Model) -> None:
+    name = model.manifest.name
     if envelope.confidence is None:
         return
-    rows = loaded.model.calibration.max_judged_rows
+    rows = model.calibration.max_judged_rows
     if envelope.fdr is None and confident_rank(rows, 1.0 - fpr, envelope.confidence) > rows:
         smallest = math.ceil(1e4 * (1.0 - largest_coverage(rows, envelope.confidence))) / 1e4
         confidence = f"confidence {envelope.confidence:g} ({rows} rows)"
-        expected = f"at least {smallest:g}, which {loaded.name} can guarantee with {confidence}"
+        expected = f"at least {smallest:g}, which {name} can guarantee with {confidence}"
         raise InvalidInput("fpr", expected, f"{fpr}")
-    rows = loaded.model.calibration.max_true_rows
+    rows = model.calibration.max_true_rows
     if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
         largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
         bound = f"at most {largest:g}" if largest > 0 else "none"
         confidence = f"confidence {envelope.confidence:g} ({rows} rows)"
-        expected = f"{bound}, which {loaded.name} can guarantee with {confidence}"
+        expected = f"{bound}, which {name} can guarantee with {confidence}"
         raise InvalidInput("coverage", expected, f"{envelope.coverage}")
 
 
 def _resolve_risk(
-    envelope: PredictRequest, loaded: ModelVersion, num_samples: int, fpr: float
+    envelope: PredictRequest, model: Model, num_samples: int, fpr: float
 ) -> float | None:
     risk, confidence = envelope.risk, envelope.confidence
-    spec, calibration = loaded.model.manifest.abstention, loaded.model.calibration
+    spec, calibration = model.manifest.abstention, model.calibration
     if risk is None:
         return None if spec is None else spec.risk
     if spec is None:
-        expected = f"none, because {loaded.name} is a regression"
+        expected = f"none, because {model.manifest.name} is a regression"
         raise InvalidInput("risk", expected, f"{risk}")
     draws = calibration.calibrated_draws(num_samples)
     rank_tables = calibration.rank_tables(draws)
     if not rank_tables.certifies(fpr, risk, confidence):
         smallest = rank_tables.smallest_risk(fpr, confidence, risk)
         bound = f"at least {smallest:g}" if smallest < 1.0 else "none"
-        expected = f"{bound}, which {loaded.name} can certify with {draws} draws"
+        expected = f"{bound}, which {model.manifest.name} can certify with {draws} draws"
         raise InvalidInput("risk", expected, f"{risk}")
     return risk

@@ -3,17 +3,18 @@
 import base64
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
 
 from model_store.errors import InvalidInput, describe_value
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
 from model_store.types import Content
 from service.api.dependencies import CurrentContext, CurrentRequest
-from service.api.openapi import ROW_ERRORS, file_body
+from service.api.openapi import file_body
 from service.api.requests import (
     ENDINGS,
     FILE_ENDINGS,
@@ -24,7 +25,7 @@ from service.api.requests import (
     request_media_type,
 )
 from service.api.responses import json_response
-from service.api.schemas import Envelope, PreviewAnswer, PreviewRequest
+from service.api.schemas import Envelope, ModelRequest
 from service.auth.scopes import POOLS_KEY, needs
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
@@ -37,13 +38,41 @@ MAX_CHARACTERS = 1000  # of a text
 MAX_PREVIEW_BYTES = 64 << 20
 NUMBER_BYTES = 12  # in JSON, approximately
 
+
+class PreviewRequest(ModelRequest):
+    """Request to show rows of a file."""
+
+    rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
+        default=list(range(10)), max_length=1000
+    )
+    """indices of the rows to show; indices out of range are skipped"""
+
+
+class PreviewRow(BaseModel):
+    """A row of a file: an object, the start of a text, a base64 image file or numbers."""
+
+    index: int
+    id: str
+    row: dict[str, Any] | list[float] | str
+
+
+class PreviewAnswer(BaseModel):
+    """Rows of a file as the service reads them."""
+
+    model: str
+    version: str
+    rows: int
+    read_as: str
+    ignored_columns: list[str]
+    preview: list[PreviewRow]
+
+
 router = APIRouter(tags=["Acquire"])
 
 
 @router.post(
     "/acquire/preview",
     response_model=PreviewAnswer,
-    responses=ROW_ERRORS,
     openapi_extra=file_body(PreviewRequest, ENDINGS),
     dependencies=[needs("acquire")],
 )

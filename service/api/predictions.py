@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import compress
-from operator import attrgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,10 +23,11 @@ from service.api.fields import (
     COLUMNS,
     DRAWS,
     Field,
+    FieldTable,
     Values,
     answer_model,
     arrays_by_name,
-    fields_for_task,
+    list_fields,
 )
 
 
@@ -129,6 +129,16 @@ class GaussianAnswer(BaseModel):
     std: float
 
 
+def _labels(results: Results) -> np.ndarray:
+    assert isinstance(results.scores, Scores)
+    return np.array(results.manifest.classes)[results.scores.label]
+
+
+def _epistemic_std(results: Results) -> np.ndarray | None:
+    assert not isinstance(results.scores, Scores)
+    return results.scores.epistemic_std if results.num_samples > 1 else None
+
+
 def _standard_errors(results: Results) -> dict[str, np.ndarray | None]:
     errors = {} if results.manifest.noise.max_draws else results.scores.standard_error or {}
     return {name: errors.get(name) for name in results.scores.error_names}
@@ -186,19 +196,20 @@ def _missing_names(results: Results) -> list[list[str]]:
     return [list(compress(names, row)) for row in results.prediction.missing.tolist()]
 
 
-def _samples(results: Results) -> np.ndarray | None:
-    return None if results.samples is None else results.samples.transpose(1, 0, 2)
+def _samples(results: Results) -> Values:
+    assert results.samples is not None
+    samples = results.samples.transpose(1, 0, 2)
+    if results.manifest.task == "classification":
+        return samples
+    return {"mean": samples[..., 0], "std": samples[..., 1]}
 
 
-def _gaussians(results: Results) -> list[Any]:
-    samples = _samples(results)
-    assert samples is not None
-    return [[{"mean": mean, "std": std} for mean, std in row] for row in samples.tolist()]
-
-
-def _gaussian_arrays(results: Results) -> dict[str, np.ndarray] | None:
-    samples = _samples(results)
-    return None if samples is None else {"mean": samples[..., 0], "std": samples[..., 1]}
+def _sample_objects(results: Results) -> list[Any]:
+    assert results.samples is not None
+    samples: list[Any] = results.samples.transpose(1, 0, 2).tolist()
+    if results.manifest.task == "classification":
+        return samples
+    return [[{"mean": mean, "std": std} for mean, std in row] for row in samples]
 
 
 def _explanation_arrays(results: Results) -> dict[str, np.ndarray] | None:
@@ -206,213 +217,126 @@ def _explanation_arrays(results: Results) -> dict[str, np.ndarray] | None:
     return None if explained is None else dict(arrays_by_name(EXPLANATION, explained))
 
 
+def _explanation_objects(results: Results) -> list[dict[str, Any]]:
+    return json_objects(EXPLANATION, results.explained, len(results))
+
+
 ClassField = partial(Field, task="classification")
 TargetField = partial(Field, task="regression", unit="units of the target")
-FIELDS = (
-    ClassField(
-        "label",
-        str,
-        "the most probable class",
-        lambda results: np.array(results.manifest.classes)[results.scores.label],
-        place=2,
-    ),
-    ClassField(
-        "probabilities",
-        list[float],
-        "class probabilities averaged over draws, in the order of the model's `classes`",
-        attrgetter("scores.probabilities"),
-        axes=(CLASSES,),
-        place=2,
-    ),
-    TargetField(
-        "mean",
-        float,
-        "mean of the predictive distribution, a mixture of one Gaussian per draw",
-        attrgetter("scores.mean"),
-        place=2,
-    ),
-    TargetField(
-        "std",
-        float,
-        "standard deviation of the predictive distribution, the total uncertainty: "
-        "std^2 = aleatoric_std^2 + epistemic_std^2",
-        attrgetter("scores.std"),
-    ),
-    TargetField(
-        "aleatoric_std",
-        float,
-        "root mean square of the draws' standard deviations: noise that more training rows would "
-        "not reduce",
-        attrgetter("scores.aleatoric_std"),
-    ),
-    TargetField(
-        "epistemic_std",
-        float | None,
-        "standard deviation of the draws' means (with K - 1): their disagreement. `null` with one "
-        "draw",
-        lambda results: results.scores.epistemic_std if results.num_samples > 1 else None,
-    ),
-    TargetField(
-        "median",
-        float | None,
-        "median of the predictive distribution if the target was "
-        "[transformed](recipes.md#targets-with-heavy-tails-and-counts) for the fit; else `null`",
-        attrgetter("scores.median"),
-        place=2,
-    ),
-    Field(
-        "num_samples",
-        int,
-        "number of draws for the row",
-        attrgetter("scores.num_draws"),
-        place=0,
-    ),
-    ClassField(
-        "entropy",
-        float,
-        "entropy of `probabilities`, the total uncertainty, from 0 to log C",
-        attrgetter("scores.entropy"),
-        unit="nats",
-    ),
-    ClassField(
-        "expected_entropy",
-        float,
-        "mean entropy of the draws: the uncertainty within a draw",
-        attrgetter("scores.expected_entropy"),
-        unit="nats",
-        place=2,
-    ),
-    ClassField(
-        "bald",
-        float,
-        "`entropy` - `expected_entropy`: disagreement of the draws, which more labels could reduce",
-        attrgetter("scores.bald"),
-        unit="nats",
-    ),
-    ClassField(
-        "bald_corrected",
-        float | None,
-        "`bald` without the bias of K draws, which is about -`bald` / K; `null` with one draw",
-        attrgetter("scores.bald_corrected"),
-        unit="nats",
-        place=2,
-    ),
-    ClassField(
-        "mean_std",
-        float,
-        "standard deviation of the class probabilities over draws, averaged over classes",
-        attrgetter("scores.mean_std"),
-    ),
-    ClassField(
-        "variation_ratio",
-        float,
-        "1 - the largest probability",
-        attrgetter("scores.variation_ratio"),
-    ),
-    Field(
-        "standard_error",
-        dict[str, float | None],
-        "Monte Carlo error: standard deviation of each score across seeds. `null` for ensembles, "
-        "whose draws do not depend on the seed, or if there are too few draws to estimate it",
-        _standard_errors,
-        unit="units of the score",
-    ),
-    Field(
-        "flag",
-        bool,
-        "`true` if the row is unlike the data: "
-        "[`p_value <= fpr`](guarantees.md#rates-and-coverage), or the decision by `fdr`",
-        attrgetter("decision.flag"),
-    ),
-    Field(
-        "missing",
-        list[str],
-        "for tables: columns with a missing value that were complete in training. The prediction "
-        "uses their usual values, and `flag` is `true`",
-        _missing,
-        json=_missing_names,
-        axes=(COLUMNS,),
-        is_optional=True,
-    ),
-    Field(
-        "p_value",
-        float,
-        "conformal p-value of the combined detectors",
-        attrgetter("decision.p_values.p_value"),
-    ),
-    Field(
-        "category",
-        CategoryAnswer | None,
-        "for versions [calibrated by class or group](guarantees.md#by-class-and-by-group): `name` "
-        "of the row's label or group, `null` if unknown, and its number of calibration `rows` (the "
-        "row cannot be flagged if there are fewer than 1 / `fpr` - 1). `null` for other versions",
-        _category_names,
-        json=_categories,
-    ),
-    ClassField(
-        "prediction_set",
-        list[str],
-        "conformal set of classes, which always includes the label",
-        attrgetter("decision.prediction_set"),
-        json=_sets,
-        axes=(CLASSES,),
-        place=2,
-    ),
-    ClassField(
-        "abstain",
-        bool | None,
-        "`true` if the label should not be used; `null` if no `risk` applies",
-        attrgetter("decision.abstain"),
-        place=2,
-    ),
-    TargetField(
-        "interval",
-        Annotated[list[float | None], Limits(min_length=2, max_length=2)],
-        "lower and upper end of the prediction interval, which contains the target with "
-        "probability `coverage`. Both are `null` (unbounded) if there are too few calibration rows",
-        attrgetter("decision.interval"),
-        axes=(("low", "high"),),
-        place=2,
-    ),
-    Field(
-        "detectors",
-        dict[str, DetectorAnswer],
-        "`score` and conformal `p_value` of each [detector](detectors.md), and whether it `fired`: "
-        "`p_value <= fpr`",
-        _detectors,
-        json=_detector_objects,
-    ),
-    ClassField(
-        "samples",
-        list[list[float]],
-        "with `return_samples`: the class probabilities of each draw",
-        _samples,
-        axes=(DRAWS, CLASSES),
-        is_optional=True,
-        place=3,
-    ),
-    TargetField(
-        "samples",
-        list[GaussianAnswer],
-        '`{"mean": ..., "std": ...}` for each draw, with `return_samples`',
-        _gaussian_arrays,
-        json=_gaussians,
-        axes=(DRAWS,),
-        is_optional=True,
-        place=3,
-    ),
-    Field(
-        "explanation",
-        ExplanationAnswer,
-        "with `explain`: the [explanation of the flag](#why-a-row-is-strange)",
-        _explanation_arrays,
-        json=lambda results: json_objects(EXPLANATION, results.explained, len(results)),
-        is_optional=True,
-        place=3,
-    ),
-)
 
-BY_TASK = {task: fields_for_task(FIELDS, task) for task in DETECTED}
+
+class PredictionFields(FieldTable):
+    """Fields of a row's prediction, in the order of the JSON."""
+
+    label: Annotated[str, ClassField(_labels, place=2)]
+    """the most probable class"""
+
+    probabilities: Annotated[
+        list[float], ClassField("scores.probabilities", axes=(CLASSES,), place=2)
+    ]
+    """class probabilities averaged over draws, in the order of the model's `classes`"""
+
+    mean: Annotated[float, TargetField("scores.mean", place=2)]
+    """mean of the predictive distribution, a mixture of one Gaussian per draw"""
+
+    std: Annotated[float, TargetField("scores.std")]
+    """standard deviation of the predictive distribution, the total uncertainty: std^2 =
+    aleatoric_std^2 + epistemic_std^2"""
+
+    aleatoric_std: Annotated[float, TargetField("scores.aleatoric_std")]
+    """root mean square of the draws' standard deviations: noise that more training rows would not
+    reduce"""
+
+    epistemic_std: Annotated[float | None, TargetField(_epistemic_std)]
+    """standard deviation of the draws' means (with K - 1): their disagreement. `null` with one
+    draw"""
+
+    median: Annotated[float | None, TargetField("scores.median", place=2)]
+    """median of the predictive distribution if the target was
+    [transformed](recipes.md#targets-with-heavy-tails-and-counts) for the fit; else `null`"""
+
+    num_samples: Annotated[int, Field("scores.num_draws", place=0)]
+    """number of draws for the row"""
+
+    entropy: Annotated[float, ClassField("scores.entropy", unit="nats")]
+    """entropy of `probabilities`, the total uncertainty, from 0 to log C"""
+
+    expected_entropy: Annotated[float, ClassField("scores.expected_entropy", unit="nats", place=2)]
+    """mean entropy of the draws: the uncertainty within a draw"""
+
+    bald: Annotated[float, ClassField("scores.bald", unit="nats")]
+    """`entropy` - `expected_entropy`: disagreement of the draws, which more labels could reduce"""
+
+    bald_corrected: Annotated[
+        float | None, ClassField("scores.bald_corrected", unit="nats", place=2)
+    ]
+    """`bald` without the bias of K draws, which is about -`bald` / K; `null` with one draw"""
+
+    mean_std: Annotated[float, ClassField("scores.mean_std")]
+    """standard deviation of the class probabilities over draws, averaged over classes"""
+
+    variation_ratio: Annotated[float, ClassField("scores.variation_ratio")]
+    """1 - the largest probability"""
+
+    standard_error: Annotated[
+        dict[str, float | None], Field(_standard_errors, unit="units of the score")
+    ]
+    """Monte Carlo error: standard deviation of each score across seeds. `null` for ensembles, whose
+    draws do not depend on the seed, or if there are too few draws to estimate it"""
+
+    flag: Annotated[bool, Field("decision.flag")]
+    """`true` if the row is unlike the data: [`p_value <= fpr`](guarantees.md#rates-and-coverage),
+    or the decision by `fdr`"""
+
+    missing: Annotated[
+        list[str], Field(_missing, json=_missing_names, axes=(COLUMNS,), is_optional=True)
+    ]
+    """for tables: columns with a missing value that were complete in training. The prediction uses
+    their usual values, and `flag` is `true`"""
+
+    p_value: Annotated[float, Field("decision.p_values.p_value")]
+    """conformal p-value of the combined detectors"""
+
+    category: Annotated[CategoryAnswer | None, Field(_category_names, json=_categories)]
+    """for versions [calibrated by class or group](guarantees.md#by-class-and-by-group): `name` of
+    the row's label or group, `null` if unknown, and its number of calibration `rows` (the row
+    cannot be flagged if there are fewer than 1 / `fpr` - 1). `null` for other versions"""
+
+    prediction_set: Annotated[
+        list[str], ClassField("decision.prediction_set", json=_sets, axes=(CLASSES,), place=2)
+    ]
+    """conformal set of classes, which always includes the label"""
+
+    abstain: Annotated[bool | None, ClassField("decision.abstain", place=2)]
+    """`true` if the label should not be used; `null` if no `risk` applies"""
+
+    interval: Annotated[
+        list[float | None],
+        Limits(min_length=2, max_length=2),
+        TargetField("decision.interval", axes=(("low", "high"),), place=2),
+    ]
+    """lower and upper end of the prediction interval, which contains the target with probability
+    `coverage`. Both are `null` (unbounded) if there are too few calibration rows"""
+
+    detectors: Annotated[dict[str, DetectorAnswer], Field(_detectors, json=_detector_objects)]
+    """`score` and conformal `p_value` of each [detector](detectors.md), and whether it `fired`:
+    `p_value <= fpr`"""
+
+    samples: Annotated[
+        list[list[float]] | list[GaussianAnswer],
+        Field(_samples, json=_sample_objects, axes=(DRAWS, CLASSES), is_optional=True, place=3),
+    ]
+    """with `return_samples`: the class probabilities of each draw, or its `mean` and `std`"""
+
+    explanation: Annotated[
+        ExplanationAnswer,
+        Field(_explanation_arrays, json=_explanation_objects, is_optional=True, place=3),
+    ]
+    """with `explain`: the [explanation of the flag](#why-a-row-is-strange)"""
+
+
+FIELDS = list_fields(PredictionFields)
+BY_TASK = {task: [field for field in FIELDS if field.task in (None, task)] for task in DETECTED}
 PredictionAnswer = answer_model(
     "PredictionAnswer",
     """A row's prediction by a classifier. Entropies are in nats.

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
@@ -26,6 +27,30 @@ from service.errors import MethodNotAllowed, RequestError, Unauthorized
 from service.request_context import get_link_prefix, get_record
 
 PROBLEMS = "/problems"
+
+
+class FieldProblem(BaseModel):
+    """An invalid field. `detail` gives the expected and received values."""
+
+    field: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457).
+
+    `type` links to the description of `code`. `field` is null unless a field is invalid, and
+    `errors` lists up to ten invalid fields.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    field: str | None
+    errors: list[FieldProblem]
+
 
 router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from service.api.explanations import EXPLANATION
-from service.api.fields import fields_for_task, reference_table
-from service.api.predictions import FIELDS
+from service.api.fields import reference_table
+from service.api.predictions import BY_TASK
 from service.api.problems import problem_table
 from service.settings import PREFIX, Settings
 
@@ -13,8 +13,8 @@ REFERENCE = DOCS / "api.md"
 PROBLEMS = DOCS / "problems.md"
 SETTINGS = DOCS / "settings.md"
 TABLES = {
-    "classification": fields_for_task(FIELDS, "classification"),
-    "regression": [field for field in FIELDS if field.task == "regression"],
+    "classification": BY_TASK["classification"],
+    "regression": [field for field in BY_TASK["regression"] if field.task is not None],
     "explanation": EXPLANATION,
 }
 

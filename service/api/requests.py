@@ -1,22 +1,19 @@
-"""Parse request bodies: JSON, npy arrays and multipart forms (RFC 7578)."""
+"""Headers, bodies, queries and multipart forms (RFC 7578) of requests, and their validation."""
 
 import mimetypes
 import mmap
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import chain
+from io import BytesIO
 from typing import Any, TypeVar
 
-import numpy as np
 import orjson
 from fastapi import Request
-from jaxtyping import Float32
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import File, FormParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from model_store.errors import (
@@ -26,19 +23,22 @@ from model_store.errors import (
     list_choices,
     merge_errors,
 )
-from model_store.sources.columns import UnusualCells, check_complete, unusual_cells
 from model_store.sources.npy import parse_npy
-from model_store.sources.row_file import RowFile
 from model_store.types import Content, Pause, no_pause
 from service import limits
-from service.api.json_blocks import JsonRows, invalid_json, split_json
+from service.api.json_blocks import (
+    JSON_OBJECT_BYTES,
+    JsonRows,
+    count_marks,
+    invalid_json,
+    reserve_json,
+    split_json,
+)
 from service.api.media_types import JSON, list_header, weight
-from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, file_array, rows_array
+from service.api.rows import Rows
 from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_extra_unknown
 from service.context import Context
-from service.engine.threads import SLICE_BYTES
 from service.errors import NotAcceptable, TooLarge, Unsupported
-from service.models.models import ServedModel
 from service.request_context import RequestContext
 
 NPY = "application/x-npy"
@@ -48,21 +48,15 @@ FORM = "multipart/form-data"
 PURPOSE, TEST = "Dubito-Purpose", "test"  # header and its only value
 FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
 ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
-FORM_STEP_BYTES = 1 << 20  # parsed between two pauses
-MAX_FORM_FIELDS = 16  # in addition to the rows
 # Smaller JSON is parsed at once without reserving memory. Its objects take up to 2 MB.
 SMALL_JSON_BYTES = 64 << 10
 LARGE_BODY_BYTES = 1 << 20
-MAX_NESTED_PER_ROW = 64  # arrays and objects per row, on average
-MAX_NESTED = 1_000_000
-# Upper bounds in bytes for each punctuation mark. A comma or colon stands for a number (float32
-# and a finite flag), a bracket for the offsets of a row, and a quote for half a string.
-JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
-COUNT_STEP_BYTES = 256 << 10  # takes a few tenths of a millisecond
+MAX_FORM_FIELDS = 16  # in addition to the rows
+ARRAY_BYTES = 5  # per number: float32 and a finite flag
 # Time to parse each mark, in tenths of a microsecond
 PARSE_COSTS = {"[": 10, "{": 10, ":": 2, ",": 1}
 MAX_PARSE_COST = 1_000_000
-ARRAY_BYTES = 5  # per number: float32 and a finite flag
+FORM_STEP_BYTES = 1 << 20  # parsed between two pauses
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # Fields of /predict that other protocols take as parameters
@@ -197,38 +191,70 @@ async def read_rows(
     call: RequestContext,
     body: Content,
     kind: type[AnyEnvelope],
-    rows_field: str,
+    field: str,
     max_rows: int,
-    endings: Mapping[str, str] = FILE_ENDINGS,
+    endings: Mapping[str, str],
 ) -> tuple[AnyEnvelope, Rows | None]:
     """Parse the envelope and the rows of a request.
 
     The rows are None if they are in a file: a body with a media type of `endings`, or a file named
-    in the envelope. An npy body holds only rows, so the other fields are query parameters. A form
-    has one part per row, and the other fields in further parts or the query.
-
-    Raises:
-        Unsupported: if the media type is unknown.
-        InvalidInput: if a field is invalid.
-        TooLarge: if there are more than `max_rows` rows.
+    in the envelope.
     """
-    media_type, file_field = request_media_type(call.request), f"{rows_field}_file"
+    media_type, rows = request_media_type(call.request), None
     if media_type in endings:
-        envelope = parse_query(call.request, kind, rows_field)
-        if getattr(envelope, file_field, None) is not None:
-            raise InvalidInput(file_field, "no value if the body is a file", "both")
-        return envelope, None
-    work = partial(_read, call, media_type, body, kind, rows_field, max_rows)
-    if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
-        envelope, rows = await context.threads.requests.run(call, len(body), work)
+        envelope = parse_query(call.request, kind, field)
     else:
-        envelope, rows = work()
-    if getattr(envelope, file_field, None) is not None:
-        if len(rows) > 0:
-            raise InvalidInput(file_field, f"no value with {rows_field}", "both")
+        parse = partial(_parse, call, media_type, body, kind, field, max_rows)
+        size = 0 if media_type == NPY else len(body)
+        envelope, rows = await run_parser(context, call, size, parse)
+    if getattr(envelope, f"{field}_file", None) is not None:
+        if rows is None or len(rows) > 0:
+            raise InvalidInput(f"{field}_file", f"no value with other {field}", "both")
         return envelope, None
-    check_row_count(rows_field, len(rows), max_rows)
+    if rows is not None:
+        check_row_count(field, len(rows), max_rows)
     return envelope, rows
+
+
+def _parse(
+    call: RequestContext,
+    media_type: str,
+    body: Content,
+    kind: type[AnyEnvelope],
+    field: str,
+    max_rows: int,
+) -> tuple[AnyEnvelope, Rows]:
+    request, rows = call.request, list[Any]()
+    if media_type == JSON:
+        # A seed in the query would be ignored silently.
+        if request.scope["query_string"] and request.query_params:
+            expected = "no parameters, because a JSON body has all fields"
+            raise InvalidInput("query", expected, "some")
+        content, blocks = read_json(body, field, max_rows, call)
+        if blocks is not None:
+            return validate(kind, content), blocks
+        rows = content.get(field, rows)
+        if isinstance(rows, list) and field in content:
+            content = {**content, field: []}
+        return validate(kind, content), rows
+    if media_type == NPY:
+        envelope = parse_query(request, kind, field)
+        array = parse_npy(body, field)
+        call.reservation.acquire(ARRAY_BYTES * array.size)
+        return envelope, array
+    if media_type != FORM:
+        names = ", ".join((JSON, NPY, *FILE_ENDINGS))
+        raise Unsupported("Content-Type", f"{names} or {FORM}", describe_media_type(request))
+    call.reservation.acquire(2 * len(body))  # parts exist twice while they are collected
+    max_parts = max_rows + MAX_FORM_FIELDS
+    pairs = request.query_params.multi_items()
+    for name, part in parse_form(body, request.headers["content-type"], max_parts, call.pause):
+        if name == field:
+            rows.append(part)
+        else:
+            pairs.append((name, part.decode("utf-8", "replace")))
+    fields = text_fields(pairs, kind, field, "form")
+    return validate(kind, {field: [], **fields}), rows
 
 
 async def run_parser(context: Context, call: RequestContext, size: int, work: Callable[[], T]) -> T:
@@ -244,100 +270,6 @@ def check_row_count(field: str, rows: int, max_rows: int, advice: str = "") -> N
         raise InvalidInput(field, "at least one row", "none")
     if rows > max_rows:
         raise TooLarge(field, f"at most {max_rows} rows", f"{rows}{advice}")
-
-
-def _read(
-    call: RequestContext,
-    media_type: str,
-    body: Content,
-    kind: type[AnyEnvelope],
-    rows_field: str,
-    max_rows: int,
-) -> tuple[AnyEnvelope, Rows]:
-    request, rows = call.request, list[Any]()
-    if media_type == JSON:
-        # A seed in the query would be ignored silently.
-        if request.scope["query_string"] and request.query_params:
-            expected = "no parameters, because a JSON body has all fields"
-            raise InvalidInput("query", expected, "some")
-        if len(body) > SMALL_JSON_BYTES:
-            reserve_json(body, rows_field, max_rows, call)
-            content, blocks = split_json(body, rows_field, max_rows, call.pause)
-            return validate(kind, content), rows if blocks is None else blocks
-        content = parse_json(body)
-        rows = content.get(rows_field, rows)
-        if isinstance(rows, list) and rows_field in content:
-            content = {**content, rows_field: []}
-        return validate(kind, content), rows
-    if media_type == NPY:
-        envelope = parse_query(request, kind, rows_field)
-        array = parse_npy(body, rows_field)
-        call.reservation.acquire(ARRAY_BYTES * array.size)
-        return envelope, array
-    if media_type != FORM:
-        names = ", ".join((JSON, NPY, *FILE_ENDINGS))
-        raise Unsupported("Content-Type", f"{names} or {FORM}", describe_media_type(call.request))
-    call.reservation.acquire(2 * len(body))  # parts exist twice while they are collected
-    max_parts = max_rows + MAX_FORM_FIELDS
-    pairs = request.query_params.multi_items()
-    for part in parse_form(body, request.headers["content-type"], max_parts, call.pause):
-        if part.name == rows_field:
-            rows.append(bytes(part.content))
-        else:
-            pairs.append((part.name, part.content.decode("utf-8", "replace")))
-    fields = text_fields(pairs, kind, rows_field, "form")
-    return validate(kind, {rows_field: [], **fields}), rows
-
-
-async def to_numbers(
-    context: Context,
-    call: RequestContext,
-    rows: Rows | RowFile,
-    loaded: ServedModel,
-    rows_field: str,
-    envelope: Envelope,
-) -> Float32[np.ndarray, "N I"]:
-    """Convert rows to numbers, in a worker thread if this takes long.
-
-    Missing cells are NaN, or an error if the request rejects them.
-    """
-    model, max_pixels = loaded.model, limits.MAX_IMAGE_PIXELS
-    size, encoder = 4 * len(rows) * model.row_size, model.text_encoder
-    if isinstance(rows, RowFile):
-        call.reservation.reserve(size, rows.field)
-        work, is_slow = partial(file_array, rows, max_pixels, call, encoder), True
-    else:
-        call.reservation.reserve(size, rows_field)
-        spec = model.manifest.input
-        spec = spec.encoded if envelope.encoded else spec
-        work = partial(rows_array, rows, spec, rows_field, max_pixels, call, encoder)
-        is_slow = isinstance(rows, JsonRows | Cells) or (
-            isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
-        )
-    is_slow = is_slow or size > 4 * NUMBERS_AT_ONCE
-    x = await context.threads.requests.run(call, size, work) if is_slow else work()
-    if envelope.missing == "reject":
-        check_complete(x, model.manifest.input.columns, rows_field)
-    return x
-
-
-async def find_unusual_cells(
-    context: Context, call: RequestContext, rows: Rows, loaded: ServedModel
-) -> list[UnusualCells] | None:
-    """Find unknown categories and missing values. Return None unless all rows are objects."""
-    columns = loaded.model.manifest.input.columns
-
-    def work() -> list[UnusualCells] | None:
-        results = []
-        blocks: Iterable[Any] = rows.parse_blocks() if isinstance(rows, JsonRows) else [rows]
-        for row in chain.from_iterable(blocks):
-            if not isinstance(row, dict):
-                return None
-            results.append(unusual_cells(row, columns))
-            call.pause()
-        return results
-
-    return await context.threads.requests.run(call, SLICE_BYTES, work)
 
 
 def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
@@ -400,44 +332,29 @@ def build_envelope(fields: dict[str, Any], where: str) -> PredictRequest:
         raise error.rename_fields(lambda field: f"{where}.{field}") from None
 
 
-def reserve_json(
+def read_json(
     body: Content,
-    field: str,
+    rows_field: str,
     max_rows: int,
     call: RequestContext,
     mark_bytes: Mapping[str, int] = JSON_OBJECT_BYTES,
-) -> None:
-    """Reserve memory for parsing a JSON body, estimated from its punctuation.
+) -> tuple[dict[str, Any], JsonRows | None]:
+    """Parse a JSON object. The rows of a large one stay unparsed.
 
-    The default `mark_bytes` assume that rows become arrays and other fields become objects.
+    Args:
+        mark_bytes: memory for each punctuation mark of a large object.
     """
-    counts = _count_marks(body, call.pause)
-    nested, max_nested = counts["["] + counts["{"], min(max_rows * MAX_NESTED_PER_ROW, MAX_NESTED)
-    if nested > max_nested:
-        raise TooLarge(field, f"at most {max_nested} arrays and objects", str(nested))
-    size = sum(mark_bytes.get(mark, 0) * count for mark, count in counts.items())
-    call.reservation.reserve(size, "body")
-
-
-def _count_marks(body: Content, pause: Pause) -> dict[str, int]:
-    """Count the structural characters of a JSON text.
-
-    `bytes.count` would block other threads, and is slower if there are many matches.
-    """
-    array, counts = np.frombuffer(body, dtype=np.uint8), dict.fromkeys(JSON_OBJECT_BYTES, 0)
-    for first in range(0, len(array), COUNT_STEP_BYTES):
-        part = array[first : first + COUNT_STEP_BYTES]
-        for mark in counts:
-            counts[mark] += int(np.count_nonzero(part == ord(mark)))
-        pause()
-    return counts
+    if len(body) <= SMALL_JSON_BYTES:
+        return parse_json(body), None
+    reserve_json(body, rows_field, max_rows, call, mark_bytes)
+    return split_json(body, rows_field, max_rows, call.pause)
 
 
 def parse_json(body: Content) -> dict[str, Any]:
     """Parse a JSON object. Limits its size, because the parser blocks all other threads."""
     cost = max(PARSE_COSTS.values()) * len(body)
     if cost > MAX_PARSE_COST:  # count exactly only if this upper bound is too high
-        counts = _count_marks(body, no_pause)
+        counts = count_marks(body, no_pause)
         cost = sum(weight * counts[mark] for mark, weight in PARSE_COSTS.items())
     if cost > MAX_PARSE_COST:
         counting = "[ and { count ten times, : twice"
@@ -487,63 +404,44 @@ def text_fields(
     return fields
 
 
-@dataclass
-class FormPart:
-    name: str = ""
-    content: bytearray = field(default_factory=bytearray)
-
-
-class Form:
-    def __init__(self, max_parts: int) -> None:
-        self.max_parts = max_parts
-        self.parts: list[FormPart] = []
-        self.is_complete = False
-        self._header = bytearray()
-        self._value = bytearray()
-
-    def on_part_begin(self) -> None:
-        if len(self.parts) == self.max_parts:
-            raise TooLarge("body", f"a form of at most {self.max_parts} parts", "more")
-        self.parts.append(FormPart())
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self.parts[-1].content += data[start:end]
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def on_header_end(self) -> None:
-        """Read the part's name from its Content-Disposition header."""
-        if bytes(self._header).lower() == b"content-disposition":
-            _, options = parse_options_header(bytes(self._value))
-            self.parts[-1].name = options.get(b"name", b"").decode("utf-8", "replace")
-        self._header.clear()
-        self._value.clear()
-
-    def on_end(self) -> None:
-        self.is_complete = True
-
-
-def parse_form(body: Content, content_type: str, max_parts: int, pause: Pause) -> list[FormPart]:
+def parse_form(
+    body: Content, content_type: str, max_parts: int, pause: Pause
+) -> list[tuple[str, bytes]]:
+    """Parse a multipart form to the names and contents of its parts."""
     _, options = parse_options_header(content_type.encode("latin-1", "replace"))
-    if not options.get(b"boundary"):
-        raise InvalidInput("Content-Type", "multipart/form-data with a boundary", "no boundary")
-    form = Form(max_parts)
-    callbacks = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise InvalidInput("Content-Type", f"{FORM} with a boundary", "no boundary")
+    parts: list[tuple[str, bytes]] = []
+    ends: list[bool] = []
+
+    def add(name: bytes | None, content: bytes | None) -> None:
+        if len(parts) == max_parts:
+            raise TooLarge("body", f"a form of at most {max_parts} parts", "more")
+        if not name:
+            raise InvalidInput("body", "a name for each part", "an unnamed part")
+        parts.append((name.decode("utf-8", "replace"), content or b""))
+
+    def add_file(file: File) -> None:
+        assert isinstance(file.file_object, BytesIO)
+        add(file.field_name, file.file_object.getvalue())
+
+    parser = FormParser(
+        FORM,
+        on_field=lambda part: add(part.field_name, part.value),
+        on_file=add_file,
+        on_end=lambda: ends.append(True),
+        boundary=boundary,
+        config={"MAX_MEMORY_FILE_SIZE": len(body)},
+    )
     try:
-        parser = MultipartParser(options[b"boundary"], callbacks)  # type: ignore[arg-type]
         for start in range(0, len(body), FORM_STEP_BYTES):
             parser.write(bytes(body[start : start + FORM_STEP_BYTES]))
             pause()
         parser.finalize()
     except FormParserError:
-        expected = "multipart/form-data with the boundary of its Content-Type"
+        expected = f"{FORM} with the boundary of its Content-Type and a name for each part"
         raise InvalidInput("body", expected, "a malformed form") from None
-    if not form.is_complete:
+    if not ends:
         raise InvalidInput("body", "a complete form", "an incomplete form")
-    if not all(part.name for part in form.parts):
-        raise InvalidInput("body", "a name for each part", "an unnamed part")
-    return form.parts
+    return parts

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Checked in Python, because numpy would release the GIL and wait for it
 FEW_NUMBERS = 4096
 NUMBERS_AT_ONCE = 1 << 16  # per step, about a millisecond
+MAX_FAST_BYTES = 4 * NUMBERS_AT_ONCE  # of arrays converted on the event loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,6 @@ def rows_array(
     rows: Rows | Part,
     spec: InputSpec,
     field: str,
-    max_pixels: int,
     call: RequestContext,
     encoder: "TextEncoder | None" = None,
     first_row: int = 0,
@@ -61,8 +61,8 @@ def rows_array(
     """Convert rows to a flat float32 array.
 
     Rows are flat or in the model's input shape. Tabular models take objects or columns of cells.
-    Image models also take image files with up to `max_pixels` in total. Text models also take
-    strings, text files and objects with one string.
+    Image models also take image files. Text models also take strings, text files and objects with
+    one string.
 
     Args:
         first_row: index of the first row, for errors.
@@ -107,7 +107,7 @@ def rows_array(
             call.pause()
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
-        return _Reader(rows[0], spec, field, max_pixels, call, encoder).block(rows, first_row)
+        return _Reader(rows[0], spec, field, call, encoder).block(rows, first_row)
     if isinstance(rows, JsonRows):
         blocks: Iterable[list[Any]] = rows.parse_blocks()
     else:
@@ -115,7 +115,7 @@ def rows_array(
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, count = None, 0
     for block in blocks:
-        reader = reader or _Reader(block[0], spec, field, max_pixels, call, encoder)
+        reader = reader or _Reader(block[0], spec, field, call, encoder)
         step = 1 if _is_long(block[0], spec) else len(block)
         for first in range(0, len(block), step):
             part = block[first : first + step]
@@ -127,12 +127,12 @@ def rows_array(
 
 
 def file_array(
-    pool: RowFile, max_pixels: int, call: RequestContext, encoder: "TextEncoder | None"
+    pool: RowFile, call: RequestContext, encoder: "TextEncoder | None"
 ) -> Float32[np.ndarray, "N I"]:
     x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
     first = 0
     for part in pool.parts():
-        rows = rows_array(part, pool.spec, pool.field, max_pixels, call, encoder, first)
+        rows = rows_array(part, pool.spec, pool.field, call, encoder, first)
         x[first : first + len(rows)] = rows
         first += len(rows)
         call.pause()
@@ -151,7 +151,6 @@ class _Reader:
         first: Any,
         spec: InputSpec,
         field: str,
-        max_pixels: int,
         call: RequestContext,
         encoder: "TextEncoder | None",
     ) -> None:
@@ -159,7 +158,7 @@ class _Reader:
         self.spec = spec
         self.encoder = encoder
         self.field = field
-        self.max_pixels = max_pixels
+        self.max_pixels = call.max_pixels
         self.pixels = 0  # sum over images
         self.is_objects = bool(spec.columns)
         if self.is_objects and not isinstance(first, dict):

@@ -141,7 +141,7 @@ def _request(
             content[name] = _json(value) if name == "priors" else value
     envelope = validate(PredictRequest if kind == "score" else AcquireRequest, content)
     assert isinstance(envelope, AcquireRequest | PredictRequest)
-    num_samples = resolve_num_samples(envelope, loaded, settings)
+    num_samples = resolve_num_samples(envelope, model, settings)
     fields: dict[str, Any] = {
         "model": loaded.name,
         "version": loaded.version,
@@ -150,7 +150,7 @@ def _request(
         "seed": fresh_seed() if envelope.seed is None else envelope.seed,
         "shard_rows": options.shard_rows
         or default_shard_rows(model.row_size, model.manifest.output_size),
-        **request_fields(envelope, loaded, num_samples),
+        **request_fields(envelope, model, num_samples),
     }
     if isinstance(envelope, PredictRequest):
         if envelope.fdr is not None:

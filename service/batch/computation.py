@@ -31,7 +31,6 @@ from service.request_context import RequestContext
 
 Kind = Literal["score", "rank"]
 UNKNOWN_CATEGORIES = "unknown_categories"
-MAX_PIXELS = 1 << 62  # no limit per part, because each image has a limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class ComputationRequest:
 
 
 def request_fields(
-    envelope: AcquireRequest | PredictRequest, loaded: Any, num_samples: int
+    envelope: AcquireRequest | PredictRequest, model: Model, num_samples: int
 ) -> dict[str, Any]:
     """Convert the options of /acquire or /predict to fields of a `ComputationRequest`.
 
@@ -59,20 +58,20 @@ def request_fields(
         InvalidInput: if the model does not support an option.
     """
     if isinstance(envelope, AcquireRequest):
-        return ranking_fields(envelope, loaded)
-    options = decision_options(envelope, loaded, num_samples)
+        return ranking_fields(envelope, model)
+    options = decision_options(envelope, model, num_samples)
     return {"options": options, "priors": options.priors, "missing": envelope.missing}
 
 
-def ranking_fields(envelope: AcquireRequest, loaded: Any) -> dict[str, Any]:
-    task = loaded.model.manifest.task
+def ranking_fields(envelope: AcquireRequest, model: Model) -> dict[str, Any]:
+    task = model.manifest.task
     acquisition_name = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = check_acquisition(acquisition_name, task)
     return {
         "acquisition": acquisition,
         "k": envelope.k,
         "beta": check_beta(envelope.beta, acquisition, task),
-        "priors": resolve_priors(envelope, loaded),
+        "priors": resolve_priors(envelope, model),
         "missing": envelope.missing,
     }
 
@@ -139,7 +138,7 @@ class Computation:
             first: index of the part's first row.
         """
         encoder = self.model.text_encoder
-        x = rows_array(part, spec, field, MAX_PIXELS, RequestContext(), encoder, first)
+        x = rows_array(part, spec, field, RequestContext(), encoder, first)
         return self.complete(x, field, first)
 
     def complete(

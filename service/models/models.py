@@ -33,7 +33,7 @@ from model_store.inference.noise import ROW_NOISE
 from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
 from service import limits
-from service.errors import InUse, NotReady, TooLargeToLoad
+from service.errors import NotReady, TooLargeToLoad
 from service.models.drift import Drift, DriftReport, DriftTarget, Evidence, row_digests
 from service.models.preflights import Preflights
 from service.models.reservoir import READY_BYTES, Reservoir
@@ -327,21 +327,6 @@ class Models:
                 key = next(iter(self._loaded))
             self._unload(*key)
 
-    def unload(self, name: str, version: str) -> tuple[str, bool]:
-        """Unload a version, given its number or alias. Active requests can finish.
-
-        Returns:
-            The version's number, and whether it was loaded.
-
-        Raises:
-            InUse: if `latest` serves the version.
-        """
-        number = self._number(name, version)
-        if self.aliases(name).get(LATEST) == number:
-            expected = "a version that latest does not serve"
-            raise InUse("version", expected, f"the latest, {number}")
-        return number, self._unload(name, number)
-
     def _number(self, name: str, version: str) -> str:
         """Resolve a number or alias. Loaded versions may no longer be published."""
         with self._lock:
@@ -349,12 +334,11 @@ class Models:
         number = self.aliases(name).get(version)
         return number or (version if is_loaded else self.resolve(name, version))
 
-    def _unload(self, name: str, version: str) -> bool:
+    def _unload(self, name: str, version: str) -> None:
         with self._lock:
             loaded = self._loaded.pop((name, version), None)
         if loaded is not None:
             loaded.reservoir.close()
-        return loaded is not None
 
     def _total_bytes(self, manifests: list[Manifest]) -> int:
         """Estimate the memory of several versions. Encoders are shared."""

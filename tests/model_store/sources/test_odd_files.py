@@ -53,7 +53,7 @@ def read(media_type, content, spec, encoder=None):
         orjson.dumps([displayed, ids], option=orjson.OPT_SERIALIZE_NUMPY)
         first = 0
         for part in file.parts():
-            first += len(rows_array(part, spec, "pool", 10**8, RequestContext(), encoder, first))
+            first += len(rows_array(part, spec, "pool", RequestContext(), encoder, first))
         assert first == file.rows
     except (InvalidInput, TooLarge) as error:
         orjson.dumps(str(error))

@@ -40,8 +40,8 @@ def test_what_is_restored_is_what_was_there(state, tmp_path):
         restore(tmp_path / "new", archive)
     database = Database(tmp_path / "new")
     restored = Jobs(database)
-    assert restored.page("me")[0] == jobs.page("me")[0]
-    for job in restored.page("me")[0]:
+    assert restored.all("me") == jobs.all("me")
+    for job in restored.all("me"):
         name = "answer.json" if job.state == "done" else "pool.npy"
         assert (restored.folder / job.id / name).read_bytes() == (
             b"answer" if job.is_over else b"rows"
@@ -50,7 +50,7 @@ def test_what_is_restored_is_what_was_there(state, tmp_path):
     assert stat.S_IMODE((tmp_path / "new" / FILE).stat().st_mode) == 0o600
     assert counts(database, "digits")["labels"] == 1
     restored.requeue_orphans()
-    assert [job.state for job in restored.page("me")[0]] == ["queued", "queued", "done"]
+    assert [job.state for job in restored.all("me")] == ["queued", "queued", "done"]
     database.close()
     assert not list(folder.glob("backup-*"))
 

@@ -145,7 +145,7 @@ def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
     database.close()
     content, random, output = (tmp_path / FILE).read_bytes(), Random(0), Counter()
     questions = {
-        "list": lambda database: Jobs(database).page("me"),
+        "list": lambda database: Jobs(database).all("me"),
         "claim": lambda database: Jobs(database).claim(0),
         "add": lambda database: added(database),
         "cancel": lambda database: Jobs(database).cancel(ids[3]),

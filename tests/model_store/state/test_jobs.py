@@ -52,7 +52,7 @@ def test_clients_take_turns_whatever_each_has_queued_and_whatever_the_clock_says
     third = added(jobs, "third").id
     turns = [jobs.claim(slot).id for slot in range(1, 7)]
     assert turns == [small[0], third, small[1], *large[1:]]
-    assert [job.id for job in jobs.page("many")[0]] == large[::-1]
+    assert [job.id for job in jobs.all("many")] == large[::-1]
 
 
 def test_a_long_job_gives_way_to_other_clients_whose_turn_it_is_by_what_was_done(jobs):
@@ -77,7 +77,7 @@ def test_files_of_an_owner_s_jobs_take_no_more_than_they_may(jobs):
     first = added(jobs, size=600, most_bytes=1000)
     with pytest.raises(OverQuota, match=r"up to 1000 bytes .* got 1200"):
         added(jobs, size=600, most_bytes=1000)
-    assert [job.id for job in jobs.page("me")[0]] == [first.id]
+    assert [job.id for job in jobs.all("me")] == [first.id]
     added(jobs, "you", size=600, most_bytes=1000)
     assert jobs.claim(0).id == first.id
     (jobs.folder / first.id / "scores").mkdir()
@@ -127,7 +127,7 @@ def test_a_result_of_a_clock_that_was_ahead_is_kept_as_long_as_others(jobs, monk
     assert jobs.get(ahead.id).ended == now
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
     jobs.delete_old(60.0)
-    assert jobs.page("me")[0] == []
+    assert jobs.all("me") == []
 
 
 def test_a_job_can_be_deleted_on_a_full_disk_and_its_files_make_room(jobs, monkeypatch):
@@ -145,14 +145,14 @@ def test_a_job_can_be_deleted_on_a_full_disk_and_its_files_make_room(jobs, monke
     write = Database.writing
     monkeypatch.setattr(Database, "writing", writing)
     jobs.forget(job.id)
-    assert jobs.page("me")[0] == []
+    assert jobs.all("me") == []
 
 
 def test_only_who_asked_for_a_job_finds_it(jobs):
     job = added(jobs)
     assert jobs.get(job.id, "me").request == {"model": "m"}
-    assert [actual.id for actual in jobs.page("me")[0]] == [job.id]
-    assert jobs.page("you")[0] == []
+    assert [actual.id for actual in jobs.all("me")] == [job.id]
+    assert jobs.all("you") == []
     for expected in ((job.id, "you"), ("another", "me")):
         with pytest.raises(NotFound, match="job: expected the id of one of your jobs"):
             jobs.get(*expected)

@@ -1,12 +1,12 @@
 import httpx
 import pytest
 
-from tests.support.serving import metric, wait_until
+from tests.support.serving import wait_until
 from tests.support.stores import publish_again
 
 ADMIN = "the-key-of-the-administrator"
 ROW = [0.0] * 64
-UNLOAD = "/admin/models/{}/versions/{}/unload"
+RESET = "/admin/models/{}/versions/{}/drift/reset"
 LATER = {"DUBITO_POLL_INTERVAL_S": "86400", "DUBITO_ADMIN_KEY": ADMIN}
 
 
@@ -22,7 +22,7 @@ def get_version(client, version="latest"):
 
 
 def test_without_its_key_there_is_no_administration(client):
-    for path in ("/admin/refresh", UNLOAD.format("digits", 1), "/admin/nothing"):
+    for path in ("/admin/refresh", RESET.format("digits", 1), "/admin/nothing"):
         assert client.post(path).status_code == 404
         assert client.post(path, headers={"X-API-Key": ADMIN}).status_code == 404
     assert not any("/admin" in path for path in client.get("/openapi.json").json()["paths"])
@@ -53,37 +53,14 @@ def test_a_refresh_serves_what_is_published_moved_and_mended_at_once(
     }
 
 
-def test_a_version_is_unloaded_and_loaded_again_by_the_next_request(
-    administrator, own_store, digits_store
-):
-    publish_again(own_store, digits_store)
-    administrator.post("/admin/refresh")
-    assert get_version(administrator, "1") == "1"
-    in_memory = {"model": "digits", "version": "1"}
-    assert metric(administrator.get("/metrics").text, "dubito_loaded_version", **in_memory) == 1
-    path = UNLOAD.format("digits", "1")
-    assert administrator.post(path).json() == {"model": "digits", "version": "1", "unloaded": True}
-    assert metric(administrator.get("/metrics").text, "dubito_loaded_version", **in_memory) == 0
-    assert administrator.post(path).json() == {"model": "digits", "version": "1", "unloaded": False}
-    assert get_version(administrator, "1") == "1"
-
-
-def test_a_version_in_use_is_not_unloaded_an_absent_one_not_found_and_a_bad_alias_not_moved(
-    administrator, own_store
-):
-    for version in ("1", "latest"):
-        answer = administrator.post(UNLOAD.format("digits", version))
-        assert answer.status_code == 409
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert "version: expected a version that latest does not serve" in answer.json()["detail"]
-        assert get_version(administrator) == "1"
+def test_an_absent_version_is_not_found_and_a_bad_alias_not_moved(administrator, own_store):
     for name, version in (
         ("digits", "2"),
         ("nothing", "1"),
         ("digits", "%2e%2e"),
         ("x" * 300, "1"),
     ):
-        answer = administrator.post(UNLOAD.format(name, version))
+        answer = administrator.post(RESET.format(name, version))
         assert answer.status_code == 404
         assert name == "digits" or name not in answer.json()["detail"]
     alias = own_store.root / "digits" / "aliases" / "latest"
@@ -107,9 +84,10 @@ def test_latest_is_moved_to_a_version_that_can_be_served_and_to_no_other(
         assert get_version(administrator) == to
         assert own_store.aliases("digits")["latest"] == to
     assert administrator.post(promote.format("9")).status_code == 404
-    (own_store.root / "digits" / "1" / "network.onnx").write_bytes(b"no graph")
-    administrator.post(UNLOAD.format("digits", "1"))
-    answer = administrator.post(promote.format("1"))
+    damaged = publish_again(own_store, digits_store)
+    own_store.set_alias("digits", "latest", "2")
+    (own_store.root / "digits" / damaged / "network.onnx").write_bytes(b"no graph")
+    answer = administrator.post(promote.format(damaged))
     assert answer.status_code == 503
     assert "network.onnx" in answer.json()["detail"]
     assert own_store.aliases("digits")["latest"] == "2"

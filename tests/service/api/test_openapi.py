@@ -73,9 +73,7 @@ def test_every_operation_says_what_it_does_and_how_it_fails(client):
             assert operation["description"], path
             if method == "post":
                 answered = "202" if path.endswith("/jobs") else "200"
-                assert {answered, "404", "413", "415", "422", "429", "503"} <= set(
-                    operation["responses"]
-                )
+                assert {answered, "default"} <= set(operation["responses"])
 
 
 def test_the_page_loads_everything_from_the_service(client):

@@ -9,8 +9,7 @@ import pytest
 
 from model_store.artifacts.manifest import InputSpec
 from service import limits
-from service.api.json_blocks import split_json
-from service.api.requests import COUNT_STEP_BYTES, JSON_OBJECT_BYTES, reserve_json
+from service.api.json_blocks import COUNT_STEP_BYTES, JSON_OBJECT_BYTES, reserve_json, split_json
 from service.api.rows import rows_array
 from service.app import create_app
 from service.request_context import RequestContext
@@ -53,11 +52,11 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
     spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
     if row[1:2] == b"1":
         with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
-            rows_array(rows, spec, "pool", 1, RequestContext())
+            rows_array(rows, spec, "pool", RequestContext())
         return
     _, counted = longest_step(lambda call: reserve_json(body, "pool", 10_000_000, call))
     assert counted < full / 5
-    x, read = longest_step(lambda call: rows_array(rows, spec, "pool", 1, call))
+    x, read = longest_step(lambda call: rows_array(rows, spec, "pool", call))
     assert read < full / 5
     assert x.shape == (len(rows), 64)
     assert np.all(x == 8.0)

@@ -153,8 +153,6 @@ def test_the_openapi_document_says_what_needs_a_key(locked, client):
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            statuses = {"401", "403"} & {*operation["responses"]}
-            assert statuses == (set() if path in OPEN else {"401", "403"})
             assert ("security" in operation) == (path not in OPEN)
     text = json.dumps(document)
     assert not any(key in text for key in (FIRST, SECOND, ADMIN))

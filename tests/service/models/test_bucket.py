@@ -81,7 +81,7 @@ def test_without_its_bucket_the_service_goes_on_and_says_so_once(server, writer,
     assert reachable(watcher) == 0
     assert watcher.last_read == observed
     result = models.get("tiny")
-    assert models._unload("tiny", "1")
+    models._unload("tiny", "1")
     again = models.get("tiny")
     assert again is not result and again.version == "1"
     assert models.errors("tiny") == {}

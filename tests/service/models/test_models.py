@@ -16,7 +16,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import Model
-from service.errors import InUse, NotReady
+from service.errors import NotReady
 from service.models.models import Models
 from service.models.preflights import Preflights
 from service.models.watcher import Watcher
@@ -238,9 +238,6 @@ def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store,
     models.get("tiny", "1")
     shutil.rmtree(store.root / "tiny" / "1")
     assert models.reset_drift("tiny", "1")[0] == "1"
-    assert models.unload("tiny", "1") == ("1", True)
-    with pytest.raises(NotFound):
-        models.unload("tiny", "1")
 
 
 def test_drift_is_not_reset_where_the_evidence_of_all_cannot_be_reached(monkeypatch, models):
@@ -327,21 +324,6 @@ class AnyStore(RuleBasedStateMachine):
             result = self.models.get("tiny", expected)
             assert result.version == candidates[0]
             assert result.model.manifest.digest == self.digests[result.version]
-
-    @precondition(lambda self: self.is_known and self.serves)
-    @rule(data=st.data())
-    def unload(self, data):
-        number = data.draw(st.sampled_from(sorted(self.digests)))
-        was_loaded = number in self._in_memory()
-        if number == self.serves.get("latest"):
-            with pytest.raises(InUse):
-                self.models.unload("tiny", number)
-        elif was_loaded or number in self._published():
-            assert self.models.unload("tiny", number) == (number, was_loaded)
-            assert number not in self._in_memory()
-        else:
-            with pytest.raises(NotFound):
-                self.models.unload("tiny", number)
 
     def _published(self):
         return self.store.versions("tiny")

@@ -89,10 +89,10 @@ def test_decoding_an_image_takes_of_the_budget_before_it_begins():
     spec = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=ImageSpec(mode="L", resize=True))
     rows = [file.getvalue()] * 3
     assert rows_array(
-        rows, spec, "inputs", 1 << 30, RequestContext(Reservation(ByteBudget(20 << 20)))
+        rows, spec, "inputs", RequestContext(Reservation(ByteBudget(20 << 20)))
     ).shape == (3, 16)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        rows_array(rows, spec, "inputs", 1 << 30, RequestContext(Reservation(ByteBudget(10 << 20))))
+        rows_array(rows, spec, "inputs", RequestContext(Reservation(ByteBudget(10 << 20))))
 
 
 def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
@@ -100,17 +100,16 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
     Image.new("L", (2, 200)).save(file, "PNG")  # 100 x 10000 pixels
     image = ImageSpec(mode="L", resize=True, fit="crop", shorter=100)
     spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
-    assert rows_array(
-        rows, spec, "inputs", 2_040_800, RequestContext(Reservation(ByteBudget(20 << 20)))
-    ).shape == (2, 16)
+    reservation = Reservation(ByteBudget(20 << 20))
+    call = RequestContext(reservation, max_pixels=2_040_800)
+    assert rows_array(rows, spec, "inputs", call).shape == (2, 16)
+    call = RequestContext(reservation, max_pixels=2_040_799)
     with pytest.raises(
         TooLarge, match=r"inputs: expected images of at most 2040799 pixels in total"
     ):
-        rows_array(
-            rows, spec, "inputs", 2_040_799, RequestContext(Reservation(ByteBudget(20 << 20)))
-        )
+        rows_array(rows, spec, "inputs", call)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        rows_array(rows, spec, "inputs", 1 << 30, RequestContext(Reservation(ByteBudget(9 << 20))))
+        rows_array(rows, spec, "inputs", RequestContext(Reservation(ByteBudget(9 << 20))))
 
 
 def test_tokenising_takes_of_the_budget_before_it_begins():
@@ -119,9 +118,7 @@ def test_tokenising_takes_of_the_budget_before_it_begins():
     encoder = TextEncoder(tokenizer().to_str().encode(), text)
     rows = [{"text": "good " * 6_000}] * 2
     assert rows_array(
-        rows, spec, "inputs", 1, RequestContext(Reservation(ByteBudget(30 << 20))), encoder
+        rows, spec, "inputs", RequestContext(Reservation(ByteBudget(30 << 20))), encoder
     ).shape == (2, 8)
     with pytest.raises(TooLarge, match=r"inputs\.0\.text: expected at most .* bytes in memory"):
-        rows_array(
-            rows, spec, "inputs", 1, RequestContext(Reservation(ByteBudget(19 << 20))), encoder
-        )
+        rows_array(rows, spec, "inputs", RequestContext(Reservation(ByteBudget(19 << 20))), encoder)

@@ -130,9 +130,6 @@ def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, 
         path = f"{url}/admin/models/digits/versions"
         assert httpx.post(f"{path}/2/drift/reset", headers=admin).json()["reset"]
         wait_until(lambda: worker_metrics("dubito_flag_p_value_count", "2") == [0, 0])
-        assert httpx.post(f"{path}/1/unload", headers=admin).json()["unloaded"]
-        wait_until(lambda: worker_metrics("dubito_loaded_version", "1") == [0, 0])
-        assert worker_metrics("dubito_loaded_version", "2") == [1, 1]
 
 
 def test_requests_that_the_drain_cuts_off_get_503_and_are_recorded_as_such(serve, digits_store):

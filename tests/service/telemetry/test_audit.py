@@ -33,8 +33,6 @@ def test_each_change_and_each_refusal_has_a_line(serve, own_store, digits_store,
             answers = [
                 client.post(VERSION.format(1, "promote")),
                 client.post("/predict", json={"inputs": [ROW], "version": "2", "seed": 1}),
-                client.post(VERSION.format(2, "unload")),
-                client.post(VERSION.format(2, "unload")),
                 client.post(VERSION.format(2, "drift/reset")),
                 client.post(CANDIDATE),
                 client.delete(CANDIDATE),
@@ -53,7 +51,7 @@ def test_each_change_and_each_refusal_has_a_line(serve, own_store, digits_store,
     lines = [json.loads(line) for line in text.splitlines()]
     audit = [line for line in lines if line["logger"] == "dubito.audit"]
     assert {line["address"] for line in audit} == {"127.0.0.1"}
-    assert [line["key"] for line in audit] == ["admin"] * 10 + [None] * 2
+    assert [line["key"] for line in audit] == ["admin"] * 8 + [None] * 2
     assert all(line["request_id"] and line["time"] for line in audit)
     changes = [
         (line["message"], line["version"], line["before"], line["after"]) for line in audit[:-2]
@@ -62,8 +60,6 @@ def test_each_change_and_each_refusal_has_a_line(serve, own_store, digits_store,
     counts = {"accepted": 1, "known": 0, "replaced": 0, "labels": 1}
     assert changes == [
         ("promote", "1", "2", "1"),
-        ("unload", "2", "loaded", "unloaded"),
-        ("unload", "2", "unloaded", "unloaded"),
         ("reset drift", "2", {"rows": 0, "alarm": False}, None),
         ("fit candidate", "1", None, "queued"),
         ("cancel job", "1", "queued", "cancelled"),

@@ -181,7 +181,7 @@ def test_deleted_versions_have_no_series(own_store):
 
 def test_models_without_a_version_have_no_series(metrics):
     for model in ("kept", "gone"):
-        metrics.count_labels(model, Accepted(1, 0, 0))
+        metrics.count_labels(model, Accepted(1, 0, 0, 1))
         metrics.count((model, "1"), rows=1)
     metrics.retain({("kept", "1")})
     page = generate_latest(metrics.registry).decode()
