@@ -297,14 +297,14 @@ def _write(
 
     Live requests update the metrics and, unless they have a seed, the drift test.
     """
-    loaded, predicted = work.served_model, work.predicted
+    loaded, predicted, seed = work.served_model, work.predicted, work.draw_seed
     scores = predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
     check_computed(overall, row_work.field)
     results, rows = _decide(work, predicted, options, changes)
     columns = loaded.model.manifest.input.columns
     unknown = unknown_categories(work.x, columns) if columns else {}
-    answer = Answer(results, rows, work.draw_seed, options, unknown)
+    answer = Answer(results, rows, seed, options, unknown)
     num_flags = int(np.count_nonzero(answer.flags))
     parts = encode(answer, work.context.pause)
     if row_work.is_live:
