@@ -130,16 +130,16 @@ def save_acquired(
     with database.writing() as connection:
         connection.executemany(
             """
+            DELETE FROM acquired WHERE model = :model AND id = :id AND NOT control
+                AND NOT EXISTS (SELECT 1 FROM labels WHERE model = :model AND id = :id)
+            """,
+            columns,
+        )
+        connection.executemany(
+            """
             INSERT INTO acquired VALUES (:model, :id, :version, :acquisition, :seed, :num_samples,
                 :rank, :score, :control, :prediction, :x, :format, :time)
-            ON CONFLICT (model, id) DO UPDATE SET
-                version = excluded.version, acquisition = excluded.acquisition,
-                seed = excluded.seed, num_samples = excluded.num_samples, rank = excluded.rank,
-                score = excluded.score, control = excluded.control,
-                prediction = excluded.prediction, row = excluded.row, format = excluded.format,
-                time = excluded.time
-            WHERE acquired.control = 0 AND NOT EXISTS
-                (SELECT 1 FROM labels l WHERE l.model = acquired.model AND l.id = acquired.id)
+            ON CONFLICT DO NOTHING
             """,
             columns,
         )
