@@ -72,7 +72,7 @@ def test_wrong_sources_are_refused_by_name(tmp_path):
     for text in ("notmnist", "=npz:a", "a b=npz:a", "a=uci:b", "../a=npz:b", "a=npz:"):
         refused(lambda text=text: OutlierSource.parse(text, tmp_path), "--outliers", repr(text))
     for name, *says in (
-        ("npz:narrow.npz", "(6, 6)", "(3, 5)"),
+        ("npz:narrow.npz", "(N, 6, 6)", "(3, 5)"),
         ("npz:nan.npz", "x", "finite"),
         ("npz:none.npz", "none.npz"),
         ("images:none", "none"),
