@@ -151,13 +151,10 @@ class FittedDetector:
         return score if self.standard is None else self.standard(score, label)
 
 
-def combine_surprisals(surprisals: list[Scores]) -> Scores:
-    """Compute log mean_j exp(surprisal_j)."""
-    return np.logaddexp.reduce(surprisals, axis=0) - np.log(len(surprisals))
-
-
 def flag_statistic(surprisals: Mapping[str, Scores], combined: tuple[str, ...]) -> Scores:
-    return combine_surprisals([surprisals[name] for name in combined])
+    """Compute log mean_j exp(surprisal_j) over the combined detectors."""
+    values = [surprisals[name] for name in combined]
+    return np.logaddexp.reduce(values, axis=0) - np.log(len(values))
 
 
 def harmonic_shares(surprisals: Mapping[str, Scores]) -> dict[str, Scores]:

@@ -16,7 +16,6 @@ and in a batch.
 """
 
 import math
-from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -29,6 +28,10 @@ MAX_LOG = 300.0  # targets are clipped at e^300, whose square is finite
 NUM_BISECTIONS = 40  # to find a median
 
 Array = Float64[np.ndarray, "*shape"]
+
+# Nodes and weights of the Gauss-Hermite quadrature for N(0, 1)
+_nodes, _weights = np.polynomial.hermite_e.hermegauss(NODES)
+QUADRATURE = list(zip(_nodes.tolist(), (_weights / _weights.sum()).tolist(), strict=True))
 
 
 class TransformRecord(BaseModel):
@@ -99,14 +102,13 @@ def log_slope(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
 
 
 def target_moments(transform: Transform, mean: Array, variance: Array) -> tuple[Array, Array]:
-    nodes, weights = _quadrature()
     std = np.sqrt(variance)
     with np.errstate(over="ignore", invalid="ignore"):
         target_mean = np.zeros(mean.shape)
-        for node, weight in zip(nodes, weights, strict=True):
+        for node, weight in QUADRATURE:
             target_mean += weight * to_target(transform, mean + node * std)
         target_variance = np.zeros(mean.shape)
-        for node, weight in zip(nodes, weights, strict=True):
+        for node, weight in QUADRATURE:
             deviation = to_target(transform, mean + node * std) - target_mean
             target_variance += weight * np.square(deviation)
     return target_mean, target_variance
@@ -140,13 +142,6 @@ def normal_cdf(z: Array) -> Array:
     )
     tail = np.exp(-0.5 * np.square(size)) / math.sqrt(2.0 * math.pi) * series
     return np.where(z > 0, 1.0 - tail, tail)
-
-
-@lru_cache(maxsize=1)
-def _quadrature() -> tuple[list[float], list[float]]:
-    """Compute the nodes and weights of a Gauss-Hermite quadrature for N(0, 1)."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    return nodes.tolist(), (weights / weights.sum()).tolist()
 
 
 def _piecewise_linear(

@@ -16,7 +16,7 @@ from experiments.attacks import (
     towards,
 )
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.detectors import combine_surprisals
+from model_store.conformal.detectors import flag_statistic
 from model_store.inference.model import NEEDED, Model
 from tests.support.models import scale_model
 from training.bayes.flows import realnvp
@@ -197,7 +197,7 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     surprisals = calibration.compute_surprisals(
         prediction.detected, prediction.calibrated_scores.labels, 100
     )
-    expected = combine_surprisals([surprisals[name] for name in calibration.names.combined])
+    expected = flag_statistic(surprisals, calibration.names.combined)
     outputs = torch.from_numpy(log_probs).double().requires_grad_()
     statistic = differentiable_flag(calibration, names)(outputs, torch.from_numpy(density).double())
     assert np.allclose(statistic.detach().numpy(), expected, rtol=1e-4, atol=1e-4)

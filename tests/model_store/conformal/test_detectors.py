@@ -11,7 +11,6 @@ from model_store.conformal.detectors import (
     Standard,
     Surprisal,
     Tail,
-    combine_surprisals,
     flag_statistic,
     harmonic_shares,
 )
@@ -133,9 +132,9 @@ def test_equal_scores_and_scores_of_0_stay_finite():
 def test_the_combined_statistic_is_minus_the_log_of_the_harmonic_mean_p_value():
     p_values = np.random.default_rng(4).uniform(1e-6, 1.0, (3, 50))
     harmonic_mean = 3 / (1 / p_values).sum(axis=0)
-    np.testing.assert_allclose(
-        combine_surprisals(list(-np.log(p_values))), -np.log(harmonic_mean), rtol=1e-12, atol=1e-12
-    )
+    surprisals = dict(zip("abc", -np.log(p_values), strict=True))
+    statistic = flag_statistic(surprisals, ("a", "b", "c"))
+    np.testing.assert_allclose(statistic, -np.log(harmonic_mean), rtol=1e-12, atol=1e-12)
 
 
 def test_detectors_share_the_mean_of_inverse_p_values():
