@@ -304,11 +304,9 @@ class Runtime:
         """Compute the contribution of each number in a row to the A attributed density scores.
 
         Raises:
-            ValueError: if the network has no terms.
             GraphError: if this part of the graph cannot be loaded.
         """
-        if self._terms is None:
-            raise ValueError("the network has no terms")
+        assert self._terms is not None
         return run_graph(self._terms(), [TERMS], {"x": x})[0]
 
     def draw_outputs(
