@@ -32,7 +32,6 @@ from service.api import (
 )
 from service.api.dependencies import check_query_is_read
 from service.api.middleware import Compression, ConditionalGet, Shortcut
-from service.api.static_files import PackageFiles
 from service.auth.auth import AuthMiddleware
 from service.auth.keys import KeyRing
 from service.auth.scopes import needed_scope
@@ -143,7 +142,7 @@ def _add_routes(app: FastAPI, context: Context) -> None:
     tolerant = [openapi.router, health.router, problems.router]  # accept any query string
     integrations = installed_integrations().values()
     tolerant += [resolve_name(i.router) for i in integrations if i.router is not None]
-    app.mount(openapi.SWAGGER_FILES, PackageFiles(packages=[("fastapi_offline", "static")]))
+    app.mount(openapi.SWAGGER_FILES, page.PackageFiles(packages=[("fastapi_offline", "static")]))
     if context.settings.page:
         tolerant.append(page.router)
         app.mount("/page", page.PageFiles())

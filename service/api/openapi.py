@@ -27,6 +27,7 @@ from model_store.artifacts.manifest import (
 from model_store.conformal.calibration import DEFAULT_FPR
 from service.api.dependencies import CurrentContext, LinkPrefix
 from service.api.media_types import JSON, PROBLEM_JSON
+from service.api.page import StaticContent, StaticResponse
 from service.api.problems import Problem
 from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
 from service.api.responses import format_column_time
@@ -40,7 +41,6 @@ from service.api.schemas import (
     PredictRequest,
     RequestModel,
 )
-from service.api.static_files import StaticContent, StaticResponse
 from service.auth.scopes import OPEN_TO_ALL, needed_scope
 from service.context import Context
 

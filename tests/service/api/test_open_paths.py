@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from service.api.static_files import StaticContent
+from service.api.page import StaticContent
 from service.app import create_app
 from service.auth.scopes import needed_scope
 from service.settings import Settings
