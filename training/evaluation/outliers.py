@@ -1,24 +1,9 @@
 """Outlier rows for evaluation: noise, other data sets, and corrupted test rows.
 
-| set | rows |
-|---|---|
-| `uniform` | every number uniform over the data's range; every id uniform over all ids |
-| `gaussian` | every number minimum + range * N(0, 1), not clipped |
-| `even` | instead of noise: every column drawn independently and uniformly over its values |
-| `mixed` | the mean of two rows from different classes |
-| `crossed` | each column (or id) from one of two rows of different classes |
-| `shuffled` | each column from another row; ids in another order |
-| `rotated`, `noisy`, `low-contrast`, `occluded`, `blurred` | corrupted images |
-| `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, resized |
-| `NAME=npz:FILE` | an array `x` of rows in the model's shape |
-| `NAME=csv:FILE`, `NAME=parquet:FILE` | for tables and text: columns with the model's names |
-
-Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution examples in
-neural networks", 2017, use the first two sets, and grey CIFAR-10, Omniglot and notMNIST. Pixels
-from 0 to 255 are scaled to the data's range. If a source has too many rows, the seed selects a
-random subset.
-
-Tables use `even` because noise is too easy to detect there: one-hot columns are 0 or 1, never .37.
+`docs/evaluation.md` lists the sets. Noise follows Hendrycks and Gimpel, "A baseline for detecting
+misclassified and out-of-distribution examples in neural networks", 2017. Tables use `even` instead,
+because noise is too easy to detect there: one-hot columns are 0 or 1, never .37. If a source has
+too many rows, the seed selects a random subset.
 
 Shapes: N rows of I numbers.
 """
