@@ -51,6 +51,7 @@ def test_only_training_can_write_models():
     assert not any("models" in volume for volume in SERVICES["label-studio"]["volumes"])
     for name in ("training", "learn"):
         assert SERVICES[name]["network_mode"] == "none"
+    assert "--no-promote" in SERVICES["learn"]["command"][-1], "a person approves candidates"
 
 
 def test_secrets_come_from_the_environment_or_files():

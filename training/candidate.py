@@ -1,10 +1,10 @@
-"""Fit a candidate on labels from the service, compare it, and promote it.
+"""Fit a candidate on labels from the service, and compare it with `latest`.
 
 A candidate starts from the weights of `latest`. Its training rows are those of `latest` and all
 labelled rows except control rows. Validation, calibration and test rows stay the same. The
 candidate is published under the alias `candidate`.
 
-`latest` moves to the candidate under these conditions:
+With `--promote`, `latest` moves to the candidate under these conditions:
 
 * The candidate is not significantly worse than `latest` on test rows.
 * It is not significantly worse on labelled control rows, if there are enough of them.
@@ -57,10 +57,8 @@ from training.versions import Parent, fitted_data, manifests, open_parent
 
 CANDIDATE = "candidate"
 NO_WORSE = "no worse"
-UNKNOWN_KEYS = (
-    "some labels were sent without a key; promote it yourself with "
-    "`dubito store alias {name} latest {version}`"
-)
+UNKNOWN_KEYS = "some labels were sent without a key"
+APPROVE = "approve it on the page, or run `dubito store alias {name} latest {version}`"
 # The metrics of recipes without a gate, and the tolerated loss in each metric.
 GATES: dict[str, dict[str, float]] = {
     "classification": {"test_accuracy": 0.0, "test_log_likelihood": 0.01},
@@ -165,9 +163,18 @@ def fit_candidate(
     return manifest
 
 
-def count_tried_labels(store: ModelStore, database: Database, name: str) -> int:
-    rows = candidates(database, name)
-    judged = {row["version"] for row in rows if row["promoted"] or row["reason"] != NO_WORSE}
+def count_tried_labels(
+    store: ModelStore, database: Database, name: str, promote: bool = False
+) -> int:
+    """Count the labels of `latest` and of the last candidate that needs no further step.
+
+    If `promote`, a candidate that is no worse must still be promoted.
+    """
+    judged = {
+        row["version"]
+        for row in candidates(database, name)
+        if row["promoted"] or row["reason"] != NO_WORSE or not promote
+    }
     aliases = store.aliases(name)
     versions = {aliases.get(LATEST)} | ({aliases.get(CANDIDATE)} & judged)
     return max((count_labels(store, name, v) for v in versions if v is not None), default=0)
@@ -180,7 +187,6 @@ def count_labels(store: ModelStore, name: str, version: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    is_promoted: bool
     reason: str
     test: dict[str, Any]  # comparison with `latest` on test rows
     control: dict[str, Any] | None  # and on labelled control rows
@@ -229,7 +235,9 @@ def measure_loss(best: Manifest, manifest: Manifest, metric: str) -> dict[str, A
     return {"version": best.version, "best": before, "candidate": after, "worse_by": loss}
 
 
-def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: Path) -> Verdict:
+def judge(
+    store: ModelStore, sources: CandidateData, manifest: Manifest, root: Path, promote: bool = False
+) -> Verdict:
     name, recipe = manifest.name, sources.parent.recipe
     gate = GateSection(against=LATEST, metrics=GATES[recipe.task])
     if recipe.gate is not None:
@@ -267,9 +275,9 @@ def judge(store: ModelStore, sources: CandidateData, manifest: Manifest, root: P
         control, worse = _compare_on_control(sources, latest, candidate, gate, rows)
         if worse:
             reasons += ["on control rows it is worse in", *worse]
-    if not reasons and not sources.labels.have_keys:
-        reasons.append(UNKNOWN_KEYS.format(name=name, version=manifest.version))
-    return Verdict(not reasons, "\n".join(reasons) or NO_WORSE, test, control, losses)
+    if promote and not reasons and not sources.labels.have_keys:
+        reasons.append(UNKNOWN_KEYS)
+    return Verdict("\n".join(reasons) or NO_WORSE, test, control, losses)
 
 
 def _compare_on_control(
@@ -315,24 +323,26 @@ def make_candidate(
     runs: Path,
     root: Path,
     device: torch.device,
-) -> Verdict | None:
-    """Fit, publish, compare and promote a candidate.
+    promote: bool = False,
+) -> None:
+    """Fit, publish and compare a candidate, and promote it if `promote` and it is no worse.
 
-    Returns None if the same candidate was promoted and rolled back before.
+    A candidate that was promoted and rolled back before is not promoted again.
     """
     name, parent = sources.parent.manifest.name, sources.parent.manifest
     manifest = fit_candidate(store, sources, runs, root, device)
     promoted = {row["version"] for row in candidates(database, name) if row["promoted"]}
     if manifest.version in promoted:
         log.info("%s version %s was promoted and rolled back before", name, manifest.version)
-        return None
-    verdict = judge(store, sources, manifest, root)
+        return
+    verdict = judge(store, sources, manifest, root, promote)
     content = verdict.content()
     counts = sources.provenance.rows, len(sources.control)
     save_candidate(database, name, manifest.version, parent.version, *counts, False, content)
-    if verdict.is_promoted:
+    if promote and verdict.reason == NO_WORSE:
         store.set_alias(name, LATEST, manifest.version)
         save_candidate(database, name, manifest.version, parent.version, *counts, True, content)
-    outcome = "promoted" if verdict.is_promoted else verdict.reason
-    log.info("%s version %s: %s", name, manifest.version, outcome)
-    return verdict
+        log.info("%s: promoted", manifest.label)
+    else:
+        log.info("%s: %s", manifest.label, verdict.reason)
+        log.info("to serve it, " + APPROVE.format(name=name, version=manifest.version))

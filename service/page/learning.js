@@ -69,7 +69,7 @@ export function Fit({ session }) {
       ${lines.length > 0 && html`<pre tabindex="0" aria-label="Log of the fit">${lines.slice(-MAX_LOG_LINES).join("\n")}</pre>`}
     <//>
     <${Card} title="Accuracy on random rows">
-      ${measured.length ? html`${versionsOnLabels(measured)}` : html`<p>Label ${MIN_RANDOM_LABELS} random rows to measure real accuracy (${number(random)} so far). A tenth of the rows of a pool with IDs are random.</p>`}
+      ${measured.length ? html`${versionsOnLabels(measured)}` : html`<p>Label ${MIN_RANDOM_LABELS} random rows to measure real accuracy (${number(random)} so far). A tenth of the selected rows are random, unless you change it.</p>`}
     <//>`;
 }
 
@@ -90,10 +90,10 @@ export function Approve({ app, model, session }) {
   const { version, against } = candidate;
   const isServed = description.serving === version;
   return html`<${Card} title=${`Version ${version}`}>
-    <p><span class=${`badge ${isServed ? "good" : "told"}`}>${isServed ? "served" : "waiting for approval"}</span> Fitted on ${number(candidate.labels)} labels, ${moment(candidate.time)}.${candidate.promoted && !isServed ? " It was approved and later rolled back." : ""}</p>
+    <p><span class=${`badge ${isServed ? "good" : "told"}`}>${isServed ? "served" : "waiting for approval"}</span> Fitted on ${number(candidate.labels)} labels, ${moment(candidate.time)}.${candidate.promoted && !isServed ? " It was served and later rolled back." : ""}</p>
     <${Comparison} candidate=${candidate} kind="test" />
     <${Comparison} candidate=${candidate} kind="control" />
-    ${candidate.reason.startsWith("gate:") && html`<${Notice} kind="told">Not approved automatically, because it is significantly worse in at least one figure.<//>`}
+    ${candidate.reason !== "no worse" && html`<${Notice} kind="told">${candidate.reason.replace(/^gate: /, "")}<//>`}
     <${Promotion} model=${model} current=${description.serving} version=${isServed ? against : version} onchange=${async () => { await app.refresh(); reload(); }} />
     <p class="actions"><a href=${address("models", model, against, version)}>All differences</a></p>
   <//>`;
@@ -130,8 +130,8 @@ export function Promotion({ model, current, version, onchange, small = false }) 
       await onchange();
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
-      const message = error.status === 404 ? `The service has no admin key (DUBITO_ADMIN_KEY). Use the command line: dubito store alias ${model} latest ${version}` : error.message;
-      setResult(html`<${Notice}>${message}<//>`);
+      const reason = { 404: "The service has no admin key (DUBITO_ADMIN_KEY).", 409: "The service cannot write to its store." }[error.status];
+      setResult(html`<${Notice}>${reason ? html`${reason} Run <code>dubito store alias ${model} latest ${version}</code> where the store can be written.` : error.message}<//>`);
     }
   };
   return html`<div>

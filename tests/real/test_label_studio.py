@@ -265,6 +265,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
 
         # fitted, promoted, served
         command = [sys.executable, "-m", "training", "candidate", "digits", "--device", "cpu"]
+        command += ["--promote"]
         environment = environment_in(folder) | {"DUBITO_STATE": state}
         completed = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240

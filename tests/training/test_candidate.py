@@ -15,7 +15,6 @@ from model_store.state.labels import (
     candidates,
     row_format,
     save_acquired,
-    save_candidate,
 )
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
@@ -90,10 +89,6 @@ def label(work, values, key):
     accept(work.database, "digits", work.format, labels, replace=True, key=key)
 
 
-def get_said(kept):
-    return {name: kept[name] for name in ("reason", "test", "control")}
-
-
 def candidate(work, *options):
     """Run the command."""
     return main(
@@ -101,13 +96,20 @@ def candidate(work, *options):
     )
 
 
-def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
+def test_labels_become_a_candidate_and_with_an_option_and_a_key_it_is_promoted(work, capsys):
+    from training.candidate import count_tried_labels
+
     assert candidate(work) == 0
     assert "0 of 1 required new labels" in capsys.readouterr().err
     label(work, work.truth, key=None)
     assert candidate(work, "--min-labels", "141") == 0
     assert work.store.versions("digits") == ["1"]
     assert candidate(work) == 0
+    assert "run `dubito store alias digits latest 2`" in capsys.readouterr().err
+    assert candidates(work.database, "digits")[0]["reason"] == "no worse"
+    assert count_tried_labels(work.store, work.database, "digits") == 140
+    assert count_tried_labels(work.store, work.database, "digits", promote=True) == 0
+    assert candidate(work, "--promote") == 0
     assert "some labels were sent without a key" in capsys.readouterr().err
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
     facts = Provenance.of(work.store.manifest("digits", "2"))
@@ -118,7 +120,7 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
         Provenance.of(work.store.manifest("digits", "1")).data_digest,
     )
     label(work, work.truth, key="team")
-    assert candidate(work) == 0
+    assert candidate(work, "--promote") == 0
     assert work.store.aliases("digits") == {"latest": "2", "candidate": "2"}
     assert work.store.versions("digits") == ["1", "2"]
     (retained,) = candidates(work.database, "digits")
@@ -134,7 +136,7 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
         assert accuracy["difference"] == accuracy["candidate"] - accuracy["against"]
         assert accuracy["interval"][0] <= accuracy["difference"] <= accuracy["interval"][1]
     work.store.set_alias("digits", "latest", "1")  # a person rolls back
-    assert candidate(work) == 0
+    assert candidate(work, "--promote") == 0
     assert "rolled back before" in capsys.readouterr().err
     assert work.store.aliases("digits")["latest"] == "1"
 
@@ -143,24 +145,11 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     from training.candidate import count_tried_labels
 
     label(work, (work.truth + 1) % 10, key="team")
-    assert candidate(work) == 0
+    assert candidate(work, "--promote") == 0
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
     (retained,) = candidates(work.database, "digits")
     assert not retained["promoted"]
-    assert count_tried_labels(work.store, work.database, "digits") == 140
-    save_candidate(
-        work.database,
-        "digits",
-        "2",
-        "1",
-        140,
-        60,
-        False,
-        {**get_said(retained), "reason": "no worse"},
-    )
-    assert (
-        count_tried_labels(work.store, work.database, "digits") == 0
-    )  # killed before it was promoted
+    assert count_tried_labels(work.store, work.database, "digits", promote=True) == 140
     assert "digits is worse than latest (version 1) in" in retained["reason"]
     assert "test_accuracy" in retained["reason"]
 
@@ -209,7 +198,7 @@ def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch)
     monkeypatch.setattr(candidates_made, "lineage", lambda *_: [parent, better])
     monkeypatch.setattr(candidates_made, "check_no_worse", hold)
     label(work, work.truth, key="team")
-    assert candidate(work) == 0
+    assert candidate(work, "--promote") == 0
     assert stored == [(1.0, ["test_accuracy"], "the best of its lineage")]
     (retained,) = candidates(work.database, "digits")
     assert not retained["promoted"] and "the best of its line" in retained["reason"]

@@ -231,7 +231,7 @@ def _add_test_rows(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_candidate(commands: Commands) -> None:
-    about = "fit a candidate on labels from the service, and promote it if it is no worse"
+    about = "fit a candidate on labels from the service, and compare it with `latest`"
     parser = add_command(commands, "candidate", "training.commands.versions:candidate", about)
     add = parser.add_argument
     add("model", metavar="NAME", help="the model whose `latest` the candidate starts from")
@@ -239,6 +239,8 @@ def _add_candidate(commands: Commands) -> None:
     add("--state", type=Path, metavar="DIR", help=state_help)
     add("--data", metavar="SRC", help="new location of the version's data, if it has moved")
     add("--min-labels", type=int, default=1, metavar="N", help="minimum number of new labels")
+    promote_help = "serve the candidate if it is no worse and every label was sent with a key"
+    add("--promote", action=argparse.BooleanOptionalAction, default=False, help=promote_help)
     add("--watch", action="store_true", help="poll for new labels until interrupted")
     add("--interval-s", type=float, default=60.0, metavar="S", help="seconds between polls")
     add_options(parser, "--device")

@@ -152,14 +152,15 @@ def _try_candidate(options: argparse.Namespace, state: Path) -> None:
         for reason, count in sources.provenance.left_out.items():
             log.info("! leaving out %d labels: %s", count, reason)
         if options.watch:
-            before = count_tried_labels(store, database, name)
+            before = count_tried_labels(store, database, name, options.promote)
         else:
             before = count_labels(store, name, sources.parent.manifest.version)
         new = sources.provenance.rows - before
         if new < options.min_labels:
             log.info("%d of %d required new labels", max(new, 0), options.min_labels)
             return
-        make_candidate(store, database, sources, runs, root, find_device(options.device))
+        device = find_device(options.device)
+        make_candidate(store, database, sources, runs, root, device, options.promote)
 
 
 def _format(value: float) -> str:
