@@ -84,7 +84,7 @@ class AcquireOptions(_Common, total=False):
     exclude_labelled: bool
     """Whether to exclude rows whose id has a label; true by default."""
     keep: bool
-    """Whether the service stores the selected rows, so that labels need only their ids. Requires
-    `ids`."""
+    """Whether the service stores the selected rows, so that labels need only their ids. Rows
+    without `ids` get ids from their content."""
     control: float
     """Share of the k rows that are selected at random to measure the model. Requires `keep`."""

@@ -183,6 +183,7 @@ class KeptLabel:
         annotator: name of the API key that sent the label, if any.
         time: UTC time (RFC 3339).
         control: whether the row was selected at random to measure the model.
+        comment: remark of the annotator, if any.
         ended: UTC time at which the label was replaced or deleted, if it was.
         ended_by: name of the API key that replaced or deleted it, if any.
     """
@@ -193,6 +194,7 @@ class KeptLabel:
     annotator: str | None
     time: str
     control: bool
+    comment: str | None = None
     ended: str | None = None
     ended_by: str | None = None
 

@@ -96,6 +96,7 @@ CREATE TABLE candidates (
     "ALTER TABLE replaced ADD COLUMN ended_by TEXT",
     "ALTER TABLE jobs RENAME COLUMN begun TO started",
     "ALTER TABLE jobs DROP COLUMN orphaned",
+    "ALTER TABLE labels ADD COLUMN comment TEXT;\nALTER TABLE replaced ADD COLUMN comment TEXT",
 )
 
 

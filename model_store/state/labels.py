@@ -50,6 +50,7 @@ class Label:
     id: str
     value: str | float
     x: Float32[np.ndarray, "I"] | None = None
+    comment: str | None = None
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def _accept(
         "SELECT row, format FROM acquired WHERE model = ? AND id = ?", place
     ).fetchone()
     current = connection.execute(
-        "SELECT label, target, row, format, key, time FROM labels WHERE model = ? AND id = ?", place
+        "SELECT label, target, row, format FROM labels WHERE model = ? AND id = ?", place
     ).fetchone()
     row = None if label.x is None else label.x.astype(ROW_TYPE).tobytes()
     saved = acquired or current
@@ -226,26 +227,29 @@ def _accept(
     value = (label.value, None) if isinstance(label.value, str) else (None, label.value)
     if current is None:
         connection.execute(
-            "INSERT INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*place, *value, None if acquired else row, row_format, key, now),
+            "INSERT INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*place, *value, None if acquired else row, row_format, key, now, label.comment),
         )
         return "accepted"
     if (current["label"], current["target"]) == value:
-        if current["key"] is None and key is not None:
-            connection.execute(
-                "UPDATE labels SET key = ? WHERE model = ? AND id = ?", (key, *place)
-            )
+        connection.execute(
+            "UPDATE labels SET key = coalesce(key, ?), comment = coalesce(?, comment) "
+            "WHERE model = ? AND id = ?",
+            (key, label.comment, *place),
+        )
         return "known"
     if not replace:
         expected = 'the same label as before, or "replace": true'
         raise Conflict(field, expected, "another label")
     connection.execute(
-        "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (*place, current["label"], current["target"], current["key"], current["time"], now, key),
+        "INSERT INTO replaced SELECT model, id, label, target, key, time, ?, ?, comment "
+        "FROM labels WHERE model = ? AND id = ?",
+        (now, key, *place),
     )
     connection.execute(
-        "UPDATE labels SET label = ?, target = ?, key = ?, time = ? WHERE model = ? AND id = ?",
-        (*value, key, now, *place),
+        "UPDATE labels SET label = ?, target = ?, key = ?, time = ?, comment = ? "
+        "WHERE model = ? AND id = ?",
+        (*value, key, now, label.comment, *place),
     )
     return "replaced"
 
@@ -280,7 +284,7 @@ def kept_labels(
     rows = database.query(
         f"""
         SELECT l.rowid place, l.id, l.label, l.target, l.key annotator, l.time,
-            coalesce(a.control, 0) control{columns}
+            coalesce(a.control, 0) control, l.comment{columns}
         FROM {table} l LEFT JOIN acquired a USING (model, id)
         WHERE model = :model AND l.rowid > :after AND (:key IS NULL OR l.key = :key)
         ORDER BY l.rowid LIMIT :limit
@@ -302,8 +306,8 @@ def delete_labels(
     values = model, json.dumps(list(ids))
     with database.writing() as connection:
         connection.execute(
-            "INSERT INTO replaced SELECT model, id, label, target, key, time, ?, ? FROM labels "
-            f"WHERE {condition}",
+            "INSERT INTO replaced SELECT model, id, label, target, key, time, ?, ?, comment "
+            f"FROM labels WHERE {condition}",
             (time.time(), key, *values),
         )
         return connection.execute(f"DELETE FROM labels WHERE {condition}", values).rowcount

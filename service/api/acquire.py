@@ -23,7 +23,7 @@ from service.api.options import resolve_num_samples
 from service.api.predict import RowWork, read_work, to_numbers
 from service.api.requests import negotiate_media_type
 from service.api.responses import json_response
-from service.api.rows import add_row_id
+from service.api.rows import add_row_id, name_rows
 from service.api.schemas import AcquireRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
@@ -104,6 +104,9 @@ async def post_acquire(request: Request) -> Response:
         work.rows = []
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
+        if names is None and envelope.keep:
+            name = partial(name_rows, [x], manifest.input, call)
+            names = await context.threads.requests.run(call, ID_BYTES * pool_size, name)
         pool_x, has_ids = x, names is not None
         ids = RowNumbers(pool_size) if names is None else names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
@@ -207,7 +210,7 @@ def select_rows(
     seed: int,
 ) -> Selection:
     """Select the rows to rank and the control rows."""
-    check_keep(envelope.keep, envelope.control, ids, has_ids)
+    check_keep(envelope.keep, envelope.control, ids)
     excludes_labelled = has_ids and envelope.exclude_labelled
     labelled = context.find_labelled_ids(model, ids) if excludes_labelled else set[str]()
     return select(ids, labelled, envelope.control, envelope.k, seed)

@@ -90,6 +90,7 @@ class KeptLabel(BaseModel):
     annotator: str | None
     time: Timestamp
     control: bool
+    comment: str | None
     ended: Timestamp | None = None
     ended_by: str | None = None
 
@@ -263,7 +264,7 @@ def keep_labels(
                 raise InvalidInput(f"labels.{n}.id", "a unique id", "a repeated one")
             ids.add(entry.id)
             row = _row(loaded, entry, n, call, encoded)
-            labels.append(Label(entry.id, label_value(manifest, entry, n), row))
+            labels.append(Label(entry.id, label_value(manifest, entry, n), row, entry.comment))
         except InvalidInput as error:
             invalid.append(error)
             if len(invalid) == MAX_ERRORS:

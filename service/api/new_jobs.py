@@ -4,7 +4,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,14 @@ from model_store.state.database import as_state_errors
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from model_store.types import Content
 from service import limits
-from service.api.acquire import find_names, select_rows
+from service.api.acquire import ID_BYTES, find_names, select_rows
 from service.api.dependencies import CurrentContext
 from service.api.jobs import JobAnswer, job_json
 from service.api.media_types import JSON
 from service.api.openapi import request_body
 from service.api.options import resolve_groups, resolve_num_samples
 from service.api.predict import RowWork, read_work, to_numbers
+from service.api.rows import file_parts, name_rows
 from service.api.schemas import AcquireRequest, PredictJobRequest
 from service.auth.scopes import get_owner, needs
 from service.batch.computation import request_fields
@@ -88,6 +89,15 @@ async def _accept(
         expected = f"at most {limits.MAX_JOB_ROW_DRAWS} per job"
         raise TooLarge("rows x num_samples", expected, str(row_draws))
     names = await find_names(context, work)
+    if names is None and getattr(work.envelope, "keep", False):
+        rows, model = work.rows, work.loaded.model
+        parts: Iterable[np.ndarray] = (
+            file_parts(rows, call, model.text_encoder)
+            if isinstance(rows, RowFile)
+            else [np.asarray(rows)]
+        )
+        name = partial(name_rows, parts, model.manifest.input, call)
+        names = await context.threads.requests.run(call, ID_BYTES * len(rows), name)
     try:
         job = await context.threads.state(partial(_queue, context, kind, work, names, num_samples))
     except TooManyJobs:
@@ -143,8 +153,8 @@ def _write_files(
         else:
             path = f"{work.field}{pool.ENDING}"
             _write(folder / path, pool.source)
-    if envelope.ids is not None:
-        _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
+    if names is not None and (envelope.ids is not None or not pool.has_ids):
+        _write(folder / IDS_FILE, orjson.dumps(names))
     if getattr(envelope, "groups", None) is not None:
         resolve_groups(envelope, pool.rows, model)
         _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
@@ -182,7 +192,7 @@ def _select(
     Return the number of rows that already have labels.
     """
     if names is None:
-        check_keep(work.envelope.keep, work.envelope.control, [], has_ids=False)
+        check_keep(work.envelope.keep, work.envelope.control, [])
         return 0
     selection = select_rows(context, work.envelope, work.loaded.name, names, True, seed)
     if len(selection.ranked) < len(work.rows):

@@ -2,8 +2,10 @@
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,12 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, describe_value, merge_errors
-from model_store.sources.columns import columns_expected, encode_cells, encode_objects
+from model_store.sources.columns import (
+    columns_expected,
+    encode_cells,
+    encode_objects,
+    fill_missing,
+)
 from model_store.sources.images import (
     decoded_pixels,
     decoding_bytes,
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
 FEW_NUMBERS = 4096
 NUMBERS_AT_ONCE = 1 << 16  # per step, about a millisecond
 MAX_FAST_BYTES = 4 * NUMBERS_AT_ONCE  # of arrays converted on the event loop
+ROW_NAME_BYTES = 8  # of the hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,17 +134,42 @@ def rows_array(
     return x
 
 
+def file_parts(
+    pool: RowFile, call: RequestContext, encoder: "TextEncoder | None"
+) -> Iterator[Float32[np.ndarray, "n I"]]:
+    first = 0
+    for part in pool.parts():
+        x = rows_array(part, pool.spec, pool.field, call, encoder, first)
+        yield x
+        first += len(x)
+        call.pause()
+
+
 def file_array(
     pool: RowFile, call: RequestContext, encoder: "TextEncoder | None"
 ) -> Float32[np.ndarray, "N I"]:
     x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
     first = 0
-    for part in pool.parts():
-        rows = rows_array(part, pool.spec, pool.field, call, encoder, first)
-        x[first : first + len(rows)] = rows
-        first += len(rows)
-        call.pause()
+    for part in file_parts(pool, call, encoder):
+        x[first : first + len(part)] = part
+        first += len(part)
     return x
+
+
+def name_rows(
+    parts: Iterable[Float32[np.ndarray, "n I"]], spec: InputSpec, call: RequestContext
+) -> list[str]:
+    """Name rows by their content. The second copy of a row gets the suffix `-2`, and so on."""
+    counts, names = Counter[bytes](), list[str]()
+    for x in parts:
+        fill_missing(x, spec.columns)
+        for row in np.ascontiguousarray(x):
+            digest = blake2b(row, digest_size=ROW_NAME_BYTES)
+            counts[digest.digest()] += 1
+            copy = counts[digest.digest()]
+            names.append(f"row-{digest.hexdigest()}" + (f"-{copy}" if copy > 1 else ""))
+        call.pause()
+    return names
 
 
 def _is_long(row: Any, spec: InputSpec) -> bool:

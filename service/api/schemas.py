@@ -229,6 +229,9 @@ class LabelEntry(RequestModel):
     input: Any = None
     """row, like an item of `inputs` in /predict, unless /acquire stored it"""
 
+    comment: Annotated[str, Field(max_length=1000)] | None = None
+    """remark of the annotator"""
+
 
 class LabelsRequest(ModelName):
     """Request to store labels."""

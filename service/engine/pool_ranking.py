@@ -94,16 +94,12 @@ class EnginePool(Pool):
         return work
 
 
-def check_keep(keep: bool, control: float, ids: Sequence[str], has_ids: bool) -> None:
-    """Raise InvalidInput if `keep` is used without valid ids, or `control` without `keep`."""
+def check_keep(keep: bool, control: float, ids: Sequence[str]) -> None:
+    """Raise InvalidInput if `keep` is used with invalid ids, or `control` without `keep`."""
     if control and not keep:
         expected = "0 unless `keep` is true, since labels of control rows judge the model"
         raise InvalidInput("control", expected, "a share")
-    if not keep:
-        return
-    if not has_ids:
-        raise InvalidInput("ids", "names of the rows, which `keep` needs", "none")
-    for n, name in enumerate(ids):
+    for n, name in enumerate(ids if keep else ()):
         check_id(name, f"ids.{n}")
 
 

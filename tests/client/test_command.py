@@ -9,6 +9,7 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -214,7 +215,7 @@ def test_a_pool_is_ranked(run, url, key, digits_rows):
     assert [row["score"] for row in by_job["ranking"]] == ranking.score.tolist()
 
 
-def test_labels_are_sent_listed_exported_and_deleted(run, key, tmp_path):
+def test_labels_are_sent_listed_exported_and_deleted(run, url, key, tmp_path):
     rows = [{"age": age, "city": "Rome"} for age in (20, 30, 40)]
     pool = [{"id": f"r{n}", **row} for n, row in enumerate(rows)]
     (tmp_path / "pool.csv").write_text(
@@ -228,6 +229,9 @@ def test_labels_are_sent_listed_exported_and_deleted(run, key, tmp_path):
     assert run(*push)[1] == "people: 2 new labels, 0 known, 0 replaced; 2 in total\n"
     output = json.loads(run(*push, "--json")[1])
     assert output == {"model": "people", "accepted": 0, "known": 2, "replaced": 0, "labels": 2}
+    entries = [{"id": "r0", "label": first, "comment": "a remark"}]
+    content = {"model": "people", "labels": entries}
+    httpx.post(f"{url}/labels", json=content, headers={"X-API-Key": key}).raise_for_status()
     row = {"id": "mine", "label": first, "input": {"age": 7, "city": "Oslo"}}
     (tmp_path / "more.jsonl").write_text(json.dumps(row) + "\n")
     assert run("labels", "push", "more.jsonl", "--model", "people")[0] == 0
@@ -242,6 +246,7 @@ def test_labels_are_sent_listed_exported_and_deleted(run, key, tmp_path):
     exported = list(csv.DictReader(io.StringIO(out)))
     assert [row["id"] for row in exported] == ["r0", "r1", "mine"]
     assert {row["control"] for row in exported} == {"False"}
+    assert [row["comment"] for row in exported] == ["a remark", "", ""]
     assert exported[0]["time"].endswith("+00:00")
     none = ("labels", "list", "--model", "people", "--annotator", "nobody", "--json")
     assert json.loads(run(*none)[1]) == {"labels": []}

@@ -101,15 +101,14 @@ def test_a_full_disk_leaves_none_of_the_labels(database):
 def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_confirms_it(
     database,
 ):
-    accept(database, "m", "f", [Label("a", "yes", ROW)])
+    accept(database, "m", "f", [Label("a", "yes", ROW, "blurred")])
     assert not labelled_rows(database, "m", "f", 3).have_keys
     assert accept(database, "m", "f", [Label("a", "yes", ROW)], key="team").known == 1
     assert labelled_rows(database, "m", "f", 3).have_keys
     assert accept(database, "m", "f", [Label("a", "no")], replace=True, key="team").replaced == 1
     with database.reading() as connection:
-        assert [tuple(row)[:5] for row in connection.execute("SELECT * FROM replaced")] == [
-            ("m", "a", "yes", None, "team")
-        ]
+        (row,) = connection.execute("SELECT * FROM replaced")
+    assert (*tuple(row)[:5], row["comment"]) == ("m", "a", "yes", None, "team", "blurred")
     assert values(database) == {"a": "no"}
 
 

@@ -81,8 +81,12 @@ def test_labels_are_listed_in_pages_and_deleted(own, digits_rows):
     assert [label["id"] for label in first["labels"]] == ["a", "b"]
     (rest,) = client.get("/labels", params={"after": first["next"]}).json()["labels"]
     assert datetime.fromisoformat(rest.pop("time")) <= datetime.now(UTC)
-    unsaid = {"target": None, "annotator": None, "control": False}
+    unsaid = {"target": None, "annotator": None, "control": False, "comment": None}
     assert rest == {"id": "c", "label": "3", **unsaid}
+    post(client, [{"id": "b", "label": "3", "comment": "blurred"}])
+    post(client, [{"id": "b", "label": "3"}])  # without a comment, the stored one stays
+    listed = client.get("/labels").json()["labels"]
+    assert [label["comment"] for label in listed] == [None, "blurred", None]
     assert client.get("/labels", params={"annotator": "anna"}).json()["labels"] == []
     deletion = {"model": "digits", "ids": ["a", "c", "other"]}
     for deleted in (2, 0):
@@ -211,10 +215,26 @@ def test_control_rows_are_drawn_by_id_and_judge_the_version_that_set_them_aside(
     assert figures["set_coverage_at_95"]["value"] == pytest.approx(inside)
 
 
+def test_rows_without_ids_are_named_by_their_content(own, digits_rows):
+    client, _ = own
+    rows = [*digits_rows[:200].tolist(), digits_rows[0].tolist()]
+    request = {"k": 100, "seed": 3, "keep": True, "control": 0.2}
+    ranking = client.post("/acquire", json={**request, "pool": rows}).json()["ranking"]
+    names = {row["index"]: row["id"] for row in ranking}
+    assert {row["id"][:4] for row in ranking} == {"row-"} and len({*names.values()}) == 100
+    assert sum(row["control"] for row in ranking) == 20
+    reverse = client.post("/acquire", json={**request, "pool": rows[199::-1]}).json()["ranking"]
+    same = [199 - row["index"] for row in reverse if row["control"]]
+    assert same == [row["index"] for row in ranking if row["control"]]
+    assert names.get(200, "row--2").endswith("-2"), "the copy of the first row"
+    assert post(client, [{"id": row["id"], "label": "3"} for row in ranking]).status_code == 200
+    again = client.post("/acquire", json={**request, "pool": rows}).json()
+    assert again["excluded"] == 100
+
+
 def test_what_cannot_be_kept_is_refused(client, digits_rows):
     request = {"pool": digits_rows[:3].tolist(), "k": 1}
     for fields, detail in (
-        ({"keep": True}, "ids: expected names of the rows"),
         ({"control": 0.1}, "control: expected 0 unless `keep` is true"),
         ({"keep": True, "ids": ["a", "b", "c" * 257]}, "ids.2: expected 1 to 256"),
         (
