@@ -13,6 +13,9 @@ export const address = (view, ...path) => `#/${[view, ...path].map(encodeURIComp
 export const Card = ({ title, children, ...attributes }) =>
   html`<section class="card" aria-label=${title} ...${attributes}>${title && html`<h2>${title}</h2>`}${children}</section>`;
 
+/** Show a name, which can break after underscores. */
+export const Name = ({ children }) => html`<bdi>${children.split(/(?<=_)/).map((part) => html`${part}<wbr />`)}</bdi>`;
+
 /** Show a button; it is disabled until the promise of its handler settles. */
 export function Button({ onclick, main = false, children, ...attributes }) {
   const [isBusy, setIsBusy] = useState(false);

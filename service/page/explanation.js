@@ -1,7 +1,7 @@
 // Why a row is unusual: columns, a map of pixels, and the nearest training rows.
 
 import { requestJson } from "./api.js";
-import { Element, html, Notice, useFetch, useMemo } from "./components.js";
+import { Element, html, Name, Notice, useFetch, useMemo } from "./components.js";
 import { number } from "./format.js";
 import { ImageFile } from "./inputs/images.js";
 import { drawRow, pixelLayout } from "./pictures.js";
@@ -19,7 +19,7 @@ export function Explanation({ row, manifest, pixels, file }) {
   const hasMap = layout && layout.width * layout.height <= MAX_PIXELS && map.flat(Infinity).some((share) => share > 0);
   if (!falls.length && !hasMap) return null;
   return html`<section class="why" aria-label="What is unusual">
-    ${falls.length > 0 && html`<h3>Most unusual columns</h3><ul class="falls">${falls.map(({ column, fall }) => html`<li><bdi>${column}</bdi><meter min="0" max=${falls[0].fall} value=${fall} aria-label=${`${column}: ${number(fall, 2)} nats`} /></li>`)}</ul>`}
+    ${falls.length > 0 && html`<h3>Most unusual columns</h3><ul class="falls">${falls.map(({ column, fall }) => html`<li><${Name}>${column}<//><meter min="0" max=${falls[0].fall} value=${fall} aria-label=${`${column}: ${number(fall, 2)} nats`} /></li>`)}</ul>`}
     ${hasMap && html`<h3>Most unusual pixels</h3><div class="heat">${file ? html`<${ImageFile} file=${file} />` : html`<${RowPicture} row=${pixels} spec=${manifest.input} name="Input" />`}<${HeatMap} shares=${map.flat(Infinity)} layout=${layout} /></div>`}
   </section>`;
 }
@@ -65,7 +65,7 @@ export function NearestRows({ model, version, nearest, manifest }) {
     return html`<li key=${id}>
       ${row && pixelLayout(manifest.input) && html`<${RowPicture} row=${row} spec=${manifest.input} name=${`Training row ${id}`} />`}
       ${name(label ?? null) !== null && html`<strong><bdi>${name(label)}</bdi></strong>`}
-      ${row && !Array.isArray(row) && html`<span>${Object.entries(row).slice(0, MAX_CELLS).map(([column, cell]) => `${column} ${typeof cell === "number" ? number(cell) : (cell ?? "–")}`).join(", ")}</span>`}
+      ${row && !Array.isArray(row) && Object.entries(row).slice(0, MAX_CELLS).map(([column, cell]) => html`<span><${Name}>${column}<//> ${typeof cell === "number" ? number(cell) : (cell ?? "–")}</span>`)}
       <span class="quiet"><bdi>${id}</bdi>, distance ${number(distance, 2)}</span>
     </li>`;
   })}</ul></section>`;

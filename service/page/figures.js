@@ -65,7 +65,7 @@ export function mergeFigures(manifest, summary = null, intervals = null) {
   return [...figures.values()];
 }
 
-/** Describe the main figure of a version next to its baselines, "79.3 %; boosting 80.7, constant 75"; null without one. */
+/** Describe the main figure of a version next to its baselines, "Accuracy 79.3 %; boosting 80.7, constant 75"; null without one. */
 export function compareBaselines(quality, baselines) {
   const key = ["test_accuracy", "test_rmse"].find((name) => quality?.[name] !== undefined);
   if (!key) return null;
@@ -73,5 +73,5 @@ export function compareBaselines(quality, baselines) {
   const sign = better === "higher" ? -1 : 1;
   const others = Object.keys(baselines ?? {}).filter((other) => baselines[other][key] !== undefined).sort((a, b) => sign * (baselines[a][key] - baselines[b][key])); // the best first
   const texts = others.map((other) => `${other} ${write(baselines[other][key]).replace("\u00a0%", "")}`);
-  return `${key === "test_rmse" ? `${name} ` : ""}${write(quality[key])}${texts.length ? `; ${texts.join(", ")}` : ""}`;
+  return `${name} ${write(quality[key])}${texts.length ? `; ${texts.join(", ")}` : ""}`;
 }

@@ -94,7 +94,7 @@ function Pool({ session }) {
 
   const showJob = async (job) => {
     const isAwaited = job.id === session.job?.id;
-    await session.start(await requestJson(job.result), isAwaited && session.job.isStored, isAwaited ? pool : null);
+    await session.start(await requestJson(job.result), isAwaited ? pool : null);
     session.job = null;
     session.save(true);
     goOn();
@@ -114,7 +114,7 @@ function Pool({ session }) {
         ${message && html`<${Notice} kind=${message.kind}>${message.text}<//>`}
         <details class="options"><summary>Advanced</summary>
           <${Field} label="Rank by" hint=${ACQUISITIONS[task].find(([name]) => name === acquisition)[2]}><select value=${acquisition} onchange=${(event) => setAcquisition(event.target.value)}>${ACQUISITIONS[task].map(([name, label]) => html`<option value=${name}>${label}</option>`)}</select><//>
-          <${Field} label="Random rows, in %" hint="to measure real accuracy; the pool must have IDs"><input name="random" type="number" min="0" max="100" defaultValue=${100 * RANDOM_SHARE} /><//>
+          <${Field} label="Random rows, in %" hint="to measure real accuracy"><input name="random" type="number" min="0" max="100" defaultValue=${100 * RANDOM_SHARE} /><//>
           <${Field} label="Draws"><input name="draws" type="number" min="1" max=${noise.max_draws ?? 1000} step="1" defaultValue=${noise.default_draws} /><//>
           <${Field} label="Seed" hint="empty: a new seed each time"><input name="seed" type="number" min="0" step="1" /><//>
           ${RACED[task].includes(acquisition) && html`<${Field} label="Race" hint="drops hopeless rows early"><select name="race"><option value="">Off</option>${[0.05, 0.01, 0.001].map((risk) => html`<option value=${risk}>On: ${100 * risk} % chance of missing a top row</option>`)}</select><//>`}
@@ -128,5 +128,5 @@ function Pool({ session }) {
 
 function hint(spec) {
   const formats = spec.text ? "CSV with a column of texts, .txt files, a ZIP of text files, " : spec.columns.length ? "CSV with the model's columns, " : spec.image ? "Images, a ZIP of images, " : "";
-  return `${formats}.npy, .npz or .parquet. Row IDs come from an id column or the file names.`;
+  return `${formats}.npy, .npz or .parquet. Row IDs come from an id column, the file names or the rows themselves.`;
 }

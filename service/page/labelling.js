@@ -1,12 +1,13 @@
 // The step Label: the selected rows one at a time, with buttons, keys or a field.
 
 import { requestJson } from "./api.js";
-import { address, Button, Card, download, Element, html, Notice, Table, useEffect, useFetch, useRef, useState } from "./components.js";
+import { address, Button, Card, download, Element, html, Name, Notice, Table, useEffect, useFetch, useRef, useState } from "./components.js";
 import { moment, number } from "./format.js";
 import * as plots from "./plots.js";
 
 const MAX_BUTTONS = 30; // with more classes there is a text field
 const MAX_WHY_DRAWS = 200;
+const MANY_COLUMNS = 12; // more are shown side by side
 
 /** Show the rows of a session and store their labels. */
 export function Labelling({ session }) {
@@ -43,7 +44,8 @@ export function Labelling({ session }) {
         ${output.classes && output.classes.length <= MAX_BUTTONS
           ? html`<div class="classes" role="group" aria-label="Classes">${output.classes.map((name, i) => html`
               <button type="button" class=${labels.get(current.index) === name ? "was" : null} onclick=${() => session.label(name)}>${keys[i] && keys[i] !== name.toLowerCase() && html`<kbd>${keys[i]}</kbd>`}<span>${name}</span></button>`)}</div>`
-          : html`<${ValueField} key=${current.index} session=${session} />`}` : null}
+          : html`<${ValueField} key=${current.index} session=${session} />`}
+        <${Comment} key=${`comment-${current.index}`} session=${session} row=${current} onenter=${() => place.current.focus()} />` : null}
       <p class="actions">
         <button type="button" disabled=${!labels.size} onclick=${() => session.undo()}>Undo <kbd>←</kbd></button>
         ${current && html`<button type="button" onclick=${() => session.markUnsure()}>Unsure <kbd>→</kbd></button>`}
@@ -82,12 +84,20 @@ function ValueField({ session }) {
   </form>`;
 }
 
+/** Show a field for a comment, which is stored with the label. */
+function Comment({ session, row, onenter }) {
+  const onkeydown = (event) => {
+    if (event.key === "Enter") onenter();
+  };
+  return html`<p class="comment"><label for="comment">Comment</label> <input id="comment" type="text" maxlength="1000" placeholder="optional" autocomplete="off" defaultValue=${session.comments.get(row.index) ?? ""} onkeydown=${onkeydown} onchange=${(event) => session.comment(row, event.target.value)} /></p>`;
+}
+
 /** Show a row large enough to label it, with all its columns. */
 function Row({ row, preview: { kind, contents, names } }) {
   const content = contents?.get(row.index);
   if (content === undefined) return html`<p class="quiet">No preview.</p>`;
   if (kind === "texts") return html`<blockquote>${content}</blockquote>`;
-  if (kind === "columns") return html`<div class="scroll" tabindex="0" role="region" aria-label="Columns of the row"><dl class="facts">${names.map((name, i) => html`<dt>${name}</dt><dd>${content[i]}</dd>`)}</dl></div>`;
+  if (kind === "columns") return html`<div class="scroll" tabindex="0" role="region" aria-label="Columns of the row"><dl class=${names.length > MANY_COLUMNS ? "facts many" : "facts"}>${names.map((name, i) => html`<dt><${Name}>${name}<//></dt><dd>${content[i]}</dd>`)}</dl></div>`;
   return html`<${Element} element=${content} />`;
 }
 
@@ -128,10 +138,10 @@ function Rows({ session }) {
     download(`${answer.model}-to-label.csv`, `${["rank,index,id,score,control", ...lines].join("\r\n")}\r\n`, "text/csv");
   };
   return html`<details class="card"><summary>All ${number(rows.length)} selected rows</summary>
-    <${Table} caption="Selected rows" heads=${["row", "label", "actions", "state", "id", "content"]} rows=${rows.map((row, i) => [
+    <${Table} caption="Selected rows" heads=${["row", "label", "actions", "state", "id", "content", "comment"]} rows=${rows.map((row, i) => [
       String(i + 1), String(labels.get(row.index) ?? "–"),
       html`<button type="button" class="small" aria-label=${`Label row ${i + 1}`} onclick=${() => goTo(row)}>${labels.has(row.index) ? "Change" : "Label"}</button>${labels.has(row.index) && html` <button type="button" class="small" aria-label=${`Remove the label of row ${i + 1}`} onclick=${() => session.remove(row)}>Remove</button>`}`,
-      row.control ? html`<span class="badge told">random</span> ${state(row)}` : state(row), row.id, text(row) ?? "",
+      row.control ? html`<span class="badge told">random</span> ${state(row)}` : state(row), row.id, text(row) ?? "", session.comments.get(row.index) ?? "",
     ])} />
     <p class="actions"><${Button} onclick=${csv}>Save row IDs (CSV)<//></p>
   </details>`;
@@ -162,7 +172,7 @@ function Labels({ model, revision }) {
   if (!data?.labels.length) return null;
   const save = () => {
     const quote = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
-    const fields = ["id", "label", "target", "annotator", "time", "control"];
+    const fields = ["id", "label", "target", "annotator", "time", "control", "comment"];
     download(`${model}-labels.csv`, `${[fields.join(","), ...data.labels.map((label) => fields.map((field) => quote(label[field])).join(","))].join("\r\n")}\r\n`, "text/csv");
   };
   const restore = async ({ id, before }) => {

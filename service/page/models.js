@@ -44,7 +44,6 @@ export default function Models({ app, model, path }) {
       ${error && html`<${Notice}>${error.message}<//>`}
       ${served && html`<p class="says"><${Quality} ...${served.manifest} /></p>`}
       ${description.serving === null && html`<${Notice}>No version of this model can be served.<//>`}
-      ${[...(description.warnings ?? []), description.too_few_rows].filter(Boolean).map((text) => html`<${Notice} kind="told">${text}<//>`)}
       ${Object.entries(description.broken).map(([version, reason]) => html`<${Notice}>Version ${version} cannot be served: ${reason}<//>`)}
       <${Table} caption="Versions, newest first" heads=${["version", "state", "quality", "aliases", "method", "created"]} rows=${versions.map(({ version, manifest, broken }) => [
         manifest ? html`<a href=${address("models", model, version)}>${version}</a>` : version,
@@ -63,7 +62,7 @@ export default function Models({ app, model, path }) {
 }
 
 /** Show the main figure of a version next to its baselines. */
-const Quality = ({ quality, baselines }) => compareBaselines(quality, baselines) ?? "–";
+const Quality = ({ quality, baselines }) => html`<span class="quality">${compareBaselines(quality, baselines) ?? "–"}</span>`;
 
 function ModelTable({ models, model }) {
   const rows = models.map((each) => {
@@ -110,7 +109,7 @@ function Version({ version }) {
   const files = Object.keys(links?.files ?? {});
   return html`<${Card} title=${`Version ${version.version}: strengths and weaknesses`} class="card version">
     ${version.broken && html`<${Notice}>${version.broken}<//>`}
-    ${[...manifest.warnings, manifest.too_few_rows].filter(Boolean).map((text) => html`<${Notice} kind="told">${text}<//>`)}
+    ${[...manifest.warnings, manifest.too_few_rows].filter(Boolean).map((text) => html`<${Notice} kind="told">Warning: ${text}<//>`)}
     ${error && html`<${Notice}>${error.message}<//>`}
     <p class="says">${strengths.sentence(version, report)}</p>
     <div class="plots">${plots}</div>

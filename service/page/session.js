@@ -42,20 +42,20 @@ class Session {
     this.manifest = manifest;
     this.listeners = new Set();
     this.pool = null;
-    this.job = null; // {id, isStored} of the job that ranks the pool
+    this.job = null; // {id} of the job that ranks the pool
     this.isFitting = false; // a fit was started on this page
-    this.reset(null, false);
+    this.reset(null);
   }
 
-  reset(answer, isStored) {
+  reset(answer) {
     if (this.unsent?.size) throw new ServiceError(0, `${this.unsent.size} labels are not stored yet. Try again when they are.`);
     this.answer = answer; // of /acquire
-    this.isStored = isStored; // the service stores the rows, so a label needs only the ID
     this.rows = answer ? mixRandomRows(answer.ranking).slice(0, MAX_ROWS) : [];
-    this.hasIds = this.rows.some((row) => row.id !== String(row.index)); // otherwise an ID is only a position in the pool
+    this.hasIds = !this.rows.every(({ id }) => /^row-[0-9a-f]{16}/.test(id)); // otherwise an ID is a hash of the row
     this.preview?.release?.();
     this.preview = null;
     this.labels = new Map(); // by index, in the order of labelling
+    this.comments = new Map(); // by index
     this.unsure = new Set();
     this.unsent = new Map(); // values by index, null to delete the label
     this.rejections = []; // messages
@@ -71,8 +71,8 @@ class Session {
       this.pool = pool.files ? await poolFromFiles(pool.files, this.manifest.input) : poolFromService(pool.name);
       this.job = pool.job;
       if (!pool.answer) return this;
-      await this.start(pool.answer, pool.isStored);
-      for (const name of ["labels", "unsent"]) this[name] = new Map(progress?.[name]);
+      await this.start(pool.answer);
+      for (const name of ["labels", "unsent", "comments"]) this[name] = new Map(progress?.[name]);
       this.unsure = new Set(progress?.unsure);
       this.isFitting = progress?.isFitting ?? false;
       this.next();
@@ -89,10 +89,10 @@ class Session {
 
   save(withPool = false) {
     const { files = null, name } = this.pool ?? {};
-    const { labels, unsent, unsure, isFitting, answer, isStored, job } = this;
+    const { labels, unsent, comments, unsure, isFitting, answer, job } = this;
     const store = (key, value) => inStore("readwrite", (store) => store.put(value, key)).catch(() => {}); // then a reload starts again
-    if (withPool) store(this.model, { files, name, answer, isStored, job });
-    store(`${this.model}/labels`, { labels: [...labels], unsent: [...unsent], unsure: [...unsure], isFitting });
+    if (withPool) store(this.model, { files, name, answer, job });
+    store(`${this.model}/labels`, { labels: [...labels], unsent: [...unsent], comments: [...comments], unsure: [...unsure], isFitting });
     this.changed();
   }
 
@@ -103,30 +103,23 @@ class Session {
     this.changed();
   }
 
-  /** Select rows of the pool for labelling; returns whether this takes a job. Rows with IDs are stored, a share of them at random. */
+  /** Select rows of the pool for labelling, a share of them at random; returns whether this takes a job. */
   async rank(options, randomShare) {
     const rows = await this.pool.rows({ model: this.model });
     const isJob = rows === null ? this.pool.size > LARGE_BYTES : rows * (options.num_samples ?? 1) > LARGE_ROW_DRAWS;
-    const send = async (fields) => (await this.pool.send(isJob ? "acquire/jobs" : "acquire", { model: this.model, ...options, ...fields })).json();
-    let answer, isStored = true;
-    try {
-      answer = await send({ keep: true, control: randomShare || null });
-    } catch (error) {
-      if (error.status !== 422 || !error.message.startsWith("ids:")) throw error;
-      isStored = false;
-      answer = await send({});
-    }
-    this.job = isJob ? { id: answer.id, isStored } : null;
-    if (isJob) this.reset(null, false);
-    else await this.start(answer, isStored);
+    const fields = { model: this.model, ...options, keep: true, control: randomShare || null };
+    const answer = await (await this.pool.send(isJob ? "acquire/jobs" : "acquire", fields)).json();
+    this.job = isJob ? { id: answer.id } : null;
+    if (isJob) this.reset(null);
+    else await this.start(answer);
     this.save(true);
     return isJob;
   }
 
   /** Start labelling the rows of an answer. */
-  async start(answer, isStored, pool = this.pool) {
+  async start(answer, pool = this.pool) {
     this.pool = pool;
-    this.reset(answer, isStored);
+    this.reset(answer);
     this.preview = pool && this.rows.length ? await pool.preview(this.rows, { model: this.model, version: answer.version }) : { kind: "none", note: "The page no longer has the pool, so its rows cannot be shown." };
     this.next();
   }
@@ -142,6 +135,14 @@ class Session {
     this.unsure.delete(index);
     this.unsent.set(index, value);
     this.next();
+    this.save();
+    this.flush();
+  }
+
+  /** Set the comment of a row. It is stored with the row's label. */
+  comment({ index }, text) {
+    this.comments.set(index, text);
+    if (this.labels.has(index)) this.unsent.set(index, this.labels.get(index));
     this.save();
     this.flush();
   }
@@ -196,12 +197,11 @@ class Session {
 
   /** Store or delete a label; returns false if the service rejects it. */
   async send(row, value) {
-    const { model, manifest, isStored, preview } = this;
-    const input = isStored ? undefined : await preview.input(row.index);
-    const id = this.hasIds || isStored ? row.id : `row-${hash(JSON.stringify(input))}`;
+    const { model, manifest, comments } = this;
+    const { id, index } = row;
     try {
       if (value === null) await requestJson("labels/delete", { method: "POST", json: { model, ids: [id] } });
-      else await requestJson("labels", { method: "POST", json: { model, replace: true, labels: [{ id, [manifest.output.classes ? "label" : "target"]: value, input }] } });
+      else await requestJson("labels", { method: "POST", json: { model, replace: true, labels: [{ id, [manifest.output.classes ? "label" : "target"]: value, comment: comments.get(index) ?? null }] } });
       return true;
     } catch (error) {
       if (![404, 409, 413, 422].includes(error.status)) throw error;
@@ -230,17 +230,4 @@ async function inStore(mode, work) {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
   });
-}
-
-/** Hash a row without an ID to 53 bits, so that equal rows get the same ID (cyrb53). */
-function hash(text) {
-  let a = 0xdeadbeef, b = 0x41c6ce57;
-  for (let i = 0; i < text.length; i++) {
-    const letter = text.charCodeAt(i);
-    a = Math.imul(a ^ letter, 2654435761);
-    b = Math.imul(b ^ letter, 1597334677);
-  }
-  a = Math.imul(a ^ (a >>> 16), 2246822507) ^ Math.imul(b ^ (b >>> 13), 3266489909);
-  b = Math.imul(b ^ (b >>> 16), 2246822507) ^ Math.imul(a ^ (a >>> 13), 3266489909);
-  return (4294967296 * (2097151 & b) + (a >>> 0)).toString(36);
 }

@@ -113,7 +113,7 @@ function confidencePlot({ reliability }) {
 
 function spreadPlot({ by_spread: rows }, target) {
   if (!rows.length) return null;
-  const max = Math.max(...rows.flatMap((d) => [d.std, d.rmse]));
+  const max = 1.05 * Math.max(...rows.flatMap((d) => [d.std, d.rmse]));
   return figure(
     "Is the uncertainty calibrated?",
     `The dashed line is perfect calibration. ${rows.map((d) => `Predicted error ${number(d.std)}: actual error ${number(d.rmse)}`).join("; ")}`,

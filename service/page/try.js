@@ -106,7 +106,7 @@ function Session({ model, version, versions, setVersion, manifest, start, carrie
         </details>
         <p class="actions sticky"><${Button} main onclick=${() => setOptions({ ...options, seed: randomSeed() })}>Ask again<//><span class="quiet">${describeQuality(manifest)}</span></p>
       </section>
-      <${Answer} ...${{ ...prediction, focused: focused ?? mostInfluential(influence), manifest, retry: () => prediction.submit(getQuery()) }} hint=${kind.name === "Draw" ? "Draw or pick an example." : "Enter data or pick an example."}>
+      <${Answer} ...${{ ...prediction, focused: focused ?? mostInfluential(influence, spec), manifest, retry: () => prediction.submit(getQuery()) }} hint=${kind.name === "Draw" ? "Draw or pick an example." : "Enter data or pick an example."}>
         <${History} ...${past} restore=${(entry) => setInput({ ...entry.input, isTyped: false })} current=${row && result} />
       <//>
     </div>`;
@@ -139,7 +139,8 @@ function useInfluence(value, kind, fields, manifest, isWaiting) {
   return data;
 }
 
-const mostInfluential = (influence) => influence && [...influence].reduce((best, each) => (each[1] > best[1] ? each : best))[0];
+/** Return the numeric column that changes the prediction most. */
+const mostInfluential = (influence, { columns }) => columns.filter(({ kind }) => influence && kind === "numeric").map(({ name }) => name).sort((a, b) => influence.get(b) - influence.get(a))[0];
 
 const randomSeed = () => Math.floor(1e6 * Math.random());
 

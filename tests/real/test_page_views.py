@@ -160,9 +160,9 @@ def test_models_match_the_api(driver, service):
     states = [row[1] for row in versions]
     assert states == ["broken", "served", "Roll back to version 1"]
     accuracy = f"{100 * model['quality']['test_accuracy']:.1f} %"
-    assert versions[1][2:4] == [f"{accuracy}; linear 99.5, constant 10.0", "latest"]
+    assert versions[1][2:4] == [f"Accuracy {accuracy}; linear 99.5, constant 10.0", "latest"]
     assert model["broken"]["3"] in get_text(driver, "main .notice.bad")
-    assert get_text(driver, "main .notice.told") == "worse than linear"
+    assert get_text(driver, "main .notice.told") == "Warning: worse than linear"
     assert get_table(driver, "Compared with baselines") == [
         ["linear", "99.5 %"],
         ["this model", accuracy],
@@ -215,6 +215,13 @@ def test_an_admin_key_rolls_back_and_approves_after_a_confirmation(service):
         press(driver, "Yes, approve")
         until(driver, lambda: get_table(driver, "Versions")[1][1] == "served")
         assert httpx.get(f"{service}/models/digits").json()["serving"] == "2"
+        driver.execute_script(
+            "const f = fetch; window.fetch = async (url, o) => String(url).endsWith('promote') ? "
+            "new Response(JSON.stringify({detail: 'read-only'}), {status: 409}) : f(url, o)"
+        )
+        press(driver, "Roll back to version 1")
+        press(driver, "Yes, roll back")
+        until(driver, lambda: "dubito store alias digits latest 1" in get_text(driver, "main"))
 
 
 def select_rows(driver, service, pool, count, **fields):
@@ -243,10 +250,14 @@ def test_rows_are_labelled_undone_and_left_unsure_with_keys_and_buttons(driver, 
     from selenium.webdriver import ActionChains
 
     keyboard = ActionChains(driver)
+    visible(driver, "comment").send_keys("a 1 or a 7", "\ue007")
     keyboard.send_keys("7").perform()
     until(driver, at(2))
     until(driver, stored)
     assert labels() == {ids[0]: "7"}
+    (label,) = httpx.get(f"{service}/labels", params={"model": "digits"}).json()["labels"]
+    assert label["comment"] == "a 1 or a 7"
+    assert get_table(driver, "Selected rows")[0][-1] == "a 1 or a 7"
     assert "1 labelled" in get_text(driver, ".labelling-head")
     keyboard.send_keys("\ue012").perform()  # left: undo
     until(driver, at(1))
@@ -452,11 +463,15 @@ def test_a_large_pool_becomes_a_job_that_survives_a_reload(driver, service, save
     assert httpx.get(f"{service}/jobs").json()["jobs"] == []
 
 
-def test_a_tenth_of_the_selected_rows_is_random(driver, service, pool):
-    select_rows(driver, service, pool[0], 10)
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_a_tenth_of_the_selected_rows_is_random(driver, service, pool, tmp_path, has_ids):
+    np.save(tmp_path / "pool.npy", pool[1])
+    select_rows(driver, service, pool[0] if has_ids else tmp_path / "pool.npy", 10)
     until(driver, lambda: get_text(driver, ".labelling-head").startswith("Row 1 of 10"))
-    states = [row[3].strip() for row in get_table(driver, "Selected rows")]
+    table = get_table(driver, "Selected rows")
+    states = [row[3].strip() for row in table]
     assert states.count("random") == 1 and states[-1] in ("", "random")
+    assert all(row[4].startswith("row, " if has_ids else "row-") for row in table)
     assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] >= 10
 
 

@@ -1,10 +1,11 @@
 // A form for a row of columns. The value has each column's text as typed, or null if it is missing.
 
-import { html, useEffect, useRef, useState } from "../components.js";
+import { html, Name, useEffect, useRef, useState } from "../components.js";
 import { number } from "../format.js";
 import { parseCsv } from "../csv.js";
 
 const MANY = 12; // columns; more get a search
+const MAX_VISIBLE = 24; // columns shown at first
 const OTHER = "\u0000other"; // cannot be the name of a category
 const PLAIN = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const DECIMAL_MARK = new Intl.NumberFormat().formatToParts(1.5).find(({ type }) => type === "decimal").value; // the reader's
@@ -35,6 +36,7 @@ const day = (seconds, hasTime) => new Date(1000 * seconds).toISOString().slice(0
 
 function Control({ spec, value, onchange, influence, onfocus }) {
   const [search, setSearch] = useState("");
+  const [isAll, setIsAll] = useState(false);
   const change = (name, text, isTyped) => onchange({ ...value, [name]: text }, isTyped);
   const paste = (event) => {
     const cells = parseCsv(event.clipboardData.getData("text"));
@@ -45,9 +47,11 @@ function Control({ spec, value, onchange, influence, onfocus }) {
   };
   const columns = spec.columns.filter(({ name }) => name.toLowerCase().includes(search.toLowerCase()));
   if (influence) columns.sort((a, b) => (influence.get(b.name) ?? 0) - (influence.get(a.name) ?? 0));
+  const visible = isAll ? columns : columns.slice(0, MAX_VISIBLE);
   return html`
     ${spec.columns.length > MANY && html`<p class="search"><label for="column-search">Search columns</label> <input type="search" id="column-search" value=${search} oninput=${(event) => setSearch(event.target.value)} /> <span class="quiet" role="status">${columns.length} of ${spec.columns.length}${influence ? ", most influential first" : ""}</span></p>`}
-    <div class="columns" onpaste=${paste}>${columns.map((column) => html`<${Column} key=${column.name} column=${column} text=${value[column.name]} change=${change} onfocus=${() => onfocus(column.name)} />`)}</div>
+    <div class="columns" onpaste=${paste}>${visible.map((column) => html`<${Column} key=${column.name} column=${column} text=${value[column.name]} change=${change} onfocus=${() => onfocus(column.name)} />`)}</div>
+    ${visible.length < columns.length && html`<p><button type="button" onclick=${() => setIsAll(true)}>Show ${columns.length - visible.length} more columns</button></p>`}
     <p class="quiet">You can paste a CSV row into any column.</p>`;
 }
 
@@ -71,7 +75,7 @@ function Column({ column, text, change, onfocus }) {
     : kind === "categorical" ? html`<${Category} column=${column} text=${text} change=${change} attributes=${attributes} />`
     : html`<input type=${hasTime ? "datetime-local" : "date"} value=${text ?? ""} oninput=${(event) => change(name, event.target.value, true)} ...${attributes} />`;
   return html`<div class="column">
-    <label for=${id}><bdi>${name}</bdi></label>
+    <label for=${id}><${Name}>${name}<//></label>
     <span>${control}</span>
     ${column.missing !== false && html`<label class="quiet"><input type="checkbox" checked=${isMissing} onchange=${(event) => change(name, event.target.checked ? null : usualText(column), false)} /> missing${text === "" ? ": the field is empty" : ""}</label>`}
     ${hint && html`<span class="quiet hint" id=${`${id}-hint`}>${hint}</span>`}

@@ -105,7 +105,7 @@ function Control({ spec, value, onchange, style }) {
     <canvas ref=${board} id="board" class="board" width=${BOARD_SIZE} height=${(BOARD_SIZE * height) / width} tabindex="0" role="img" aria-label="Drawing board. Draw with the pointer, or use the arrow keys to move and the space bar to lower or lift the pen" ...${{ onpointerdown, onpointermove, onkeydown }} />
     <div class="panel">
       <button type="button" onclick=${() => change(EMPTY)}>Clear</button>
-      <figure class="small"><canvas ref=${preview} width=${width} height=${height} class="preview" role="img" aria-label=${`Model input: ${width} × ${height} pixels`} /><figcaption>Model input: ${width} × ${height}</figcaption></figure>
+      <figure class="small"><canvas ref=${preview} width=${width} height=${height} class="preview" role="img" aria-label=${`Model input: ${width} × ${height} pixels`} /><figcaption>Model input: <span class="whole">${width} × ${height}</span></figcaption></figure>
     </div>
     <div class="fitting">
       ${value.row ? html`<button type="button" onclick=${() => change({ row: value.row.map((x) => spec.minimum + spec.maximum - x) })}>Invert colours</button>`
