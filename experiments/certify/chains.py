@@ -111,6 +111,7 @@ def _draw(target: Target, results: Results) -> Figure:
     figure, axes = panels(len(hmc.METHODS), 6, 11, 2.2, margin=0.6)
     for axis, method in zip(axes, hmc.METHODS, strict=True):
         cells, chains = results.get(f"{name}-{method}"), results.get(f"{name}-{hmc.EXACT}")
+        axis.set_visible(bool(chains and cells))
         axis.set(xscale="log", yscale="log", title=method)
         for scale in (axis.xaxis, axis.yaxis):
             scale.set_major_locator(LogLocator(subs=(1.0, 3.0)))

@@ -95,7 +95,7 @@ def _draw(target: Target, results: Results) -> Figure:
         axis.set_title(title)
         axis.grid(axis="y", alpha=0.3)
     axes[0].set_ylabel("undecided rows, %")
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
     figure.suptitle(target.title)
     return figure
 
