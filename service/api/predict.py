@@ -266,9 +266,7 @@ async def _predict_usual_rows(context: Context, work: EngineWork) -> Prediction:
     columns = work.served_model.model.manifest.input.columns
     make = partial(replace_each_column, columns, work.x, work.context.pause)
     x = await context.threads.requests.run(work.context, work.x.nbytes, make)
-    usual_work = EngineWork(
-        work.served_model, x, work.num_samples, work.draw_seed, work.context, priors=work.priors
-    )
+    usual_work = replace(work, x=x, seed=work.draw_seed, keep_samples=False)
     await context.engine.compute(usual_work)
     return usual_work.predicted.prediction
 
