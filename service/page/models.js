@@ -14,8 +14,6 @@ const PLOTS = {
   "pit.png": "Probability integral transform of the targets",
   "predicted.png": "Predicted and true targets",
   "risk-coverage.png": "Error rate by share of rows answered",
-  "entropy-cdf.png": "Entropy of test rows and unfamiliar rows",
-  "std-cdf.png": "Standard deviation of test rows and unfamiliar rows",
   "roc.png": "ROC curves: unfamiliar rows against test rows",
 };
 const order = ([file]) => Object.keys(PLOTS).indexOf(file);
