@@ -61,7 +61,7 @@ def check_tensor(
     ):
         lengths = ", ".join(str(n) if n else "1 or more" for n in shape)
         raise ValueError(f"{name}: expected {np.dtype(dtype)} numbers of shape ({lengths})")
-    # With numbers of numpy, float32 is compared as float64, where the bounds do not round to inf.
+    # NumPy scalars compare float32 tensors as float64. Python floats would round to 0 or infinity.
     if not np.all((tensor >= np.float64(low)) & (tensor <= np.float64(high))):
         raise ValueError(f"{name}: expected finite numbers from {low:g} to {high:g}")
     if is_sorted and np.any(np.diff(tensor, axis=-1) < 0):

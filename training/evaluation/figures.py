@@ -4,6 +4,9 @@ A figure maps weights of shape (S, N) to S numbers. The weights count each row i
 of N rows. So the same function computes the figure and its bootstrap, and two versions can be
 compared on the same samples.
 
+A record contains figures and facts about rows, and in `confidence_intervals` the interval of each
+figure by its name, or by its path if it is nested, such as `flagged.0.05`. Shares are from 0 to 1.
+
 Intervals have level `LEVEL`. They assume independent rows, and a fixed version and calibration.
 Shares use Clopper-Pearson intervals. All other figures use `RESAMPLES` bootstrap samples.
 """
@@ -26,7 +29,7 @@ RESAMPLES = 1000
 CHUNK_NUMBERS = 4_000_000  # resamples x rows in one pass
 
 Ends = tuple[float, float]
-Record = dict[str, Any]  # of a report, with the intervals of its figures by name or path
+Record = dict[str, Any]  # a part of `report.json`
 Weights = Float64[np.ndarray, "S N"]
 Values = Float64[np.ndarray, "S"]
 

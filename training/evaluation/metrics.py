@@ -182,8 +182,8 @@ def mixture_quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
 def pit_measures(pit: Values) -> Record:
     """Measure how far the probability integral transforms are from uniform.
 
-    They are uniform if the predictive distributions are right. The distance and its p-value are
-    those of Kolmogorov and Smirnov.
+    They are uniform if the predictive distributions are right. The distance and the p-value belong
+    to a Kolmogorov-Smirnov test.
     """
     test, rows = stats.kstest(pit, "uniform"), len(pit)
     counts = np.bincount(probability_bins(pit, PIT_BINS), minlength=PIT_BINS).tolist()
