@@ -87,10 +87,11 @@ def extract_subgraph(
     inputs: Sequence[str],
     outputs: Sequence[str],
     names: Mapping[str, str] | None = None,
-) -> onnx.ModelProto | None:
-    """Extract the subgraph from `inputs` to `outputs`, or None if it needs more inputs.
+) -> onnx.ModelProto:
+    """Extract the subgraph from `inputs` to `outputs`, with values renamed by `names`.
 
-    Values are renamed by `names`.
+    Raises:
+        GraphError: if the subgraph needs more inputs.
     """
     graph = model.graph
     needed: set[str] = set(outputs)
@@ -99,8 +100,10 @@ def extract_subgraph(
         if needed.difference(inputs).intersection(node.output):
             nodes.insert(0, node)
             needed.update(node.input)
-    if needed.intersection(i.name for i in graph.input).difference(inputs):
-        return None
+    extra = needed.intersection(i.name for i in graph.input).difference(inputs)
+    if extra:
+        expected = f"expected {', '.join(outputs)} that depend only on {', '.join(inputs)}"
+        raise GraphError("network.onnx", f"{expected}, got {', '.join(sorted(extra))} too")
     described = {value.name: value for value in (*graph.input, *graph.output)}
     part = onnx.helper.make_graph(
         nodes,

@@ -9,6 +9,7 @@ blocked kernel when it loads a session.
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -134,25 +135,23 @@ class Runtime:
         self.draw_bytes = 4 * self.theta_dimension
         self._outputs = last_dimension(graph.graph.output, self.output)
         # Values that do not depend on draws are computed once per row.
+        load = partial(self._session, "network.onnx")
+        self._draw_input, self._row_outputs = "x", ["density"]
+        self._features: _Deferred[ort.InferenceSession] | None = None
         draw_graph = None
         if "features" in names:
-            draw_graph = extract_subgraph(graph, ("features", "theta"), (self.output,))
-        has_features = draw_graph is not None
-        self._draw_input = "features" if has_features else "x"
-        self._row_outputs = ["features", "density"] if has_features else ["density"]
-        row_graph = extract_subgraph(graph, ("x",), self._row_outputs)
+            with suppress(GraphError):  # if the output needs x too
+                draw_graph = extract_subgraph(graph, ("features", "theta"), (self.output,))
+                self._draw_input, self._row_outputs = "features", ["features", "density"]
+                self._features = _Deferred(load, extract_subgraph(graph, ("x",), ("features",)))
+        self._row_session = load(extract_subgraph(graph, ("x",), self._row_outputs))
         draw_graph = draw_graph or extract_subgraph(graph, ("x", "theta"), (self.output,))
-        if row_graph is None or draw_graph is None:
-            raise GraphError("network.onnx", "expected a density that does not depend on theta")
-        load = partial(self._session, "network.onnx")
-        self._row_session, self._draw_session = load(row_graph), load(draw_graph)
-        features = extract_subgraph(graph, ("x",), ("features",)) if has_features else None
-        self._features = None if features is None else _Deferred(load, features)
-        terms = extract_subgraph(graph, ("x",), (TERMS,)) if TERMS in names else None
-        if TERMS in names and terms is None:
-            raise GraphError("network.onnx", "expected terms that do not depend on theta")
-        self.terms_shape = None if terms is None else axes_of_row(graph.graph.output, TERMS)
-        self._terms = None if terms is None else _Deferred(load, terms)
+        self._draw_session = load(draw_graph)
+        self.terms_shape: tuple[int, ...] | None = None
+        self._terms: _Deferred[ort.InferenceSession] | None = None
+        if TERMS in names:
+            self.terms_shape = axes_of_row(graph.graph.output, TERMS)
+            self._terms = _Deferred(load, extract_subgraph(graph, ("x",), (TERMS,)))
         self._joint: _Deferred[Runtime] | None = None
         weight_values = names.union(i.name for i in graph.graph.input).intersection(WEIGHT_VALUES)
         self.has_joint = bool(weight_values)
@@ -161,8 +160,6 @@ class Runtime:
                 raise GraphError("network.onnx", f"expected all of {WEIGHT_VALUES} or none")
             values = (WEIGHTS, WEIGHT_OUTPUTS, "density")
             joint = extract_subgraph(graph, ("x", WEIGHT_NOISE), values)
-            if joint is None:
-                raise GraphError("network.onnx", "expected weights that do not depend on theta")
             self._joint = _Deferred(self._load_joint, joint)
         on_gpu = is_on_gpu(self._draw_session)
         self._min_draws = 1 if paired or algorithm == DRAW_INDEX else 2  # single draws are doubled
@@ -187,8 +184,6 @@ class Runtime:
         network = extract_subgraph(
             graph, ("x", WEIGHT_NOISE, WEIGHTS), outputs, {**names, WEIGHT_NOISE: "theta"}
         )
-        if sampler is None or network is None:
-            raise GraphError("network.onnx", "expected weights that depend only on their noise")
         (dimension,) = axes_of_row(graph.graph.input, WEIGHT_NOISE)
         return Runtime(
             sampler.SerializeToString(),

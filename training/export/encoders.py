@@ -103,9 +103,7 @@ def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onn
         [*model.graph.initializer, *tensors],
     )
     merged = helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
-    pruned = extract_subgraph(merged, [INPUT], [OUTPUT])
-    assert pruned is not None  # the graph has all inputs
-    return pruned
+    return extract_subgraph(merged, [INPUT], [OUTPUT])
 
 
 def serialise(model: onnx.ModelProto) -> bytes:
