@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from model_store.conformal.calibration import Calibration
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
@@ -71,18 +70,6 @@ class ServedPrediction:
     scores: dict[str, Values]
     flagged: dict[str, float]
 
-    @classmethod
-    def from_prediction(
-        cls, prediction: Prediction, calibration: Calibration
-    ) -> "ServedPrediction":
-        is_refused = refused_rows(prediction)
-        p_value = np.where(is_refused, 0.0, prediction.judged_p_values.p_value)
-        usable = [fpr for fpr in FPRS if fpr >= calibration.smallest_fpr]
-        flagged = {f"{fpr:g}": float(np.mean(p_value <= fpr)) for fpr in usable}
-        scores = _scores(prediction, calibration)
-        scores = {name: np.where(is_refused, LARGEST, score) for name, score in scores.items()}
-        return cls(prediction, scores, flagged)
-
 
 @dataclass(frozen=True)
 class ServedPredictor:
@@ -107,28 +94,23 @@ class ServedPredictor:
         prediction = Prediction.concatenate([self.model.prediction(*part) for part in parts])
         if groups is not None:
             prediction = prediction.with_groups(groups)
-        refused = np.count_nonzero(refused_rows(prediction))
-        if refused:
+        is_refused = ~np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
+        if is_refused.any():
             log.warning(
                 "%s: %s of %s rows have results that are not finite; the service refuses them, and "
                 "they count as detected",
                 name,
-                refused,
+                is_refused.sum(),
                 len(x),
             )
-        return ServedPrediction.from_prediction(prediction, self.model.calibration)
-
-
-def refused_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
-    return ~np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
-
-
-def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Values]:
-    alone = {
-        name: prediction.surprisals[name] if name in calibration.standards else score
-        for name, score in prediction.detected.items()
-    }
-    return {**alone, "flag": prediction.statistic}
+        calibration = self.model.calibration
+        p_value = np.where(is_refused, 0.0, prediction.judged_p_values.p_value)
+        usable = [fpr for fpr in FPRS if fpr >= calibration.smallest_fpr]
+        flagged = {f"{fpr:g}": float(np.mean(p_value <= fpr)) for fpr in usable}
+        densities = {name: prediction.surprisals[name] for name in calibration.standards}
+        scores = {**prediction.detected, **densities, "flag": prediction.statistic}
+        scores = {name: np.where(is_refused, LARGEST, score) for name, score in scores.items()}
+        return ServedPrediction(prediction, scores, flagged)
 
 
 def measure_test(
