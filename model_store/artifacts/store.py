@@ -61,9 +61,7 @@ from model_store.errors import (
 )
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,
-    )
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_MANIFEST_BYTES = 1 << 20
 # The encoder may be large and is loaded from its file
