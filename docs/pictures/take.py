@@ -132,6 +132,8 @@ def label(driver: Any, url: str) -> None:
         np.save(pool, load_digits().data[1000:1200].astype(np.float32))
         driver.find_element("css selector", "input[type=file]").send_keys(str(pool))
         press(driver, "Select rows")
+        event = {"type": "mouseMoved", "x": 0, "y": 0}  # away from the buttons
+        driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
         time.sleep(3 * ANSWER_S)
     grab(driver).quantize(96).save(FOLDER / "label.png")
 

@@ -7,6 +7,7 @@ import * as plots from "./plots.js";
 
 const MAX_BUTTONS = 30; // with more classes there is a text field
 const MAX_WHY_DRAWS = 200;
+const MAX_VOTES = 5; // classes with their votes
 const MANY_COLUMNS = 12; // more are shown side by side
 
 /** Show the rows of a session and store their labels. */
@@ -120,7 +121,8 @@ function Why({ session, row }) {
     votes.set(name, (votes.get(name) ?? 0) + 1);
   }
   const sorted = [...votes].sort((a, b) => b[1] - a[1]);
-  return html`<p>${sentence}Votes of ${number(data.row.samples.length)} draws: ${sorted.map(([name, count]) => `${name} ${number(count)}`).join(", ")}.</p>${plots.probabilities(classes, data.row)}`;
+  const hidden = sorted.length - MAX_VOTES;
+  return html`<p>${sentence}Votes of ${number(data.row.samples.length)} draws: ${sorted.slice(0, MAX_VOTES).map(([name, count]) => `${name} ${number(count)}`).join(", ")}${hidden > 0 ? ` and ${number(hidden)} other classes` : ""}.</p>${plots.probabilities(classes, data.row)}`;
 }
 
 /** List the selected rows, so that any label can be changed or removed. */
