@@ -9,7 +9,7 @@ RESULTS has one file per set and seed; existing files are not computed again.
 The other models are logistic or ridge regression, a random forest and histogram gradient boosting.
 They are fitted on all rows except test rows. Probabilities are calibrated by five-fold isotonic
 regression. Regressions are Gaussian, with the standard deviation of five-fold residuals. `networks`
-is the published model without its linear members.
+is the published model without its linear model.
 
 `--development` evaluates on a fifth of the training rows instead. The defaults were selected this
 way on the sets that are not in `ASIDE`.
@@ -38,12 +38,12 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.rank_tables import mass_above
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import Scores
+from training.bayes.members import MixturePosterior
 from training.data import Dataset, load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
 from training.data.splitting import hold_out
 from training.fit import Fitted, fit, publish
-from training.networks.batch_ensemble import BatchEnsemble
 from training.recipe import DataSection, Recipe
 from training.scoring import served_scores
 
@@ -258,10 +258,10 @@ def measure(name: str, seed: int, root: Path, changes: dict[str, Any]) -> dict[s
 
 
 def measure_networks(result: Fitted) -> Measured:
-    """Evaluate a model without its linear members."""
-    network, y = result.model.network, result.splits.test.y
-    assert isinstance(network, BatchEnsemble)
-    network.replace_members(0)
+    """Evaluate a model without its linear model."""
+    posterior, y = result.model.posterior, result.splits.test.y
+    assert isinstance(posterior, MixturePosterior)
+    posterior.linear_draws = 0
     scores, log_likelihood = result.score(result.splits.test)
     if isinstance(scores, Scores):
         error = float((scores.label != y).mean())

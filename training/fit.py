@@ -26,7 +26,7 @@ from training.data.rows import class_weights
 from training.data.targets import fit_transform, kinds_for, mean_log_slope, transform_splits
 from training.fitting.encoding import ENCODED, Encoding, encoder_graph, make_encoding
 from training.fitting.laplace import check_trained
-from training.fitting.linear import choose_share, copy_share, fit_linear
+from training.fitting.linear import choose_share, fit_linear
 from training.fitting.run import CHECKPOINT, Callback, Run, run_provenance
 from training.fitting.steps import (
     VALIDATION_DRAWS,
@@ -174,10 +174,10 @@ def fit(
         model = run.fit(quiet, callback)
         if run.progress.history:
             run.plot()
-        if fits.has_linear_members:
+        if fits.has_linear_model:
             fit_linear(model, splits.train)
             share = choose_share(model, splits.validation)
-            log.info("a linear model replaced %.0f %% of the members", 100.0 * share)
+            log.info("a linear model has %.0f %% of the draws", 100.0 * share)
         temperature = temper(model, recipe, splits.validation)
         provenance = run_provenance(run, splits, slope)
         log.info("stopped %s%s", provenance.stopped, advise(run.stopped()))
@@ -222,7 +222,7 @@ class _Fits:
         )
 
     @property
-    def has_linear_members(self) -> bool:
+    def has_linear_model(self) -> bool:
         is_table = bool(self.data.columns) and self.encoding is None
         return is_table and isinstance(self.recipe.posterior, BatchEnsembleMethod)
 
@@ -249,9 +249,9 @@ class _Fits:
                 callback({**metrics, "epoch": first_epochs + metrics["epoch"], "refit": 1})
 
         model = second.fit(quiet, report)
-        if self.has_linear_members:
+        if self.has_linear_model:
             fit_linear(model, rows)
-            copy_share(model, run.model)
+            model.posterior.linear_draws = run.model.posterior.linear_draws
         model.likelihood.temperature.copy_(run.model.likelihood.temperature)
         facts = {
             "stopped": f"{run.stopped()}; fitted again for {epochs} epochs, including these rows",

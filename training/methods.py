@@ -22,7 +22,7 @@ from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.laplace import LaplacePosterior, Structure
 from training.bayes.layers import Stochastic
 from training.bayes.matrix_normal import MatrixNormalPosterior
-from training.bayes.members import MemberPosterior
+from training.bayes.members import MemberPosterior, MixturePosterior
 from training.bayes.network import Network
 from training.bayes.posterior import Posterior
 from training.bayes.variational_hypernet import NoisePosterior
@@ -374,13 +374,16 @@ class BatchEnsembleMethod(Ensemble):
 
     name = "batch-ensemble"
 
-    members: MemberCount = 16
+    members: MemberCount = 8
 
     def network(self, blueprint: Blueprint) -> Network:
         self._check_no_drawn_layers(blueprint)
         self._check_random_start(blueprint)
         module, shape = blueprint.make(), blueprint.shape
         return BatchEnsemble(module, self.members, shape, blueprint.examples)
+
+    def posterior(self, _: Network, __: torch.Generator) -> MixturePosterior:
+        return MixturePosterior(self.members)
 
 
 METHODS: dict[str, type[Method]] = {

@@ -1,7 +1,7 @@
 """Posteriors of ensembles. Each draw is one member."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX
@@ -29,6 +29,46 @@ class MemberPosterior(Posterior):
         return torch.zeros(1)
 
 
+class MixturePosterior(MemberPosterior):
+    """An ensemble posterior in which a linear model can have several draws.
+
+    Its member number follows those of the networks. Its draws are evenly spaced, so any first draws
+    have about the same share of them.
+    """
+
+    order: Tensor  # member number of each draw
+
+    def __init__(self, members: int) -> None:
+        super().__init__(members)
+        self.members = members
+        self.register_buffer("order", torch.arange(members).float(), persistent=False)
+
+    @property
+    def linear_draws(self) -> int:
+        return len(self.order) - self.members
+
+    @linear_draws.setter
+    def linear_draws(self, count: int) -> None:
+        self.max_draws = self.members + count
+        is_linear = torch.zeros(self.max_draws, dtype=torch.bool)
+        is_linear[((torch.arange(count) + 0.5) * self.max_draws / max(1, count)).long()] = True
+        order = (~is_linear).cumsum(0) - 1
+        order[is_linear] = self.members
+        self.order = order.to(self.order)
+
+    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        return self.order.index_select(0, eps[:, 0].long())[:, None]
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        return self(eps), eps.new_zeros(len(eps))
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.linear_draws)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.linear_draws = int(state)
+
+
 class MemberLinear(nn.Module):
     """A BatchEnsemble linear layer: ((x * r_m) W) * s_m + b_m for member m.
 
@@ -51,10 +91,8 @@ class MemberLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
 
     def forward(
-        self, h: Float[Tensor, "*K N I"], draws: Int64[Tensor, "K"]
-    ) -> Float[Tensor, "K N O"]:
-        before, after, bias = (
-            part.index_select(0, draws) for part in (self.before, self.after, self.bias)
-        )
-        weight = self.weight if self.weight.ndim == 2 else self.weight.index_select(0, draws)
+        self, h: Float[Tensor, "*M N I"], members: slice = slice(None)
+    ) -> Float[Tensor, "M N O"]:
+        before, after, bias = (part[members] for part in (self.before, self.after, self.bias))
+        weight = self.weight if self.weight.ndim == 2 else self.weight[members]
         return matmul(h * before, weight) * after + bias

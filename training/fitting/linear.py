@@ -1,9 +1,9 @@
-"""Linear members of batch ensembles for tables.
+"""The linear model in batch ensembles for tables.
 
 The predictive distribution is (1 - w) mean_k p_k + w q, where p_k are networks, q is a logistic or
-ridge regression, and w is the share of linear members. Networks are often overconfident if there
-are few rows, and the mixture limits the cost of their errors. w is its posterior mean, given the
-validation rows. The prior favours 1/2, because the same rows choose the networks' epoch.
+ridge regression, and w is the linear model's share of the draws. Networks are often overconfident
+if there are few rows, and the mixture limits the cost of their errors. w is its posterior mean,
+given the validation rows. The prior favours 1/2, because the same rows choose the networks' epoch.
 """
 
 import math
@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float64, Int64
 
 from training.bayes.likelihoods import Categorical, Gaussian
-from training.bayes.network import BayesianModel
+from training.bayes.members import MixturePosterior
+from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.calibration.temperature import max_rows_for
 from training.data import Rows
 from training.networks.batch_ensemble import BatchEnsemble
@@ -29,7 +30,7 @@ MIN_VARIANCE = 1e-6  # relative to the targets'
 
 
 def fit_linear(model: BayesianModel, rows: Rows) -> None:
-    """Fit the linear model of a batch ensemble. `choose_share` adds it to the members."""
+    """Fit the linear model of a batch ensemble. `choose_share` adds its draws."""
     network, likelihood = model.network, model.likelihood
     assert isinstance(network, BatchEnsemble)
     step = math.ceil(rows.x.size * likelihood.outputs / MAX_NUMBERS)
@@ -54,30 +55,23 @@ def fit_linear(model: BayesianModel, rows: Rows) -> None:
 
 @torch.no_grad()
 def choose_share(model: BayesianModel, validation: Rows) -> float:
-    """Replace members by the linear model, and return the share of linear members."""
-    network, likelihood = model.network, model.likelihood
-    assert isinstance(network, BatchEnsemble)
-    members = len(network.is_linear)
-    device = network.is_linear.device
-    rows = max_rows_for(likelihood, members)
+    """Set the number of the linear model's draws, and return their share."""
+    likelihood, posterior = model.likelihood, model.posterior
+    assert isinstance(posterior, MixturePosterior)
+    device = likelihood.temperature.device
+    rows = max_rows_for(likelihood, posterior.members + 1)
     x, y = (torch.from_numpy(part[:rows]).to(device) for part in (validation.x, validation.y))
-    eps = torch.arange(members, device=device).float()[:, None]
-    model.eval()
-    log_posterior = []
-    for share, prior in PRIOR.items():
-        network.replace_members(round(share * members))
-        log_likelihood = likelihood.mixture_log_likelihood(model.predict(x, eps), y).sum()
-        log_posterior.append(log_likelihood + math.log(prior))
-    posterior = torch.stack(log_posterior).softmax(0).tolist()
-    mean = sum(share * p for share, p in zip(PRIOR, posterior, strict=True))
-    network.replace_members(round(mean * members))
-    return network.is_linear.mean().item()
-
-
-def copy_share(model: BayesianModel, parent: BayesianModel) -> None:
-    assert isinstance(model.network, BatchEnsemble)
-    assert isinstance(parent.network, BatchEnsemble)
-    model.network.is_linear.copy_(parent.network.is_linear)
+    theta = torch.arange(posterior.members + 1, device=device).float()[:, None, None]
+    predictions = model.eval().serve(x, theta, CHUNK_ROWS)
+    networks = likelihood.mixture_log_likelihood(predictions[:-1], y)
+    linear = likelihood.mixture_log_likelihood(predictions[-1:], y)
+    shares = torch.tensor(list(PRIOR), dtype=torch.float64, device=device)[:, None]
+    mixture = torch.logaddexp((1 - shares).log() + networks, shares.log() + linear)
+    log_prior = torch.tensor(list(PRIOR.values()), dtype=torch.float64, device=device).log()
+    weights = (mixture.sum(1) + log_prior).softmax(0)
+    mean = (weights @ shares[:, 0]).item()
+    posterior.linear_draws = round(posterior.members * mean / (1 - mean))
+    return posterior.linear_draws / (posterior.members + posterior.linear_draws)
 
 
 def fit_ridge(

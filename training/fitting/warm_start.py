@@ -22,7 +22,6 @@ from training.bayes.posterior import standard_noise
 from training.data import Dataset
 from training.methods import DrawnMethod
 from training.model import initialise
-from training.networks.batch_ensemble import BatchEnsemble
 from training.networks.networks import DrawnNetwork
 from training.recipe import Recipe
 from training.versions import Parent
@@ -116,8 +115,6 @@ def copy_weights(model: BayesianModel, parent: BayesianModel, new_classes: int) 
         else:
             _copy_leading(name, old, tensor, new_classes)
     model.likelihood.temperature.fill_(1.0)  # fitted again after the fit
-    if isinstance(model.network, BatchEnsemble):
-        model.network.replace_members(0)  # chosen again after the fit
     if starts_again:
         assert isinstance(posterior, HypernetworkPosterior)
         mean, std = _moments(parent)

@@ -19,12 +19,11 @@ from training.networks.probes import DROPOUTS
 class BatchEnsemble(Network):
     """An ensemble of MLPs that share most weights. Theta is the member index.
 
-    A linear model can replace some of the members (`training.fitting.linear`).
+    The last member is a linear model (`training.fitting.linear`).
     """
 
     linear_weight: Tensor
     linear_bias: Tensor
-    is_linear: Tensor  # by member, 0 or 1
 
     def __init__(
         self,
@@ -53,7 +52,6 @@ class BatchEnsemble(Network):
         (outputs,) = converted[linear[-1]].get_parameter("bias").shape[2:]
         self.register_buffer("linear_weight", torch.zeros(math.prod(shape), outputs))
         self.register_buffer("linear_bias", torch.zeros(outputs))
-        self.register_buffer("is_linear", torch.zeros(members))
         self.theta_dimension = 1
         self.is_paired = False
 
@@ -61,31 +59,24 @@ class BatchEnsemble(Network):
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
         standard = self.scale(x).flatten(1)
-        outputs, _ = self._run(standard, theta)
-        is_linear = self.is_linear.index_select(0, theta[:, 0, 0].long())[:, None, None]
+        outputs, _ = self._run(standard)
         linear = matmul(standard, self.linear_weight) + self.linear_bias
-        return torch.where(is_linear > 0, linear, outputs), standard, None
+        members = torch.cat([outputs, linear[None]])
+        return members.index_select(0, theta[:, 0, 0].long()), standard, None
 
-    def _run(self, h: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        draws = theta[:, 0, 0].long()
+    def _run(self, h: Tensor, members: slice = slice(None)) -> tuple[Tensor, Tensor]:
         last_input = h
         for layer in self.module:
             if isinstance(layer, MemberLinear):
-                last_input, h = h, layer(h, draws)
+                last_input, h = h, layer(h, members)
             else:
                 h = layer(h)
         return h, last_input
 
-    def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Compute the last layer's input for one member."""
-        last_input = self._run(self.scale(x).flatten(1), theta)[1]
+    def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+        """Compute the last layer's input for the first member."""
+        last_input = self._run(self.scale(x).flatten(1), slice(1))[1]
         return last_input if last_input.ndim == 2 else last_input[0]
-
-    def replace_members(self, count: int) -> None:
-        """Replace `count` evenly spaced members by the linear model."""
-        self.is_linear.zero_()
-        members = len(self.is_linear)
-        self.is_linear[((torch.arange(count) + 0.5) * members / max(1, count)).long()] = 1.0
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Compute sum |W|^2 / (2 prior_std^2) over weight matrices, averaged over members."""

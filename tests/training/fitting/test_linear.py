@@ -3,6 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from tests.support.recipes import recipe_with
@@ -30,34 +32,41 @@ def ensemble(task, **changes):
 def test_the_predictive_is_a_mixture_of_networks_and_the_linear_model():
     x = rng.normal(size=(40, 3)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
-    model, eps = ensemble("classification"), torch.arange(MEMBERS).float()[:, None]
+    model = ensemble("classification")
     fit_linear(model, Rows(x, y))
-    network = model.network
-    networks = model.predict(torch.from_numpy(x), eps).exp()
-    network.replace_members(MEMBERS)
-    linear = model.predict(torch.from_numpy(x), eps).exp()
+    rows = torch.from_numpy(x)
+    networks = model.predict(rows, noise(model.posterior, 100))
+    model.posterior.linear_draws = 4
+    mixture = model.predict(rows, noise(model.posterior, 100))
+    assert model.posterior.order.tolist() == [0, 8, 1, 2, 8, 3, 4, 8, 5, 6, 8, 7]
+    is_linear = model.posterior.order == MEMBERS
+    torch.testing.assert_close(mixture[~is_linear], networks)
     expected = LogisticRegression(C=10).fit(x, y).predict_proba(x)
-    np.testing.assert_allclose(linear[0], expected, atol=0.01)
-    network.replace_members(2)
-    mixed = model.predict(torch.from_numpy(x), eps).exp()
-    assert network.is_linear.tolist() == [0, 0, 1, 0, 0, 0, 1, 0]
-    is_linear = network.is_linear > 0
-    torch.testing.assert_close(mixed[is_linear], linear[:2])
-    torch.testing.assert_close(mixed[~is_linear], networks[~is_linear])
+    for draw in mixture[is_linear]:
+        np.testing.assert_allclose(draw.exp(), expected, atol=0.01)
+
+
+def test_a_saved_model_has_as_many_draws_of_the_linear_model():
+    model = ensemble("regression")
+    model.posterior.linear_draws = 5
+    other = ensemble("regression")
+    other.load_state_dict(load_tensors(save(model.state_dict())))
+    assert other.posterior.max_draws == MEMBERS + 5
+    assert torch.equal(other.posterior.order, model.posterior.order)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_exported_linear_members_predict_each_row_alone(task):
+def test_an_exported_mixture_predicts_each_row_alone(task):
     x = rng.normal(size=(33, 3)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64 if task == "classification" else np.float32)
     model = ensemble(task, likelihood={"noise": "heteroscedastic"} if task == "regression" else {})
     fit_linear(model, Rows(x, y))
-    model.network.replace_members(MEMBERS // 2)
+    model.posterior.linear_draws = MEMBERS
     served = served_network(model, torch.from_numpy(x), 0, names=())
     runtime = load_runtime(model, export(model, served))
-    draws = runtime.draw_set(0, MEMBERS)
+    draws = runtime.draw_set(0, 2 * MEMBERS)
     outputs, _ = runtime.run_set(x, draws)
-    eps = noise(model.posterior, MEMBERS, 0)
+    eps = noise(model.posterior, 2 * MEMBERS, 0)
     expected = model.predict(torch.from_numpy(x), eps).numpy()
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
     for n in (0, 17):
@@ -66,21 +75,23 @@ def test_exported_linear_members_predict_each_row_alone(task):
 
 
 @pytest.mark.parametrize("rows", [2, 8, 400])
-def test_the_share_of_linear_members_is_its_posterior_mean(rows):
+def test_the_share_of_the_linear_model_is_its_posterior_mean(rows):
     x = rng.normal(size=(rows, 3)).astype(np.float32)
     y = np.arange(rows) % 2
     model = ensemble("classification")
 
-    def predict(x, eps):
+    def serve(x, theta, _):
         networks = torch.where(torch.from_numpy(y)[:, None] == torch.arange(2), 0.99, 0.01)
-        is_linear = model.network.is_linear[:, None, None] > 0
-        return torch.where(is_linear, torch.full((rows, 2), 0.5), networks).log()
+        return torch.where(theta == MEMBERS, 0.5, networks).log()
 
-    model.predict = predict
+    model.serve = serve
     shares, prior = np.array([0, 0.25, 0.5, 0.75]), np.array([1, 1, 20, 1])
     posterior = prior * (0.99 * (1 - shares) + 0.5 * shares) ** rows
     expected = shares @ posterior / posterior.sum()
-    assert choose_share(model, Rows(x, y)) == round(MEMBERS * expected) / MEMBERS
+    share = choose_share(model, Rows(x, y))
+    draws = model.posterior.linear_draws
+    assert share == draws / model.posterior.max_draws
+    assert draws == round(MEMBERS * expected / (1 - expected))
     assert expected > 0.4 if rows == 2 else expected < 0.01 if rows == 400 else True
 
 
@@ -114,7 +125,7 @@ def test_logistic_regression_supports_absent_classes_and_class_weights():
     assert (scores[:, 1] < -5).all()
 
 
-def test_linear_members_limit_the_errors_of_a_fit_to_noise(tmp_path, fits):
+def test_a_linear_model_limits_the_errors_of_a_fit_to_noise(tmp_path, fits):
     x = np.random.default_rng(0).normal(size=(100, 30))
     lines = [",".join([*(f"{v:.3f}" for v in row), "ab"[i % 2]]) for i, row in enumerate(x)]
     header = ",".join([*(f"x{i}" for i in range(30)), "y"])
@@ -135,6 +146,6 @@ def test_linear_members_limit_the_errors_of_a_fit_to_noise(tmp_path, fits):
     data = load(recipe, tmp_path)
     fitted = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
     mixture = fitted.log_likelihood(data.test).mean()
-    fitted.model.network.replace_members(0)
+    fitted.model.posterior.linear_draws = 0
     networks = fitted.log_likelihood(data.test).mean()
     assert networks < -1.1 < -0.95 < mixture
