@@ -20,15 +20,13 @@ class ParentVersion(Record):
 
 
 class Pruning(ParentVersion):
-    """The weights, sizes and request times before and after pruning."""
+    """The weights and sizes before and after pruning."""
 
     fraction: float
     weights: int
     kept_weights: int
     parent_bytes: int
     bytes: int
-    parent_request_ms: float
-    request_ms: float
 
 
 class Recalibration(ParentVersion):

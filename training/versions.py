@@ -12,7 +12,7 @@ from model_store.artifacts.manifest import TOKENIZER, Manifest
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
 from model_store.errors import InvalidInput, StoreError, one_line
 from model_store.sources.columns import Columns
-from training.data import Dataset, load, match_classes, renumber
+from training.data import Dataset, load, renumber
 from training.provenance import ParentVersion, Provenance
 from training.recipe import Recipe, override
 
@@ -129,7 +129,7 @@ def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
     if start.recipe.task != recipe.task:
         raise InvalidInput("task", f"{start.recipe.task}, the task of {start.label}", recipe.task)
     data = load(recipe, root, start.manifest.input.columns, start.tokenizer)
-    return match_classes(data, start.classes)
+    return renumber(data, start.classes)
 
 
 def load_unfitted(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | None) -> Dataset:

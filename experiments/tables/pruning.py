@@ -3,6 +3,8 @@
 Table 2 and Figure 3 of Blundell et al. 2015, "Weight uncertainty in neural networks".
 """
 
+import statistics
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from jaxtyping import Float32
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target, mean_and_spread
@@ -17,6 +20,7 @@ from experiments.measures import make_measured
 from experiments.pages import column_values
 from experiments.tables.accuracy import WIDE_SPIKE, layers, make_recipe
 from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
 from training.fit import fit, publish
 from training.publishing.derive import prune_version
 from training.publishing.pruning import is_weight, signal_to_noise
@@ -26,6 +30,7 @@ ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of removed we
 EDGES = np.linspace(-80.0, 60.0, 141)  # dB
 DECIBELS = "signal-to-noise ratio, dB"
 UNITS = 1200
+TIMED_REQUESTS = 7
 FITS: dict[str, dict[str, Any]] = {  # shared with `weight-uncertainty`
     "": layers(UNITS),
     "wide-": layers(400) | WIDE_SPIKE,
@@ -42,6 +47,10 @@ def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Mea
     model = parent.model()
     ratio = signal_to_noise(model)[is_weight(model)].double().numpy()
     manifest, facts = prune_version(store, parent, result.data, percent / 100, "pruned")
+    parent_request_ms, request_ms = request_times_ms(
+        [Model.load(store.open(m.name, m.version, NEEDED)) for m in (parent.manifest, manifest)],
+        result.splits.test.x[:1].astype(np.float32),
+    )
     quality = manifest.quality
     decibels = 20 * np.log10(ratio.clip(1e-9)).clip(EDGES[0], EDGES[-1])
     values = {
@@ -49,10 +58,22 @@ def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Mea
         "log_likelihood": quality["test_log_likelihood"],
         "kept": 100 * facts.kept_weights / facts.weights,
         "bytes": 100 * facts.bytes / facts.parent_bytes,
-        "time": 100 * facts.request_ms / facts.parent_request_ms,
+        "time": 100 * request_ms / parent_request_ms,
         "density": np.histogram(decibels, EDGES, density=True)[0].round(6).tolist(),
     }
     return make_measured(result, values)
+
+
+def request_times_ms(models: list[Model], row: Float32[np.ndarray, "1 I"]) -> list[float]:
+    """Measure each model's median time for one row with new draws, in milliseconds."""
+    times: list[list[float]] = [[] for _ in models]
+    for seed in range(TIMED_REQUESTS + 1):
+        for model, times_ms in zip(models, times, strict=True):
+            runtime, draws = model.runtime, model.manifest.noise.default_draws
+            start_s = time.perf_counter()
+            runtime.run_set(row, runtime.draw_set(seed, draws))
+            times_ms.append(1000 * (time.perf_counter() - start_s))
+    return [round(statistics.median(times_ms[1:]), 3) for times_ms in times]
 
 
 def _draw(target: Target, results: Results) -> Figure:

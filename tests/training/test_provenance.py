@@ -28,8 +28,6 @@ def test_a_derived_version_has_all_but_the_run():
         kept_weights=2,
         parent_bytes=9,
         bytes=5,
-        parent_request_ms=2.0,
-        request_ms=1.0,
     )
     derived = model.derived(pruned=pruned)
     assert derived.run is None

@@ -187,11 +187,9 @@ def _add_calibrate(commands: Commands) -> None:
     source_help = "rows that the model was not fitted on, with labels or targets"
     add("--data", metavar="SRC", required=True, help=source_help)
     add_options(parser, "--target", "--as")
-    rows_help = "default: the version's number, up to a third of the rows (or a quarter)"
+    rows_help = "default: the version's number, up to a third of the rows"
     for split in ("reference", "ranking"):
         add(f"--{split}-rows", type=int, metavar="N", help=rows_help)
-    temperature_help = "first refit the temperature, on as many extra rows as reference rows"
-    add("--temperature", action="store_true", help=temperature_help)
     add("--seed", type=int, default=0, help="seed of the splits and draws")
     add("--quiet", action="store_true", help="no progress messages")
 

@@ -32,7 +32,6 @@ def prune(options: argparse.Namespace) -> None:
     for key, before, after in (
         ("weights", facts.weights, facts.kept_weights),
         ("bytes of graphs and weights", facts.parent_bytes, facts.bytes),
-        ("ms per request, one row, new draws", facts.parent_request_ms, facts.request_ms),
         *((key, parent.manifest.quality[key], manifest.quality[key]) for key in manifest.quality),
     ):
         print(f"  {key:36} {before:>12,.6g} -> {after:,.6g}")
@@ -53,15 +52,14 @@ def _calibrate(options: argparse.Namespace) -> None:
     from training.publishing.derive import load_for_version, recalibrate, split_rows
 
     data = load_for_version(parent, data_root(), options.data, options.target)
-    share = len(data.rows) // (4 if options.temperature else 3)
+    share = len(data.rows) // 3
     detectors = parent.manifest.detectors
     reference, ranking = options.reference_rows, options.ranking_rows
     if reference is None:
         reference = min(detectors.reference_rows, share)
     if ranking is None:
         ranking = min(detectors.ranking_rows, share)
-    validation = reference if options.temperature else 0
-    rows = split_rows(data, reference, ranking, options.seed, validation)
+    rows = split_rows(data, reference, ranking, options.seed)
     origin = {"source": options.data}
     if options.target is not None:
         origin["target"] = options.target

@@ -205,15 +205,6 @@ def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
     return remaining
 
 
-def match_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
-    missing = [name for name in classes if name not in data.classes]
-    if missing:
-        expected = f"rows of all classes {list(classes)[:MAX_SHOWN]}"
-        raise InvalidInput("data.source", expected, f"none of {missing}")
-    new_classes = [name for name in data.classes if name not in classes]
-    return _number_classes(data, [*classes, *new_classes])
-
-
 def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
     """Renumber the classes to match the order of `classes`, which can include unused classes."""
     unknown = [name for name in data.classes if name not in classes]

@@ -104,30 +104,6 @@ def export(
     return {name: graph.SerializeToString() for name, graph in graphs.items()}
 
 
-def temper_graph(network: bytes, factor: float) -> bytes:
-    """Multiply the temperature in `network.onnx` by a factor."""
-    model = onnx.load_model_from_string(network)
-    graph = model.graph
-    first, *others = [output.name for output in graph.output]
-    is_classifier = first == OUTPUTS["classification"]
-    number = np.array(1.0 / factor if is_classifier else [0.0, math.log(factor)], dtype=np.float32)
-    for output in (first, *(name for name in others if name == WEIGHT_OUTPUTS)):
-        before, scaled = (f"{name}_{len(graph.node)}" for name in ("before", "scaled"))
-        for node in graph.node:
-            for names in (node.input, node.output):
-                names[:] = [before if name == output else name for name in names]
-        graph.initializer.append(numpy_helper.from_array(number, f"{scaled}.by"))
-        if is_classifier:
-            nodes = [
-                make_node("Mul", [before, f"{scaled}.by"], [scaled]),
-                make_node("LogSoftmax", [scaled], [output], axis=-1),
-            ]
-        else:
-            nodes = [make_node("Add", [before, f"{scaled}.by"], [output])]
-        graph.node.extend(nodes)
-    return model.SerializeToString()
-
-
 class _WithTerms(nn.Module):
     def __init__(self, network: ServedNetwork) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Quantisation of graphs to int8 weights and 7-bit activations.
+"""Quantisation of the network's graph to int8 weights and 7-bit activations.
 
-**Network.** All draws share the directions V of a hidden layer. Large products are replaced by
+All draws share the directions V of a hidden layer. Large products are replaced by
 
     h V^T  ~  s_row (q_h q_V^T) s_unit
 
@@ -8,8 +8,7 @@ with q_h = round(h / s_row) in 0..127 and q_V in -127..127. Each row has a scale
 activation / 127, so results are independent of other rows. The first layer, which runs once for all
 draws, and small layers stay in float32.
 
-**Sampler.** The input of a linear layer has one scale, the largest value among `RANGE_DRAWS` draws.
-Larger values are clipped. Inputs with both signs are stored as 64 + q in 1..127.
+The sampler stays in float32.
 
 Integer sums are exact. Processors without VNNI add pairs of products in 16 bits. With 7-bit
 activations these sums cannot overflow, so all processors compute the same result.
@@ -20,11 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import helper, numpy_helper
 from onnx.helper import make_node
 
-from model_store.inference.noise import standard_normal
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
 from training.data import Rows
@@ -32,7 +29,6 @@ from training.data import Rows
 MIN_SIZE = 64  # inputs and outputs of a product; smaller ones stay in float32
 LEVELS = 127
 CHECKED_ROWS = 512
-RANGE_DRAWS = 1000
 FUSED = "com.microsoft"  # onnxruntime's operators, including MatMulIntegerToFloat
 
 
@@ -121,64 +117,6 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
         make_node("Div", [span, "levels"], [scale]),
         make_node("Mul", [sums, scale], [product]),
     ]
-
-
-def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
-    """Quantise the large linear layers of `sampler.onnx`, if there are any."""
-    model = onnx.load_model_from_string(sampler)
-    graph = model.graph
-    weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    layers = [
-        node
-        for node in graph.node
-        if node.op_type == "Gemm" and min(weights[node.input[1]].shape) >= MIN_SIZE
-    ]
-    if not layers:
-        return sampler
-    ranges = _ranges(sampler, [node.input[0] for node in layers], noise_dimension)
-    added: dict[str, np.ndarray] = {}
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        if node not in layers:
-            nodes.append(node)
-            continue
-        (x, weight, *bias), (output,) = node.input, node.output
-        low, high = ranges[x]
-        zero, levels = (0, LEVELS) if low >= 0 else (LEVELS // 2 + 1, LEVELS // 2)
-        top = max(high, -low)
-        unit_scale = np.maximum(np.abs(weights[weight]).max(axis=1) / LEVELS, np.float32(1e-30))
-        constants = {
-            "bottom": np.array(-top if zero else 0.0, dtype=np.float32),
-            "top": np.array(top, dtype=np.float32),
-            "step": np.array(top / levels, dtype=np.float32),
-            "zero": np.array(zero, dtype=np.uint8),
-            "int8": _to_int8(weights[weight], unit_scale),
-            "unit_scale": unit_scale,
-        }
-        names = {part: f"{output}.{part}" for part in (*constants, "clipped", "levels")}
-        added |= {names[part]: value for part, value in constants.items()}
-        scale = [names["clipped"], names["step"], names["zero"]]
-        product = [names[part] for part in ("levels", "int8", "step", "unit_scale", "zero")]
-        nodes += [
-            make_node("Clip", [x, names["bottom"], names["top"]], [names["clipped"]]),
-            make_node("QuantizeLinear", scale, [names["levels"]]),
-            make_node("MatMulIntegerToFloat", [*product, "", *bias], [output], domain=FUSED),
-        ]
-    return _with_nodes(model, nodes, added)
-
-
-def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, tuple[float, float]]:
-    """Find the range of each sampler tensor over `RANGE_DRAWS` draws."""
-    model = onnx.load_model_from_string(graph)
-    names = list(dict.fromkeys(names))
-    shapes = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
-    model.graph.output.extend(shape for shape in shapes if shape.name != "eps")
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    values = {"eps": standard_normal(0, 0, RANGE_DRAWS, noise_dimension)}
-    inner = [name for name in names if name != "eps"]
-    if inner:
-        values |= dict(zip(inner, session.run(inner, values), strict=True))
-    return {name: (float(values[name].min()), float(values[name].max())) for name in names}
 
 
 def _with_nodes(

@@ -67,7 +67,6 @@ INITIALISATION_ROWS = 1000
 MAX_UNCERTAINTY_ROWS = 500  # validation rows for the convergence report
 MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
 WRITE_INTERVAL_S = 1  # minimum between two writes of metrics.jsonl
-PLOT_INTERVAL_S = 20  # minimum between two plots
 CHECKPOINT_INTERVAL_S = 20.0
 
 Callback = Callable[[Metrics], object]  # called with the metrics of each epoch
@@ -139,18 +138,15 @@ class Run:
         self.lowest: Tensor | None = None
         self.uncertainty: list[Tensor] = []  # for each epoch, of validation rows
         self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8))
-        self.plotted = time.monotonic()
         self.written = 0.0
         self.resumed = self.checkpoint.exists()
         if self.resumed:
             self._restore()
         else:
-            self._begin(rows.float(), num_classes, class_weights)
+            self._begin(rows.float(), class_weights)
         self._take_step = Steps(self.model, recipe, shape, self.optimizer, self.batch_rows).take
 
-    def _begin(
-        self, rows: Tensor, num_classes: int, class_weights: Float64[np.ndarray, "C"] | None
-    ) -> None:
+    def _begin(self, rows: Tensor, class_weights: Float64[np.ndarray, "C"] | None) -> None:
         recipe, parent, likelihood = self.recipe, self.parent, self.model.likelihood
         if parent is None:
             initialise(self.model, rows, recipe.is_standardised)
@@ -158,8 +154,7 @@ class Run:
         elif parent.recipe.method != recipe.method:
             start_from_network(self.model, parent.model().to(self.device), rows)
         else:
-            more_classes = num_classes - len(parent.classes)
-            copy_weights(self.model, parent.model().to(self.device), more_classes)
+            copy_weights(self.model, parent.model().to(self.device))
         if class_weights is not None:
             assert isinstance(likelihood, Categorical)
             assert likelihood.log_weights is not None
@@ -327,10 +322,6 @@ class Run:
             lines = "".join(json.dumps(m) + "\n" for m in history)
             replace_file(self.folder / "metrics.jsonl", lines.encode())
             self.written = time.monotonic()
-        is_tenth = (epoch + 1) % max(1, self.epochs // 10) == 0
-        if is_tenth and time.monotonic() - self.plotted > PLOT_INTERVAL_S:
-            self.plot()
-            self.plotted = time.monotonic()
         return metrics
 
     def _validation_noise(self) -> Tensor:

@@ -68,7 +68,6 @@ class HeldOut:
     ranking: Rows  # distribution of the flag's statistic
     test: Rows
     shares: Float64[np.ndarray, "C"] | None = None  # of classes in the calibration rows' source
-    validation: Rows | None = None  # for a new temperature
 
 
 @dataclass(frozen=True, eq=False)

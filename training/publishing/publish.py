@@ -30,7 +30,7 @@ from training.data import Dataset, Rows, Splits
 from training.data.rows import class_shares
 from training.export.graphs import export, load_runtime, parity
 from training.export.local import localise
-from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
+from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fit_detectors, fold
 from training.folders import data_root, hold
 from training.provenance import Provenance
@@ -157,11 +157,8 @@ def _export(result: "Fitted") -> Exported:
     precision: Literal["float32", "int8"] = "float32"
     posterior = served.posterior
     if recipe.serving.precision == "int8":
-        sampler, predictor = GRAPHS
-        integers = {
-            sampler: quantise_sampler(files[sampler], posterior.noise_dimension),
-            predictor: quantise_network(files[predictor]),
-        }
+        sampler, network = GRAPHS
+        integers = {sampler: files[sampler], network: quantise_network(files[network])}
         quantised = load_runtime(served, integers)
         error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
         differences |= asdict(error)

@@ -1,11 +1,8 @@
-import functools
 import math
 
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper
-from onnxruntime import InferenceSession
 from safetensors.numpy import load
 from scipy import optimize, special
 
@@ -23,7 +20,7 @@ from training.calibration.temperature import (
     set_temperature,
 )
 from training.data import Rows
-from training.export.graphs import export, temper_graph
+from training.export.graphs import export
 from training.export.quantise import quantise_network
 from training.export.served import served_network
 from training.fit import temper
@@ -139,38 +136,6 @@ def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
     for at_1, actual in zip(before, outputs(), strict=True):
         expected = special.log_softmax(at_1.astype(np.float64) / temperature, axis=-1)
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.usefixtures("fits")
-def test_a_graph_s_own_temperature_is_multiplied_also_twice(model):
-    model, rows = model
-    result = served_network(model, torch.from_numpy(rows.x), 0, names=())
-    files = export(model, result)
-    network = temper_graph(temper_graph(files["network.onnx"], 2.0), 1.5)
-    old, new = (
-        Runtime(files["sampler.onnx"], graph, model.posterior.noise_dimension)
-        for graph in (files["network.onnx"], network)
-    )
-    theta = old.draw(0, 0, 6)[:, None]
-    at_1, at_3 = (runtime.run(rows.x[:8], theta)[0] for runtime in (old, new))
-    expected = special.log_softmax(at_1.astype(np.float64) / 3.0, axis=-1)
-    np.testing.assert_allclose(at_3, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_of_a_regression_the_variance_is_multiplied():
-    value = functools.partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["moments"])],
-        "network",
-        [value("x", shape=[None, None, 2])],
-        [value("moments", shape=[None, None, 2])],
-    )
-    opset = [helper.make_opsetid("", 20)]
-    model = helper.make_model(graph, ir_version=10, opset_imports=opset)
-    session = InferenceSession(temper_graph(model.SerializeToString(), 3.0))
-    x = np.ones((2, 3, 2), dtype=np.float32)
-    (actual,) = session.run(["moments"], {"x": x})
-    np.testing.assert_allclose(actual, x + np.array([0.0, math.log(3.0)]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("draws", [2, 30])

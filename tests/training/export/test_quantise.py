@@ -1,17 +1,14 @@
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
 
-from model_store.inference.noise import standard_normal
 from model_store.inference.runtime import Runtime
 from tests.support.models import scale_model
 from training.bayes.flows import realnvp
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export
-from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
+from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fold, served_network
 from training.model import initialise
 
@@ -34,7 +31,7 @@ def graphs(fits):
     fold(model)
     exact = export(model, served_network(model, x, 0))
     integer = {
-        "sampler.onnx": quantise_sampler(exact["sampler.onnx"], DIMENSION),
+        "sampler.onnx": exact["sampler.onnx"],
         "network.onnx": quantise_network(exact["network.onnx"]),
     }
     return exact, integer, Rows(x.numpy(), np.zeros(200, dtype=np.int64))
@@ -60,35 +57,6 @@ def test_hidden_products_of_draws_are_integer_and_the_first_and_last_are_not(gra
     assert "network.module.0.direction" in large
     assert not {"network.module.2.direction", "network.module.4.direction"} & large
     assert len(integer["network.onnx"]) < len(exact["network.onnx"])
-
-
-def test_every_linear_layer_of_the_sampler_is_integer(graphs):
-    exact, integer, _ = graphs
-    before, after = (
-        onnx.load_model_from_string(files["sampler.onnx"]).graph.node for files in (exact, integer)
-    )
-    assert sum(node.op_type == "Gemm" for node in before) == 4
-    assert sum(node.op_type == "MatMulIntegerToFloat" for node in after) == 4
-    assert all(node.op_type != "Gemm" for node in after)
-    assert len(integer["sampler.onnx"]) < 0.5 * len(exact["sampler.onnx"])
-
-
-def test_integer_draws_are_those_of_the_flow_to_the_precision_of_their_levels(runtimes):
-    exact, integer = (runtime.draw(5, 0, 400) for runtime in runtimes)
-    error = np.sqrt(np.square(integer - exact).mean(axis=0)) / exact.std(axis=0)
-    assert 0 < error.max() < 0.1  # of a standard deviation; a level is 1/63 of the largest input
-    np.testing.assert_allclose(integer.std(axis=0), exact.std(axis=0), rtol=0.05)
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 25])
-def test_an_integer_draw_does_not_depend_on_the_draws_beside_it(runtimes, count):
-    full = runtimes[1].draw(6, 0, 60)
-    np.testing.assert_array_equal(runtimes[1].draw(6, 13, count), full[13 : 13 + count])
-
-
-def test_noise_beyond_the_range_is_clipped(runtimes):
-    theta = runtimes[1].sample(np.full((1, DIMENSION), 6.3, dtype=np.float32))
-    assert np.isfinite(theta).all()
 
 
 def test_it_computes_the_network_to_the_precision_of_its_levels(graphs, runtimes):
@@ -141,33 +109,6 @@ def test_the_error_is_reported_beside_the_monte_carlo_error(graphs, runtimes):
     assert nothing.is_hidden
 
 
-def test_inputs_that_reach_farther_below_0_than_above_are_not_clipped():
-    """theta = C (eps A - 4) + d: the second layer's inputs lie between about -8 and 0."""
-    generator = np.random.default_rng(3)
-    constants = {"A": generator.normal(size=(64, 64)) / 8, "b": np.full(64, -4.0)}
-    constants |= {"C": generator.normal(size=(64, 64)), "d": np.zeros(64)}
-    nodes = [
-        helper.make_node("Gemm", ["eps", "A", "b"], ["h"], transB=1),
-        helper.make_node("Gemm", ["h", "C", "d"], ["theta"], transB=1),
-    ]
-    values = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["K", 64])
-        for name in ("eps", "theta")
-    ]
-    tensors = [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items()]
-    graph = helper.make_graph(nodes, "sampler", values[:1], values[1:], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    exact = model.SerializeToString()
-    eps = standard_normal(5, 0, 200, 64)
-    theta, rounded = (
-        ort.InferenceSession(sampler, providers=["CPUExecutionProvider"]).run(
-            ["theta"], {"eps": eps}
-        )[0]
-        for sampler in (exact, quantise_sampler(exact, 64))
-    )
-    assert 0 < np.sqrt(np.square(rounded - theta).mean()) < 0.1 * theta.std(axis=0).mean()
-
-
 class Scattered(Runtime):
     def __init__(self):
         pass
@@ -198,8 +139,4 @@ def test_a_small_network_is_left_as_it_is():
     model = scale_model(realnvp, 8, 16, 16, 3, couplings=1, hidden=4)
     x = torch.randn(50, 8, generator=generator)
     files = export(model, served_network(model, x, 0, names=CHECKED_DETECTORS))
-    assert (
-        quantise_sampler(files["sampler.onnx"], model.network.theta_dimension)
-        == files["sampler.onnx"]
-    )
     assert quantise_network(files["network.onnx"]) == files["network.onnx"]

@@ -13,14 +13,14 @@ from tests.support.recipes import QUICK, get_recipe, recipe_with, write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.bayes.posterior import noise
-from training.data import Dataset, Rows, Splits, load, match_classes
+from training.data import Dataset, Rows, Splits, load
 from training.fitting.run import Run
 from training.fitting.warm_start import check_compatible, copy_weights
 from training.methods import METHODS, DrawnMethod
 from training.model import build, initialise
 from training.versions import Parent, open_parent
 
-SHAPE, OLD, NEW = (6,), 3, 5
+SHAPE, OLD = (6,), 3
 SMALL = {
     "bhn-realnvp": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
     "bhn-iaf": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
@@ -28,7 +28,6 @@ SMALL = {
     "variational-hypernet": {"hidden": 6},
     "ensemble": {"members": 3},
 }
-FLOWS_ANEW = ("bhn-realnvp", "bhn-iaf", "bhn-weights")
 
 
 def recipe(method, **posterior):
@@ -55,67 +54,12 @@ def test_with_the_same_classes_all_is_carried_over(method):
     old, _ = fitted_like(recipe(method))
     new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, OLD)
     old.likelihood.temperature.fill_(3.0)
-    copy_weights(new, old, 0)
+    copy_weights(new, old)
     state = old.state_dict()
     assert new.likelihood.temperature == 1.0
     state["likelihood.temperature"] = torch.tensor(1.0)
     assert new.state_dict().keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in new.state_dict().items())
-
-
-@pytest.mark.parametrize("method", METHODS)
-@torch.no_grad()
-def test_with_more_classes_the_old_ones_keep_their_outputs(method):
-    old, x = fitted_like(recipe(method))
-    new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, NEW).eval()
-    copy_weights(new, old, NEW - OLD)
-    draws = old.posterior.max_draws or 20
-    if method in FLOWS_ANEW:  # the same means and standard deviations, to the Monte Carlo error
-        thetas = [m.posterior(noise(m.posterior, 4000, 3)) for m in (old, new)]
-        for of_old, of_new in zip(
-            *(split(m, t) for m, t in zip((old, new), thetas, strict=True)), strict=True
-        ):
-            of_new = of_new[..., :OLD] if of_new.shape != of_old.shape else of_new
-            std = of_old.std(0)
-            assert ((of_new.mean(0) - of_old.mean(0)).abs() < 8 * std / 4000**0.5).all()
-            assert ((of_new.std(0) / std - 1).abs() < 0.15).all()
-        return
-    eps = noise(old.posterior, draws, 3)
-    if method not in ("dropout", "dropout-alpha", "mle-dropout", "ensemble", "mle"):
-        eps = eps[:1] * 0  # theta grows with the noise: the centres are compared
-    new_eps = (
-        eps
-        if new.posterior.noise_dimension == eps.shape[1]
-        else eps.new_zeros(1, new.posterior.noise_dimension)
-    )
-    before, after = (
-        m.network(x, m.posterior(e)[:, None])[0] for m, e in ((old, eps), (new, new_eps))
-    )
-    assert after.shape[2] == NEW
-    torch.testing.assert_close(after[..., :OLD], before)
-    assert after[..., OLD:].isfinite().all()
-    assert after[..., OLD:].std() > 0
-
-
-def split(model, theta):
-    """Draws of theta by layer."""
-    parts = theta.split([slot.size for slot in model.network.slots], dim=1)
-    return [
-        part.unflatten(1, slot.shape) for part, slot in zip(parts, model.network.slots, strict=True)
-    ]
-
-
-def test_widths_of_weights_of_old_classes_are_carried_over_and_new_ones_are_fresh():
-    settings = recipe("bbb-mixture")
-    old, _ = fitted_like(settings)
-    new = build(settings, SHAPE, NEW)
-    copy_weights(new, old, NEW - OLD)
-    (*_, rho_old), (*_, rho) = (split(m, m.posterior.rho.detach()[None]) for m in (old, new))
-    assert torch.equal(rho[..., :OLD], rho_old)
-    fresh = build(settings, SHAPE, NEW).posterior.rho[0]
-    assert (rho[..., OLD:] == fresh).all()
-    (*_, mu) = split(new, new.posterior.mu.detach()[None])
-    assert torch.equal(mu[0, :, OLD:], new.network.initial[new.network.slots[-1].name][:, OLD:])
 
 
 # Runs
@@ -185,9 +129,9 @@ def get_quality(run):
 @pytest.mark.usefixtures("fits")
 def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_path, monkeypatch):
     monkeypatch.setattr("training.fitting.run.CHECKPOINT_INTERVAL_S", 0.0)
-    _, splits = get_data(300, seed=2, classes=("a", "b", "c", "d"))
+    _, splits = get_data(300, seed=2)
     settings = recipe("bbb-gaussian")
-    full = run_in(tmp_path / "whole", settings, splits, 4, parent)
+    full = run_in(tmp_path / "whole", settings, splits, 3, parent)
     snapshots = []
     thread = threading.Thread(target=full.fit, kwargs={"quiet": True})
     thread.start()
@@ -199,7 +143,7 @@ def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_pa
     folder = tmp_path / "resumed"
     folder.mkdir()
     (folder / "checkpoint.safetensors").write_bytes(snapshots[len(snapshots) // 2])
-    resumed = run_in(folder, settings, splits, 4, parent)
+    resumed = run_in(folder, settings, splits, 3, parent)
     assert resumed.resumed
     state = resumed.fit(quiet=True).state_dict()
     assert state.keys() == expected.keys()
@@ -207,20 +151,6 @@ def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_pa
 
 
 # Data
-
-
-def test_old_classes_come_first_matched_by_name():
-    data, _ = get_data(300, classes=("a", "b", "c"))
-    extra, _ = get_data(300, classes=("B", "a", "b", "bb", "c"))
-    joined = match_classes(extra, data.classes)
-    assert joined.classes == ("a", "b", "c", "B", "bb")
-    for rows, before in ((joined.train, extra.train), (joined.test, extra.test)):
-        assert [joined.classes[i] for i in rows.y] == [extra.classes[i] for i in before.y]
-    refused(
-        lambda: match_classes(data, ("a", "d")),
-        "data.source: expected rows of all classes",
-        "none of ['d']",
-    )
 
 
 def test_columns_are_encoded_as_the_parent_s_were(tmp_path):
@@ -328,12 +258,6 @@ def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(mle_pare
     refused(
         lambda: check_compatible(recipe("ensemble"), data, mle_parent),
         "method: expected mle, as in",
-    )
-    extra = dataclasses.replace(data, classes=(*data.classes, "d"))
-    refused(
-        lambda: check_compatible(recipe("mvn"), extra, mle_parent),
-        "data.source: classes: expected 3 classes",
-        "also d",
     )
 
 

@@ -20,7 +20,6 @@ from training.export.graphs import (
     export,
     load_runtime,
     parity,
-    temper_graph,
 )
 from training.export.local import localise
 from training.export.served import fold, served_network
@@ -264,16 +263,6 @@ def test_joint_scores_use_draws_of_weights(case):
     probs = case.model.predict(case.x, eps).exp().numpy()
     expected = predictive.joint_scores["batchbald"].from_samples(probs)
     np.testing.assert_allclose(actual.outputs, expected.outputs, atol=1e-5)
-
-
-def test_a_temperature_applies_to_draws_of_outputs_and_of_weights(case):
-    network = temper_graph(case.files["network.onnx"], 2.0)
-    tempered = load_runtime(case.served, case.files | {"network.onnx": network})
-    x = case.x.numpy()
-    for before, after in ((case.runtime, tempered), (case.runtime.joint, tempered.joint)):
-        log_probs, actual = (r.run_outputs(x, r.draw_set(1, case.draws)) for r in (before, after))
-        expected = torch.log_softmax(torch.from_numpy(log_probs) / 2, dim=-1)
-        torch.testing.assert_close(torch.from_numpy(actual), expected)
 
 
 def statistics(log_probs):

@@ -2,8 +2,7 @@ import shutil
 
 import numpy as np
 import pytest
-from safetensors import numpy as safetensors
-from scipy import special, stats
+from scipy import stats
 
 from model_store.artifacts.manifest import FILES
 from model_store.artifacts.store import ModelStore
@@ -13,7 +12,7 @@ from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Dataset, Rows, digits, load, renumber
-from training.publishing.derive import prune_version, refit_temperature, split_rows
+from training.publishing.derive import prune_version, split_rows
 from training.scoring import served_prediction
 from training.versions import open_parent
 
@@ -111,59 +110,6 @@ def test_the_deal_uses_every_row_once_and_its_seed_says_which():
     assert all((part.x[:, 0] == part.y).all() for part in parts)
     assert (first.test.y == again.test.y).all()
     assert (first.test.y != other.test.y).any()
-
-
-def test_the_rows_of_the_temperature_are_others_and_leave_those_of_calibration():
-    y = np.arange(50, dtype=np.int64)
-    rows = Rows(y[:, None].astype(np.float32), y)
-    data = Dataset(rows, rows.take(y[:0]), (1,), ("a", "b"), 0.0, 50.0)
-    without, tempered = split_rows(data, 10, 15, 0), split_rows(data, 10, 15, 0, 10)
-    assert without.validation is None
-    for name in ("reference", "ranking"):
-        assert np.array_equal(getattr(without, name).y, getattr(tempered, name).y)
-    parts = (tempered.reference, tempered.ranking, tempered.validation, tempered.test)
-    assert [len(part) for part in parts] == [10, 15, 10, 15]
-    assert sorted(np.concatenate([part.y for part in parts])) == list(range(50))
-
-
-def test_the_temperature_is_fitted_again_before_the_rest(folder):
-    rows, numbers = digits().test, np.arange(359)
-    y = np.where(numbers % 3 == 0, numbers % 10, rows.y)
-    np.savez(folder / "others.npz", x=rows.x.reshape(-1, 8, 8), y=y)
-    options = ["--data", "npz:others.npz", "--as", "tempered", "--temperature", "--quiet"]
-    with working_in(folder):
-        assert main(["calibrate", "digits:1", *options]) == 0
-    store = ModelStore(folder / "models")
-    before, after = store.open("digits", "1"), store.open("tempered", "1")
-    facts = after.manifest.training
-    actual, old = facts["temperature"], before.manifest.training["temperature"]["value"]
-    assert actual["value"] > 1.05 * old
-    assert actual["gain"] > actual["standard_error"] > 0
-    assert after.manifest.detectors.reference_rows == 89  # a quarter of 359, and of the others
-    assert (
-        facts["recalibrated"]["test_rows"]
-        == 359 - 3 * 89 - after.manifest.detectors.ranking_rows + 89
-    )
-    changed = {name for name in FILES if after.files[name] != before.files[name]}
-    assert changed == {"network.onnx", "weights.safetensors", "calibration.safetensors"}
-    old_weights, weights = (
-        safetensors.load(parent.files["weights.safetensors"]) for parent in (before, after)
-    )
-    assert weights.pop("likelihood.temperature") == np.float32(actual["value"])
-    assert all(np.array_equal(old_weights[name], array) for name, array in weights.items())
-    x = rows.x[:9]
-    runtimes = [Model.load(parent).runtime for parent in (before, after)]
-    (result, density), (cooler, same) = (r.run_set(x, r.draw_set(3, 7)) for r in runtimes)
-    expected = special.log_softmax(result.astype(np.float64) * old / actual["value"], axis=-1)
-    np.testing.assert_allclose(cooler, expected, atol=1e-4)
-    np.testing.assert_array_equal(density, same)
-
-
-def test_a_temperature_that_does_not_pay_leaves_the_version_as_it_is(folder):
-    artifact = ModelStore(folder / "models").open("digits", "1")
-    same, actual = refit_temperature(artifact, digits().test.take(np.arange(4)), 0)
-    assert same is artifact
-    assert actual.value == artifact.manifest.training["temperature"]["value"]
 
 
 def test_rows_take_the_model_s_class_numbers_whichever_classes_they_have():
