@@ -4,14 +4,13 @@ A method is also the recipe's `[posterior]` section. It builds the network and t
 has training defaults.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Num
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
@@ -19,7 +18,7 @@ from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import Composition, iaf, realnvp
 from training.bayes.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
 from training.bayes.hypernetwork import HypernetworkPosterior
-from training.bayes.laplace import LaplacePosterior, Structure
+from training.bayes.laplace import LaplacePosterior
 from training.bayes.layers import Stochastic
 from training.bayes.matrix_normal import MatrixNormalPosterior
 from training.bayes.members import MemberPosterior, MixturePosterior
@@ -32,7 +31,6 @@ from training.networks.probes import output_layer
 from training.networks.random_features import with_random_features
 from training.sections import Count, LogStd, Positive, Rate, Section
 
-PRIOR_CHOICES = ("auto", "marginal-likelihood", "held-out")
 MemberCount = Annotated[int, Field(ge=2, le=100)]
 
 
@@ -269,16 +267,7 @@ class Laplace(DrawnMethod):
     name = "laplace"
     is_post_hoc = True
 
-    structure: Structure = "kronecker"
-    prior_std: float | Literal["auto", "marginal-likelihood", "held-out"] = "auto"
-
-    @field_validator("prior_std", mode="before")
-    @classmethod
-    def _check_prior_std(cls, value: Any) -> Any:
-        is_number = isinstance(value, float | int) and not isinstance(value, bool)
-        if value in PRIOR_CHOICES or (is_number and 0 < value < math.inf):
-            return value
-        raise ValueError("a number above 0, 'auto', 'marginal-likelihood' or 'held-out'")
+    prior_std: Positive | Literal["auto"] = "auto"
 
     def patterns(self, module: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
         if blueprint.layers is not None:
@@ -289,8 +278,7 @@ class Laplace(DrawnMethod):
     def posterior(self, network: Network, _: torch.Generator) -> LaplacePosterior:
         assert isinstance(network, DrawnNetwork)
         (slot,) = network.slots
-        prior_std = None if isinstance(self.prior_std, str) else self.prior_std
-        return LaplacePosterior(slot, self.structure, prior_std)
+        return LaplacePosterior(slot, None if self.prior_std == "auto" else self.prior_std)
 
 
 class GaussianProcessLayer(Laplace):

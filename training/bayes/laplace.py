@@ -8,26 +8,23 @@ expected second derivative of -log p(y_n | outputs), so H is the generalised Gau
 the last layer and its Fisher information (Martens 2020, "New insights and perspectives on the
 natural gradient method").
 
-Training fits only the mean m. Afterwards `CURVATURES` compute H, and `widen` sets the covariance.
+Training fits only the mean m. Afterwards `Curvature` approximates H by a Kronecker product, and
+`Spread.widen` sets the covariance.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
-from model_store.errors import InvalidInput
 from training.bayes.layers import Slot
 from training.bayes.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
 from training.bayes.linalg import eigh
 from training.bayes.posterior import Posterior
 
-Structure = Literal["full", "kronecker", "diagonal"]
-MAX_FULL_WEIGHTS = 11_000  # H in float64 takes 1 GB, and its eigenvectors 3 GB
 MAX_PRIOR_STD = 1e4  # the minimum is its inverse
 
 
@@ -37,10 +34,6 @@ class OutputHessian:
 
     d: Float[Tensor, "N C"]
     u: Float[Tensor, "N C"]
-
-    @property
-    def diagonal(self) -> Float[Tensor, "N C"]:
-        return (self.d - self.u.square()).clamp(min=0.0)
 
     @property
     def total(self) -> Float[Tensor, "C C"]:
@@ -73,12 +66,13 @@ def output_hessian(
 
 @dataclass(frozen=True, eq=False)
 class Eigen:
-    """The eigenvalues of H in the layout of the noise, with its eigenvectors as columns."""
+    """The eigenvalues of H, and the eigenvectors of its factors as columns."""
 
-    values: Float64[Tensor, "..."]
-    vectors: tuple[Float64[Tensor, "..."], ...] = ()
+    values: Float64[Tensor, "I O"]
+    input_vectors: Float64[Tensor, "I I"]
+    output_vectors: Float64[Tensor, "O O"]
 
-    def std(self, precision: float) -> Float64[Tensor, "..."]:
+    def std(self, precision: float) -> Float64[Tensor, "I O"]:
         """Compute the standard deviation along each eigenvector, (lambda + precision)^-1/2."""
         return (self.values + precision).rsqrt()
 
@@ -119,21 +113,11 @@ def best_precision(eigen: Eigen, square: float) -> float:
     return math.exp(brentq(excess, -high, high, xtol=1e-6))
 
 
-class DiagonalCurvature:
-    """The diagonal of H."""
+class Curvature:
+    """The Hessian H = A x B / rows, where A is the sum of a a' and B the sum of L.
 
-    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
-        self.sum = torch.zeros(inputs, outputs, dtype=torch.float64, device=device)
-
-    def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
-        self.sum += a.square().T @ hessian.diagonal.to(a)
-
-    def eigen(self) -> Eigen:
-        return Eigen(self.sum.cpu())
-
-
-class KroneckerCurvature:
-    """The Hessian H = A x B / rows, where A is the sum of a a' and B the sum of L."""
+    It accumulates over batches. The layer's inputs include the bias.
+    """
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
         self.input_sum = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
@@ -148,59 +132,11 @@ class KroneckerCurvature:
     def eigen(self) -> Eigen:
         a, input_vectors = eigh(self.input_sum.cpu())
         b, output_vectors = eigh(self.output_sum.cpu())
-        products = a[:, None] * b / max(self.rows, 1)
-        return Eigen(products, (input_vectors, output_vectors))
+        return Eigen(a[:, None] * b / max(self.rows, 1), input_vectors, output_vectors)
 
 
-class FullCurvature:
-    """The full matrix H."""
-
-    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
-        self.sum = torch.zeros(outputs, outputs, inputs, inputs, dtype=torch.float64, device=device)
-
-    def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
-        for c in range(len(self.sum)):
-            for d in range(c + 1):
-                weights = -hessian.u[:, c] * hessian.u[:, d] + (hessian.d[:, c] if c == d else 0.0)
-                self.sum[c, d] += a.T @ (weights[:, None].to(a) * a)
-
-    def eigen(self) -> Eigen:
-        outputs, _, inputs, _ = self.sum.shape
-        for c in range(outputs):
-            for d in range(c):
-                self.sum[d, c] = self.sum[c, d]
-        matrix = self.sum.permute(2, 0, 3, 1).reshape(inputs * outputs, inputs * outputs).cpu()
-        del self.sum
-        values, vectors = eigh(matrix)
-        return Eigen(values, (vectors,))
-
-
-# Each curvature accumulates H over batches. Inputs of a layer include the bias.
-CURVATURES: dict[Structure, type[DiagonalCurvature | KroneckerCurvature | FullCurvature]] = {
-    "full": FullCurvature,
-    "kronecker": KroneckerCurvature,
-    "diagonal": DiagonalCurvature,
-}
-
-
-class DiagonalSpread(nn.Module):
-    """The deviations std * eps of independent weights."""
-
-    std: Tensor
-
-    def __init__(self, slot: Slot) -> None:
-        super().__init__()
-        self.register_buffer("std", torch.zeros(slot.shape))
-
-    def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
-        return self.std.flatten() * eps
-
-    def widen(self, eigen: Eigen, precision: float) -> None:
-        self.std.copy_(eigen.std(precision))
-
-
-class KroneckerSpread(nn.Module):
-    """The deviations U_A (S . E) U_B' with S_io = (a_i b_o + precision)^-1/2.
+class Spread(nn.Module):
+    """The deviations U_A (S . E) U_B' with S_io = (a_i b_o + precision)^-1/2, at first 0.
 
     See Ritter, Botev and Barber 2018, "A scalable Laplace approximation for neural networks". The
     prior precision is added in the eigenbasis of A x B, which is exact, instead of to the factors.
@@ -223,42 +159,11 @@ class KroneckerSpread(nn.Module):
         rotated = rotate(scaled, self.of_outputs).transpose(1, 2)
         return rotate(rotated, self.of_inputs).mT.flatten(1)
 
+    @torch.no_grad()
     def widen(self, eigen: Eigen, precision: float) -> None:
-        input_vectors, output_vectors = eigen.vectors
-        self.of_inputs.copy_(input_vectors.mT)
-        self.of_outputs.copy_(output_vectors.mT)
+        self.of_inputs.copy_(eigen.input_vectors.mT)
+        self.of_outputs.copy_(eigen.output_vectors.mT)
         self.std.copy_(eigen.std(precision))
-
-
-class FullSpread(nn.Module):
-    """The deviations eps R with covariance R' R."""
-
-    root: Tensor
-
-    def __init__(self, slot: Slot) -> None:
-        super().__init__()
-        if slot.size > MAX_FULL_WEIGHTS:
-            expected = f"kronecker or diagonal for {slot.size} weights"
-            actual = f"'full', whose matrix takes {8 * slot.size**2 / 1e9:.3g} GB"
-            raise InvalidInput(
-                "posterior.structure", f"{expected} (full: up to {MAX_FULL_WEIGHTS})", actual
-            )
-        self.register_buffer("root", torch.zeros(slot.size, slot.size))
-
-    def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
-        return eps @ self.root
-
-    def widen(self, eigen: Eigen, precision: float) -> None:
-        (vectors,) = eigen.vectors
-        self.root.copy_(eigen.std(precision)[:, None] * vectors.T)
-
-
-# Each spread maps noise to deviations from the mean, which are 0 before `widen`.
-SPREADS: dict[Structure, type[DiagonalSpread | KroneckerSpread | FullSpread]] = {
-    "full": FullSpread,
-    "kronecker": KroneckerSpread,
-    "diagonal": DiagonalSpread,
-}
 
 
 class LaplacePosterior(Posterior):
@@ -271,14 +176,13 @@ class LaplacePosterior(Posterior):
 
     trains_without_noise = True
 
-    def __init__(self, slot: Slot, structure: Structure, prior_std: float | None) -> None:
+    def __init__(self, slot: Slot, prior_std: float | None) -> None:
         super().__init__()
         self.noise_dimension = self.theta_dimension = slot.size
         self.shape = slot.shape
-        self.structure: Structure = structure
         self.prior_std = prior_std
         self.mean = nn.Parameter(torch.zeros(self.theta_dimension))
-        self.spread = SPREADS[structure](slot)
+        self.spread = Spread(slot)
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
         return self.mean + self.spread(eps)
@@ -288,10 +192,6 @@ class LaplacePosterior(Posterior):
         if self.prior_std:
             decay = self.mean.square().sum() / (2.0 * self.prior_std**2)
         return self.mean.expand(len(eps), -1), decay.expand(len(eps))
-
-    @torch.no_grad()
-    def widen(self, eigen: Eigen, precision: float) -> None:
-        self.spread.widen(eigen, precision)
 
     def centre(self) -> Float[Tensor, "D"]:
         return self.mean.detach().clone()

@@ -13,7 +13,7 @@ need draws of the weights.
 import torch
 from torch import Tensor, nn
 
-from training.bayes.laplace import DiagonalSpread, KroneckerSpread, LaplacePosterior, rotate
+from training.bayes.laplace import LaplacePosterior, rotate
 from training.bayes.layers import LayerContext, Slot, WeightLayer, matmul
 from training.bayes.matrix_normal import MatrixNormalPosterior
 from training.bayes.posterior import FactorialGaussian, Posterior
@@ -34,19 +34,12 @@ class OutputMoments(nn.Module):
 class FactorialMoments(OutputMoments):
     """The output distribution for independent weights, N(h M, h^2 S^2)."""
 
-    def __init__(self, layer: WeightLayer, posterior: Posterior, numbers: slice) -> None:
+    def __init__(self, layer: WeightLayer, posterior: FactorialGaussian, numbers: slice) -> None:
         super().__init__()
         self.layer, self.posterior, self.numbers = layer, posterior, numbers
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        posterior = self.posterior
-        moments: tuple[Tensor, Tensor]
-        if isinstance(posterior, LaplacePosterior):
-            assert isinstance(posterior.spread, DiagonalSpread)
-            moments = posterior.mean, posterior.spread.std.flatten()
-        else:
-            assert isinstance(posterior, FactorialGaussian)
-            moments = posterior.moments()
+        moments = self.posterior.moments()
         mean, std = (self.layer.matrix(part[self.numbers]) for part in moments)
         return affine(h, mean), affine(h.square(), std.square()).sqrt()
 
@@ -67,9 +60,9 @@ class MatrixNormalMoments(OutputMoments):
 class KroneckerMoments(OutputMoments):
     """Outputs of weights M + U_A (S . E) U_B': N(h M, U_B diag((h U_A)^2 S^2) U_B')."""
 
-    def __init__(self, posterior: LaplacePosterior, spread: KroneckerSpread) -> None:
+    def __init__(self, posterior: LaplacePosterior) -> None:
         super().__init__()
-        self.mean, self.shape, self.spread = posterior.mean, posterior.shape, spread
+        self.mean, self.shape, self.spread = posterior.mean, posterior.shape, posterior.spread
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         projection = affine(h, self.spread.of_inputs.T)
@@ -127,12 +120,10 @@ def output_moments(
     if isinstance(posterior, MatrixNormalPosterior):
         return MatrixNormalMoments(posterior, index)
     if isinstance(posterior, LaplacePosterior):
-        if isinstance(posterior.spread, KroneckerSpread):
-            return KroneckerMoments(posterior, posterior.spread)
-        is_factorial = isinstance(posterior.spread, DiagonalSpread)
-    else:
-        is_factorial = isinstance(posterior, FactorialGaussian)
-    return FactorialMoments(layer, posterior, numbers) if is_factorial else None
+        return KroneckerMoments(posterior)
+    if isinstance(posterior, FactorialGaussian):
+        return FactorialMoments(layer, posterior, numbers)
+    return None
 
 
 def affine(h: Tensor, matrix: Tensor) -> Tensor:

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training import log
 from training.bayes.laplace import (
-    CURVATURES,
+    Curvature,
     Eigen,
     LaplacePosterior,
     best_precision,
@@ -69,7 +68,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
     assert isinstance(posterior, LaplacePosterior)
     (layer,) = network.get_layers(WeightLayer)
     inputs, outputs = posterior.shape
-    hessians = CURVATURES[posterior.structure](inputs, outputs, x.device)
+    hessians = Curvature(inputs, outputs, x.device)
     theta = posterior.centre()[None, None]
     inputs_seen: list[Tensor] = []
     log_likelihood = square_error = 0.0
@@ -124,21 +123,16 @@ def fit_laplace(
     square = posterior.centre().double().square().sum().item()
     if isinstance(section.prior_std, str):
         eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE, device=train[0].device)
-        losses = _Losses(model, eigen, validation, eps)
         precision, reason = best_precision(eigen, square), "by marginal likelihood"
-        if section.prior_std == "held-out":
-            precision, reason = losses.best_precision(), "by held-out likelihood"
-        elif section.prior_std == "auto":
-            widest = losses.widest_precision(precision)
-            if widest != precision:
-                reason = "by held-out likelihood, since marginal likelihood chose a worse "
-                precision, reason = widest, f"{reason}{precision**-0.5:.3g}"
+        widest = _Losses(model, eigen, validation, eps).widest_precision(precision)
+        if widest != precision:
+            reason = "by held-out likelihood, since marginal likelihood chose a worse "
+            precision, reason = widest, f"{reason}{precision**-0.5:.3g}"
     else:
         precision, reason = float(section.prior_std) ** -2, "as configured"
-    posterior.widen(eigen, precision)
+    posterior.spread.widen(eigen, precision)
     evidence = log_marginal_likelihood(times * facts.log_likelihood, eigen, square, precision)
     return {
-        "structure": posterior.structure,
         "weights": weights,
         "prior_std": precision**-0.5,
         "log_marginal_likelihood": evidence,
@@ -146,7 +140,7 @@ def fit_laplace(
         "determined_weights": eigen.effective_parameters(precision),
         "std": eigen.std(precision).log().mean().exp().item(),
         "seconds": round(time.monotonic() - start, 1),
-        "summary": f"laplace, {posterior.structure}, {weights} weights: "
+        "summary": f"laplace, {weights} weights: "
         f"prior_std {precision**-0.5:.3g} {reason}, "
         f"log marginal likelihood {evidence / len(train[0]):.4g} nats a row",
     }
@@ -164,24 +158,9 @@ class _Losses:
     def __call__(self, width: float) -> Float[Tensor, "N"]:
         posterior = self.model.eval().posterior
         assert isinstance(posterior, LaplacePosterior)
-        posterior.widen(self.eigen, 10.0 ** (-2.0 * width))
+        posterior.spread.widen(self.eigen, 10.0 ** (-2.0 * width))
         predictions = predict_rows(self.model, self.rows[0], self.eps)
         return -self.model.likelihood.mixture_log_likelihood(predictions, self.rows[1])
-
-    def mean(self, width: float) -> float:
-        value = self(width).mean().item()
-        return value if math.isfinite(value) else math.inf
-
-    def best_precision(self) -> float:
-        widths = [math.log10(std) for std in PRIOR_STDS]
-        losses = [self.mean(width) for width in widths]
-        best = min(range(len(widths)), key=losses.__getitem__)
-        bounds = widths[max(best - 1, 0)], widths[min(best + 1, len(widths) - 1)]
-        optimum = minimize_scalar(
-            self.mean, bounds=bounds, method="bounded", options={"xatol": STD_TOLERANCE}
-        )
-        width = float(optimum.x) if optimum.fun <= losses[best] else widths[best]
-        return 10.0 ** (-2.0 * width)
 
     def widest_precision(self, precision: float) -> float:
         """Find the smallest acceptable precision that is at least `precision`.
@@ -249,9 +228,8 @@ def loss_warning(
     if not loss.mean() > max(LOST_NATS, 2.0 * (loss.std() / math.sqrt(len(loss))).item()):
         return ""
     old, new = (likelihood.to_metric(part[:, 2].mean().item()) for part in (before, after))
-    narrower: dict[Any, str] = {"auto": "'held-out'", "held-out": "a smaller number"}
-    default = "'auto'" if section.is_post_hoc else "a smaller number"
-    advice = narrower.get(section.prior_std, default)
+    is_auto = section.prior_std == "auto" or not section.is_post_hoc
+    advice = "a smaller number" if is_auto else "'auto'"
     return (
         f"; ! its draws predict worse than the trained network alone: validation "
         f"{likelihood.metric} fell from {old:.4g} to {new:.4g}, log-likelihood from "

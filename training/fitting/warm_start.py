@@ -19,7 +19,7 @@ from training.versions import Parent
 # The Laplace approximation and the linear model's share are set after the fit.
 SET_AGAIN = ("posterior.spread.", "posterior._extra_state")
 # Keys of `[posterior]` that can differ from the parent's.
-FREE_KEYS = {"prior_std", "pi", "std_1", "std_2", "initial_log_std", "structure"}
+FREE_KEYS = {"prior_std", "pi", "std_1", "std_2", "initial_log_std"}
 
 
 def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:

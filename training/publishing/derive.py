@@ -65,13 +65,14 @@ def prune_version(
     draft = assemble(Fitted(smaller, recipe, data, splits, provenance, transform))
     if not anyway:
         check_constant(name, draft)
+    files = {file: content for file, content in draft.files.items() if isinstance(content, bytes)}
     pruned = Pruning(
         **parent.provenance.content(),
         fraction=fraction,
         weights=int(weights.sum()),
         kept_weights=kept_weights,
         parent_bytes=sum(parent.manifest.files[file].size for file in (*GRAPHS, WEIGHTS)),
-        bytes=sum(len(draft.files[file]) for file in (*GRAPHS, WEIGHTS)),
+        bytes=sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
     )
     provenance = Provenance.of(draft.description).derived(pruned=pruned)
     loss_warnings = warn_of_loss(parent, draft.figures[LOG_LIKELIHOOD])

@@ -157,8 +157,8 @@ def _export(result: "Fitted") -> Exported:
     precision: Literal["float32", "int8"] = "float32"
     posterior = served.posterior
     if recipe.serving.precision == "int8":
-        sampler, network = GRAPHS
-        integers = {sampler: files[sampler], network: quantise_network(files[network])}
+        sampler, predictor = GRAPHS
+        integers = {sampler: files[sampler], predictor: quantise_network(files[predictor])}
         quantised = load_runtime(served, integers)
         error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
         differences |= asdict(error)

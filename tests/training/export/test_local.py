@@ -14,28 +14,23 @@ LOCAL = (
     "bbb-mixture",
     "mvn",
     "variational-hypernet",
-    "laplace-kronecker",
-    "laplace-diagonal",
+    "laplace",
 )
 
 
 def linear_model(name):
     """A single layer whose outputs are linear in the noise."""
-    _, _, structure = name.partition("laplace-")
-    posterior = {"structure": structure} if structure else {}
-    recipe = recipe_with(
-        method="laplace" if structure else name, posterior=posterior, network={"hidden": []}
-    )
+    recipe = recipe_with(method=name, network={"hidden": []})
     model = build(recipe, (INPUTS,), OUTPUTS).eval()
     x = 2 * standard_noise(20, INPUTS, 1)
     initialise(model, x)
-    if structure:
+    if name == "laplace":
         matrix = standard_noise(50, INPUTS + 1, 2).double()
         factor = standard_noise(50, OUTPUTS, 3).double()
         (a, vectors), (b, output_vectors) = (
             torch.linalg.eigh(part.T @ part) for part in (matrix, factor)
         )
-        model.posterior.widen(Eigen(a[:, None] * b / 50, (vectors, output_vectors)), 1.0)
+        model.posterior.spread.widen(Eigen(a[:, None] * b / 50, vectors, output_vectors), 1.0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.manual_seed(0)))
@@ -67,12 +62,8 @@ def test_moments_are_those_of_draws_of_weights(name):
         torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize(
-    "name", [*(m for m in METHODS if m not in (*LOCAL, "laplace", "gp-layer")), "laplace-full"]
-)
+@pytest.mark.parametrize("name", [m for m in METHODS if m not in (*LOCAL, "gp-layer")])
 def test_other_methods_are_served_as_they_are(name):
-    method = "laplace" if name == "laplace-full" else name
-    structure = {"structure": "full"} if method == "laplace" else {}
-    recipe = recipe_with(method=method, posterior=structure, network={"hidden": [5]})
+    recipe = recipe_with(method=name, network={"hidden": [5]})
     model = build(recipe, (INPUTS,), OUTPUTS).eval()
     assert localise(model, torch.zeros(ROWS, INPUTS)) is model

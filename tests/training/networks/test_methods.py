@@ -40,20 +40,16 @@ SMALL = {
     "ensemble": {"members": 3, "prior_std": 1.0},
     "batch-ensemble": {"members": 3, "prior_std": 1.0},
 }
-STRUCTURES = {
-    f"laplace-{structure}": {"structure": structure} for structure in ("full", "diagonal")
-}
 LIKE_ANOTHER = ("dropout-alpha", "mle-dropout", "bbb-mixture")
 CASES = [
     *((method, "mlp") for method in METHODS if method not in LIKE_ANOTHER),
-    *(("dropout", "residuals"), ("laplace-diagonal", "groups")),
+    *(("dropout", "residuals"), ("laplace", "groups")),
 ]
 MORE_CASES = [
     *((method, "mlp") for method in LIKE_ANOTHER),
     *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "ensemble")),
     *((method, "skips") for method in ("bhn-iaf", "mvn", "variational-hypernet")),
-    *((method, "mlp") for method in STRUCTURES),
-    *(("laplace", network) for network in ("residuals", "skips", "groups")),
+    *(("laplace", network) for network in ("residuals", "skips")),
     ("gp-layer", "residuals"),
 ]
 
@@ -118,10 +114,6 @@ NETWORKS = {
 
 
 def recipe(method, network):
-    if method in STRUCTURES:
-        return recipe_with(
-            method="laplace", network=NETWORKS[network], posterior=STRUCTURES[method]
-        )
     return recipe_with(method=method, network=NETWORKS[network], posterior=SMALL.get(method, {}))
 
 
