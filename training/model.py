@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from model_store.errors import InvalidInput, one_line
+from model_store.errors import InvalidInput
 from training.bayes.likelihoods import Categorical, Gaussian, Likelihood
 from training.bayes.network import BayesianModel
 from training.data import Dataset
@@ -19,6 +19,7 @@ from training.networks.architectures import (
     ARCHITECTURES,
     channels_first,
     from_factory,
+    load_state,
     load_weights,
     mlp,
 )
@@ -61,7 +62,7 @@ def build(
     def make() -> nn.Module:
         module = make_module(section, row_shape, likelihood.outputs)
         if weights is not None:
-            _load_parent(module, weights)
+            load_state(module, weights, "network", "the network of the version to start from")
         elif section.weights is not None and rows is not None:
             load_weights(module, Path(section.weights))
         if largest_id is not None:
@@ -126,19 +127,6 @@ def get_likelihood(recipe: Recipe, classes: int) -> Likelihood:
     if recipe.task == "regression":
         return Gaussian(recipe.likelihood.noise, recipe.network.is_trained)
     return Categorical(classes, is_weighted=recipe.data.class_weights is not None)
-
-
-def _load_parent(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load the network weights of a parent version.
-
-    Raises:
-        InvalidInput: if the factory has changed since that version.
-    """
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
-        expected = "the network of the version to start from"
-        raise InvalidInput("network", expected, one_line(error)[:300]) from None
 
 
 def make_module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from model_store.artifacts.manifest import TOKENIZER, Manifest
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
-from model_store.errors import InvalidInput, StoreError, one_line
+from model_store.errors import InvalidInput, StoreError
 from model_store.sources.columns import Columns
 from training.data import Dataset, load, renumber
 from training.provenance import ParentVersion, Provenance
@@ -56,14 +56,12 @@ class Parent:
         from safetensors.torch import load
 
         from training.model import build
+        from training.networks.architectures import load_state
 
         encoder = self.manifest.encoder
         encoded = None if encoder is None else encoder.outputs
         model = build(self.recipe, self.manifest.input.shape, len(self.classes), encoded=encoded)
-        try:
-            model.load_state_dict(load(self.weights))
-        except RuntimeError as error:
-            raise InvalidInput("network", f"the network of {self.label}", one_line(error)) from None
+        load_state(model, load(self.weights), "network", f"the network of {self.label}")
         return model
 
     def network_weights(self) -> "dict[str, Tensor]":

@@ -250,7 +250,7 @@ def test_notebooks_see_a_table(classifier):
     assert "test_accuracy" in html
     assert "test_accuracy" not in clone(classifier)._repr_html_()
     assert len(classifier.plot().axes) > 3
-    assert "<li>accuracy: this model" in classifier.report()
+    assert "<pre>on test rows" in classifier.report()
 
 
 @pytest.mark.parametrize(

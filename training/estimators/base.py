@@ -322,9 +322,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
 def summary(description: "Description") -> str:
     from training.evaluation.page import render
-    from training.publishing.baselines import lines
+    from training.publishing.baselines import table
 
-    baselines = lines(description) if len(description.baselines) > 1 else []
+    baselines = table(description) if len(description.baselines) > 1 else []
     return render("summary.html", description=description, baselines=baselines)
 
 

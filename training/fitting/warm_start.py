@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from model_store.errors import InvalidInput, one_line
+from model_store.errors import InvalidInput
 from training.bayes.network import BayesianModel
 from training.data import Dataset
 from training.methods import DrawnMethod
 from training.model import initialise
+from training.networks.architectures import load_state
 from training.recipe import Recipe
 from training.versions import Parent
 
@@ -75,8 +76,5 @@ def copy_weights(model: BayesianModel, parent: BayesianModel) -> None:
     for name, tensor in model.state_dict().items():
         if name == "likelihood.log_weights" or name.startswith(SET_AGAIN):
             state[name] = tensor
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise InvalidInput("network", "the published network", one_line(error)[:300]) from None
+    load_state(model, state, "network", "the published network")
     model.likelihood.temperature.fill_(1.0)

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +10,7 @@ from types import ModuleType
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from model_store.errors import InvalidInput, one_line
 
@@ -131,23 +131,24 @@ def _import_function(field: str, path: str) -> Callable[..., object]:
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
+    field = "network.weights"
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        expected = f"a safetensors file at {path}"
-        raise InvalidInput("network.weights", expected, one_line(error)) from None
-    state = module.state_dict()
-    expected = "the tensors of the network's state_dict"
-    for name, tensor in state.items():
-        if name not in tensors:
-            raise InvalidInput("network.weights", expected, f"a file without {name}")
-        if tensors[name].shape != tensor.shape:
-            shapes = tuple(tensor.shape), tuple(tensors[name].shape)
-            raise InvalidInput("network.weights", f"{name} of shape {shapes[0]}", f"{shapes[1]}")
-    unknown = [name for name in tensors if name not in state]
-    if unknown:
-        raise InvalidInput("network.weights", expected, f"an additional tensor {unknown[0]}")
-    module.load_state_dict(tensors)
+        raise InvalidInput(field, f"a safetensors file at {path}", one_line(error)) from None
+    load_state(module, tensors, field, "the tensors of the network's state_dict")
+
+
+def load_state(module: nn.Module, tensors: Mapping[str, Tensor], field: str, expected: str) -> None:
+    """Load a `state_dict`.
+
+    Raises:
+        InvalidInput: naming `field` and `expected`, if names or shapes differ.
+    """
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise InvalidInput(field, expected, one_line(error)[:300]) from None
 
 
 def channels_first(shape: Sequence[int]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ not better by one standard error. For the other baselines the limit is two stand
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,23 +93,22 @@ def _classify(splits: Splits, classes: int) -> dict[str, Figures]:
         probs[:, class_index] = np.maximum(predicted_probs, MIN_PROBABILITY)
         return probs / probs.sum(axis=1, keepdims=True)
 
-    rows, validation, test = _except_test(splits), splits.validation, splits.test
-    by_name = {}
+    rows, test, y = _except_test(splits), splits.test, splits.validation.y
     sample = spread(rows, int(LOGISTIC / (rows.x.shape[1] * classes)))
     linear = LogisticRegression().fit(sample.x, sample.y)
-    by_name["linear"] = to_probs(linear.classes_, linear.predict_proba(test.x))
-    trees, row_index = classes if classes > 2 else 1, np.arange(len(validation))
-    sample, settings = _boosted(splits.train, trees)
-    boosting = HistGradientBoostingClassifier(**settings).fit(sample.x, sample.y)
-    held_out = [
-        np.log(to_probs(boosting.classes_, predicted_probs)[row_index, validation.y]).mean()
-        for predicted_probs in boosting.staged_predict_proba(validation.x)
-    ]
-    settings["max_iter"] = int(np.argmax(held_out)) + 1
-    sample, _ = _boosted(rows, trees)
-    boosting = HistGradientBoostingClassifier(**settings).fit(sample.x, sample.y)
-    by_name["boosting"] = to_probs(boosting.classes_, boosting.predict_proba(test.x))
-    return {name: classification_figures(probs, test.y) for name, probs in by_name.items()}
+
+    def loss(boosting: HistGradientBoostingClassifier, predicted_probs: np.ndarray) -> float:
+        probs = to_probs(boosting.classes_, predicted_probs)
+        return float(-np.log(probs[np.arange(len(y)), y]).mean())
+
+    trees = classes if classes > 2 else 1
+    boosting, _ = _fit_boosting(
+        HistGradientBoostingClassifier, "staged_predict_proba", splits, trees, loss
+    )
+    return {
+        name: classification_figures(to_probs(model.classes_, model.predict_proba(test.x)), test.y)
+        for name, model in (("linear", linear), ("boosting", boosting))
+    }
 
 
 def _except_test(splits: Splits) -> Rows:
@@ -128,25 +127,22 @@ def _regress(splits: Splits) -> dict[str, Figures]:
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
 
-    rows, validation, test = _except_test(splits), splits.validation, splits.test
-    std, columns = rows.y.astype(np.float64).std(), rows.x.shape[1]
-    by_name = {}
+    rows, test, y = _except_test(splits), splits.test, splits.validation.y.astype(np.float64)
+    columns, min_error = rows.x.shape[1], MIN_STD * rows.y.astype(np.float64).std()
     sample = spread(rows, int(max(RIDGE / columns**2, math.sqrt(RIDGE / columns))))
     linear = RidgeCV(np.logspace(-3, 3, 13)).fit(sample.x, sample.y.astype(np.float64))
-    error = max(math.sqrt(-linear.best_score_), MIN_STD * std)
-    by_name["linear"] = gaussian_figures(linear.predict(test.x), error, test.y)
-    sample, settings = _boosted(splits.train, 1)
-    boosting = HistGradientBoostingRegressor(**settings).fit(sample.x, sample.y.astype(np.float64))
-    errors = [
-        math.sqrt(np.square(predicted - validation.y.astype(np.float64)).mean())
-        for predicted in boosting.staged_predict(validation.x)
-    ]
-    settings["max_iter"] = int(np.argmin(errors)) + 1
-    sample, _ = _boosted(rows, 1)
-    boosting = HistGradientBoostingRegressor(**settings).fit(sample.x, sample.y.astype(np.float64))
-    error = max(min(errors), MIN_STD * std)
-    by_name["boosting"] = gaussian_figures(boosting.predict(test.x), error, test.y)
-    return by_name
+
+    def loss(_: HistGradientBoostingRegressor, predicted: np.ndarray) -> float:
+        return math.sqrt(np.square(predicted - y).mean())
+
+    boosting, error = _fit_boosting(
+        HistGradientBoostingRegressor, "staged_predict", splits, 1, loss
+    )
+    errors = {"linear": math.sqrt(-linear.best_score_), "boosting": error}
+    return {
+        name: gaussian_figures(model.predict(test.x), max(errors[name], min_error), test.y)
+        for name, model in (("linear", linear), ("boosting", boosting))
+    }
 
 
 def gaussian_figures(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) -> Figures:
@@ -156,13 +152,27 @@ def gaussian_figures(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) ->
     return {ERROR: RootMean(squares), LOG_LIKELIHOOD: Mean(log_density)}
 
 
-def _boosted(train: Rows, trees: int) -> tuple[Rows, dict[str, Any]]:
-    """Choose the rows and settings for boosting with `trees` per iteration."""
-    columns = train.x.shape[1]
-    rows = spread(train, max(MIN_ROWS, int(TREES / (ITERATIONS * trees * columns))))
-    iterations = int(TREES / (len(rows) * columns * trees))
-    iterations = min(max(iterations, MIN_ITERATIONS), ITERATIONS)
-    return rows, {"max_iter": iterations, "early_stopping": False, "random_state": 0}
+def _fit_boosting(
+    estimator: type[Any], stages: str, splits: Splits, trees: int, loss: Callable[..., float]
+) -> tuple[Any, float]:
+    """Fit boosting, with the number of iterations that has the lowest loss on validation rows.
+
+    `stages` is the method that predicts after each iteration, of `trees` trees each. Returns the
+    estimator and the loss.
+    """
+
+    def fit(train: Rows, max_iterations: int) -> Any:
+        columns = train.x.shape[1]
+        sample = spread(train, max(MIN_ROWS, int(TREES / (ITERATIONS * trees * columns))))
+        affordable = max(int(TREES / (len(sample) * columns * trees)), MIN_ITERATIONS)
+        iterations = min(affordable, max_iterations)
+        boosting = estimator(max_iter=iterations, early_stopping=False, random_state=0)
+        y = sample.y.astype(np.float64) if sample.y.dtype.kind == "f" else sample.y
+        return boosting.fit(sample.x, y)
+
+    first = fit(splits.train, ITERATIONS)
+    losses = [loss(first, predicted) for predicted in getattr(first, stages)(splits.validation.x)]
+    return fit(_except_test(splits), int(np.argmin(losses)) + 1), min(losses)
 
 
 def spread(rows: Rows, max_rows: int) -> Rows:
@@ -264,32 +274,18 @@ def describe_constant(description: Description) -> str:
     return f"always {description.classes[int(np.argmax(description.priors))]!r}"
 
 
-def compare(description: Description) -> dict[str, dict[str, float]]:
-    """Return the metrics of the model and its baselines, by title and name."""
-    baselines = description.baselines
+def table(description: Description) -> list[str]:
+    """Format the metrics of the model and its baselines as a table."""
     titles = {
         "boosting": "boosting",
         "linear": "linear",
         "constant": describe_constant(description),
     }
-    figures = {"this model": description.quality}
-    figures |= {title: baselines[name] for name, title in titles.items() if name in baselines}
-    return figures
-
-
-def lines(description: Description) -> list[str]:
-    """Format each metric of the model and its baselines as a line."""
-    by_title = compare(description)
-    return [
-        f"{metric}: " + ", ".join(f"{name} {values[key]:.4g}" for name, values in by_title.items())
-        for key, metric in TITLES.items()
-        if all(key in values for values in by_title.values())
-    ]
-
-
-def table(description: Description) -> list[str]:
-    """Format the metrics of the model and its baselines as a table."""
-    by_title = compare(description)
+    by_title = {"this model": description.quality} | {
+        title: description.baselines[name]
+        for name, title in titles.items()
+        if name in description.baselines
+    }
     keys = [key for key in TITLES if all(key in values for values in by_title.values())]
     rows = {"on test rows": [TITLES[key] for key in keys]}
     rows |= {name: [f"{values[key]:.4g}" for key in keys] for name, values in by_title.items()}
