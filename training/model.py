@@ -45,11 +45,9 @@ def build(
     """Build a recipe's model, and initialise it from the recipe's seed.
 
     Args:
-        recipe: the recipe.
         shape: the shape of a raw row.
         classes: the number of classes; 0 for regression.
-        rows: some training rows, encoded if there is an encoder. None if the caller loads
-            parameters afterwards.
+        rows: some training rows, or None if the caller loads parameters afterwards.
         encoded: the length of an encoded row, if there is an encoder.
         weights: the `state_dict` of a trained network, which replaces the recipe's weights.
         largest_id: the largest id that the module must accept, if rows consist of ids.

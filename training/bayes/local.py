@@ -111,9 +111,7 @@ def output_moments(
 ) -> OutputMoments | None:
     """Return the output distribution of a layer, or None if it is not Gaussian.
 
-    Args:
-        index: the layer's position.
-        numbers: the layer's part of theta.
+    `index` is the layer's position, and `numbers` its part of theta.
     """
     if isinstance(layer, HyperLayer):
         return HyperMoments(layer)

@@ -110,12 +110,7 @@ def served_network(
 ) -> ServedNetwork:
     """Fit detectors on training rows, and attach them to a model's network.
 
-    Args:
-        model: the fitted model.
-        x: training rows.
-        seed: the seed of random choices.
-        names: the detectors, by default all that support the rows.
-        shape: the shape of a row, by default the network's.
+    `names` are the detectors, by default all that support the rows.
     """
     shape = model.network.shape if shape is None else shape
     names = names_for(shape, model.network.takes_ids) if names is None else names

@@ -35,14 +35,8 @@ def convergence(
 ) -> dict[str, Any]:
     """Compute convergence diagnostics of a fitted model.
 
-    Args:
-        model: the fitted model.
-        train: inputs and targets of the training rows.
-        uncertainty: each validation row's uncertainty after each epoch, up to the model's epoch.
-        learning_rates: learning rates of the same epochs.
-        kl_weight: weight of the KL per row.
-        seed: seed of the draws.
-        has_bound: whether the objective is the evidence lower bound.
+    `uncertainty` has each validation row's uncertainty after each epoch, up to the model's epoch.
+    `has_bound` tells whether the objective is the evidence lower bound.
     """
     facts: dict[str, Any] = {}
     change = uncertainty_change(uncertainty, learning_rates, model)

@@ -101,15 +101,9 @@ def fit_laplace(
 ) -> dict[str, Any]:
     """Fit a model's Laplace posterior, and return its summary for the manifest.
 
-    Args:
-        model: a model whose posterior mean is trained.
-        section: the recipe's `[posterior]` section.
-        train: rows and targets for the curvature.
-        validation: rows and targets for the choice of the prior.
-        seed: the seed of draws on validation rows.
-        draws: the number of draws on validation rows.
-        times: the factor of the log-likelihood, 1 unless it is tempered.
-        finds_noise: whether to set homoscedastic noise to the RMSE, because it is not trained.
+    Training rows determine the curvature, and `draws` draws on validation rows the prior. `times`
+    is the factor of a tempered log-likelihood. With `finds_noise`, homoscedastic noise is set to
+    the RMSE, because it is not trained.
     """
     start = time.monotonic()
     posterior = model.posterior

@@ -97,17 +97,9 @@ class Run:
     ) -> None:
         """Start a run, or resume it if the folder has a checkpoint.
 
-        Args:
-            recipe: the recipe.
-            splits: the rows. If there is an encoder, training and validation rows are encoded.
-            shape: the shape of a raw row.
-            num_classes: the number of classes; 0 for regression.
-            folder: the folder of the run's files.
-            device: the device of training.
-            parent: a published version to start from.
-            class_weights: the weight of each class, if the recipe has class weights.
-            encoded: the length of an encoded row, if there is an encoder.
-            largest_id: the largest id in the data, if rows consist of ids.
+        `shape` is the shape of a raw row, and `encoded` the length of a row from the encoder, if
+        there is one. `num_classes` is 0 for regression. `largest_id` is the largest id in the data,
+        if rows consist of ids.
         """
         self.recipe = recipe
         self.parent = parent

@@ -99,16 +99,11 @@ class DrawnNetwork(Network):
         examples: Num[Tensor, "R ..."] | None = None,
         is_trained: bool = False,
     ) -> None:
-        """Convert a copy of a module.
+        """Convert a copy of a module that returns one output row for each input row.
 
-        Args:
-            module: a module that returns one output row for each input row.
-            stochastic: the layers to draw, and the kind of random parameters.
-            shape: the shape of a row.
-            trained: name patterns of other layers to train; None for all.
-            examples: valid input rows for tests of the module, by default normal noise. Integer
-                rows are ids.
-            is_trained: whether theta starts at the module's weights.
+        `trained` has name patterns of other layers to train; None for all. `examples` are valid
+        rows for tests of the module, by default normal noise. If `is_trained`, theta starts at the
+        module's weights.
         """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())

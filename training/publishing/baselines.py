@@ -276,16 +276,11 @@ def describe_constant(description: Description) -> str:
 
 def table(description: Description) -> list[str]:
     """Format the metrics of the model and its baselines as a table."""
-    titles = {
-        "boosting": "boosting",
-        "linear": "linear",
-        "constant": describe_constant(description),
-    }
-    by_title = {"this model": description.quality} | {
-        title: description.baselines[name]
-        for name, title in titles.items()
-        if name in description.baselines
-    }
+    by_title = {"this model": description.quality}
+    for name in ("boosting", "linear", "constant"):
+        if name in description.baselines:
+            title = describe_constant(description) if name == "constant" else name
+            by_title[title] = description.baselines[name]
     keys = [key for key in TITLES if all(key in values for values in by_title.values())]
     rows = {"on test rows": [TITLES[key] for key in keys]}
     rows |= {name: [f"{values[key]:.4g}" for key in keys] for name, values in by_title.items()}
