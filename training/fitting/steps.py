@@ -15,7 +15,6 @@ from model_store.processes import processors
 from training.bayes.layers import seed_layers
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import step_noise
-from training.fitting.capture import GraphedFunction
 from training.recipe import AugmentationSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
@@ -25,6 +24,7 @@ VALIDATION_DRAWS = 20
 SPREAD_RATE = 0.1  # learning rate of log standard deviations
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
 SMALL_STEP = 50_000_000  # multiplications per step below which one thread is faster
+WARMUP_CALLS = 3  # before a capture, to allocate memory
 NEGLIGIBLE_MEAN = 1e-30  # moments of Adam below this do not change parameters
 FLUSH_STEPS = 100  # interval of `flush_moments`
 RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps and as a share
@@ -91,6 +91,58 @@ class Steps:
         self.optimizer.step()
         error = self.model.likelihood.errors(loss.predictions[0].detach(), y).mean()
         return torch.stack([loss.nll.detach().double(), loss.kl.detach().mean().double(), error])
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A step as a CUDA graph, which saves kernel launches."""
+
+    cuda_graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]  # memory that the graph reads
+    result: Tensor
+
+
+class GraphedFunction:
+    """A function of GPU tensors that runs as a CUDA graph for each combination of shapes.
+
+    The first `WARMUP_CALLS` calls run eagerly. The function must run the same kernels for all input
+    values, and must not synchronise with the GPU.
+    """
+
+    def __init__(self, compute: Callable[..., Tensor]) -> None:
+        self.compute = compute
+        self.calls = 0
+        self.graphs: dict[tuple[torch.Size, ...], Graph] = {}
+        self.pool = torch.cuda.graph_pool_handle()  # shared, since graphs never run concurrently
+
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        if self.calls < WARMUP_CALLS:
+            self.calls += 1
+            return self._call_on_side_stream(arguments)
+        shapes = tuple(tensor.shape for tensor in arguments)
+        if shapes not in self.graphs:
+            self.graphs[shapes] = self._capture(arguments)
+        graph = self.graphs[shapes]
+        for target, source in zip(graph.inputs, arguments, strict=True):
+            target.copy_(source)
+        graph.cuda_graph.replay()
+        return graph.result.clone()
+
+    def _call_on_side_stream(self, arguments: tuple[Tensor, ...]) -> Tensor:
+        """Run a function on a side stream, as CUDA requires before a capture."""
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            result = self.compute(*arguments)
+        main.wait_stream(side)
+        return result
+
+    def _capture(self, arguments: tuple[Tensor, ...]) -> Graph:
+        inputs = [tensor.clone() for tensor in arguments]
+        cuda_graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(cuda_graph, pool=self.pool):
+            result = self.compute(*inputs)
+        return Graph(cuda_graph, inputs, result)
 
 
 def step_inputs(

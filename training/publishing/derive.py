@@ -156,7 +156,6 @@ def recalibrate(
         Exported.from_artifact(parent),
         rows,
         MeasuredRows(rows.test, extent, classes, seed, data.group_names, data.input),
-        seed,
         None if manifest.abstention is None else manifest.abstention.risk,
         CategoryChoice.from_config(kind, data, column),
         manifest.method,

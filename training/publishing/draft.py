@@ -36,7 +36,6 @@ from model_store.errors import DubitoError
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.inference.runtime import Runtime
-from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoryChoice, calibrate
@@ -79,10 +78,8 @@ class Exported:
     noise: NoiseSpec
     detectors: DetectorNames
     draw_counts: tuple[int, ...]
-    num_labels: int
     precision: Literal["float32", "int8"]
     parity: dict[str, float]
-    transform: Transform | None = None  # of a regression target
     encoder: EncoderSpec | None = None
 
     @classmethod
@@ -95,10 +92,8 @@ class Exported:
             manifest.noise,
             detectors.names,
             detectors.draw_counts,
-            manifest.num_labels,
             manifest.precision,
             manifest.parity,
-            manifest.transform,
             manifest.encoder,
         )
 
@@ -117,7 +112,6 @@ def draft_version(
     exported: Exported,
     rows: HeldOut,
     measured: MeasuredRows,
-    seed: int,
     risk: float | None,
     by_category: CategoryChoice | None,
     method: str,
@@ -132,8 +126,10 @@ def draft_version(
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     splits = rows.reference, rows.ranking
     log.info("calibrating on %d reference and %d ranking rows", *map(len, splits))
+    num_labels = len(output.classes) if isinstance(output, ClassSpec) else 1
+    transform = output.transform if isinstance(output, TargetSpec) else None
     calibration = calibrate(
-        runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, by_category
+        runtime, *splits, counts, names, num_labels, measured.seed, transform, by_category
     )
     detectors = DetectorSpec(
         density=names.density,

@@ -123,7 +123,6 @@ def assemble_with_constant(result: "Fitted") -> Draft:
         _export(result),
         HeldOut(splits.reference, splits.ranking, splits.test, shares),
         quality_rows(recipe, data, splits),
-        recipe.seed,
         recipe.serving.risk,
         CategoryChoice.from_config(recipe.serving.calibration, data, recipe.data.group_column),
         recipe.method,
@@ -192,10 +191,8 @@ def _export(result: "Fitted") -> Exported:
             attributed=network.attributed if runtime.has_terms else (),
         ),
         draw_counts=tuple(draw_counts(draws)),
-        num_labels=max(len(data.classes), 1),
         precision=precision,
         parity=differences,
-        transform=result.transform,
     )
 
 

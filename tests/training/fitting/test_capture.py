@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from tests.support.recipes import recipe_with
-from training.fitting.capture import WARMUP_CALLS, GraphedFunction
-from training.fitting.steps import Steps, adam, decay_rates
+from training.fitting.steps import WARMUP_CALLS, GraphedFunction, Steps, adam, decay_rates
 from training.methods import METHODS
 from training.model import build, initialise
 
