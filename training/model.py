@@ -17,8 +17,8 @@ from training.data import Dataset
 from training.methods import Blueprint
 from training.networks.architectures import (
     ARCHITECTURES,
+    call_factory,
     channels_first,
-    from_factory,
     load_state,
     load_weights,
     mlp,
@@ -134,7 +134,7 @@ def make_module(section: NetworkSection, shape: Sequence[int], outputs: int) -> 
         first = PiecewiseLinear(section.knots)
         return nn.Sequential(first, *mlp(first.outputs, section.hidden, outputs, section.dropout))
     if section.factory is not None:
-        return from_factory(section.factory, shape, outputs)
+        return call_factory("network.factory", section.factory, tuple(shape), outputs)
     assert section.kind is not None
     return ARCHITECTURES[section.kind](shape, outputs)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
@@ -50,10 +49,15 @@ class Encoding:
             shape = (len(train) + len(validation), self.spec.outputs)
             encoded = np.lib.format.open_memmap(draft, "w+", np.float32, shape)
             with Bar(len(encoded), "row", quiet, desc="encoding") as bar:
-                first = 0
-                for x in (train.x, validation.x):
-                    self._encode_into(encoded[first : first + len(x)], x, bar)
-                    first += len(x)
+                for rows, x in (
+                    (encoded[: len(train)], train.x),
+                    (encoded[len(train) :], validation.x),
+                ):
+                    for i in range(0, len(x), BATCH_ROWS):
+                        batch = x[i : i + BATCH_ROWS].astype(np.float32)
+                        rows[i : i + BATCH_ROWS] = self.encoder(batch)
+                        bar.update(len(batch))
+                        bar.report(f"encoded {bar.n} of {bar.total} rows")
             encoded.flush()
             draft.rename(path)
         encoded = np.load(path, mmap_mode="c")  # torch requires writable arrays
@@ -62,18 +66,6 @@ class Encoding:
             train=replace(train, x=encoded[: len(train)]),
             validation=replace(validation, x=encoded[len(train) :]),
         )
-
-    def _encode_into(
-        self,
-        encoded: Float32[np.ndarray, "N F"],
-        x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"],
-        bar: Bar,
-    ) -> None:
-        for i in range(0, len(x), BATCH_ROWS):
-            batch = x[i : i + BATCH_ROWS].astype(np.float32)
-            encoded[i : i + BATCH_ROWS] = self.encoder(batch)
-            bar.update(len(batch))
-            bar.report(f"encoded {bar.n} of {bar.total} rows")
 
 
 def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:

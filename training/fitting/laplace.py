@@ -118,7 +118,7 @@ def fit_laplace(
     if isinstance(section.prior_std, str):
         eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE, device=train[0].device)
         precision, reason = best_precision(eigen, square), "by marginal likelihood"
-        widest = _Losses(model, eigen, validation, eps).widest_precision(precision)
+        widest = widest_precision(model, eigen, validation, eps, precision)
         if widest != precision:
             reason = "by held-out likelihood, since marginal likelihood chose a worse "
             precision, reason = widest, f"{reason}{precision**-0.5:.3g}"
@@ -140,48 +140,45 @@ def fit_laplace(
     }
 
 
-@dataclass(frozen=True, eq=False)
-class _Losses:
-    """The held-out negative log-likelihoods as a function of log10(prior_std)."""
+def widest_precision(
+    model: BayesianModel,
+    eigen: Eigen,
+    rows: tuple[Tensor, Tensor],
+    eps: Float[Tensor, "K E"],
+    precision: float,
+) -> float:
+    """Find the smallest acceptable precision that is at least `precision`.
 
-    model: BayesianModel
-    eigen: Eigen
-    rows: tuple[Tensor, Tensor]
-    eps: Tensor
+    A precision is acceptable if its mean held-out loss is within `LOST_NATS` or one standard error
+    of the lowest loss. The precision with the lowest loss is often infinite, which would remove all
+    uncertainty.
+    """
+    posterior = model.eval().posterior
+    assert isinstance(posterior, LaplacePosterior)
 
-    def __call__(self, width: float) -> Float[Tensor, "N"]:
-        posterior = self.model.eval().posterior
-        assert isinstance(posterior, LaplacePosterior)
-        posterior.spread.widen(self.eigen, 10.0 ** (-2.0 * width))
-        predictions = predict_rows(self.model, self.rows[0], self.eps)
-        return -self.model.likelihood.mixture_log_likelihood(predictions, self.rows[1])
+    def loss_at(width: float) -> Float[Tensor, "N"]:
+        posterior.spread.widen(eigen, 10.0 ** (-2.0 * width))
+        return -model.likelihood.mixture_log_likelihood(predict_rows(model, rows[0], eps), rows[1])
 
-    def widest_precision(self, precision: float) -> float:
-        """Find the smallest acceptable precision that is at least `precision`.
+    start = -0.5 * math.log10(precision)
+    widths = [*(math.log10(std) for std in PRIOR_STDS if math.log10(std) < start), start]
+    losses = [loss_at(width) for width in widths]
+    lowest = min(losses, key=lambda loss: torch.nan_to_num(loss, torch.inf).mean().item())
 
-        A precision is acceptable if its mean held-out loss is within `LOST_NATS` or one standard
-        error of the lowest loss. The precision with the lowest loss is often infinite, which would
-        remove all uncertainty.
-        """
-        start = -0.5 * math.log10(precision)
-        widths = [*(math.log10(std) for std in PRIOR_STDS if math.log10(std) < start), start]
-        losses = [self(width) for width in widths]
-        lowest = min(losses, key=lambda loss: torch.nan_to_num(loss, torch.inf).mean().item())
+    def is_good(loss: Float[Tensor, "N"]) -> bool:
+        if not loss.isfinite().all():
+            return False
+        excess = (loss - lowest).mean().item()
+        return excess <= LOST_NATS or is_as_good(loss, lowest, paired=True)
 
-        def is_good(loss: Float[Tensor, "N"]) -> bool:
-            if not loss.isfinite().all():
-                return False
-            excess = (loss - lowest).mean().item()
-            return excess <= LOST_NATS or is_as_good(loss, lowest, paired=True)
-
-        good = max((i for i, loss in enumerate(losses) if is_good(loss)), default=0)
-        if good == len(widths) - 1:
-            return precision
-        low, high = widths[good], widths[good + 1]
-        while high - low > STD_TOLERANCE:
-            middle = (low + high) / 2
-            low, high = (middle, high) if is_good(self(middle)) else (low, middle)
-        return 10.0 ** (-2.0 * low)
+    good = max((i for i, loss in enumerate(losses) if is_good(loss)), default=0)
+    if good == len(widths) - 1:
+        return precision
+    low, high = widths[good], widths[good + 1]
+    while high - low > STD_TOLERANCE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_good(loss_at(middle)) else (low, middle)
+    return 10.0 ** (-2.0 * low)
 
 
 @torch.no_grad()

@@ -66,11 +66,6 @@ ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 }
 
 
-def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
-    """Call a user's `package.module:factory` with the row shape and the output count."""
-    return call_factory("network.factory", path, tuple(shape), outputs)
-
-
 def call_factory(field: str, path: str, *arguments: object) -> nn.Module:
     """Call a user's `package.module:function`, and check that it returns a module.
 

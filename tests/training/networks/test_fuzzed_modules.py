@@ -23,7 +23,7 @@ def outcome(seed, monkeypatch):
     method = random.Random(seed + 1).choice(METHODS)
     content = content_with(method=method, network={"factory": "a.users:module"})
     recipe = Recipe.model_validate({**content, "posterior": POSTERIORS.get(method, {})})
-    monkeypatch.setattr(models, "from_factory", lambda *_: module)
+    monkeypatch.setattr(models, "call_factory", lambda *_: module)
     monkeypatch.setattr(models, "channels_first", tuple)
     try:
         model = build(recipe, shape, CLASSES)

@@ -19,7 +19,7 @@ from training.bayes.posterior import noise
 from training.export import graphs
 from training.export.graphs import check_exports
 from training.model import build
-from training.networks.architectures import from_factory, gal_cnn, papers_cnn, source_digest
+from training.networks.architectures import call_factory, gal_cnn, papers_cnn, source_digest
 from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.recipe import Recipe
 
@@ -374,7 +374,7 @@ def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, 
     (tmp_path / "a_users_factories.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InvalidInput, match=r"network\.factory: ") as refused:
-        from_factory(path, (4,), 3)
+        call_factory("network.factory", path, (4,), 3)
     assert says in str(refused.value)
     sys.modules.pop("a_users_factories", None)
 
@@ -532,7 +532,7 @@ class Sequence(nn.Module):
 def test_attention_norms_and_recurrent_layers_are_fitted_and_some_exported(
     monkeypatch, method, kind
 ):
-    monkeypatch.setattr(models, "from_factory", lambda *_: Sequence(kind))
+    monkeypatch.setattr(models, "call_factory", lambda *_: Sequence(kind))
     monkeypatch.setattr(models, "channels_first", tuple)
     posterior = {"couplings": 1, "hidden": 4} if method == "bhn-realnvp" else {}
     content = content_with(method=method, network={"factory": "a.users:module"})
