@@ -92,7 +92,7 @@ def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
     """
     calls: list[tuple[str, object]] = []
     layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
-    with watch_outputs(layers, lambda name, _, values: calls.append((name, values))):
+    with watch(layers, after=lambda name, _, values: calls.append((name, values))):
         outputs: object = run_on_rows(module, examples)
     for name, values in calls[-1:]:
         if values is outputs and isinstance(layers[name], nn.Linear):
@@ -186,7 +186,7 @@ def _run_with_seed(module: nn.Module, run: Callable[..., Any], rows: Tensor, see
     def note(name: str, inputs: object, outputs: object) -> None:
         calls.append(_LayerCall(name, inputs, outputs))
 
-    with watch_outputs(layers, note), torch.random.fork_rng(devices=[]):
+    with watch(layers, after=note), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _Run(layers, run_on_rows(run, rows), calls)
 
@@ -237,8 +237,7 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
                 reads.update([owner] if owner is not None and owner not in running else [])
 
     with (
-        watch(selection, lambda name, _: begin(name)),
-        watch_outputs(selection, lambda name, *_: running.remove(name)),
+        watch(selection, lambda name, _: begin(name), lambda name, *_: running.remove(name)),
         FunctionRecorder(note_reads),
     ):
         run_on_rows(module, examples)
@@ -261,8 +260,7 @@ def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -
     matches: list[str] = []
 
     with (
-        watch(layers, lambda name, _: running.append(name)),
-        watch_outputs(layers, lambda name, *_: running.remove(name)),
+        watch(layers, lambda name, _: running.append(name), lambda name, *_: running.remove(name)),
         _OperatorRecorder(lambda name: matches.extend(running[-1:] if name == operator else [])),
     ):
         run()
@@ -370,24 +368,22 @@ def keep_probabilities(
 
 
 @contextmanager
-def watch(layers: Layers, note: Callable[[str, Any], None]) -> Iterator[None]:
-    """Call `note` with each layer's first argument before the layer runs."""
+def watch(
+    layers: Layers,
+    before: Callable[[str, Any], object] = lambda *_: None,
+    after: Callable[[str, Any, Any], object] = lambda *_: None,
+) -> Iterator[None]:
+    """Call `before` with each layer's first argument, and `after` with its inputs and outputs."""
     with ExitStack() as stack:
         for name, layer in layers.items():
-            hook = layer.register_forward_pre_hook(
-                lambda _, inputs, name=name: note(name, inputs[0] if inputs else None)
+            hooks = (
+                layer.register_forward_pre_hook(
+                    lambda _, inputs, name=name: before(name, inputs[0] if inputs else None)
+                ),
+                layer.register_forward_hook(
+                    lambda _, inputs, outputs, name=name: after(name, inputs, outputs)
+                ),
             )
-            stack.enter_context(hook)
-        yield
-
-
-@contextmanager
-def watch_outputs(layers: Layers, note: Callable[[str, Any, Any], None]) -> Iterator[None]:
-    """Call `note` with each layer's inputs and outputs after the layer runs."""
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-            hook = layer.register_forward_hook(
-                lambda _, inputs, outputs, name=name: note(name, inputs, outputs)
-            )
-            stack.enter_context(hook)
+            for hook in hooks:
+                stack.enter_context(hook)
         yield
