@@ -32,8 +32,8 @@ class MemberPosterior(Posterior):
 class MixturePosterior(MemberPosterior):
     """An ensemble posterior in which a linear model can have several draws.
 
-    Its member number follows those of the networks. Its draws are evenly spaced, so any first draws
-    have about the same share of them.
+    The linear model's member number follows the networks'. Its draws are evenly spaced, so it has
+    about the same share of the first draws as of all draws.
     """
 
     order: Tensor  # member number of each draw

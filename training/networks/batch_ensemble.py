@@ -19,7 +19,8 @@ from training.networks.probes import DROPOUTS
 class BatchEnsemble(Network):
     """An ensemble of MLPs that share most weights. Theta is the member index.
 
-    The last member is a linear model (`training.fitting.linear`).
+    The last member is a linear model (`training.fitting.linear`), which has no draws until it is
+    fitted.
     """
 
     linear_weight: Tensor
