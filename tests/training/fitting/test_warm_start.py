@@ -275,7 +275,7 @@ def test_a_published_network_gets_a_posterior_without_training(tmp_path, monkeyp
     assert main(["fit", str(output), "--quiet", "--warm-start", "net"]) == 0
     message = capsys.readouterr().err
     assert "stopped before the first epoch: the network was already trained" in message
-    assert "laplace, kronecker, 130 weights: " in message
+    assert "laplace, 130 weights: " in message
     store = ModelStore(tmp_path / "store")
     net, posterior = (store.manifest(name, "1") for name in ("net", "posterior"))
     assert posterior.training["warm_start"] == {"name": "net", "version": "1"}
