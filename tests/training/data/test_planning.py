@@ -507,7 +507,7 @@ def test_larger_tables_get_fewer_epochs():
         ).recipe.training.max_epochs
 
     assert [epochs(rows) for rows in (100_000, 300_000, 500_000, 1_000_000, 10_000_000)] == [
-        3,
+        4,
         3,
         2,
         1,
