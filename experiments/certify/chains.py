@@ -108,17 +108,18 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
 def _draw(target: Target, results: Results) -> Figure:
     """Plot the epistemic deviations against those of the chains, for the first set and seed."""
     name = next(iter(SETS))
-    figure, axes = panels(len(hmc.METHODS), 6, 11, 2.2, margin=0.6)
-    for axis, method in zip(axes, hmc.METHODS, strict=True):
-        cells, chains = results.get(f"{name}-{method}"), results.get(f"{name}-{hmc.EXACT}")
-        axis.set_visible(bool(chains and cells))
+    chains = results.get(f"{name}-{hmc.EXACT}")
+    methods = [method for method in hmc.METHODS if results.get(f"{name}-{method}")]
+    figure, axes = panels(len(methods), 6, 11, 2.2, margin=0.6)
+    for axis, method in zip(axes, methods, strict=True):
         axis.set(xscale="log", yscale="log", title=method)
         for scale in (axis.xaxis, axis.yaxis):
             scale.set_major_locator(LogLocator(subs=(1.0, 3.0)))
             scale.set_major_formatter(StrMethodFormatter("{x:g}"))
             scale.set_minor_locator(NullLocator())
-        if chains and cells:
-            x, y = (seeds[0].measured.values["std"] for seeds in (chains, cells))
+        if chains:
+            pair = chains, results[f"{name}-{method}"]
+            x, y = (seeds[0].measured.values["std"] for seeds in pair)
             axis.plot(x, y, ".", markersize=4, label="test row")
             axis.plot(x, x, color="0.5", linewidth=0.8, label="equal")
     axes[0].legend(fontsize="small")
