@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from model_store.artifacts.store import is_url, open_store, resolve_location
 from model_store.errors import InvalidInput
@@ -42,14 +42,6 @@ from service.settings import Settings, read_settings
 
 DONE = "done.json"
 PRINT_INTERVAL_S = 5.0  # between lines of progress
-
-
-class Loaded(NamedTuple):
-    """A model without the draws and drift test of `ServedModel`."""
-
-    model: Model
-    name: str
-    version: str
 
 
 def score(options: argparse.Namespace) -> int:
@@ -82,8 +74,8 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name.replace("_", "-"), "at least 1", f"{getattr(options, name)}")
     excluded = _read_excluded(getattr(options, "exclude", None))
-    loaded = _load(options, settings)
-    request = _request(kind, options, settings, loaded, excluded)
+    model = _load(options, settings)
+    request = _request(kind, options, settings, model, excluded)
     with ExitStack() as stack:
         if options.out is None and options.ray not in (None, "local"):
             raise InvalidInput(OUT, "a location that all nodes of the cluster can access", "none")
@@ -93,8 +85,7 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
         source, out = open_files(options.source, SOURCE), open_files(place, OUT)
         _refuse_overlap(options.source, place)
         out.check_output()
-        spec = loaded.model.manifest.input
-        plan = begin(out, source, request, options.seed is not None, spec)
+        plan = begin(out, source, request, options.seed is not None, model.manifest.input)
         worker_options = WorkerOptions(
             resolve_location(options.source),
             resolve_location(place),
@@ -103,7 +94,7 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
         )
         progress = _work(plan, out, worker_options, options)
         if kind == "rank":
-            parts = RankedParts(plan, out, loaded.model)
+            parts = RankedParts(plan, out, model)
             ranked = parts.ranking()
             if options.out is None:
                 print(json.dumps(parts.answer(ranked)))
@@ -115,7 +106,7 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
     _print_summary(options, plan, progress)
 
 
-def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
+def _load(options: argparse.Namespace, settings: Settings) -> Model:
     store = open_store(**settings.store_options())
     name = options.model or settings.default_model
     if name is None:
@@ -125,14 +116,12 @@ def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
             raise InvalidInput("model", "one of the published models", received)
         (name,) = names
     version = store.resolve(name, options.version)
-    model = Model.load(store.open(name, version, files=NEEDED))
-    return Loaded(model, model.manifest.name, model.manifest.version)
+    return Model.load(store.open(name, version, files=NEEDED))
 
 
 def _request(
-    kind: Kind, options: argparse.Namespace, settings: Settings, loaded: Loaded, excluded: list[str]
+    kind: Kind, options: argparse.Namespace, settings: Settings, model: Model, excluded: list[str]
 ) -> DataSetRequest:
-    model = loaded.model
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
     content: dict[str, Any] = {"inputs": []} if kind == "score" else {}
     for name in (*names, "missing", "k", "acquisition", "beta"):
@@ -143,8 +132,8 @@ def _request(
     assert isinstance(envelope, AcquireRequest | PredictRequest)
     num_samples = resolve_num_samples(envelope, model, settings)
     fields: dict[str, Any] = {
-        "model": loaded.name,
-        "version": loaded.version,
+        "model": model.manifest.name,
+        "version": model.manifest.version,
         "manifest": model.manifest.digest,
         "num_samples": num_samples,
         "seed": fresh_seed() if envelope.seed is None else envelope.seed,
