@@ -189,7 +189,8 @@ def _times(
                 kind,
                 is_required=True,
             )
-            raise InvalidInput(f"column {name}", f"{kind}, in one format", "no common format")
+            received = "several formats" if distinct else "no value"
+            raise InvalidInput(f"column {name}", f"{kind}, in one format", received)
         return None
     seconds_by_text, *alternatives = parsed.values()
     if any(alternative != seconds_by_text for alternative in alternatives):
