@@ -68,7 +68,7 @@ export function Fit({ session }) {
       ${error && ([404, 409].includes(error.status) ? html`<${FitCommand} model=${model} error=${error} />` : html`<${Notice}>${error.message}<//>`)}
       ${lines.length > 0 && html`<pre tabindex="0" aria-label="Log of the fit">${lines.slice(-MAX_LOG_LINES).join("\n")}</pre>`}
     <//>
-    <${Card} title="Accuracy on random rows">
+    <${Card} title="Quality on random rows">
       ${measured.length ? html`${versionsOnLabels(measured)}` : html`<p>Label ${MIN_RANDOM_LABELS} random rows to measure real accuracy (${number(random)} so far). A tenth of the selected rows are random, unless you change it.</p>`}
     <//>`;
 }
@@ -110,7 +110,7 @@ export function Comparison({ candidate, kind }) {
     const isDifferent = interval[0] > 0 || interval[1] < 0;
     const verdict = !["higher", "lower"].includes(better) ? "–" : !isDifferent ? "no difference" : (better === "higher") === difference > 0 ? "better" : "worse";
     const [low, high] = interval.map((end) => signed(end, write).replace(" points", ""));
-    return [name, html`<span class=${`badge ${{ better: "good", worse: "bad" }[verdict] ?? "told"}`}>${verdict}</span>`, write(against), write(value), `${signed(difference, write)} (${low} to ${high})`];
+    return [name, verdict === "–" ? verdict : html`<span class=${`badge ${{ better: "good", worse: "bad" }[verdict] ?? "told"}`}>${verdict}</span>`, write(against), write(value), `${signed(difference, write)} (${low} to ${high})`];
   });
   const title = kind === "test" ? `On the same ${number(compared.rows)} test rows` : `On ${number(compared.rows)} labelled random rows`;
   return html`<${Table} caption=${`${title}, with 95 % intervals`} heads=${["figure", "verdict", `version ${candidate.against}`, `version ${candidate.version}`, "difference"]} rows=${rows} numeric=${[2, 3, 4]} />`;

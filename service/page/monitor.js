@@ -49,7 +49,7 @@ function describeState(drift, details) {
   if (!drift.rows) return "No live rows yet";
   if (!drift.alarm) return "No drift";
   const names = details ? shifted(details).slice(0, 2) : [];
-  return html`Drift detected ${clock(drift.alarm_time)}${names.length ? html`, mostly in ${names.map((name, i) => html`${i ? " and " : ""}<em>${name}</em>`)}` : ""}`;
+  return html`<span>Drift detected ${clock(drift.alarm_time)}${names.length ? html`, mostly in ${names.map((name, i) => html`${i ? " and " : ""}<em>${name}</em>`)}` : ""}</span>`;
 }
 
 function describeRows(drift) {
