@@ -17,6 +17,7 @@ from model_store.errors import InvalidInput
 from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import Composition, iaf, realnvp
 from training.bayes.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
+from training.bayes.hamiltonian import SampledPosterior
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.laplace import LaplacePosterior
 from training.bayes.layers import Stochastic
@@ -281,6 +282,20 @@ class Laplace(DrawnMethod):
         return LaplacePosterior(slot, None if self.prior_std == "auto" else self.prior_std)
 
 
+class LastLayerHMC(Laplace):
+    """Hamiltonian Monte Carlo over the last layer's weights (Neal 2011)."""
+
+    name = "last-layer-hmc"
+
+    draws: Annotated[int, Field(ge=2, le=1000)] = 100
+
+    def posterior(self, network: Network, _: torch.Generator) -> SampledPosterior:
+        assert isinstance(network, DrawnNetwork)
+        (slot,) = network.slots
+        prior_std = None if self.prior_std == "auto" else self.prior_std
+        return SampledPosterior(slot, prior_std, self.draws)
+
+
 class GaussianProcessLayer(Laplace):
     """A Gaussian process of the network's features (Liu et al. 2020, "SNGP")."""
 
@@ -388,6 +403,7 @@ METHODS: dict[str, type[Method]] = {
         AlphaDropout,
         PlainDropout,
         Laplace,
+        LastLayerHMC,
         GaussianProcessLayer,
         MaximumLikelihood,
         Ensemble,

@@ -27,6 +27,7 @@ class Stream(IntEnum):
     PULL = 10  # convergence diagnostics
     IMPORTANCE = 11  # importance sampling diagnostics
     AUGMENTATION = 12
+    CHAINS = 13  # of Hamiltonian Monte Carlo
     NEAREST_ROWS = 20  # training rows published for explanations
 
 

@@ -17,6 +17,7 @@ from experiments.certify import hamiltonian as hmc
 from experiments.measures import make_measured
 from experiments.pages import panels
 from training.bayes.likelihoods import Gaussian
+from training.bayes.hamiltonian import split_r_hat
 from training.bayes.network import BayesianModel
 from training.fit import Fitted, fit
 from training.recipe import Recipe
@@ -65,7 +66,7 @@ def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
     chains, draws, accepted = hmc.sample_answers(result, _moments, places, seed, extra=1)
     result.discard_checkpoint()
     tests = len(result.data.test)
-    r_hat = hmc.split_r_hat(chains[..., 0])[:tests]
+    r_hat = split_r_hat(chains[..., 0])[:tests]
     mixing = {
         "r_hat": r_hat.median().item(),
         "r_hat_most": r_hat.max().item(),

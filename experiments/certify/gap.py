@@ -19,6 +19,7 @@ from experiments.certify import hamiltonian as hmc
 from experiments.measures import make_measured
 from experiments.pages import first_seeds, panels
 from training.bayes.likelihoods import Gaussian
+from training.bayes.hamiltonian import split_r_hat
 from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
 from training.fit import fit
@@ -71,7 +72,7 @@ def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], 
     result = fit(short, dataset(seed), runs=runs, quiet=True)
     chains, draws, accepted = hmc.sample_answers(result, _moments, GRID[:, None], seed)
     result.discard_checkpoint()
-    return draws, hmc.split_r_hat(chains[..., 0]).max().item(), accepted
+    return draws, split_r_hat(chains[..., 0]).max().item(), accepted
 
 
 def _moments(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from experiments.certify import hamiltonian as hmc
 from experiments.certify.gap import HELD_OUT, UNITS
 from experiments.measures import make_measured
 from experiments.pages import first_seeds, panels
+from training.bayes.hamiltonian import split_r_hat
 from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
 from training.fit import fit
@@ -62,7 +63,7 @@ def exact_probabilities(
     result = fit(short, dataset(seed), runs=runs, quiet=True)
     chains, draws, accepted = hmc.sample_answers(result, _logits, GRID, seed)
     result.discard_checkpoint()
-    r_hat = hmc.split_r_hat(probability(chains)).max().item()
+    r_hat = split_r_hat(probability(chains)).max().item()
     return probability(torch.from_numpy(draws)).numpy(), result.splits.train.x, r_hat, accepted
 
 

@@ -13,6 +13,7 @@ need draws of the weights.
 import torch
 from torch import Tensor, nn
 
+from training.bayes.hamiltonian import SampledPosterior
 from training.bayes.laplace import LaplacePosterior, rotate
 from training.bayes.layers import LayerContext, Slot, WeightLayer, matmul
 from training.bayes.matrix_normal import MatrixNormalPosterior
@@ -113,6 +114,8 @@ def output_moments(
 
     `index` is the layer's position, and `numbers` its part of theta.
     """
+    if isinstance(posterior, SampledPosterior):
+        return None
     if isinstance(layer, HyperLayer):
         return HyperMoments(layer)
     if isinstance(posterior, MatrixNormalPosterior):

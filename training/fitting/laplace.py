@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training import log
+from training.bayes.hamiltonian import SampledPosterior
 from training.bayes.laplace import (
     Curvature,
     Eigen,
@@ -23,6 +24,7 @@ from training.bayes.layers import WeightLayer
 from training.bayes.likelihoods import SPEED, Gaussian, Likelihood
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
+from training.fitting.hamiltonian import sample_last_layer
 from training.fitting.stopping import fixed_epochs, is_as_good
 from training.methods import Laplace
 from training.networks.networks import DrawnNetwork
@@ -116,17 +118,18 @@ def fit_laplace(
     eigen = replace(facts.eigen, values=times * facts.eigen.values)
     square = posterior.centre().double().square().sum().item()
     if isinstance(section.prior_std, str):
-        eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE, device=train[0].device)
         precision, reason = best_precision(eigen, square), "by marginal likelihood"
-        widest = widest_precision(model, eigen, validation, eps, precision)
-        if widest != precision:
-            reason = "by held-out likelihood, since marginal likelihood chose a worse "
-            precision, reason = widest, f"{reason}{precision**-0.5:.3g}"
+        if not isinstance(posterior, SampledPosterior):
+            eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE, device=train[0].device)
+            widest = widest_precision(model, eigen, validation, eps, precision)
+            if widest != precision:
+                reason = "by held-out likelihood, since marginal likelihood chose a worse "
+                precision, reason = widest, f"{reason}{precision**-0.5:.3g}"
     else:
         precision, reason = float(section.prior_std) ** -2, "as configured"
     posterior.spread.widen(eigen, precision)
     evidence = log_marginal_likelihood(times * facts.log_likelihood, eigen, square, precision)
-    return {
+    summary = {
         "weights": weights,
         "prior_std": precision**-0.5,
         "log_marginal_likelihood": evidence,
@@ -138,6 +141,11 @@ def fit_laplace(
         f"prior_std {precision**-0.5:.3g} {reason}, "
         f"log marginal likelihood {evidence / len(train[0]):.4g} nats a row",
     }
+    if isinstance(posterior, SampledPosterior):
+        chains = sample_last_layer(model, train, validation[0], precision**-0.5, seed, times)
+        summary["summary"] += chains.pop("summary")
+        summary["hamiltonian"] = chains
+    return summary
 
 
 def widest_precision(

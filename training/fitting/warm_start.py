@@ -18,7 +18,7 @@ from training.recipe import Recipe
 from training.versions import Parent
 
 # The Laplace approximation and the linear model's share are set after the fit.
-SET_AGAIN = ("posterior.spread.", "posterior._extra_state")
+SET_AGAIN = ("posterior.spread.", "posterior.deviations", "posterior._extra_state")
 # Keys of `[posterior]` that can differ from the parent's.
 FREE_KEYS = {"prior_std", "pi", "std_1", "std_2", "initial_log_std"}
 

@@ -37,6 +37,7 @@ SMALL = {
     "variational-hypernet": {"hidden": 6, "initial_log_std": -2.0},
     "dropout": {"prior_std": 2.0},
     "gp-layer": {"features": 16},
+    "last-layer-hmc": {"draws": 20},
     "ensemble": {"members": 3, "prior_std": 1.0},
     "batch-ensemble": {"members": 3, "prior_std": 1.0},
 }

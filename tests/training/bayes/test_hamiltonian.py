@@ -1,6 +1,6 @@
 import torch
 
-from experiments.certify.hamiltonian import sample, split_r_hat
+from training.bayes.hamiltonian import sample, split_r_hat
 
 
 def test_draws_have_the_moments_of_a_correlated_gaussian():
