@@ -16,8 +16,8 @@ from experiments.cells import Column, Measured, Results, Target
 from experiments.certify import hamiltonian as hmc
 from experiments.measures import make_measured
 from experiments.pages import panels
-from training.bayes.likelihoods import Gaussian
 from training.bayes.hamiltonian import split_r_hat
+from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
 from training.fit import Fitted, fit
 from training.recipe import Recipe

@@ -18,8 +18,8 @@ from experiments.cells import Column, Measured, Results, Target
 from experiments.certify import hamiltonian as hmc
 from experiments.measures import make_measured
 from experiments.pages import first_seeds, panels
-from training.bayes.likelihoods import Gaussian
 from training.bayes.hamiltonian import split_r_hat
+from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
 from training.fit import fit
