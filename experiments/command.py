@@ -1,4 +1,4 @@
-"""Define the commands `dubito reproduce`, `certify` and `active`."""
+"""Define the commands `dubito reproduce`, `certify`, `attack` and `active`."""
 
 import argparse
 import fnmatch
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from experiments import certify, tables
 from model_store.commands import Commands
 from model_store.errors import InvalidInput
-from training.commands import add_command, add_options
-from training.folders import runs_folder
+from training.commands import VERSION, add_command, add_options
+from training.folders import data_root, open_store, runs_folder
+from training.provenance import Provenance
+from training.versions import open_parent
 
 if TYPE_CHECKING:
     from experiments.cells import Target
@@ -24,6 +26,7 @@ CERTIFYING = ("exact", "gap", "moons")  # targets with a known posterior
 
 def add_commands(commands: Commands) -> None:
     _add_active(commands)
+    _add_attack(commands)
     _add_certify(commands)
     _add_reproduce(commands)
 
@@ -55,6 +58,13 @@ def _add_active(commands: Commands) -> None:
     add("--seeds", type=int, default=5, help="number of seeds, starting with the recipe's")
     add_options(parser, "--device", "--quiet")
     add("--report", action="store_true", help="only report rounds that were already simulated")
+
+
+def _add_attack(commands: Commands) -> None:
+    about = "attack the test rows of a classifier, and measure how many attacks are flagged"
+    parser = add_command(commands, "attack", "experiments.command:attack", about)
+    parser.add_argument("model", **VERSION)
+    parser.add_argument("--rows", type=int, default=1000, help="maximum number of test rows")
 
 
 def _add_reproduce(commands: Commands) -> None:
@@ -94,6 +104,25 @@ def load_targets() -> "dict[str, Target]":
             targets |= {target.name: target for target in getattr(module, "TARGETS", ())}
     # Publishing discards the fit's checkpoint, so targets that only share the fit run first.
     return dict(sorted(targets.items(), key=lambda item: item[1].publishes))
+
+
+def attack(options: argparse.Namespace) -> None:
+    store = open_store()
+    version = open_parent(store, options.model, "model")
+    manifest = version.manifest
+    is_changed = manifest.encoder or Provenance.of(manifest).pruned
+    if manifest.task != "classification" or is_changed or manifest.input.takes_ids:
+        expected = "an unpruned classifier of numbers without an encoder"
+        raise InvalidInput("model", expected, f"{manifest.label} ({manifest.task})")
+
+    from experiments.attacks import measure_attacks
+    from model_store.inference.model import Model
+
+    model = Model.load(store.open(manifest.name, manifest.version))
+    print(f"{'attack':24} {'accuracy':>9} {'flagged':>9} {'wrong, not flagged':>19}")
+    for name, values in measure_attacks(version, model, data_root(), options.rows).items():
+        flagged, accuracy, hits = values["flagged"]["0.05"], values["accuracy"], values["hits"]
+        print(f"{name:24} {accuracy:9.3f} {flagged:9.3f} {hits:19.3f}")
 
 
 def reproduce(options: argparse.Namespace) -> None:
