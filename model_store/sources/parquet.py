@@ -233,7 +233,10 @@ class ParquetFile(RowFile):
         self, columns: list[str], groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
         # Read the necessary ranges of a remote file at once, because each read is a request.
-        options = {"buffer_size": BUFFER_BYTES, "pre_buffer": self._remote is not None}
+        options: dict[str, Any] = {
+            "buffer_size": BUFFER_BYTES,
+            "pre_buffer": self._remote is not None,
+        }
         with _open_file(self._remote or self.source, self.field, **options) as file:
             for batch in file.iter_batches(
                 self.part_rows, row_groups=groups, columns=columns, use_threads=False

@@ -96,8 +96,8 @@ async def _accept(
             if isinstance(rows, RowFile)
             else [np.asarray(rows)]
         )
-        name = partial(name_rows, parts, model.manifest.input, call)
-        names = await context.threads.requests.run(call, ID_BYTES * len(rows), name)
+        make_names = partial(name_rows, parts, model.manifest.input, call)
+        names = await context.threads.requests.run(call, ID_BYTES * len(rows), make_names)
     try:
         job = await context.threads.state(partial(_queue, context, kind, work, names, num_samples))
     except TooManyJobs:

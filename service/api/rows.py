@@ -108,8 +108,8 @@ def rows_array(
     if isinstance(rows, Cells):
         x = np.empty((len(rows), size), dtype=np.float32)
         for first in range(0, len(rows), at_once):
-            part = rows.take(slice(first, first + at_once))
-            x[first : first + at_once] = encode_cells(part, spec.columns, field, first_row + first)
+            cells = rows.take(slice(first, first + at_once))
+            x[first : first + at_once] = encode_cells(cells, spec.columns, field, first_row + first)
             call.pause()
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
