@@ -440,3 +440,5 @@ def _announce(run: Run, start: Parent | None) -> None:
         return
     if start is not None:
         log.info("warm start from %s", start.label)
+    elif run.recipe.network.is_trained:
+        log.info("trained network before the first step: %s", run.initial_quality())

@@ -78,6 +78,10 @@ class Likelihood(nn.Module):
     def start(self, y: Tensor) -> None:
         """Initialise the mean and scale of the targets from the training set."""
 
+    def guess(self, train: Tensor, y: Tensor) -> float:
+        """Compute the metric of the best constant prediction on targets y."""
+        raise NotImplementedError
+
 
 class Categorical(Likelihood):
     """The categorical likelihood p(y | logits) = softmax(logits)_y.
@@ -143,6 +147,9 @@ class Categorical(Likelihood):
         entropies = torch.special.entr(log_probs.double().exp()).sum(2)
         columns.append(torch.special.entr(probs).sum(1) - entropies.mean(0))
         return torch.stack(columns, dim=1)
+
+    def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
+        return (y == torch.mode(train).values).double().mean().item()
 
 
 class Gaussian(Likelihood):
@@ -220,6 +227,9 @@ class Gaussian(Likelihood):
     def start(self, y: Float[Tensor, "N"]) -> None:
         self.target_mean.copy_(y.double().mean())
         self.target_std.copy_(y.double().std(correction=0))
+
+    def guess(self, train: Float[Tensor, "M"], y: Float[Tensor, "N"]) -> float:
+        return math.sqrt((y.double() - train.double().mean()).square().mean().item())
 
 
 def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:

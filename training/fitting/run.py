@@ -21,7 +21,7 @@ from model_store.artifacts.disk import replace_file
 from model_store.errors import DubitoError, InvalidInput
 from training.bayes.diagnostics import mean_log_std
 from training.bayes.likelihoods import Categorical
-from training.bayes.network import BayesianModel
+from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
 from training.data import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
@@ -155,6 +155,27 @@ class Run:
             examples = None if recipe.is_standardised else rows[:CHECKED_ROWS].cpu()
             check_exports(self.model, examples)
 
+    @torch.no_grad()
+    def initial_quality(self) -> str:
+        """Describe a trained network's validation scores before the first step.
+
+        Poor scores suggest that the rows differ from the data that the network was trained on.
+        """
+        likelihood, (x, y) = self.model.likelihood, self.validation
+        centre = self.model.posterior.centre().to(self.device)[None, None]
+        self.model.eval()
+        predictions = self.model.serve(x, centre, CHUNK_ROWS)
+        _, log_likelihood, errors, *_ = likelihood.validation(predictions, y).unbind(1)
+        self.model.train()
+        metric = likelihood.to_metric(errors.mean().item())
+        message = f"validation {likelihood.metric} {metric:.4g}, "
+        message += f"log-likelihood {log_likelihood.mean().item():.4g}"
+        guess = likelihood.guess(self.train[1], y)
+        if metric <= guess if likelihood.metric == "accuracy" else metric >= guess:
+            message += f": no better than a guess ({guess:.4g}); "
+            message += "these rows may differ from its training data"
+        return message
+
     @property
     def epochs(self) -> int:
         return self.stopping.epochs(self.progress)
@@ -260,6 +281,9 @@ class Run:
         scores, log_likelihood, errors, *wrong, uncertainty = self._validate().unbind(1)
         self.uncertainty.append(uncertainty[:MAX_UNCERTAINTY_ROWS].float().cpu())
         stopping = add_wrong_row(log_likelihood, *wrong) if wrong else log_likelihood.mean()
+        with torch.no_grad():
+            theta = self.model.posterior(self._validation_noise())
+            theta_std = theta.std(0, correction=0).mean().item()
         metrics = {
             "epoch": epoch + 1,
             "loss": nll + kl / self.rows,
@@ -271,6 +295,7 @@ class Run:
             f"validation_{likelihood.score}": scores.mean().item(),
             f"validation_{likelihood.metric}": likelihood.to_metric(errors.mean().item()),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+            "theta_std": theta_std,  # stays constant if the posterior has collapsed
             "seconds": self.progress.seconds,
         }
         if isinstance(self.stopping, EarlyStopping):
