@@ -17,8 +17,8 @@ from training.networks.probes import watch
 from training.seeds import Stream, hash_key
 
 CHAINS = 10
-WARM_UP, DRAWS = 150, 100  # per chain
-MAX_STEPS = 8  # about a quarter of an orbit, since the Laplace approximation sets the scale
+WARM_UP, DRAWS = 200, 200  # per chain
+MAX_STEPS = 20  # long enough for layers of a few thousand weights
 MAX_OUTPUTS = 5_000_000  # training rows * outputs, each in float64 per chain
 VALIDATION_ROWS = 200
 MAX_R_HAT = 1.05
