@@ -12,9 +12,6 @@ from experiments import certify, tables
 from model_store.commands import Commands
 from model_store.errors import InvalidInput
 from training.commands import VERSION, add_command, add_options
-from training.folders import data_root, open_store, runs_folder
-from training.provenance import Provenance
-from training.versions import open_parent
 
 if TYPE_CHECKING:
     from experiments.cells import Target
@@ -107,6 +104,10 @@ def load_targets() -> "dict[str, Target]":
 
 
 def attack(options: argparse.Namespace) -> None:
+    from training.folders import data_root, open_store
+    from training.provenance import Provenance
+    from training.versions import open_parent
+
     store = open_store()
     version = open_parent(store, options.model, "model")
     manifest = version.manifest
@@ -140,6 +141,8 @@ def reproduce(options: argparse.Namespace) -> None:
         return
     left = 0
     if not options.pages:
+        from training.folders import runs_folder
+
         runs = runs_folder()
         limits = (options.budget, options.quiet, options.again)
         left = measure_missing(targets, options.out, runs, *limits)

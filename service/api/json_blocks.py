@@ -85,7 +85,8 @@ def split_json(
         else:
             end = _item_end(body, start, name)
         if name == rows_field:  # the last duplicate wins
-            rows, first, last = blocks, start + 1, end - 1
+            rows = blocks
+            first, last = (0, 0) if blocks is None else (start + 1, end - 1)
         position = _after_space(body, end) + 1
     # The parser rejects everything that the loop passed over.
     content = parse(body[:first] + body[last:])

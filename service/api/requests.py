@@ -426,15 +426,15 @@ def parse_form(
         assert isinstance(file.file_object, BytesIO)
         add(file.field_name, file.file_object.getvalue())
 
-    parser = FormParser(
-        FORM,
-        on_field=lambda part: add(part.field_name, part.value),
-        on_file=add_file,
-        on_end=lambda: ends.append(True),
-        boundary=boundary,
-        config={"MAX_MEMORY_FILE_SIZE": len(body)},
-    )
     try:
+        parser = FormParser(
+            FORM,
+            on_field=lambda part: add(part.field_name, part.value),
+            on_file=add_file,
+            on_end=lambda: ends.append(True),
+            boundary=boundary,
+            config={"MAX_MEMORY_FILE_SIZE": len(body)},
+        )
         for start in range(0, len(body), FORM_STEP_BYTES):
             parser.write(bytes(body[start : start + FORM_STEP_BYTES]))
             pause()

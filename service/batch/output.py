@@ -72,6 +72,8 @@ class ColumnFiles:
         dtype, shape = self._layout[name]
         if self.rows == 0:
             return np.empty((0, *shape), dtype=dtype)
+        if name in self._files:
+            self._files[name].flush()
         return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(self.rows, *shape))
 
     def close(self) -> None:

@@ -202,9 +202,7 @@ def test_npz_and_the_list_of_models_say_what_json_says(client):
 def test_the_report_measures_in_the_target_s_units(folder):
     with working_in(folder):
         assert main(["evaluate", "tiny", "--rows", "50", "--quiet"]) == 0
-    report = json.loads(
-        (folder / "models" / "tiny" / "reports" / "1" / "1" / "report.json").read_text()
-    )
+    report = json.loads((folder / "models" / "tiny" / "reports" / "1" / "report.json").read_text())
     test = report["test"]
     _, y = rows("tiny")
     assert 0 < test["crps"] < np.std(y)

@@ -61,6 +61,7 @@ def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_count
         ("sync", tmp_path.name),
         ("report", "work"),
     ]
+    columns.close()
 
 
 def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):
@@ -89,6 +90,7 @@ def test_rows_that_were_synced_are_there_after_a_loss_of_power(tmp_path, loss):
     actual = ColumnFiles(tmp_path / "columns")
     assert actual.rows == 4
     assert equal(actual, 4)
+    actual.close()
 
 
 def test_what_was_never_synced_is_begun_anew(tmp_path):

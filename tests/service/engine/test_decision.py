@@ -31,7 +31,9 @@ def of_classes():
     uncertainty = np.linspace(0.025, 0.475, 19)
     candidates = np.append(np.linspace(0.0, 0.48, 19), 1.0)
     tables = rank_tables(np.zeros(19), Abstention(candidates, uncertainty, uncertainty > 0.4))
-    return Prediction(scores, {}, scores, p_values, mass_above(scores.probabilities), tables)
+    return Prediction(
+        scores, {}, {}, np.zeros(4), scores, p_values, mass_above(scores.probabilities), tables
+    )
 
 
 def test_a_row_is_flagged_by_itself_at_a_rate_of_its_own(of_classes):
@@ -60,6 +62,8 @@ def test_a_classification_has_sets_and_a_regression_intervals(of_classes):
     prediction = Prediction(
         scores,
         {},
+        {},
+        np.zeros(1),
         scores,
         ConformalPValues(P_VALUES[:1], {}),
         None,
