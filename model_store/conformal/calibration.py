@@ -148,7 +148,7 @@ class Calibration:
             for j in range(len(self.draw_counts))
         ]
 
-    @property
+    @cached_property
     def smallest_fpr(self) -> float:
         """The smallest nonzero fpr that any category supports."""
         return 1.0 / (self.max_judged_rows + 1)

@@ -19,6 +19,7 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
+from model_store.errors import OutOfMemory
 from model_store.inference.graphs import (
     GraphError,
     axes_of_row,
@@ -28,8 +29,8 @@ from model_store.inference.graphs import (
     metadata_number,
 )
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, ROW_NOISE, RowSigns, noise
-from model_store.inference.sessions import is_on_gpu, load_session, run_graph
-from model_store.processes import processors
+from model_store.inference.sessions import is_on_gpu, load_session
+from model_store.processes import is_out_of_memory, processors
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
@@ -364,3 +365,19 @@ class Runtime:
         values = {self._draw_input: rows, "theta": draws}
         outputs = run_graph(self._draw_session, [self.output], values)[0]
         return outputs[: len(theta), : len(features)]
+
+
+def run_graph(
+    session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
+) -> list[np.ndarray]:
+    """Run a graph.
+
+    Raises:
+        OutOfMemory: if it needs more memory than `limit_session_memory` allows.
+    """
+    try:
+        return list(session.run(outputs, values))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory from None
+        raise

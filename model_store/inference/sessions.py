@@ -2,12 +2,9 @@
 
 import logging
 
-import numpy as np
 import onnxruntime as ort
 
-from model_store.errors import OutOfMemory
 from model_store.inference.graphs import GraphError
-from model_store.processes import is_out_of_memory
 
 logger = logging.getLogger("dubito")
 
@@ -60,19 +57,3 @@ def load_session(
     if preferred[0][0] == CUDA and not is_on_gpu(session):
         logger.warning("%s is not available; using the CPU", CUDA)
     return session
-
-
-def run_graph(
-    session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
-) -> list[np.ndarray]:
-    """Run a graph.
-
-    Raises:
-        OutOfMemory: if it needs more memory than `limit_session_memory` allows.
-    """
-    try:
-        return list(session.run(outputs, values))
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise OutOfMemory from None
-        raise

@@ -70,7 +70,7 @@ def parse_npy(body: Content, field: str) -> np.ndarray:
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except OSError as error:
         expected = f"a readable npz file, {str(path)!r}"

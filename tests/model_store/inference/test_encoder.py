@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from model_store.artifacts.manifest import EncoderSpec, FileSpec
 from model_store.inference.encoder import Encoder, encoder_bytes, shared_encoder
 from model_store.inference.graphs import GraphError
-from model_store.inference.sessions import run_graph
+from model_store.inference.runtime import run_graph
 
 WIDTH = 3
 

@@ -186,7 +186,7 @@ def test_a_database_of_a_later_format_is_not_touched(database, tmp_path):
     with sqlite3.connect(tmp_path / "state" / FILE) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StateUnusable, match="expected format 4 or older, got 99"):
+    with pytest.raises(StateUnusable, match="expected format 5 or older, got 99"):
         Database(tmp_path / "state")
 
 
