@@ -1,1 +1,1 @@
-"""Integrations with other protocols and programs, one folder each."""
+"""Integrations with other protocols and programs. Each has its own folder."""

@@ -1,4 +1,4 @@
-"""Entry point of `python -m dubito`."""
+"""Entry point for `python -m dubito`."""
 
 import sys
 

@@ -27,7 +27,7 @@ JOB_COLUMNS = ("id", "kind", "state", "done", "model", "version", "rows", "creat
 
 
 def request_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Create a request from command-line options. The client ignores options that are None."""
+    """Collect the request options from the command line. Unset options are None."""
     name, _, version = (options.model or "").partition(":")
     if version and options.version:
         raise DubitoError("--version: expected no version in --model, got two versions")
@@ -120,7 +120,7 @@ def _count_unknown(answer: Predictions) -> dict[str, int]:
 
 
 def _explain(answer: Predictions, n: int) -> str:
-    """Describe the top detectors, most important columns and nearest training rows of row n."""
+    """Summarise the explanation of row `n` in one line."""
     head, tail = "explanation.detectors.", ".share"
     shares = {
         name.removeprefix(head).removesuffix(tail): array[n]
@@ -190,7 +190,7 @@ def models(client: Client, options: argparse.Namespace) -> None:
 def wait_or_cancel(
     client: Client, job: Job, wait: Callable[..., Result], progress: Progress
 ) -> Result:
-    """Wait for the result of a job. Cancel the job on `KeyboardInterrupt`."""
+    """Wait for a job's result. Cancel the job on `KeyboardInterrupt`."""
     try:
         return wait(job, on_progress=progress)
     except KeyboardInterrupt:
@@ -211,7 +211,7 @@ def _row_names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
 
 
 def _file_names(files: Sequence[Path]) -> list[str]:
-    """Return the names of the files, or their paths if several files have the same name."""
+    """Return the file names, or the paths if several files share a name."""
     names = [path.name for path in files]
     return names if len({*names}) == len(names) else [path.as_posix() for path in files]
 

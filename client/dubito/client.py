@@ -28,7 +28,7 @@ AGENT = "dubito-client"
 
 @dataclass(frozen=True)
 class _Secret:
-    """A value that `repr` does not show."""
+    """A value that is hidden from `repr`."""
 
     value: str | None = field(repr=False)
 

@@ -1,4 +1,4 @@
-"""Argument parser of the `dubito` command.
+"""Argument parser for the `dubito` command.
 
 Other packages add commands with entry points in the group `dubito.commands`. Each entry point is a
 function that takes the subparsers of `dubito`. Commands are imported when they run, so that help
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find_extra(module: str) -> str | None:
-    """Find the extra that installs a module."""
+    """Find the optional dependency group that installs a module."""
     name = DISTRIBUTIONS.get(module, module).replace("_", "-")
     for requirement in requires("dubito") or ():
         if match := re.fullmatch(rf"{name}\b(?!-).*extra == ['\"](\w+)['\"]", requirement):
@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of the client."""
+    """Add the client's commands."""
     predict = add_call(commands, "predict", "dubito.actions:predict", "predict the rows of a file")
     add_rows(predict)
     _add_answer_options(predict)
@@ -117,7 +117,10 @@ def add_commands(commands: Commands) -> None:
 
 
 def add_call(commands: Commands, name: str, function: str, about: str) -> argparse.ArgumentParser:
-    """Add a command that calls `function(client, options)`, given as `module:function`."""
+    """Add a command that calls `function(client, options)`.
+
+    `function` is a string, `module:function`.
+    """
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(call_service, function))
     url = os.environ.get(URL_VARIABLE) or URL

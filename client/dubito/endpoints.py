@@ -263,7 +263,7 @@ def add_labels(
     replace: bool = False,
     encoded: bool = False,
 ) -> Steps[LabelsKept]:
-    """Send class labels or regression targets. The service stores either all of them or none.
+    """Send class labels or regression targets. The service stores all of them or none.
 
     Labels that the service already has are ignored.
 
@@ -292,7 +292,7 @@ def add_labels(
 
 
 def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
-    """Get the label counts of a model, and its quality on labelled rows."""
+    """Get a model's label counts and its quality on labelled rows."""
     content = yield from _get(limits, f"/models/{quote(model, safe='')}/labels")
     return record(LabelFigures, content)
 
@@ -304,7 +304,7 @@ def kept_labels(
     annotator: str | None = None,
     former: bool = False,
 ) -> Steps[list[KeptLabel]]:
-    """List the labels of a model, oldest first.
+    """List a model's labels, oldest first.
 
     Args:
         model: name of the model; optional if the service has only one.

@@ -21,7 +21,7 @@ DETAIL = re.compile(
 
 
 class DubitoError(Exception):
-    """The base class of all exceptions raised by the client.
+    """Base class for all exceptions raised by the client.
 
     Attributes:
         code: the service's problem code, or "".
@@ -33,7 +33,7 @@ class DubitoError(Exception):
 
 
 class InvalidInput(DubitoError, ValueError):
-    """A field has an invalid value. The client may raise this before it sends a request.
+    """Raised if a field has an invalid value, possibly before a request is sent.
 
     Attributes:
         field: dotted name, such as `inputs.3.age`, or "" if unknown.
@@ -56,7 +56,7 @@ class InvalidInput(DubitoError, ValueError):
 
 
 class AnswerError(DubitoError):
-    """The service returned an error.
+    """Raised when the service returns an error response.
 
     Attributes:
         status: HTTP status code.
@@ -82,51 +82,51 @@ class AnswerError(DubitoError):
 
 
 class Unauthorized(AnswerError):
-    """The service requires a valid API key."""
+    """Raised if the API key is missing or invalid."""
 
 
 class Forbidden(AnswerError):
-    """The API key lacks the required scope. See `detail`."""
+    """Raised if the API key lacks the required scope. See `detail`."""
 
 
 class NotFound(AnswerError):
-    """The model, version or job does not exist."""
+    """Raised if the model, version or job does not exist."""
 
 
 class Conflict(AnswerError):
-    """A label contradicts an existing label, or a job is not done yet."""
+    """Raised if a label contradicts an existing one or a job is not done yet."""
 
 
 class TooLarge(AnswerError):
-    """The request exceeds a limit of the service."""
+    """Raised if the request exceeds one of the service's limits."""
 
 
 class Overloaded(AnswerError):
-    """The service is overloaded. Retry after `retry_after_s`."""
+    """Raised if the service is overloaded. Retry after `retry_after_s`."""
 
 
 class ServerError(AnswerError):
-    """The service or a proxy failed."""
+    """Raised when the service or a proxy fails."""
 
 
 class NotReady(ServerError):
-    """The service has not loaded a model, or it has too many connections."""
+    """Raised if the service has not loaded a model or has too many connections."""
 
 
 class NoSpace(AnswerError):
-    """The service's disk is full."""
+    """Raised if the service's disk is full."""
 
 
 class DeadlineExceeded(DubitoError):
-    """The call timed out. The service may still finish the work."""
+    """Raised when a call times out. The service may still finish the work."""
 
 
 class NoAnswer(DubitoError):
-    """The connection failed. The service may have done the work."""
+    """Raised when the connection fails. The service may have done the work."""
 
 
 class JobFailed(DubitoError):
-    """A job failed or was cancelled.
+    """Raised if a job failed or was cancelled.
 
     Attributes:
         id: id of the job.
@@ -142,7 +142,7 @@ class JobFailed(DubitoError):
 
 
 class Absent(DubitoError, AttributeError):
-    """The response does not include the requested quantity."""
+    """Raised if a response does not include the requested quantity."""
 
 
 ERROR_BY_STATUS: Mapping[int, type[AnswerError]] = {
@@ -159,7 +159,10 @@ TIMEOUT_STATUSES = (408, 504)
 
 
 def make_error(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
-    """Create the exception for an error response, from its problem document (RFC 9457) if any."""
+    """Create an exception from an error response.
+
+    The message comes from the problem document (RFC 9457) if there is one.
+    """
     problem: Any = None
     if "json" in response.headers.get("Content-Type", ""):
         with suppress(ValueError):

@@ -38,7 +38,7 @@ def push(client: Client, options: argparse.Namespace) -> None:
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the `id`, the `value` and any `input` of each labelled line."""
+    """Yield the `id`, `value` and optional `input` of each labelled line."""
     ids = set()
     for n, line in enumerate(_lines(path), start=1):
         values = {
@@ -103,7 +103,7 @@ def export(client: Client, options: argparse.Namespace) -> None:
 
 
 def _list(client: Client, options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns without empty ones, and the labels."""
+    """Return the non-empty columns and the labels."""
     kept = client.kept_labels(options.model, annotator=options.annotator, former=options.former)
     labels = [asdict(label) for label in kept]
     columns = [field.name for field in fields(KeptLabel)]

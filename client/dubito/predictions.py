@@ -1,4 +1,4 @@
-"""Predictions, and the arrays that they consist of."""
+"""Predictions, stored as named arrays."""
 
 import io
 import zipfile
@@ -60,7 +60,7 @@ class Detector:
 
 
 class Quantity:
-    """A descriptor that returns the array with the attribute's name."""
+    """A descriptor that returns the array named after the attribute."""
 
     def __init__(self, description: str) -> None:
         self.__doc__ = description
@@ -124,17 +124,17 @@ class Predictions(Tabular):
 
     @property
     def version(self) -> str:
-        """The model version used for all rows."""
+        """The model version that made the predictions."""
         return str(self.arrays["version"])
 
     @property
     def seed(self) -> int:
-        """The random seed of the draws, which are the same for all rows."""
+        """The random seed for the draws, which all rows share."""
         return int(self.arrays["seed"])
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The C classes, in the same order as the columns of `probabilities`."""
+        """The class names, in the column order of `probabilities`."""
         return tuple(self["classes"].tolist())
 
     @property
@@ -177,7 +177,7 @@ class Predictions(Tabular):
 
     @property
     def detectors(self) -> Mapping[str, Detector]:
-        """The results of each detector, by name."""
+        """Each detector's results, by detector name."""
         head, parts = "detectors.", ("score", "p_value", "fired")
         names = dict.fromkeys(name.split(".")[1] for name in self.arrays if name.startswith(head))
         return {
@@ -187,7 +187,7 @@ class Predictions(Tabular):
 
     @property
     def standard_error(self) -> Mapping[str, np.ndarray]:
-        """The Monte Carlo standard error (N,) of each score, by name."""
+        """The Monte Carlo standard errors, with shape (N,), by score name."""
         head = "standard_error."
         return {
             name.removeprefix(head): array
@@ -196,12 +196,12 @@ class Predictions(Tabular):
         }
 
     def sets(self) -> list[list[str]]:
-        """Return the prediction set of each row as a list of class names."""
+        """Return each row's prediction set as a list of class names."""
         classes = np.array(self.classes)
         return [classes[inside].tolist() for inside in self.prediction_set]
 
     def missing_columns(self) -> list[list[str]]:
-        """Return the names of the columns that each row lacks.
+        """Return the names of each row's missing columns.
 
         The predictions use the usual values of these columns.
         """
@@ -262,7 +262,7 @@ def read_predictions(content: bytes) -> Predictions:
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
-    """Concatenate predictions that were made with the same version and draws."""
+    """Concatenate predictions made with the same version and draws."""
     if len(parts) == 1:
         return parts[0]
     arrays = {}

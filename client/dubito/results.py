@@ -15,7 +15,7 @@ Record = TypeVar("Record")
 
 
 class Tabular:
-    """The base class of results that can be converted to DataFrames."""
+    """Base class for results that can be converted to DataFrames."""
 
     def table(self) -> dict[str, np.ndarray]:
         raise NotImplementedError
@@ -126,7 +126,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Model:
-    """A published model. Only its name and versions are set if no version can be served.
+    """A published model. If no version can be served, only its name and versions are set.
 
     Attributes:
         name: name of the model.
@@ -163,7 +163,7 @@ class Model:
 
 @dataclass(frozen=True)
 class LabelsKept:
-    """The numbers of new, known, replaced and stored labels."""
+    """The number of new, known, replaced and stored labels."""
 
     model: str
     accepted: int
@@ -201,7 +201,7 @@ class KeptLabel:
 
 @dataclass(frozen=True)
 class LabelsDeleted:
-    """The numbers of deleted and remaining labels."""
+    """The number of deleted labels and the number of remaining labels."""
 
     model: str
     deleted: int
@@ -210,7 +210,7 @@ class LabelsDeleted:
 
 @dataclass(frozen=True)
 class LabelFigures:
-    """The label counts of a model, and its quality on labelled rows.
+    """A model's label counts and its quality on labelled rows.
 
     Attributes:
         raw: the JSON response, including `live` (metrics by version) and `candidates`.

@@ -1,4 +1,4 @@
-"""Retry logic of both clients, without I/O.
+"""Retry logic shared by both clients. It performs no I/O.
 
 An endpoint is a generator of steps. It yields a `Request` and receives its `Outcome`, or yields a
 `Pause`. The clients execute the steps.
@@ -47,7 +47,7 @@ class Request:
     timeout_s: float = math.inf
 
     def within(self, left_s: float) -> "Request":
-        """Set the timeout and, if the request has rows, the service's deadline."""
+        """Set the timeout. If the request has rows, also set the service's deadline."""
         request = replace(self, timeout_s=left_s)
         if not self.has_rows:
             return request
@@ -71,7 +71,7 @@ Steps = Generator[Request | Pause, Outcome, Result]
 
 @dataclass(frozen=True)
 class Limits:
-    """The time and retry limits of a call.
+    """The time limit and retry limit for a call.
 
     Attributes:
         timeout_s: timeout of each request, if the call has no deadline.
@@ -89,7 +89,7 @@ class Limits:
 
     @property
     def left_s(self) -> float | None:
-        """The remaining time in seconds, or None without a deadline."""
+        """The remaining time in seconds, or None if there is no deadline."""
         if math.isinf(self.ends):
             return None
         left = self.ends - time.monotonic()
@@ -99,7 +99,7 @@ class Limits:
 
 
 def send(request: Request, limits: Limits, is_repeatable: bool = True) -> Steps[httpx.Response]:
-    """Send a request, retrying it if that is safe, and return the successful response.
+    """Send a request, retry it if that is safe, and return the successful response.
 
     Args:
         is_repeatable: whether the request can be repeated after a lost connection.
@@ -136,7 +136,7 @@ def _check_media_type(answer: httpx.Response) -> httpx.Response:
 def failure(
     outcome: httpx.Response | httpx.RequestError, attempt: int, is_repeatable: bool
 ) -> tuple[DubitoError, float | None]:
-    """Return the error and the delay before a retry, or None if retrying is not safe."""
+    """Return the error and the retry delay, which is None if there should be no retry."""
     if isinstance(outcome, httpx.Response):
         retry_after = retry_after_s(outcome)
         error = make_error(outcome, retry_after)
@@ -181,7 +181,7 @@ def _describe(error: httpx.RequestError) -> str:
 
 
 def _find_proxy(url: httpx.URL) -> str | None:
-    """Return the proxy that the environment sets for a URL, without its credentials."""
+    """Return the environment's proxy for a URL, with any credentials removed."""
     proxies = getproxies()
     text = proxies.get(url.scheme) or proxies.get("all")
     if text is None or proxy_bypass(url.netloc.decode()):

@@ -37,7 +37,7 @@ strings, PIL images, or files (`bytes` or paths)."""
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Encoded rows, either numbers (N, ...) or the JSON or file content of each row."""
+    """Encoded rows: one numeric array (N, ...), or each row's JSON or file content."""
 
     content: np.ndarray | Sequence[bytes]
     kind: Literal["numbers", "json", "files"]
@@ -109,7 +109,7 @@ def split_rows(rows: Rows, max_rows: int) -> Iterator[slice]:
 def rows_request(
     path: str, field: str, rows: RowsLike | Path | None, options: Mapping[str, Any]
 ) -> Request:
-    """Build a request for rows, for a file, or for a file in the operator's folder."""
+    """Build a request that sends rows or a file, or names a file on the server."""
     file_field = f"{field}_file"
     if rows is None:
         if options.get(file_field) is None:
@@ -127,7 +127,7 @@ def rows_request(
 
 
 def make_request(path: str, field: str, rows: Rows, options: Mapping[str, Any]) -> Request:
-    """Build a request for encoded rows.
+    """Build a request that sends encoded rows.
 
     Arrays are sent as npy with the options in the query, or as npz if there are ids. Lists would
     make the query too long, so requests with other lists are JSON.
@@ -161,7 +161,10 @@ def json_request(path: str, content: Mapping[str, Any]) -> Request:
 
 
 def to_json(value: Any, field: str) -> Any:
-    """Convert a value to JSON types. Missing values become None, dates ISO 8601 strings."""
+    """Convert a value to JSON types.
+
+    Missing values become None, and dates become ISO 8601 strings.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -235,7 +238,7 @@ def _as_array(value: Any, field: str) -> Any:
 
 
 def _numbers(array: np.ndarray, field: str) -> np.ndarray:
-    """Check an array's shape, and convert it to numbers of up to 64 bits."""
+    """Check an array's shape and convert it to a dtype that a request can contain."""
     if array.ndim < 2 or array.size == 0:
         expected = "rows of numbers, in an array of shape (N, ...)"
         raise InvalidInput(field, expected, f"an array of shape {array.shape}")

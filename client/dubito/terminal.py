@@ -24,7 +24,7 @@ def format_cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which could affect the terminal."""
+    """Replace control characters, because they could alter the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""Label Studio support: the machine learning backend, labels from annotations, and two commands."""
+"""Label Studio support: a machine learning backend and the commands to push and sync tasks."""
 
 import os
 from importlib.util import find_spec

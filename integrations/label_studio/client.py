@@ -1,4 +1,4 @@
-"""A client for the API of Label Studio, and its settings."""
+"""A client for the Label Studio API, and its settings."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class LabelStudioError(DubitoError):
 
 
 class LabelStudio:
-    """A client for the API of Label Studio, which only sends requests to the configured origin.
+    """A client for the Label Studio API. It only sends requests to the configured origin.
 
     It ignores redirects and the environment's proxies, which could lead to other hosts.
 
@@ -70,7 +70,7 @@ class LabelStudio:
             raise InvalidInput("tasks", expected, "an error or no answer") from None
 
     def tasks(self, project: int) -> Iterator[list[dict[str, Any]]]:
-        """Yield all tasks of a project, page by page."""
+        """Yield all tasks in a project, fetching one page at a time."""
         for page in count(1):
             query = f"project={project}&page={page}&page_size={PAGE_TASKS}&fields=all"
             answer = self.json("GET", f"api/tasks/?{query}")
@@ -103,7 +103,7 @@ class LabelStudio:
     def _send(
         self, method: str, url: str, content: Any, max_bytes: int, headers: dict[str, str]
     ) -> tuple[int, bytes]:
-        """Send a request and return the status and body, limited to about `max_bytes`."""
+        """Send a request and return its status and up to about `max_bytes` of the body."""
         import httpx
 
         answer = b""
@@ -120,7 +120,10 @@ class LabelStudio:
             raise LabelStudioError(f"Label Studio: {type(error).__name__}: {error}") from None
 
     def _authorization(self) -> dict[str, str]:
-        """Return the authorization header. Personal access tokens are exchanged first."""
+        """Return the authorization header.
+
+        A personal access token is first exchanged for a short-lived one.
+        """
         if self._token is None:
             return {}
         if self._token.count(".") != 2:

@@ -1,4 +1,4 @@
-"""Convert tasks from Label Studio to rows, and predictions to choices or numbers.
+"""Convert Label Studio tasks to rows, and predictions to choices or numbers.
 
 A labelling configuration is XML with `Choices` for classification and `Number` for regression.
 Their `toName` is the displayed object. Its `value="$field"` is the field of the task's data that
@@ -23,7 +23,7 @@ Fetch = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class LabelConfig:
-    """The control that the model fills in, and the object that it describes."""
+    """The control for the model's predictions, and the object being labelled."""
 
     control: str
     object_name: str
@@ -95,7 +95,7 @@ def read_row(manifest: Manifest, config: LabelConfig, data: Any, field: str, fet
 
 
 def image_bytes(url: str, field: str, fetch: Fetch) -> bytes:
-    """Return the content of an image from its data URI or URL."""
+    """Return an image's content, given its data URI or URL."""
     if not url.startswith("data:"):
         return fetch(url)
     head, comma, content = url.partition(",")
@@ -114,7 +114,7 @@ def make_result(config: LabelConfig, value: str | float) -> list[dict[str, Any]]
 
 
 def read_annotation(config: LabelConfig, annotation: Any) -> str | float | None:
-    """Return the label or target of an annotation, or None if it is empty or was skipped."""
+    """Return an annotation's label or target, or None if it is empty or was skipped."""
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
         return None
     result = annotation.get("result")
@@ -136,7 +136,10 @@ def read_annotation(config: LabelConfig, annotation: Any) -> str | float | None:
 
 
 def label_id(project: Any, task: Any) -> str:
-    """Return the row id of a task. Rows that were not acquired are named by project and task."""
+    """Return a task's row id.
+
+    If the row was not acquired, the id consists of the project and task numbers.
+    """
     task = task if isinstance(task, dict) else {}
     data = task.get("data")
     acquired = data.get(ID) if isinstance(data, dict) else None

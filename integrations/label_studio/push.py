@@ -1,4 +1,4 @@
-"""The command `dubito label-studio push`, which creates tasks for the rows to label next."""
+"""The `dubito label-studio push` command, which creates tasks for the rows to label next."""
 
 import argparse
 import base64
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def push(client: Client, options: argparse.Namespace) -> None:
-    """Rank a pool, store the selected rows in the service, and create a task for each of them.
+    """Rank a pool, store the selected rows in the service and create a task for each one.
 
     Raises:
         dubito.DubitoError: for an error of the service, Label Studio or a file.
@@ -116,7 +116,7 @@ def _rows(files: Sequence[Path], model: Model) -> Iterator[Row]:
 
 
 def _cell(value: Any, kind: str) -> Any:
-    """Convert the text of a CSV cell to a JSON value."""
+    """Convert a CSV cell's text to a JSON value."""
     if value == "":
         return None
     if kind == "numeric" and isinstance(value, str):
@@ -128,7 +128,7 @@ def _cell(value: Any, kind: str) -> Any:
 
 
 def _data(row: Row, field: str) -> dict[str, Any]:
-    """Create the data of a task. `field` is shown to annotators."""
+    """Create a task's data. `field` is the key of the text that annotators see."""
     if isinstance(row.display, Mapping):
         text = ", ".join(f"{name}: {value}" for name, value in row.content.items())
         return {field: text, **row.display}

@@ -1,4 +1,4 @@
-"""Routes of the machine learning backend for Label Studio.
+"""Routes for the Label Studio machine learning backend.
 
 The backend of a model has the URL http://HOST:PORT/label-studio/NAME. Label Studio sends the API
 key as the password of basic authentication, and webhooks send it in a header.
@@ -72,7 +72,7 @@ class StudioSetupAnswer(BaseModel):
 
 
 class StudioResultAnswer(BaseModel):
-    """A prediction in the format of Label Studio. A low score means high uncertainty.
+    """A prediction in Label Studio's format. A low score means high uncertainty.
 
     If a task cannot be read, its result is empty and `reason` is the error.
     """
@@ -91,7 +91,7 @@ class StudioPredictAnswer(BaseModel):
 
 
 class StudioWebhookAnswer(BaseModel):
-    """The result of a webhook, i.e. whether a label was stored."""
+    """The response to a webhook, which indicates whether a label was stored."""
 
     kept: bool
 
@@ -242,7 +242,7 @@ def _label_studio() -> LabelStudio:
 def _read_rows(
     fetch: Fetch, loaded: ServedModel, config: LabelConfig, tasks: list[Any], call: RequestContext
 ) -> tuple[Float32[np.ndarray, "N I"], dict[int, FieldError]]:
-    """Convert tasks to rows. This call may block to download images.
+    """Convert tasks to rows. This call may block while downloading images.
 
     Also return the errors of unreadable tasks, by index. Another task's row takes their place.
 
@@ -278,7 +278,7 @@ def _store(
     call: RequestContext,
     audit: AuditLog,
 ) -> bool:
-    """Store the label of a webhook, or return False if there is no label. This call blocks.
+    """Store a webhook's label. Return False if there is no label. This call blocks.
 
     A new annotation of a task replaces the previous one.
     """

@@ -124,7 +124,7 @@ def _predict(
     version: str,
     tasks: list[dict[str, Any]],
 ) -> tuple[int, list[str]]:
-    """Predict the tasks that the version has not predicted yet.
+    """Predict the tasks that the model version has not predicted yet.
 
     The uncertainty of each task is written into its data. Return the number of predicted tasks and
     the errors of the unreadable ones.

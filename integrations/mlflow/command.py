@@ -1,4 +1,4 @@
-"""The command `dubito mlflow`, which exports a version as an MLflow model."""
+"""The `dubito mlflow` command, which exports a version as an MLflow model."""
 
 import argparse
 

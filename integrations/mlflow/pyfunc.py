@@ -69,7 +69,7 @@ def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
 
 
 def _copy_code(folder: Path) -> None:
-    """Copy the code that the exported model needs, i.e. `model_store` and this module."""
+    """Copy the code that the exported model needs: `model_store` and this module."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(model_store.__file__).parent, folder / "model_store", ignore=ignored)
     package = folder / "integrations" / "mlflow"
@@ -80,13 +80,13 @@ def _copy_code(folder: Path) -> None:
 
 
 def requirements(with_text: bool = True) -> list[str]:
-    """Return the requirements of an exported model, with numpy and onnxruntime pinned."""
+    """Return an exported model's requirements, with numpy and onnxruntime pinned."""
     exact = [f"numpy=={np.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
     return [*exact, *NEEDS, *(["tokenizers"] if with_text else [])]
 
 
 def _descriptions(manifest: Manifest) -> dict[str, str]:
-    """Create the metadata files of an MLflow model, in JSON, which is valid YAML."""
+    """Create an MLflow model's metadata files. They contain JSON, which is valid YAML."""
     python = platform.python_version()
     params = [
         {"name": name, "type": kind, "default": default, "shape": None}
@@ -128,13 +128,13 @@ def _load_pyfunc(path: str) -> "PyfuncModel":  # MLflow calls it by this name
 
 
 class PyfuncModel:
-    """An MLflow model that predicts DataFrames and arrays like the service."""
+    """An MLflow model that gives the same predictions as the service."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def predict(self, rows: Any, params: dict[str, Any] | None = None) -> "pandas.DataFrame":
-        """Predict rows. The result's columns are the fields of `POST /predict` and the seed."""
+        """Predict rows. The result has a column for each `POST /predict` field and the seed."""
         import pandas
 
         values = {name: default for name, (_, default) in PARAMS.items()} | (params or {})

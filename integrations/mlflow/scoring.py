@@ -1,4 +1,4 @@
-"""The scoring protocol of MLflow: `POST /invocations`, `GET /ping` and `GET /version`.
+"""MLflow's scoring protocol: `POST /invocations`, `GET /ping` and `GET /version`.
 
 Requests have rows as a data frame or in TensorFlow Serving's format, and options in `params`. The
 default model answers unless `params.model` names another. MLflow specifies these routes, so our
@@ -129,7 +129,7 @@ async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
 def read_invocation(
     body: Content, max_rows: int, call: RequestContext
 ) -> tuple[PredictRequest, str, Any]:
-    """Parse the options, the input format and the rows of a request."""
+    """Parse a request's options, input format and rows."""
     if body.find(b"NaN") >= 0:
         call.reservation.acquire(3 * len(body) // 2)
         body = _without_nan(body, call)
@@ -148,7 +148,7 @@ def read_invocation(
 
 
 def read_params(params: dict[str, Any]) -> PredictRequest:
-    """Convert `params` to the options of `/predict`, including the model and its version."""
+    """Convert `params` to `/predict` options, including the model and its version."""
     model: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
     options = {name: value for name, value in params.items() if name not in model}
     return build_envelope(
@@ -157,7 +157,7 @@ def read_params(params: dict[str, Any]) -> PredictRequest:
 
 
 def read_rows(form: str, content: Any, spec: InputSpec, max_rows: int) -> Rows:
-    """Convert the rows of a request to rows for `/predict`, dropping extra columns."""
+    """Convert a request's rows to rows for `/predict`, dropping extra columns."""
     rows: Rows
     first = content[0] if isinstance(content, list) and content else None
     if form == SPLIT:
@@ -216,7 +216,7 @@ def _records(content: Any, spec: InputSpec, form: str) -> Rows:
 
 
 def _columnar(content: dict[str, Any], spec: InputSpec) -> Rows:
-    """Convert arrays by column to rows. Models without columns accept a single array."""
+    """Convert one array per column to rows. Models without columns accept a single array."""
     columns = list(content.values())
     if not columns or not all(
         isinstance(column, list) and len(column) == len(columns[0]) for column in columns
@@ -239,7 +239,7 @@ def _take_columns(
     spec: InputSpec,
     field: str,
 ) -> Rows | None:
-    """Select the columns of the model, or return None if it has none."""
+    """Select the model's columns. Return None if it has no named columns."""
     selected = [column.name for column in spec.columns]
     if spec.text is not None and len(names) > 1:
         selected = [spec.text.column]
@@ -252,7 +252,7 @@ def _take_columns(
 
 
 def _unwrap_cells(data: list[list[Any]]) -> list[Any]:
-    """Replace rows with a single text, file or array by that value."""
+    """If rows consist of a single text, file or array, replace each row with that value."""
     is_row = bool(data) and len(data[0]) == 1 and isinstance(data[0][0], str | list)
     return [row[0] for row in data] if is_row else data
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (V2) over REST, which clients of Triton, KServe and MLServer use."""
+"""The Open Inference Protocol (V2) over REST, as used by Triton, KServe and MLServer clients."""
 
 from service.integrations import Integration
 

@@ -1,4 +1,4 @@
-"""Encode the responses and model descriptions of the Open Inference Protocol.
+"""Encode responses and model descriptions for the Open Inference Protocol.
 
 An answer has a tensor for each array, in JSON or in binary format after the JSON.
 """
@@ -64,7 +64,7 @@ TensorSpec = dict[str, Any]  # name, datatype, shape (-1: any length)
 
 
 class TensorEncoder:
-    """An encoder for the response to a request.
+    """An encoder for the response to an inference request.
 
     Attributes:
         header_length: length of the JSON in bytes, set if tensors in binary format follow.
@@ -117,7 +117,7 @@ class TensorEncoder:
 
 
 def make_parameters(answer: Answer) -> dict[str, Any]:
-    """Create the parameters of a response from the fields that apply to all rows."""
+    """Create a response's parameters from the fields that apply to all rows."""
     options, unknown = answer.options, answer.unknown
     parameters = {
         "seed": answer.seed,
@@ -145,7 +145,7 @@ def tensor(name: str, datatype: str, *shape: int) -> TensorSpec:
 
 
 def model_inputs(manifest: Manifest) -> list[TensorSpec]:
-    """Describe the input tensors of a model."""
+    """Describe a model's input tensors."""
     spec = manifest.input
     if spec.columns:
         inputs = [
@@ -173,7 +173,7 @@ def model_outputs(manifest: Manifest) -> list[TensorSpec]:
 
 
 def _field_outputs(field: Field, manifest: Manifest) -> Iterator[TensorSpec]:
-    """Describe the output tensors of a field. A mapping has one tensor for each name."""
+    """Describe a field's output tensors. A mapping has one tensor for each name."""
     lengths = {
         FIELD_CLASSES: len(manifest.classes or ()),
         COLUMNS: len(manifest.input.columns),
@@ -213,7 +213,7 @@ def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
 
 
 def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
-    """Describe a model in Triton's format, in which shapes omit the batch dimension."""
+    """Describe a model in Triton's format, where shapes omit the batch dimension."""
 
     def convert(spec: TensorSpec) -> TensorSpec:
         datatype = "STRING" if spec["datatype"] == BYTES else spec["datatype"]

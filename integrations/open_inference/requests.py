@@ -1,4 +1,4 @@
-"""Parse requests of the Open Inference Protocol.
+"""Parse Open Inference Protocol requests.
 
 If binary tensors follow, the header `Inference-Header-Content-Length` has the length of the JSON.
 The Content-Type is ignored, because clients send different values or none.
@@ -72,7 +72,7 @@ class InferRequest:
 
 
 def header_length(headers: Headers, body: Content) -> int | None:
-    """Parse the header with the length of the JSON part, or return None if it is missing."""
+    """Parse the header with the JSON part's length. Return None if the header is missing."""
     value = headers.get(HEADER_LENGTH)
     if value is None:
         return None
@@ -84,7 +84,7 @@ def header_length(headers: Headers, body: Content) -> int | None:
 def read_infer(
     body: Content, length: int | None, max_json: int, call: RequestContext
 ) -> InferRequest:
-    """Parse an inference request. The first `length` bytes are JSON, or all bytes if None."""
+    """Parse an inference request. Its first `length` bytes are JSON, or all if None."""
     text = body if length is None else bytes(memoryview(body)[:length])
     if len(text) > max_json:
         received = "more; send tensors in binary format"
@@ -148,7 +148,7 @@ def _tensors(items: Any, field: str, binary: memoryview, call: RequestContext) -
 def _tensor(
     item: Any, place: str, binary: memoryview, call: RequestContext
 ) -> tuple[Tensor, memoryview]:
-    """Parse a tensor, and return it with the remaining binary data."""
+    """Parse a tensor. Also return the remaining binary data."""
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", describe_value(item))
     if not item.keys() <= TENSOR_FIELDS:
@@ -195,7 +195,10 @@ def _name(name: Any, place: str) -> str:
 
 
 def _outputs(items: Any) -> dict[str, bool | None] | None:
-    """Parse the requested outputs and whether to send them as binary data. The default is None."""
+    """Parse the requested outputs, and whether to send each as binary data.
+
+    Return None if the request does not list any outputs.
+    """
     if items is None or items == []:
         return None
     if not isinstance(items, list) or len(items) > MAX_OUTPUTS:
@@ -223,7 +226,7 @@ def _flag(value: Any, field: str) -> bool | None:
 
 
 def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Parse the parameters of a request, including the default for binary outputs."""
+    """Parse a request's parameters. Also return the default for binary outputs."""
     binary_output = _flag(parameters.get(BINARY_OUTPUT), f"parameters.{BINARY_OUTPUT}") or False
     options = {
         name: value
@@ -245,7 +248,7 @@ def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _parse_integer(value: Any) -> int | None:
-    """Parse a non-negative integer or a string of digits. Return None if it is invalid."""
+    """Parse a non-negative integer, or a string of digits. Return None if it is invalid."""
     if type(value) is str and _LENGTH.fullmatch(value):
         value = int(value)
     return value if type(value) is int and value >= 0 else None
@@ -259,7 +262,7 @@ def read_rows(
     call: RequestContext,
     encoded: bool = False,
 ) -> tuple[Rows, list[str] | None]:
-    """Convert tensors to rows for `/predict`, and to groups if the model has any.
+    """Convert tensors to rows for `/predict`. Also return the groups if the model has any.
 
     Extra tensors of another model's answer are ignored.
     """
@@ -281,7 +284,7 @@ def read_rows(
 
 
 def is_by_group(manifest: Manifest) -> bool:
-    """Check whether the model expects a tensor `groups` with the group of each row."""
+    """Check whether the model expects a `groups` tensor with each row's group."""
     categories = manifest.categories
     is_column = any(column.name == GROUPS for column in manifest.input.columns)
     return categories is not None and categories.kind == "group" and not is_column
@@ -355,7 +358,7 @@ def _cells(
 def _column(
     tensor: Tensor, column: AnyColumn, spec: InputSpec, call: RequestContext
 ) -> list[Any] | np.ndarray:
-    """Read the cells of a column. NaN is treated as a missing value."""
+    """Read a column's cells. NaN is treated as a missing value."""
     if tensor.datatype == BYTES:
         _check_is_text(tensor)
         read = cell_reader(column, spec.missing_values)

@@ -1,4 +1,4 @@
-"""Routes of the Open Inference Protocol over REST, below `/v2`.
+"""Routes for the Open Inference Protocol over REST, under `/v2`.
 
 The protocol has its own specification, so our OpenAPI document does not include these routes. See
 `docs/open-inference.md`.
@@ -132,7 +132,7 @@ async def post_infer(request: Request, name: str, version: str = LATEST) -> Resp
 
 
 async def read_inflated(call: RequestContext, max_bytes: int) -> Content:
-    """Read a request body of up to `max_bytes`, and decompress gzip or deflate.
+    """Read and decompress a request body of up to `max_bytes`.
 
     Memory for each step of `STEP_BYTES` is reserved before it is inflated.
 
@@ -197,7 +197,7 @@ async def _read(
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:
-    """Return the manifest of a version. `latest` is the loaded version, if any."""
+    """Return a version's manifest. `latest` means the loaded version, if there is one."""
     latest = models.latest(name)
     if version == LATEST and latest is not None:
         return latest
@@ -215,7 +215,7 @@ def _refuse_unready_version(models: Models, name: str, version: str) -> None:
 
 
 def _index(models: Models, allowed: frozenset[str] | None) -> list[dict[str, Any]]:
-    """List all versions of the allowed models with their states."""
+    """List all versions of the allowed models, with their states."""
     index = []
     for name in models.names(allowed):
         broken = models.errors(name)

@@ -35,7 +35,7 @@ ELEMENTS_PER_STEP = 4096
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """An input tensor, with numbers as an array, and BYTES as JSON strings or binary data."""
+    """An input tensor, which contains an array of numbers, JSON strings or binary data."""
 
     place: str  # for errors, which must not repeat names from requests
     name: str
@@ -51,7 +51,10 @@ class Tensor:
         return math.prod(self.shape)
 
     def values(self, call: RequestContext) -> list[Any]:
-        """Return the elements of a BYTES tensor, as strings or None in JSON, else as bytes."""
+        """Return the elements of a BYTES tensor.
+
+        Elements from JSON are strings or None. Elements from binary data are bytes.
+        """
         if self.elements is not None:
             return self.elements
         assert self.content is not None
@@ -102,7 +105,7 @@ def decode_array(
 
 
 def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
-    """Flatten JSON data, which may be nested according to the shape."""
+    """Flatten JSON data that may be nested according to the tensor's shape."""
     if not isinstance(data, list):
         raise InvalidInput(f"{place}.data", "an array", describe_value(data))
     size, level = math.prod(shape), data
@@ -147,7 +150,7 @@ def parse_array(data: Any, datatype: str, shape: tuple[int, ...], place: str) ->
 
 
 def parse_strings(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
-    """Return the elements of a BYTES tensor in JSON. Missing values are None."""
+    """Return the elements of a JSON-encoded BYTES tensor. Missing values are None."""
     level = flat_data(data, shape, place)
     invalid = next((v for v in level if v is not None and type(v) is not str), None)
     if invalid is not None:

@@ -31,7 +31,7 @@ ROUTING_PERIOD_S = 2.0  # between polls of the loaded versions
 
 
 def uses_haproxy() -> bool:
-    """Check whether the proxy of Ray Serve is HAProxy."""
+    """Check whether Ray Serve uses HAProxy as its proxy."""
     # Ray has no public API for this.
     from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 
@@ -39,7 +39,7 @@ def uses_haproxy() -> bool:
 
 
 def router() -> RequestRouterConfig:
-    """Configure routing by model, which is not supported by HAProxy."""
+    """Configure routing by model, which HAProxy does not support."""
     if uses_haproxy():
         return RequestRouterConfig()
     return RequestRouterConfig(
@@ -49,7 +49,7 @@ def router() -> RequestRouterConfig:
 
 
 def listen_on_loopback() -> None:
-    """Restrict the internal port of a replica to loopback if all of Ray listens there.
+    """Restrict a replica's internal port to loopback if the Ray node uses loopback.
 
     The port executes what it receives without a token, and Ray Serve has no setting for its
     address.
@@ -127,7 +127,7 @@ class Replica:
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Build the application from the arguments in a configuration file of Ray Serve.
+    """Build the application from the arguments in a Ray Serve configuration file.
 
     Args:
         args: settings by their names in `Settings`, as numbers or strings.

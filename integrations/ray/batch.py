@@ -59,7 +59,7 @@ def run_on_ray(
 def _round(
     ray: Any, options: WorkerOptions, shards: list[int], workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Process each shard once. Shards yield no result if their actor dies."""
+    """Process each shard once. A shard yields no result if its actor dies."""
     max_actors = min(len(shards), workers or int(ray.cluster_resources().get("CPU", 1)))
     results = ray.data.from_items(
         [{"shard": number} for number in shards], override_num_blocks=len(shards)
@@ -81,7 +81,7 @@ def _round(
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Connect to a Ray cluster, or start one on this machine, and yield the module `ray`."""
+    """Connect to a Ray cluster, or start one locally, and yield the `ray` module."""
     set_ray_environment({}, address == LOCAL)
     try:
         import ray
@@ -113,7 +113,7 @@ def _cluster(address: str) -> Iterator[Any]:
 
 
 def _options(address: str, folder: str | None) -> dict[str, Any]:
-    """Return the options of `ray.init`. A new cluster stores its files in `folder`."""
+    """Return the options for `ray.init`. A new cluster stores its files in `folder`."""
     if address == LOCAL:
         return {
             "address": LOCAL,

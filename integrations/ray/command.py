@@ -1,4 +1,4 @@
-"""The command `dubito cluster`, which serves models with several replicas on Ray."""
+"""The `dubito cluster` command, which serves models with several replicas on Ray."""
 
 import argparse
 import importlib.util
@@ -159,7 +159,7 @@ def _free_port() -> int:
 
 
 def _replica_settings(settings: Settings, is_local: bool) -> dict[str, Any]:
-    """Return the settings of the replicas, with absolute paths.
+    """Return the replicas' settings, with absolute paths.
 
     Replicas on this machine read secrets from the same environment. Replicas on other machines need
     files of secrets there.

@@ -43,7 +43,10 @@ class ByWork:
 
 
 class ByModel(FIFOMixin, RequestRouter):  # type: ignore[misc]
-    """A router that picks between two random replicas that have loaded the model, if any."""
+    """A router that prefers replicas that have loaded the model.
+
+    It proposes two random replicas of this kind first, and then two others.
+    """
 
     async def choose_replicas(
         self,

@@ -1,4 +1,4 @@
-"""State that the replicas of a cluster share through a named Ray actor.
+"""State that a cluster's replicas share through a named Ray actor.
 
 The state is in memory. If its node is lost, Ray restarts the actor without it: drift detection
 starts over, which is logged, and metrics return after a few seconds.
@@ -41,7 +41,7 @@ class StateActor:
     def new_notices(
         self, name: str, since: tuple[int, int]
     ) -> tuple[tuple[int, int], list[Notice]]:
-        """Return other replicas' notices after `since`, and the position for the next call."""
+        """Return the notices from other replicas after `since`. Also return the new position."""
         start_ns, last = since
         if start_ns != self._start_ns:
             last = 0
