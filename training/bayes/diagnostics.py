@@ -1,4 +1,4 @@
-"""Diagnostics of a variational fit: its bound, active units and distance to the posterior.
+"""Diagnostics for a variational fit: the bound, active units and distance to the posterior.
 
 k-hat of Pareto-smoothed importance sampling detects parts of the exact posterior in the tails of
 the draws. It does not detect parts that no draw reaches.
@@ -78,7 +78,7 @@ def guess_nll(y: Tensor) -> float:
 
 @torch.no_grad()
 def mean_log_std(model: BayesianModel, seed: int) -> float | None:
-    """Compute the mean log standard deviation of theta, or None for point estimates."""
+    """Compute theta's mean log standard deviation, or return None for point estimates."""
     if not model.posterior.spread_parameters():
         return None
     std = _moments(model, seed, SPREAD_DRAWS)[1]
@@ -87,7 +87,7 @@ def mean_log_std(model: BayesianModel, seed: int) -> float | None:
 
 @torch.no_grad()
 def active_units(model: BayesianModel, seed: int) -> dict[str, tuple[int, int]]:
-    """Count the active units and all units of each layer, for posteriors with a Gaussian prior.
+    """Count each layer's active and total units, if the prior is Gaussian.
 
     A unit is active if one of its parameters has moved away from the prior N(0, s^2). For the
     parameter's posterior mean m and variance v, this means KL(N(m, v) || N(0, s^2)) > `MIN_KL`.
@@ -158,7 +158,10 @@ def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
 
 
 def pareto_k_threshold(draws: int) -> float:
-    """Compute min(1 - 1 / log10 S, 0.7) for S draws (Vehtari et al. 2024, section 3.2.4)."""
+    """Compute the largest acceptable k-hat for S draws, min(1 - 1 / log10 S, 0.7).
+
+    See Vehtari et al. 2024, section 3.2.4.
+    """
     return min(1.0 - 1.0 / math.log10(draws), 0.7)
 
 

@@ -1,4 +1,4 @@
-"""Bernoulli masks over units."""
+"""Posteriors over Bernoulli dropout masks."""
 
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -12,7 +12,7 @@ from training.bayes.posterior import Posterior
 
 
 class MaskPosterior(Posterior):
-    """A dropout mask: theta_i = 1 / keep_i with probability keep_i, else 0.
+    """The distribution of a dropout mask: theta_i = 1 / keep_i with probability keep_i, else 0.
 
     See Gal and Ghahramani 2016, "Dropout as a Bayesian approximation". The KL is the network's
     weight decay. If `is_served` is false, masks are used only in training, and the only draw of

@@ -1,4 +1,4 @@
-"""Normalizing flows from noise to parameters.
+"""Normalizing flows that map noise to parameters.
 
 A transform maps z of shape (..., D) to (z', log |det dz'/dz|) with shapes (..., D) and (...). The
 inverse is not needed, because variational inference evaluates the density of samples only (Krueger
@@ -59,7 +59,7 @@ class WeightNormLinear(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Replace V by the normalised weight to save computation."""
+        """Store the normalised weight in V so that it is not recomputed."""
         direction = self._masked()
         norm = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
         self.direction.copy_(direction * (self.scale / norm)[:, None])
@@ -90,7 +90,7 @@ class Conditioner(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch in"]
     ) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "*batch out"]]:
-        """Compute the shifts, and the log-scales clipped to +-`LOG_SCALE_BOUND`."""
+        """Compute the shifts and the log-scales, which tanh limits to +-`LOG_SCALE_BOUND`."""
         shift, log_scale = self.output(torch.relu(self.hidden(z))).chunk(2, dim=-1)
         return shift, LOG_SCALE_BOUND * torch.tanh(log_scale * (1.0 / LOG_SCALE_BOUND))
 
@@ -165,7 +165,7 @@ class Autoregressive(nn.Module):
 
 
 class ElementwiseAffine(nn.Module):
-    """z' = shift + exp(log_scale) z."""
+    """An elementwise affine transform, z' = shift + exp(log_scale) z."""
 
     def __init__(self, dimension: int, log_scale: float) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Composition(nn.Module):
     def with_score(
         self, eps: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
-        """Map noise to theta, and return theta with the detached score d log q(theta)/dtheta.
+        """Map noise to theta, and compute the detached score d log q(theta)/dtheta.
 
         Steps must be couplings.
         """

@@ -15,7 +15,7 @@ MIN_EXPONENT = -80.0
 
 
 class _GaussianKL(torch.autograd.Function):
-    """KL(N(mu, sigma^2) || N(0, std^2)), with a fast gradient.
+    """The divergence KL(N(mu, sigma^2) || N(0, std^2)), with a fast gradient.
 
     The gradients are mu / std^2 and sigma / std^2 - 1 / sigma.
     """
@@ -37,7 +37,7 @@ class _GaussianKL(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """N(0, std^2 I)."""
+    """The Gaussian prior N(0, std^2 I)."""
 
     std: float
     has_analytic_kl = True
@@ -54,7 +54,7 @@ class GaussianPrior:
 
 
 class _MixtureKL(torch.autograd.Function):
-    """log q(theta) - log p(theta) at theta = mu + sigma eps, for a scale mixture p.
+    """The log-ratio log q(theta) - log p(theta) at theta = mu + sigma eps, for a scale mixture p.
 
     The gradient of -log p is (wide^-2 + share * gap) theta, where `share` is the probability of the
     narrow component given theta.
@@ -84,7 +84,10 @@ class _MixtureKL(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ScaleMixturePrior:
-    """The prior pi N(0, std_1^2) + (1 - pi) N(0, std_2^2) (Blundell et al. 2015, equation 7)."""
+    """The scale mixture prior pi N(0, std_1^2) + (1 - pi) N(0, std_2^2).
+
+    See Blundell et al. 2015, equation 7.
+    """
 
     pi: float
     std_1: float
@@ -93,7 +96,7 @@ class ScaleMixturePrior:
 
     @property
     def coefficients(self) -> tuple[float, float, float, float]:
-        """The numbers c, o, a and b of log p = c - a t^2 / 2 + softplus(o - b t^2 / 2)."""
+        """The coefficients c, o, a and b in log p = c - a t^2 / 2 + softplus(o - b t^2 / 2)."""
         parts = sorted(((self.std_1, self.pi), (self.std_2, 1.0 - self.pi)), reverse=True)
         (wide, wide_share), (narrow, narrow_share) = parts
         first = math.log(wide_share / (wide * math.sqrt(2 * math.pi)))

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo (Neal 2011), and a posterior over its draws of the last layer."""
+"""Hamiltonian Monte Carlo (Neal 2011), and a posterior that stores its draws."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def sample(
     generator: torch.Generator,
     max_steps: int = MAX_STEPS,
 ) -> tuple[Float[Tensor, "M K D"], float]:
-    """Sample K chains, and return the draws and the acceptance rate.
+    """Run K chains, and return their draws and the acceptance rate.
 
     The warm-up adapts the step size, and halfway sets the masses to the inverse variances over the
     chains. A proposal has a random number of leapfrog steps, which avoids periodic orbits.
@@ -88,7 +88,7 @@ def split_r_hat(values: Float[Tensor, "M K ..."]) -> Float[Tensor, "..."]:
 
 
 class SampledPosterior(LaplacePosterior):
-    """A list of draws of the last layer's weights: draw k is mean + deviations[k].
+    """A posterior stored as draws of the last layer's weights, mean + deviations[k].
 
     The Laplace approximation is the sampler's starting point and its scale. The deviations are 0
     until `keep` sets them.

@@ -13,7 +13,6 @@ CENTRE_DRAWS = 500
 class HypernetworkPosterior(Posterior):
     """A flow posterior with the prior N(0, prior_std^2 I) (Krueger et al. 2017, section 3.2).
 
-
     With `follows_paths`, the gradient of log q omits the score of the flow's parameters, whose mean
     is 0 (Roeder et al. 2017, "Sticking the landing"). If q is the exact posterior, the gradient of
     each draw is then 0.

@@ -1,4 +1,4 @@
-"""Laplace approximation of the last layer.
+"""Laplace approximation of the posterior over the last layer's weights.
 
     theta ~ N(m, (H + I / prior_std^2)^-1),    H = sum_n a_n a_n' x L_n
 
@@ -30,7 +30,7 @@ MAX_PRIOR_STD = 1e4  # the minimum is its inverse
 
 @dataclass(frozen=True, eq=False)
 class OutputHessian:
-    """The Hessian L_n = diag(d) - u u' of each row; d = u = p for classes, u = 0 for regression."""
+    """Each row's Hessian L_n = diag(d) - u u'; d = u = p for classes and u = 0 for regression."""
 
     d: Float[Tensor, "N C"]
     u: Float[Tensor, "N C"]
@@ -43,7 +43,7 @@ class OutputHessian:
 def output_hessian(
     likelihood: Likelihood, outputs: Float[Tensor, "N C"], y: Tensor
 ) -> OutputHessian:
-    """Compute the output Hessian of each row, with class weights.
+    """Compute each row's Hessian with respect to the outputs, scaled by any class weights.
 
     L_n is diag(p) - p p' for classes, and diag(1 / s^2, 1/2) for a Gaussian's mean and log
     variance.
@@ -84,7 +84,7 @@ class Eigen:
 def log_marginal_likelihood(
     log_likelihood: float, eigen: Eigen, square: float, precision: float
 ) -> float:
-    """Compute the log marginal likelihood in nats; `square` is |m|^2.
+    """Compute the log marginal likelihood in nats, where `square` is |m|^2.
 
         log p(data) = log p(data | m) - (sum_i log(1 + lambda_i / precision) + precision |m|^2) / 2
 
@@ -114,7 +114,7 @@ def best_precision(eigen: Eigen, square: float) -> float:
 
 
 class Curvature:
-    """The Hessian H = A x B / rows, where A is the sum of a a' and B the sum of L.
+    """The Kronecker-factored Hessian H = A x B / rows, with A = sum a a' and B = sum L.
 
     It accumulates over batches. The layer's inputs include the bias.
     """
@@ -136,7 +136,7 @@ class Curvature:
 
 
 class Spread(nn.Module):
-    """The deviations U_A (S . E) U_B' with S_io = (a_i b_o + precision)^-1/2, at first 0.
+    """The deviations U_A (S . E) U_B', where S_io = (a_i b_o + precision)^-1/2 (initially 0).
 
     See Ritter, Botev and Barber 2018, "A scalable Laplace approximation for neural networks". The
     prior precision is added in the eigenbasis of A x B, which is exact, instead of to the factors.
@@ -167,7 +167,7 @@ class Spread(nn.Module):
 
 
 class LaplacePosterior(Posterior):
-    """theta = mean + spread(eps).
+    """A Laplace posterior, theta = mean + spread(eps).
 
     During training, the KL is -log p(mean) up to a constant, so the mean is fitted by maximum a
     posteriori. If `prior_std` is None, the mean is fitted by maximum likelihood, and the prior is
@@ -202,5 +202,5 @@ class LaplacePosterior(Posterior):
 
 
 def rotate(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Rotate rows by the eigenvectors, except in one dimension."""
+    """Multiply rows by a matrix of eigenvectors, unless there is only one."""
     return rows if matrix.shape[-1] == 1 else rows @ matrix

@@ -24,7 +24,7 @@ DRAWABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Stochastic:
-    """A selection of layers to draw, and the kind of their random parameters."""
+    """A selection of layers to randomise, with the kind of random parameters to use."""
 
     kind: Literal["scales", "weights", "masks", "hypernet"]
     layers: Sequence[str] | None = None  # name patterns; None for all
@@ -37,7 +37,7 @@ class Stochastic:
 
 @dataclass(frozen=True)
 class Slot:
-    """A layer's part of theta.
+    """The part of theta that belongs to one layer.
 
     The shape is (units,) for scales and masks, and (inputs, outputs) for weights. A bias is the
     last input.
@@ -86,17 +86,17 @@ class LayerContext:
         return self.theta().squeeze(1).unflatten(-1, self.slot.shape)
 
     def detect_shared_input(self, h: Tensor) -> None:
-        """Detect, in a trial run, whether the layer's input depends on the draw."""
+        """In a trial run, detect whether all draws share the layer's input."""
         if self.forward.trial_rows:
             self.shared = len(h) == self.forward.trial_rows
 
     def by_draw(self, h: Tensor) -> Tensor:
-        """Reshape a batch to (K, N, ...); a batch shared by all draws stays unchanged."""
+        """Reshape a batch to (K, N, ...), unless all draws share it."""
         is_batch = self.folded and not self.shared
         return h.unflatten(0, (self.forward.num_draws, -1)) if is_batch else h
 
     def repeated(self, value: Tensor) -> Tensor:
-        """Repeat a shared batch for each draw; other batches stay unchanged."""
+        """Repeat a batch for each draw if all draws share it."""
         if not self.shared:
             return value
         num_draws = self.forward.num_draws
@@ -106,7 +106,7 @@ class LayerContext:
         return h.flatten(0, 1) if self.folded else h
 
     def store_features(self, product: Tensor) -> None:
-        """Store the first layer's output as features before it depends on a draw."""
+        """Store the first layer's output, before any draw affects it, as the features."""
         if self.first:
             rows = product if self.shared or not self.folded else self.by_draw(product)[0]
             self.forward.features = rows.flatten(1)
@@ -161,7 +161,7 @@ class ScaledLayer(nn.Module):
         return (product / std + self.bias).movedim(-1, axis)
 
     def lengths(self) -> Float[Tensor, "U"]:
-        """Compute |V_u|. Under these scales, the layer's weights equal its directions."""
+        """Compute |V_u|, the scales at which the layer's weights equal its directions."""
         return torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
 
     @torch.no_grad()
@@ -171,18 +171,18 @@ class ScaledLayer(nn.Module):
 
 
 def pairs(half: Tensor, count: int) -> Tensor:
-    """Return antithetic noise: the second half is the negated first half."""
+    """Build antithetic noise, whose second half is the negated first half."""
     return torch.cat([half, -half])[:count]
 
 
 def randn_in_pairs(like: Float[Tensor, "B ..."], num_draws: int) -> Float[Tensor, "B ..."]:
-    """Sample antithetic noise of the shape of `like`, whose first axis is K or K N long."""
+    """Sample antithetic noise in the shape of `like`, whose first axis has length K or K N."""
     half = len(like) // num_draws * -(-num_draws // 2)
     return pairs(torch.randn_like(like[:half]), len(like))
 
 
 def seed_layers(seed: int, device: torch.device) -> None:
-    """Seed the noise of layers.
+    """Seed the random noise that layers draw.
 
     `torch.manual_seed` also tries to seed missing accelerators, which is slow.
     """
@@ -262,7 +262,7 @@ class WeightLayer(nn.Module):
         return 1 if self.convolution is None else self.convolution.groups
 
     def keep(self, mask: Tensor) -> None:
-        """Draw only the weights selected by `mask` (inputs, outputs), and all biases."""
+        """Randomise all biases, but only the weights selected by `mask` (inputs, outputs)."""
         self.shape = (mask.shape[0], mask.shape[1])
         self.index = mask.flatten().nonzero()[:, 0].int()
         numbers = len(self.index) + self.has_bias * self.shape[1]
@@ -273,7 +273,7 @@ class WeightLayer(nn.Module):
         return self._split_bias(self.matrix(self.context.theta().squeeze(1)))
 
     def matrix(self, theta: Tensor) -> Tensor:
-        """Convert draws (*batch, numbers) to matrices. The last row is the bias, if any."""
+        """Convert draws (*batch, numbers) to weight matrices, with any bias as the last row."""
         shape = (self.shape[0] + self.has_bias, self.shape[1])
         if self.index is None:
             return theta.unflatten(-1, shape)
@@ -284,7 +284,7 @@ class WeightLayer(nn.Module):
         return zeros.scatter(-1, index, theta).unflatten(-1, shape)
 
     def _split_bias(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split off the bias row, with a faster gradient than slices."""
+        """Split off the bias row. The gradient is faster than with slicing."""
         if not self.has_bias:
             return matrix, None
         weight, bias = matrix.split([self.shape[0], 1], dim=1)
@@ -340,7 +340,8 @@ class WeightLayer(nn.Module):
 def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
     """Multiply matrices so that results in onnxruntime do not depend on the number of rows.
 
-    The order of its kernel for a single column does, so a single column is doubled.
+    With a single column, onnxruntime's summation order depends on that number. The column is
+    therefore duplicated.
     """
     if matrix.shape[-1] > 1:
         return torch.matmul(rows, matrix)
@@ -369,7 +370,7 @@ def initial_weights(layer: Drawable) -> Tensor:
 
 
 def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...]]:
-    """Extract a convolution's patches (B, positions, offsets * channels) and output size."""
+    """Extract a convolution's patches (B, positions, offsets * channels) and its output size."""
     padding, mode = convolution._reversed_padding_repeated_twice, convolution.padding_mode
     if any(padding):
         h = functional.pad(h, padding, "constant" if mode == "zeros" else mode)
@@ -408,7 +409,7 @@ class MaskLayer(nn.Module):
 
 
 class FeatureLayer(nn.Module):
-    """A first layer with fixed weights that computes features."""
+    """A network's first layer, with fixed weights, whose output is used as the features."""
 
     def __init__(self, layer: nn.Module, context: LayerContext) -> None:
         super().__init__()

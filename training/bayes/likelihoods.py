@@ -29,7 +29,7 @@ class Likelihood(nn.Module):
     temperature: Tensor  # T; predictions are p(y | x, theta)^(1/T), normalised
 
     def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
-        """Compute the predictions listed in `model_store.inference.runtime.OUTPUTS`."""
+        """Convert outputs to the predictions listed in `model_store.inference.runtime.OUTPUTS`."""
         predictions: Tensor = super().__call__(outputs)
         return predictions
 
@@ -42,7 +42,7 @@ class Likelihood(nn.Module):
     def weighted_log_likelihood(
         self, predictions: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "K N"]:
-        """Compute the class-weighted log-likelihood of each draw and row for training."""
+        """Compute the class-weighted training log-likelihood for each draw and row."""
         return self.log_likelihood(predictions, y)
 
     def mixture_log_likelihood(
@@ -55,19 +55,19 @@ class Likelihood(nn.Module):
     def tempered(
         self, predictions: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
-        """Rescale predictions at temperature 1 to another temperature."""
+        """Convert predictions from temperature 1 to another temperature."""
         raise NotImplementedError
 
     def errors(self, predictions: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
-        """Compute the error of each row, to be averaged by `to_metric`."""
+        """Compute each row's squared error (regression), or 1 if its class is correct, else 0."""
         raise NotImplementedError
 
     def to_metric(self, mean_error: float) -> float:
-        """Convert the mean of `errors` to the metric."""
+        """Convert the mean of `errors` to the reported metric (accuracy or RMSE)."""
         return mean_error
 
     def validation(self, predictions: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N S"]:
-        """Compute a proper score (lower is better), the log-likelihood and the error of each row.
+        """Compute each row's proper score (lower is better), log-likelihood and error.
 
         For classes, two columns follow: the log-probability of all wrong labels, and the mean of
         their log-likelihoods weighted by their probabilities. The last column is the row's
@@ -76,10 +76,10 @@ class Likelihood(nn.Module):
         raise NotImplementedError
 
     def start(self, y: Tensor) -> None:
-        """Initialise the mean and scale of the targets from the training set."""
+        """Initialise the targets' mean and scale from the training set."""
 
     def guess(self, train: Tensor, y: Tensor) -> float:
-        """Compute the metric of the best constant prediction on targets y."""
+        """Compute the metric on `y` for the constant prediction that is best on `train`."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Linear algebra."""
+"""Eigendecomposition that tolerates equal and tiny eigenvalues."""
 
 import torch
 from jaxtyping import Float64

@@ -1,6 +1,6 @@
 """Local reparametrisation: layers that sample their outputs instead of Gaussian weights.
 
-If a layer's weights W are Gaussian and serve one vector h per row, its output is Gaussian:
+If a layer's weights W are Gaussian and multiply one vector h per row, its output is Gaussian:
 
     h W = mean(h) + (std(h) * eps) R        eps ~ N(0, I), one number per unit
 
@@ -25,7 +25,7 @@ class OutputMoments(nn.Module):
     """The distribution of a layer's output given its input."""
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the mean of the outputs and the standard deviation before `rotate`."""
+        """Compute the outputs' mean, and their standard deviation before `rotate` is applied."""
         raise NotImplementedError
 
     def rotate(self, noise: Tensor) -> Tensor:
@@ -59,7 +59,10 @@ class MatrixNormalMoments(OutputMoments):
 
 
 class KroneckerMoments(OutputMoments):
-    """Outputs of weights M + U_A (S . E) U_B': N(h M, U_B diag((h U_A)^2 S^2) U_B')."""
+    """The output distribution for the weights M + U_A (S . E) U_B' of a Laplace posterior.
+
+    It is N(h M, U_B diag((h U_A)^2 S^2) U_B').
+    """
 
     def __init__(self, posterior: LaplacePosterior) -> None:
         super().__init__()
@@ -75,7 +78,7 @@ class KroneckerMoments(OutputMoments):
 
 
 class HyperMoments(OutputMoments):
-    """Outputs of a variational hypernetwork's layer."""
+    """The output distribution of a variational hypernetwork's layer."""
 
     def __init__(self, layer: HyperLayer) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class HyperMoments(OutputMoments):
 
 
 class LocalLayer(nn.Module):
-    """A layer whose part of theta is eps."""
+    """A layer that samples its outputs, with its part of theta as the noise."""
 
     def __init__(self, moments: OutputMoments, units: int, context: LayerContext) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class LocalLayer(nn.Module):
 def output_moments(
     posterior: Posterior, layer: WeightLayer | HyperLayer, index: int, numbers: slice
 ) -> OutputMoments | None:
-    """Return the output distribution of a layer, or None if it is not Gaussian.
+    """Return a layer's output distribution, or None if it is not Gaussian.
 
     `index` is the layer's position, and `numbers` its part of theta.
     """
@@ -128,7 +131,7 @@ def output_moments(
 
 
 def affine(h: Tensor, matrix: Tensor) -> Tensor:
-    """Compute h W + b, where b is the last row of the matrix if it has one more than h columns."""
+    """Compute h W + b, where b is the matrix's extra last row, if it has one."""
     inputs = h.shape[-1]
     value = matmul(h, matrix[:inputs])
     return value + matrix[inputs] if len(matrix) > inputs else value

@@ -1,4 +1,4 @@
-"""Posteriors of ensembles. Each draw is one member."""
+"""Posteriors for ensembles, in which each draw is one member."""
 
 import torch
 from jaxtyping import Float

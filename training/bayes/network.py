@@ -1,4 +1,4 @@
-"""Base class of networks, and the Bayesian model."""
+"""The base class for networks, and the Bayesian model."""
 
 from collections.abc import Sequence
 
@@ -40,14 +40,14 @@ class Network(nn.Module):
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        """Compute the outputs of each draw and row, and features that do not depend on draws."""
+        """Compute outputs for each draw and row, and features that do not depend on the draw."""
         outputs, features, _ = self.run(x, theta)
         return outputs, features
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
-        """Compute outputs and features, and the KL of layers with input-dependent posteriors.
+        """Compute outputs, features, and the KL for layers with input-dependent posteriors.
 
         The KL is None if there are no such layers.
         """
@@ -64,20 +64,20 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Compute the input of the last layer with weights, for one draw."""
+        """Compute the input to the last layer that has weights, for one draw."""
         raise NotImplementedError
 
     @torch.no_grad()
     def initialise(
         self, x: Float[Tensor, "N I"], standardise: bool = True
     ) -> Float[Tensor, "D"] | None:
-        """Initialise the standardisation from a batch, and return the initial theta, if defined."""
+        """Initialise the standardisation from a batch, and return theta's initial value, if any."""
         if standardise:
             self.fit_scale(x)
         return None
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Compute -log N(W; 0, prior_std^2) of the fixed weights, up to a constant."""
+        """Compute -log N(W; 0, prior_std^2) for the fixed weights, up to a constant."""
         raise NotImplementedError
 
     def scale(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
@@ -118,7 +118,7 @@ class BayesianModel(nn.Module):
     def sample(
         self, x: Float[Tensor, "N I"], eps: Float[Tensor, "S E"], groups: int = 1
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
-        """Compute training predictions for each draw and row, and the KL of each draw in nats.
+        """Compute training predictions for each draw and row, and each draw's KL in nats.
 
         With G `groups` of successive rows, there are S = K G draws. The first G draws are the first
         draws of all groups.

@@ -1,4 +1,4 @@
-"""Base class and protocols of posteriors, and their noise."""
+"""The base class and protocols for posteriors, and the noise that they use."""
 
 import math
 from typing import Protocol, runtime_checkable
@@ -29,7 +29,7 @@ class Posterior(nn.Module):
         return theta
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Sample theta for training, with an unbiased estimate of KL(q || p) in nats."""
+        """Sample theta for training, and return an unbiased estimate of KL(q || p) in nats."""
         raise NotImplementedError
 
     def spread_parameters(self) -> list[nn.Parameter]:
@@ -41,7 +41,7 @@ class Posterior(nn.Module):
         raise NotImplementedError
 
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
-        """Set the centre, if the posterior has a movable one."""
+        """Move the centre to `theta`, if the posterior supports this."""
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class FactorialGaussian(Protocol):
     def moments_and_kl(
         self, eps: Float[Tensor, "K E"]
     ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
-        """Compute the moments, and KL(q || p) as in `sample`."""
+        """Compute the moments, and KL(q || p) as `sample` does."""
 
 
 @runtime_checkable

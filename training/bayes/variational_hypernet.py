@@ -88,7 +88,7 @@ class HyperLayer(nn.Module):
 
 
 class NoisePosterior(Posterior):
-    """A posterior theta = eps, for layers that compute their weights or outputs from noise.
+    """The posterior theta = eps, for layers that compute their weights or outputs from noise.
 
     Layers of a variational hypernetwork read E of W = M + A^1/2 E B^1/2. They compute the KL
     themselves and sample outputs without E in training.

@@ -1,1 +1,1 @@
-"""Calibration of detectors and of the temperature."""
+"""Calibration of the detectors and the temperature."""

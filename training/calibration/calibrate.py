@@ -116,10 +116,10 @@ def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray
 def match_groups(
     calibration: Calibration, rows: Rows, names: tuple[str, ...]
 ) -> Int64[np.ndarray, "N"] | None:
-    """Map the groups of rows to a calibration's group numbers, with `UNKNOWN` for new groups.
+    """Map each row's group to a calibration's group number, or `UNKNOWN` for new groups.
 
-    `names` are the names of the rows' groups. Returns None without a calibration by group, or if
-    rows have no groups.
+    `names` are the names of the rows' groups. Returns None if the calibration is
+    not by group, or if rows have no groups.
     """
     categories = calibration.categories
     if categories is None or categories.kind != "group" or rows.groups is None:

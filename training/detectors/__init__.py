@@ -62,7 +62,7 @@ KINDS: dict[str, Kind] = {
 
 
 def names_for(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
-    """Return the names of the detectors that support a row shape.
+    """Return the names of the detectors that support rows of a given shape.
 
     Only detectors of the embedding support ids, because ids are not quantities.
     """

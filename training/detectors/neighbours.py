@@ -66,7 +66,7 @@ class Neighbours(nn.Module):
         return square_norms(self._from_neighbour(rows)).clamp(min=ROUNDING)
 
     def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return the vector from the k-th nearest training row, in input coordinates."""
+        """Return each row's difference from its k-th nearest training row, as input coordinates."""
         return matmul(self._from_neighbour(rows), self.components.T)
 
     def _from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
@@ -117,7 +117,9 @@ def vectors_from_neighbour(
     bank_squares: Float[Tensor, "B"],
     neighbour: int,
 ) -> Float[Tensor, "N D"]:
-    """Return the vector from the k-th nearest point in a bank to each point; `neighbour` is k.
+    """Return the vector to each point from its k-th nearest point in a bank.
+
+    `neighbour` is k.
 
     In float32, |b|^2 - 2 b'p cannot rank distances far shorter than p. So it only preselects 2 k
     points, which are then ranked by exact distances.
@@ -132,5 +134,5 @@ def vectors_from_neighbour(
 
 
 def _normalise(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:
-    """Scale rows to unit length; zero rows stay unchanged."""
+    """Scale all rows except zero rows to unit length."""
     return rows / square_norms(rows).sqrt().clamp(min=1e-12)[:, None]

@@ -1,4 +1,4 @@
-"""Roughness detector for images."""
+"""A roughness detector for images."""
 
 import math
 
@@ -14,11 +14,12 @@ MIN_SCORE = 1e-6
 
 
 class Roughness(nn.Module):
-    """The mean squared difference of neighbouring pixels, divided by twice the channel's variance.
+    """The mean squared difference between neighbouring pixels, relative to the variance.
 
-    This is von Neumann's ratio (1941, "Distribution of the ratio of the mean square successive
-    difference to the variance") along both axes of an image. It is about 1 for independent pixels,
-    such as noise, and near 0 for smooth images. It needs few training rows.
+    The denominator is twice the channel's variance. This is von Neumann's ratio (1941,
+    "Distribution of the ratio of the mean square successive difference to the variance") along both
+    axes of an image. It is about 1 for independent pixels, such as noise, and near 0 for smooth
+    images. It needs few training rows.
     """
 
     def __init__(self, shape: tuple[int, int, int], floor: float) -> None:

@@ -42,7 +42,7 @@ class Spectrum(nn.Module):
 
 
 class Residual(nn.Module):
-    """The squared distance of an input from the span of the leading principal components.
+    """The squared distance from an input to the span of the leading principal components.
 
     The leading components explain `EXPLAINED` of the training rows' variance. Noise, perturbations
     and other data have larger residuals than natural data; smoothed or faded images have smaller
@@ -131,7 +131,7 @@ class Fold(nn.Module):
         return folded + nn.functional.pad(parts[-1], (0, missing))
 
     def spread(self, terms: Folded) -> Float[Tensor, "N I"]:
-        """Distribute each number of a folded row equally over the inputs that it sums."""
+        """Divide each number in a folded row equally among the inputs that it sums."""
         if self.length <= MAX_LENGTH:
             return terms
         together = torch.bincount(torch.arange(self.length) % MAX_LENGTH, minlength=MAX_LENGTH)
@@ -164,5 +164,5 @@ def _mean_squares(rows: Folded) -> Float[Tensor, "F"]:
 
 
 def square_norms(rows: Folded) -> Float[Tensor, "N"]:
-    """Compute squared norms in a summation order that does not depend on the number of rows."""
+    """Compute squared norms with a summation order independent of the number of rows."""
     return matmul(rows.square(), torch.ones(rows.shape[1], 1, dtype=rows.dtype))[:, 0]

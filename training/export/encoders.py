@@ -1,4 +1,4 @@
-"""Export of encoders, from a torch module or an ONNX file.
+"""Export of encoders from torch modules or ONNX files.
 
 The graph maps raw rows `x` (rows, I) to encoded rows `encoded` (rows, F), both float32.
 """
@@ -36,7 +36,7 @@ MAX_NAMES = 20  # in an error
 
 @dataclass(frozen=True, eq=False)
 class EncoderInput:
-    """The conversion of raw rows to encoder input."""
+    """The parameters for converting raw rows to encoder input."""
 
     shape: tuple[int, ...]
     mean: Float32[np.ndarray, "..."] | None = None
@@ -46,7 +46,7 @@ class EncoderInput:
 
 
 class _RawRowEncoder(nn.Module):
-    """A user's encoder for raw rows."""
+    """A user's encoder, preceded by the conversion of raw rows."""
 
     def __init__(self, encoder: nn.Module, rows: EncoderInput) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def module_graph(encoder: nn.Module, rows: EncoderInput) -> onnx.ModelProto:
 
 
 def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onnx.ModelProto:
-    """Read an ONNX file, and prepend the conversion of raw rows.
+    """Read an ONNX encoder, and prepend nodes that convert raw rows to its input.
 
     The input can have any numeric type, channels first or last, and a first axis of length 1. The
     mask and token types of a text encoder are derived from the ids. `output` is the name of an
@@ -117,7 +117,7 @@ def serialise(model: onnx.ModelProto) -> bytes:
 def examine(path: Path, row_size: int, examples: Float32[np.ndarray, "N I"]) -> EncoderSpec:
     """Test an encoder, and return its manifest entry.
 
-    If batches change the bits of a row, the service must encode rows one at a time.
+    If batching changes the bits of a row, the service must encode rows one at a time.
     """
     try:
         width = _width(path, examples[:1])
@@ -136,7 +136,7 @@ def examine(path: Path, row_size: int, examples: Float32[np.ndarray, "N I"]) -> 
 def _has_independent_rows(
     encoder: Encoder, x: Float32[np.ndarray, "N I"], alone: Float32[np.ndarray, "N F"]
 ) -> bool:
-    """Check that batches do not change the bits of a row."""
+    """Check that batching does not change the bits of a row's encoding."""
     orders = (np.arange(len(x)), np.arange(len(x))[::-1])
     for count, order in itertools.product({2, 3, ROWS_AT_ONCE}, orders):
         batches = np.split(order, range(count, len(order), count))
@@ -244,7 +244,7 @@ def _prefix(
 def _derive_from_ids(
     name: str, value: onnx.ValueInfoProto, ids: str, pad_id: int, tensors: list[onnx.TensorProto]
 ) -> list[onnx.NodeProto]:
-    """Build the nodes that derive the mask (0 for padding, else 1) or token types (0)."""
+    """Build the nodes that derive the mask (0 for padding, else 1) or token types (all 0)."""
     kind = value.type.tensor_type.elem_type
     if kind not in (*FLOATS, *INTEGERS):
         actual = TensorProto.DataType.Name(kind).lower()

@@ -1,4 +1,4 @@
-"""ONNX export of modules, with a cache of graphs without weights.
+"""ONNX export of modules, with a cache of graphs that omit the weights.
 
 torch's exporter takes seconds for a graph. The cache, in memory and in a folder, contains graphs
 without weights. Its key is a digest of:
@@ -73,7 +73,7 @@ def export_program(
 
 @functools.cache
 def _cache_registry() -> None:
-    """Make torch build its registry of ONNX functions once per process, instead of per graph."""
+    """Make torch build its ONNX function registry once per process, not once per graph."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     registry: Any = ONNXRegistry
@@ -118,7 +118,7 @@ def strip_notes(graph: onnx.ModelProto) -> None:
 
 
 def folder() -> Path | None:
-    """The cache folder, or None if `DUBITO_GRAPHS` is empty."""
+    """Return the cache folder, or None if `DUBITO_GRAPHS` is empty."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = os.environ.get("DUBITO_GRAPHS", str(Path(caches) / "dubito" / "graphs"))
     return Path(path) if path else None
@@ -153,9 +153,9 @@ def _write(key: str, graph: bytes) -> None:
 def structure(
     module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
 ) -> str | None:
-    """Compute the cache key of a module's graph.
+    """Compute the cache key for a module's graph.
 
-    Returns None if the module reads values of tensors, which can change its graph.
+    Returns None if the module reads tensor values, which can change its graph.
     """
     names: dict[int, str] = {}
     for name, tensor in _all_tensors(module):
@@ -208,7 +208,7 @@ def _plain(value: object, depth: int = 0) -> object:
 
 
 class _Run(TorchDispatchMode):
-    """A hash of the operators in a run and their arguments; tensors are identified by origin."""
+    """A hash of a run's operators and arguments, in which tensors are identified by origin."""
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -55,7 +55,7 @@ UNTRANSLATED = re.compile(r"Error when translating node .*?target=torch\.ops\.(\
 
 
 class ParityError(DubitoError):
-    """The exported graphs do not reproduce the fitted model's outputs."""
+    """Raised if the exported graphs do not reproduce the fitted model's outputs."""
 
 
 def export(
@@ -163,7 +163,7 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
 
 @torch.no_grad()
 def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
-    """Summarise a failed export as (expected, got), instead of the exporter's long errors."""
+    """Summarise the exporter's long errors as (expected, got)."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         assert isinstance(cause, Exception)
@@ -399,7 +399,7 @@ def parity(
 
 
 def _check_independent_rows(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> None:
-    """Check that each row's results are bitwise equal alone and in a batch."""
+    """Check that each row gives bitwise-identical results alone and in a batch."""
 
     def answers(rows: np.ndarray) -> dict[str, np.ndarray]:
         outputs, densities = runtime.run(rows, theta)

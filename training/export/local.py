@@ -20,11 +20,11 @@ TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 
 @torch.no_grad()
 def localise(model: BayesianModel, x: Num[Tensor, "N I"]) -> BayesianModel:
-    """Replace draws of weights by draws of outputs, with the same distribution for each row.
+    """Sample outputs instead of weights, with the same output distribution for each row.
 
     The result shares the model's parameters. The model itself is returned if a layer's weights are
-    not Gaussian, or if a layer serves several vectors per row, such as a convolution. `x` are valid
-    input rows.
+    not Gaussian, or if a layer processes several vectors per row, such as a convolution. `x` has
+    valid input rows.
     """
     network = model.network
     if not isinstance(network, DrawnNetwork):

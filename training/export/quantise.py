@@ -34,7 +34,7 @@ FUSED = "com.microsoft"  # onnxruntime's operators, including MatMulIntegerToFlo
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """The RMS change of mean probabilities by quantisation, and by a new draw set."""
+    """The RMS errors of mean probabilities due to quantisation and Monte Carlo sampling."""
 
     int8_probabilities: float
     int8_monte_carlo: float
@@ -46,7 +46,7 @@ class QuantisationError:
 
 
 def quantise_network(network: bytes) -> bytes:
-    """Quantise the large matrix products of `network.onnx`, if there are any."""
+    """Quantise any large matrix products in `network.onnx`."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -122,7 +122,7 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
 def _with_nodes(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
 ) -> bytes:
-    """Replace a model's nodes, add constants, and remove unused ones."""
+    """Replace a model's nodes, add constants, and remove anything unused."""
     graph = model.graph
     needed = {output.name for output in graph.output}
     needed_nodes: list[onnx.NodeProto] = []
@@ -146,7 +146,7 @@ def _with_nodes(
 def quantisation_error(
     exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int
 ) -> QuantisationError:
-    """Measure the quantisation error and the Monte Carlo error on rows."""
+    """Measure a quantised network's error and the Monte Carlo error on example rows."""
     x = rows.x[:CHECKED_ROWS].astype(np.float32)
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))
     actual = _scores(quantised, x, quantised.draw(0, 0, num_draws))

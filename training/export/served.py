@@ -57,12 +57,12 @@ class ServedNetwork(nn.Module):
 
     @property
     def two_sided(self) -> tuple[str, ...]:
-        """Names of two-sided detectors."""
+        """The names of the two-sided detectors."""
         return tuple(name for name in self.density if KINDS[name].is_two_sided)
 
     @property
     def attributed(self) -> tuple[str, ...]:
-        """The names of the detectors that can attribute their score to inputs.
+        """The names of the detectors that can attribute their scores to inputs.
 
         There are none for folded rows, unless the fold only adds the channels of each pixel.
         """
@@ -77,7 +77,7 @@ class ServedNetwork(nn.Module):
         )
 
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
-        """Attribute scores to the inputs of a row, as non-negative contributions."""
+        """Attribute each row's scores to its inputs, as non-negative contributions."""
         parts = []
         assert self.spectrum is not None
         for name in self.attributed:
@@ -142,14 +142,14 @@ def served_network(
 def fit_detectors(
     model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
 ) -> ServedNetwork:
-    """Fit the flag's density detectors, and attach them to a model's network."""
+    """Fit the density detectors of a recipe's flag, and attach them to a model's network."""
     densities = [name for name in recipe.combined if name in DENSITY_NAMES]
     seed = hash_key(recipe.seed, Stream.DETECTORS)
     return served_network(model, torch.from_numpy(train.x), seed, densities, shape)
 
 
 def fold(model: BayesianModel) -> None:
-    """Replace weight normalisation by plain weights for faster inference."""
+    """Replace weight normalisation with plain weights for faster inference."""
     for module in model.modules():
         if isinstance(module, ScaledLayer | WeightNormLinear):
             module.fold()

@@ -1,4 +1,4 @@
-"""Convergence diagnostics of a variational fit, for the log and the manifest."""
+"""Convergence diagnostics for a variational fit, for the log and the manifest."""
 
 from typing import Any
 
@@ -33,10 +33,10 @@ def convergence(
     seed: int,
     has_bound: bool = True,
 ) -> dict[str, Any]:
-    """Compute convergence diagnostics of a fitted model.
+    """Compute convergence diagnostics for a fitted model.
 
     `uncertainty` has each validation row's uncertainty after each epoch, up to the model's epoch.
-    `has_bound` tells whether the objective is the evidence lower bound.
+    `has_bound` is true if the objective is the evidence lower bound.
     """
     facts: dict[str, Any] = {}
     change = uncertainty_change(uncertainty, learning_rates, model)
@@ -69,7 +69,7 @@ def convergence(
 def uncertainty_change(
     uncertainty: Float[Tensor, "E N"], learning_rates: list[float], model: BayesianModel
 ) -> dict[str, float] | None:
-    """Compute how much each row's uncertainty changed over the second half of a fit.
+    """Summarise how much each row's uncertainty changed over the second half of a fit.
 
     Both halves have the same sum of learning rates, because the rates decay. The change of a row is
     max(u, v) / min(u, v) - 1, where u and v are its uncertainties in the middle and at the end.
@@ -109,7 +109,7 @@ def summarise(facts: dict[str, Any]) -> str:
 
 
 def change_warning(facts: dict[str, Any]) -> str | None:
-    """Return a warning if the uncertainty had not converged."""
+    """Return a warning if the uncertainty has not converged, else None."""
     change = facts.get("uncertainty_change")
     if change is not None and change["median"] <= MAX_CHANGE:
         return None

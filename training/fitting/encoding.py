@@ -28,7 +28,7 @@ BATCH_ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """A tested encoder with its file in the run's folder."""
+    """A tested encoder, and the path to its file in the run's folder."""
 
     path: Path
     encoder: Encoder
@@ -69,7 +69,7 @@ class Encoding:
 
 
 def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
-    """Return the ONNX graph of a recipe's encoder, or None if it has none.
+    """Return the ONNX graph of a recipe's encoder, or None if there is no encoder.
 
     Raises:
         InvalidInput: if the encoder is invalid.

@@ -86,7 +86,7 @@ def sample_last_layer(
 
 @torch.no_grad()
 def _layer_inputs(model: BayesianModel, x: Tensor) -> Float[Tensor, "N I"]:
-    """Compute the last layer's input in float64, with a 1 for the bias."""
+    """Compute the last layer's inputs in float64. If it has a bias, append a column of ones."""
     assert isinstance(model.network, DrawnNetwork)
     (layer,) = model.network.get_layers(WeightLayer)
     theta, was_training = model.posterior.centre()[None, None], model.training

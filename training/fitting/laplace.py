@@ -1,4 +1,4 @@
-"""Laplace approximation of a trained network, with the choice of its prior."""
+"""Laplace approximation of a trained network, including the choice of prior."""
 
 import math
 import time
@@ -55,7 +55,7 @@ def check_trained(recipe: Recipe, parent: Parent | None) -> None:
 
 @dataclass(frozen=True)
 class CurvatureFacts:
-    """The curvature and the fit at a model's centre."""
+    """The loss curvature and the goodness of fit at a model's centre."""
 
     eigen: Eigen
     log_likelihood: float  # sum over rows with class weights, in nats
@@ -64,7 +64,7 @@ class CurvatureFacts:
 
 @torch.no_grad()
 def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
-    """Compute the curvature of the loss in a model's last layer."""
+    """Compute the loss curvature with respect to the weights of a model's last layer."""
     network, posterior, likelihood = model.network, model.posterior, model.likelihood
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, LaplacePosterior)
@@ -101,11 +101,11 @@ def fit_laplace(
     times: float = 1.0,
     finds_noise: bool = False,
 ) -> dict[str, Any]:
-    """Fit a model's Laplace posterior, and return its summary for the manifest.
+    """Fit a model's Laplace posterior, and return a summary for the manifest.
 
-    Training rows determine the curvature, and `draws` draws on validation rows the prior. `times`
-    is the factor of a tempered log-likelihood. With `finds_noise`, homoscedastic noise is set to
-    the RMSE, because it is not trained.
+    Training rows determine the curvature. Validation rows, predicted with `draws` draws, determine
+    the prior. `times` is the factor of a tempered log-likelihood. With `finds_noise`, homoscedastic
+    noise is set to the RMSE, because it is not trained.
     """
     start = time.monotonic()
     posterior = model.posterior
@@ -191,7 +191,7 @@ def widest_precision(
 
 @torch.no_grad()
 def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
-    """Predict rows; draws share the forward pass except for the last layer."""
+    """Predict rows, with one forward pass for all draws except in the last layer."""
     theta = model.posterior(eps)[:, None]
     return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))
 
@@ -219,7 +219,7 @@ def loss_warning(
     likelihood: Likelihood,
     section: Laplace,
 ) -> str:
-    """Return a warning if draws predict significantly worse than the centre, else "".
+    """Return a warning if draws predict significantly worse than the centre, or "" if not.
 
     `before` and `after` are results of `Likelihood.validation`.
     """

@@ -1,4 +1,4 @@
-"""The linear model in batch ensembles for tables.
+"""The linear model that is mixed into batch ensembles for tabular data.
 
 The predictive distribution is (1 - w) mean_k p_k + w q, where p_k are networks, q is a logistic or
 ridge regression, and w is the linear model's share of the draws. Networks are often overconfident
@@ -30,7 +30,7 @@ MIN_VARIANCE = 1e-6  # relative to the targets'
 
 
 def fit_linear(model: BayesianModel, rows: Rows) -> None:
-    """Fit the linear model of a batch ensemble. `choose_share` adds its draws."""
+    """Fit a batch ensemble's linear model, whose draws `choose_share` adds."""
     network, likelihood = model.network, model.likelihood
     assert isinstance(network, BatchEnsemble)
     step = math.ceil(rows.x.size * likelihood.outputs / MAX_NUMBERS)
@@ -55,7 +55,7 @@ def fit_linear(model: BayesianModel, rows: Rows) -> None:
 
 @torch.no_grad()
 def choose_share(model: BayesianModel, validation: Rows) -> float:
-    """Set the number of the linear model's draws, and return their share."""
+    """Set the linear model's number of draws, and return their share of all draws."""
     likelihood, posterior = model.likelihood, model.posterior
     assert isinstance(posterior, MixturePosterior)
     device = likelihood.temperature.device
@@ -77,7 +77,7 @@ def choose_share(model: BayesianModel, validation: Rows) -> float:
 def fit_ridge(
     x: Float64[np.ndarray, "N I"], y: Float64[np.ndarray, "N"]
 ) -> tuple[Float64[np.ndarray, "I 2"], Float64[np.ndarray, "2"]]:
-    """Fit the mean by ridge regression, and a constant log variance to leave-one-out residuals."""
+    """Fit the mean by ridge regression, and the log variance to leave-one-out residuals."""
     from sklearn.linear_model import RidgeCV
 
     ridge = RidgeCV(RIDGE_PENALTIES).fit(x, y)
@@ -91,7 +91,7 @@ def fit_logistic(
     y: Int64[np.ndarray, "N"],
     class_weights: Float64[np.ndarray, "C"],
 ) -> tuple[Float64[np.ndarray, "I C"], Float64[np.ndarray, "C"]]:
-    """Fit a logistic regression, with the penalty that cross-validation selects."""
+    """Fit a logistic regression whose penalty is selected by cross-validation."""
     from scipy.special import log_softmax
     from sklearn.linear_model import LogisticRegression
 

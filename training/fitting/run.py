@@ -73,11 +73,11 @@ Callback = Callable[[Metrics], object]  # called with the metrics of each epoch
 
 
 class Diverged(DubitoError):
-    """The training loss became infinite or NaN."""
+    """Raised when the training loss becomes infinite or NaN."""
 
 
 class Run:
-    """A fit of a recipe, with its files in a folder.
+    """A training run for a recipe, which keeps its files in a folder.
 
     The files are `checkpoint.safetensors`, `metrics.jsonl` and `progress.png`.
     """
@@ -342,7 +342,7 @@ class Run:
         return self._validate()[:, 1].mean().item()
 
     def _is_best(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
-        """Check whether to save an epoch's parameters as the best ones."""
+        """Check whether an epoch's parameters should be saved as the best so far."""
         if self.recipe.choose == "last":
             return True
         if isinstance(self.stopping, EarlyStopping):

@@ -32,7 +32,7 @@ RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps an
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The loss of a training step, with its terms."""
+    """A training step's loss and its terms."""
 
     total: Float[Tensor, ""]  # nats per row
     nll: Float[Tensor, ""]  # likelihood term, nats per row
@@ -66,10 +66,10 @@ class Steps:
     def take(
         self, x: Num[Tensor, "N I"], y: Num[Tensor, "N"], kl_weight: float, step: int
     ) -> Float64[Tensor, "3"]:
-        """Take optimiser step `step` (from 0) on a batch.
+        """Take one optimiser step on a batch.
 
-        Returns the likelihood term in nats per row, the mean KL of draws in nats, and the mean of
-        `Likelihood.errors` under the first draw.
+        `step` counts from 0. Returns the likelihood term in nats per row, the mean KL of draws in
+        nats, and the mean of `Likelihood.errors` under the first draw.
         """
         device = x.device
         x, eps = step_inputs(self.model, self.recipe, self.shape, x, self.samples, step)
@@ -95,7 +95,7 @@ class Steps:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A step as a CUDA graph, which saves kernel launches."""
+    """A training step captured as a CUDA graph, which reduces kernel launches."""
 
     cuda_graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]  # memory that the graph reads
@@ -103,7 +103,7 @@ class Graph:
 
 
 class GraphedFunction:
-    """A function of GPU tensors that runs as a CUDA graph for each combination of shapes.
+    """A function of GPU tensors, captured as one CUDA graph per combination of shapes.
 
     The first `WARMUP_CALLS` calls run eagerly. The function must run the same kernels for all input
     values, and must not synchronise with the GPU.
@@ -165,7 +165,7 @@ def step_inputs(
 
 
 def row_groups(recipe: Recipe, rows: int) -> int:
-    """Compute the number of row groups with separate draws in a step."""
+    """Compute how many groups of rows get separate draws in a step."""
     return min(ROW_GROUPS if recipe.posterior.groups_rows else 1, rows)
 
 
@@ -217,7 +217,7 @@ def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
 
 
 def flush_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Set negligible moments of Adam to zero.
+    """Set Adam's negligible moments to zero.
 
     Otherwise the moments of inactive units decay to denormal numbers, which slow down arithmetic.
     """
@@ -293,7 +293,7 @@ def adam(model: BayesianModel, recipe: Recipe) -> torch.optim.Adam:
 
 
 def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Interpolate learning rates geometrically from the first (`decay` = 0) to the last (1)."""
+    """Set learning rates between the first (`decay` = 0) and final (1) ones, geometrically."""
     for group in optimizer.param_groups:
         rate = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
         if isinstance(group["lr"], Tensor):
@@ -317,7 +317,7 @@ def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]
 def augment(
     x: Float[Tensor, "N I"], shape: Sequence[int], section: AugmentationSection, seed: int
 ) -> Float[Tensor, "N I"]:
-    """Augment images at random.
+    """Apply random augmentations to images.
 
     Each image is flipped with probability 1/2 along each axis in `flip`, shifted by up to `shift`
     pixels along both axes, and cropped to at least 1 - `crop` of its height and width at a random

@@ -31,7 +31,7 @@ AT_LIMIT = "the limit of training.max_epochs"
 
 @dataclass
 class Progress:
-    """The state of a run in a checkpoint, without tensors."""
+    """A run's state in a checkpoint, except its tensors."""
 
     step: int
     best_epoch: int
@@ -47,11 +47,11 @@ class FixedEpochs:
     number: int
 
     def epochs(self, _: Progress) -> int:
-        """The estimated total number of epochs."""
+        """Estimate the total number of epochs."""
         return self.number
 
     def decay(self, progress: Progress, epoch_steps: int) -> float:
-        """The decay of the learning rates, from 0 (initial) to 1 (final)."""
+        """Compute how far the learning rates have decayed, from 0 (initial) to 1 (final)."""
         return progress.step / (self.number * epoch_steps)
 
     def update(self, progress: Progress) -> None:
@@ -138,7 +138,7 @@ def stopping_rule(
 
 
 def fixed_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
-    """Return `training.epochs`, or 0 for a post-hoc method with a trained network."""
+    """Return `training.epochs`, which defaults to 0 for post-hoc methods on trained networks."""
     is_trained = recipe.network.is_trained or parent is not None
     skips_training = recipe.posterior.is_post_hoc and is_trained
     return 0 if skips_training and recipe.training.epochs is None else recipe.training.epochs
@@ -167,7 +167,7 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
     window = max(3, patience)
 
     def rise(key: str, min_rise: float) -> float:
-        """Compute the rise over the window, or 0 if it is small or insignificant."""
+        """Compute a curve's rise over the window, or 0 if it is small or insignificant."""
         per_epoch, error = slope([m[key] for m in history[-window:]])
         is_rise = abs(per_epoch) > 2 * error and abs(per_epoch) * window > min_rise
         return per_epoch * window if is_rise else 0.0
@@ -185,7 +185,7 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
 
 
 def slope(values: list[float | int]) -> tuple[float, float]:
-    """Estimate the slope per epoch of a curve by least squares, with its standard error."""
+    """Estimate a curve's slope per epoch by least squares, and its standard error."""
     curve = np.array(values, dtype=np.float64)
     if len(curve) < 3:
         return math.nan, math.nan
@@ -214,7 +214,7 @@ def add_wrong_row(
 
 
 def is_as_good(scores: Float[Tensor, "N"], lowest: Float[Tensor, "N"], paired: bool) -> bool:
-    """Check whether mean scores are within a standard error of the lowest (best) ones.
+    """Check whether the mean score is within a standard error of the lowest (best) mean.
 
     This is the one-standard-error rule (Breiman et al. 1984) for the difference of means, over the
     same rows (paired) or over different steps.

@@ -59,7 +59,7 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
 def start_from_network(
     model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"]
 ) -> None:
-    """Initialise a model from the network of an `mle` version."""
+    """Initialise a model from an `mle` version's network."""
     initialise(model, x, standardise=False)
     model.network.mean, model.network.std = parent.network.mean, parent.network.std
     state = model.likelihood.state_dict()
@@ -71,7 +71,7 @@ def start_from_network(
 
 @torch.no_grad()
 def copy_weights(model: BayesianModel, parent: BayesianModel) -> None:
-    """Copy a parent's weights, except those that are set again for the new data."""
+    """Copy a parent's weights, except those that are recomputed for the new data."""
     state = parent.state_dict()
     for name, tensor in model.state_dict().items():
         if name == "likelihood.log_weights" or name.startswith(SET_AGAIN):

@@ -18,7 +18,7 @@ from model_store.errors import InvalidInput, one_line
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, dropout: float | None = None
 ) -> nn.Sequential:
-    """Build an MLP with ReLUs, each followed by a Dropout if `dropout` is set."""
+    """Build an MLP with ReLU activations, each followed by Dropout if `dropout` is set."""
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes[:-1]):
@@ -103,7 +103,7 @@ def source_digest(path: str) -> str:
 
 
 def _add_sources(module: ModuleType, folder: Path, files: set[Path]) -> None:
-    """Add the files of a module and its imports, if they are below `folder`."""
+    """Add the source files of a module and its imports, if they are in `folder`."""
     file = Path(getattr(module, "__file__", None) or "/")
     is_local = file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
     if not is_local or file in files:
@@ -135,7 +135,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 def load_state(module: nn.Module, tensors: Mapping[str, Tensor], field: str, expected: str) -> None:
-    """Load a `state_dict`.
+    """Load tensors into a module, like `load_state_dict`.
 
     Raises:
         InvalidInput: naming `field` and `expected`, if names or shapes differ.

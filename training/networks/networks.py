@@ -190,7 +190,7 @@ class DrawnNetwork(Network):
     def initialise(
         self, x: Float[Tensor, "N I"], standardise: bool = True
     ) -> Float[Tensor, "D"] | None:
-        """Initialise the standardisation from a batch, and return the initial theta, if defined.
+        """Initialise the standardisation from a batch, and return theta's initial value, if any.
 
         Random weights start at the module's weights. Random scales start at values for which
         pre-activations have mean 0 and variance 1 over the batch (Salimans and Kingma 2016,
@@ -223,7 +223,7 @@ class DrawnNetwork(Network):
         return not self.is_paired
 
     def get_layers(self, kind: type[Layer]) -> list[Layer]:
-        """Return all random layers of a class, in the order of theta."""
+        """Return all random layers of a given class, in their order in theta."""
         layers = [layer for layer in self.modules() if isinstance(layer, kind)]
         order = [slot.name for slot in self.slots]
         return sorted(layers, key=lambda layer: order.index(layer.context.slot.name))
@@ -313,7 +313,7 @@ class DrawnNetwork(Network):
 
     @torch.no_grad()
     def _try(self, examples: Num[Tensor, "R ..."]) -> None:
-        """Run the network to detect shared inputs, and check that rows and draws stay separate."""
+        """Run the network to detect shared inputs, and check that rows and draws do not mix."""
         generator = torch.Generator().manual_seed(0)
         x = examples[:TRIAL_ROWS].flatten(1).float()
         x = x.repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]
@@ -475,5 +475,5 @@ def _check_supported(module: nn.Module, selection: dict[str, Drawable]) -> None:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Whether a module is a sequence of Linear layers, encodings and elementwise functions."""
+    """Check whether a module chains only Linear layers, encodings and elementwise functions."""
     return isinstance(module, nn.Sequential) and all(isinstance(layer, CHAINED) for layer in module)

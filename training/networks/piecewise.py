@@ -37,7 +37,7 @@ class PiecewiseLinear(nn.Module):
 
 
 def quantile_knots(x: Num[np.ndarray, "N I"], bins: int) -> list[list[float]]:
-    """Compute the distinct quantiles of each column at 0, 1/bins, ..., 1.
+    """Compute each column's distinct quantiles at 0, 1/bins, ..., 1.
 
     A column with fewer than `MIN_VALUES` distinct values gets no knots.
     """

@@ -1,4 +1,4 @@
-"""Tests of modules on example rows."""
+"""Checks that run modules on example rows."""
 
 import copy
 from collections import Counter
@@ -56,7 +56,7 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
 def check_outputs(
     module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], likelihood: Likelihood
 ) -> None:
-    """Check that a module's outputs fit a likelihood, without a final softmax."""
+    """Check that a module's outputs match a likelihood and are not probabilities."""
     width = likelihood.outputs
     layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
     calls: list[str] = []
@@ -103,7 +103,7 @@ def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
 
 
 def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
-    """Check that a module accepts the smallest and the largest id."""
+    """Check that a module accepts the smallest and largest ids."""
     try:
         run_on_rows(module, torch.tensor([0, largest]).view(2, *[1] * len(shape)).expand(2, *shape))
     except InvalidInput as error:
@@ -112,7 +112,7 @@ def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
 
 
 def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
-    """Check that outputs are deterministic and independent of other rows."""
+    """Check that each row's outputs are deterministic and independent of other rows."""
     rows = examples[:REPEATED_ROWS]
     layers = {name: layer for name, layer in module.named_modules() if name}
     runs = [_run_with_seed(module, module, rows, seed) for seed in (1, 2)]
@@ -135,7 +135,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
 def check_training(
     module: nn.Module, frozen: Sequence[nn.Module], examples: Num[Tensor, "R ..."]
 ) -> None:
-    """Check that outputs in training are deterministic without Dropout and torch's own dropout."""
+    """Check that outputs in training mode are deterministic if dropout is disabled."""
     runs = []
     for seed in (1, 2):
         # Separate copies, because layers such as spectral norms update their state in training.
@@ -179,7 +179,7 @@ class _Run(NamedTuple):
 
 
 def _run_with_seed(module: nn.Module, run: Callable[..., Any], rows: Tensor, seed: int) -> _Run:
-    """Run a module with a fixed seed, and record the calls of its layers."""
+    """Run a module with a fixed seed, and record calls to its layers."""
     layers = {name: layer for name, layer in module.named_modules() if name}
     calls: list[_LayerCall] = []
 
@@ -214,7 +214,7 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 
 def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R ..."]) -> None:
-    """Check that each selected layer runs once, and that only the layer reads its weights.
+    """Check that each selected layer runs once, and that nothing else reads its weights.
 
     Its replacement reads theta and has no weights.
     """
@@ -286,7 +286,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
 
 class FunctionRecorder(TorchFunctionMode):
-    """A recorder of torch function calls and their arguments."""
+    """A torch function mode that passes each call and its arguments to `note`."""
 
     def __init__(self, note: Callable[[Any, tuple[Any, ...]], None]) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def _are_equal(a: object, b: object) -> bool:
 
 
 def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
-    """Return the names of the Dropouts to replace by masks."""
+    """Return the names of the Dropout layers to replace with masks."""
     return [
         name
         for name, layer in layers_by_name(module).items()
@@ -318,7 +318,7 @@ def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> list[str
 def count_dropout_units(
     module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, list[int]]:
-    """Count the units or channels in each call of each Dropout."""
+    """Count the units or channels in each call to each Dropout layer."""
     dropouts = {name: module.get_submodule(name) for name in names}
     units: dict[str, list[int]] = {name: [] for name in dropouts}
     with watch(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
@@ -329,7 +329,7 @@ def count_dropout_units(
 def keep_probabilities(
     module: nn.Module, names: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, Float[Tensor, "I"]]:
-    """Compute the probability that Dropout keeps each input or channel of the layers.
+    """Compute each layer's probabilities that Dropout keeps an input feature or channel.
 
     An input depends on a Dropout if zeroing the Dropout's output zeroes the input. Outputs of
     Linear and convolution layers are replaced by noise, so that only Dropouts between successive
@@ -373,7 +373,10 @@ def watch(
     before: Callable[[str, Any], object] = lambda *_: None,
     after: Callable[[str, Any, Any], object] = lambda *_: None,
 ) -> Iterator[None]:
-    """Call `before` with each layer's first argument, and `after` with its inputs and outputs."""
+    """Call `before` and `after` whenever one of the layers runs.
+
+    `before` gets the layer's name and first argument, `after` its name, inputs and outputs.
+    """
     with ExitStack() as stack:
         for name, layer in layers.items():
             hooks = (

@@ -1,4 +1,4 @@
-"""Random features of a Gaussian process before a network's last layer."""
+"""Random features that approximate a Gaussian process in a network's last layer."""
 
 import math
 
@@ -11,7 +11,7 @@ from training.networks.probes import output_layer, run_on_rows, watch
 
 
 class RandomFeatures(nn.Module):
-    """Random Fourier features of a squared exponential kernel.
+    """Random Fourier features for a squared exponential kernel.
 
         phi(h) = sqrt(2 / D) cos(h W / l + b)        W ~ N(0, 1), b ~ U(0, 2 pi)
 
@@ -34,7 +34,7 @@ class RandomFeatures(nn.Module):
 def with_random_features(
     module: nn.Module, examples: Num[Tensor, "R ..."], features: int
 ) -> nn.Module:
-    """Replace the final Linear layer of a module by random features and a new Linear layer."""
+    """Replace a module's final Linear layer with random features and a new Linear layer."""
     module = nn.Sequential(module) if isinstance(module, nn.Linear) else module
     name = output_layer(module, examples)
     layer = module.get_submodule(name)

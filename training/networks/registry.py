@@ -1,4 +1,4 @@
-"""Registry of networks passed as Python objects.
+"""A registry for networks that are passed as Python objects.
 
 A registered network has the factory `training.networks.registry:network_ID` in this process.
 """

@@ -1,4 +1,4 @@
-"""Selection of the layers to draw and to train."""
+"""Selection of the layers to draw or train."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -22,7 +22,7 @@ def layers_by_name(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def select_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, Drawable]:
-    """Return the layers to draw, by name; without patterns, all drawable layers.
+    """Select the drawable layers that match a pattern, or all if `patterns` is None.
 
     A pattern (see `fnmatch`) selects the matching layers and all layers inside them.
     """
@@ -58,7 +58,10 @@ def select_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str
 
 
 def is_named(name: str, patterns: Sequence[str] | None) -> bool:
-    """Check whether a pattern matches a layer or one of its parents; no patterns match all."""
+    """Check whether a pattern matches a layer or one of its parents.
+
+    If `patterns` is None, every layer matches.
+    """
     if patterns is None:
         return True
     parts = name.split(".")
@@ -75,7 +78,7 @@ def freeze(
 ) -> list[nn.Module]:
     """Freeze all layers except random layers and those matched by a pattern.
 
-    Without patterns, no layer is frozen. Returns the frozen layers.
+    If `patterns` is None, no layer is frozen. Returns the frozen layers.
     """
     if patterns is None:
         return []
