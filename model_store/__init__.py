@@ -1,1 +1,1 @@
-"""Code shared by training and the service, e.g. artifacts, inference, scores and calibration."""
+"""Code shared by training and the service: artifacts, inference, scores and calibration."""

@@ -1,4 +1,4 @@
-"""Command-line parser of `dubito store`.
+"""Command-line parser for `dubito store`.
 
 `model_store/maintenance.py`, which has the functions, is imported when a command runs, so that help
 and completion are fast.
@@ -90,7 +90,10 @@ def add_command(
     about: str,
     run: Callable[[str, argparse.Namespace], int] = run,
 ) -> argparse.ArgumentParser:
-    """Add a command that calls a function, given as `module:function`, with the parsed options."""
+    """Add a command that calls a function with the parsed options.
+
+    `function` is a string, `module:function`.
+    """
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(run, function))
     return parser

@@ -74,7 +74,7 @@ class Conflict(FieldError):
 
 
 class StoreError(DubitoError):
-    """The base class of errors of the model store."""
+    """Base class for model store errors."""
 
 
 class NotFound(FieldError, StoreError):
@@ -162,13 +162,13 @@ def clean_message(error: object) -> str:
 
 
 def merge_errors(errors: Sequence[InvalidInput]) -> InvalidInput:
-    """Attach all further errors to the first one, and return it."""
+    """Attach all other errors to the first one, and return it."""
     errors[0].other_errors = errors[1:MAX_ERRORS]
     return errors[0]
 
 
 def describe_value(value: Any) -> str:
-    """Describe a JSON value in an error message, showing only numbers literally."""
+    """Describe a JSON value for an error message. Only numbers are shown literally."""
     match value:
         case None:
             return "null"

@@ -1,4 +1,4 @@
-"""Temporary changes of process-wide settings."""
+"""Temporary changes to process-wide settings."""
 
 import threading
 from collections.abc import Callable

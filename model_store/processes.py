@@ -1,4 +1,4 @@
-"""Child processes that communicate with their parent in lines of JSON.
+"""Child processes that exchange lines of JSON with their parent.
 
 The parent uses `ChildProcess`, and the child calls `become_child`.
 """
@@ -66,7 +66,7 @@ def processors(
 
 
 def _cpu_cgroups(cgroups: Path, own: Path) -> Iterator[Path]:
-    """Yield the cgroups that can limit this process: its own ones, and all their parents."""
+    """Yield the cgroups that can limit this process: its own and all their ancestors."""
     yield cgroups
     try:
         lines = own.read_text().splitlines()
@@ -85,7 +85,7 @@ def _cpu_cgroups(cgroups: Path, own: Path) -> Iterator[Path]:
 
 
 def _cpu_limit(cgroup: Path) -> int | None:
-    """Return the number of whole processors that a cgroup allows, if it has a limit."""
+    """Return a cgroup's limit in whole processors, or None if it has no limit."""
     try:
         if (cgroup / "cpu.max").exists():
             quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
@@ -134,7 +134,7 @@ def write_line(process: subprocess.Popen[bytes], content: Any, data: Content = b
 
 
 class StopRequested(Exception):
-    """Raised when the parent shuts down and stops waiting for a response."""
+    """Raised when the parent shuts down while waiting for a response."""
 
 
 class NoAnswer(Exception):
@@ -217,7 +217,7 @@ class ChildProcess:
 
 
 def become_child() -> Callable[[Any], None]:
-    """Set up this process as a child, and return a function for sending responses.
+    """Set up this process as a child, and return a function that sends responses.
 
     Standard output is redirected to standard error, so that libraries can print.
     """
@@ -248,7 +248,7 @@ def open_standard_files() -> None:
 
 
 def limit_memory(extra: int) -> None:
-    """Limit this process to `extra` more bytes of memory than it uses now (Linux only)."""
+    """Limit this process to `extra` bytes beyond its current memory use (Linux only)."""
     try:
         lines = STATUS.read_text().splitlines()
     except FileNotFoundError:
@@ -288,7 +288,7 @@ def prefer_oom_kill() -> None:
 
 
 def run_when_idle() -> None:
-    """Run this process at idle priority, or at the lowest priority if SCHED_IDLE is unavailable."""
+    """Run this process at idle priority, or at the lowest if SCHED_IDLE is unavailable."""
     os.nice(MAX_NICE)
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Types that are shared between modules."""
+"""Types shared between modules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Select rows of a pool by their scores. Ties are broken by a hash of seed and id.
+"""Select rows from a pool by score. A hash of the seed and row id breaks ties.
 
 | acquisition | input per row | ranks by |
 |---|---|---|
@@ -38,7 +38,7 @@ ACQUISITIONS: dict[Task, tuple[str, ...]] = {
 
 
 def check_acquisition(name: str | None, task: Task) -> str:
-    """Return the name of an acquisition after checking that the task supports it.
+    """Check that the task supports an acquisition function, and return its name.
 
     Raises:
         InvalidInput: if the task does not have this acquisition.
@@ -55,7 +55,7 @@ def check_acquisition(name: str | None, task: Task) -> str:
 
 
 def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Return the exponent of the sampling weights after checking its range. The default is 1.
+    """Check the exponent of the sampling weights, and return it. The default is 1.
 
     Raises:
         InvalidInput: if the acquisition has no exponent, or it is out of bounds.
@@ -74,7 +74,7 @@ def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
 def max_joint_candidates(
     name: str, model: Model, rows: int, k: int, num_samples: int
 ) -> int | None:
-    """Return the maximum number of candidates for a joint score, or None for other acquisitions.
+    """Return the maximum number of candidates, or None if the score is not joint.
 
     Raises:
         InvalidInput: if k is larger.
@@ -94,7 +94,7 @@ def max_joint_candidates(
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """The groups of identical rows in a pool, ordered by digest."""
+    """The groups of identical rows in a pool, sorted by digest."""
 
     first: Int64[np.ndarray, "G"]  # a row of each group
     group: Int64[np.ndarray, "N"]  # of each row
@@ -125,7 +125,7 @@ def group_copies(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
 
 
 def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
-    """Compute a 64-bit hash of each id, the seed and the purpose."""
+    """Compute a 64-bit hash for each id, given the seed and purpose."""
     key = seed.to_bytes(8, "little")
     digests = b"".join(
         blake2b(name.encode(), digest_size=8, key=key, person=use).digest() for name in ids
@@ -158,7 +158,7 @@ def ranking(
     k: int,
     copies: Copies | None = None,
 ) -> list[dict[str, Any]]:
-    """Rank the k rows with the largest scores, or k random rows if there are no scores.
+    """Rank the k rows with the highest scores, or k random rows if there are no scores.
 
     If there are `copies`, the first row of each group precedes all repetitions.
 
@@ -194,7 +194,7 @@ def joint_ranking(
     k: int,
     pause: Pause = no_pause,
 ) -> list[dict[str, Any]]:
-    """Select k rows of a pool by a joint score, in the format of /acquire.
+    """Select k rows from a pool by a joint score, and return them in the `/acquire` format.
 
     `rows` are the candidates, as indices of `copies.first`; all of them if k is larger. Hashes of
     all ids decide ties and the order of copies.
@@ -226,7 +226,7 @@ def is_repetition(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.nd
 def top(
     scores: Float[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int
 ) -> Int64[np.ndarray, "K"]:
-    """Return the indices of the k largest scores, in descending order. Ties are broken by hash."""
+    """Return the indices of the k highest scores, in descending order, with ties broken by hash."""
     k = min(k, len(scores))
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
     (candidates,) = np.nonzero(scores >= threshold)

@@ -1,4 +1,4 @@
-"""Control rows, which are selected at random to measure a model's quality on live data.
+"""Control rows, which are randomly selected to measure a model's quality on live data.
 
 The hash of a row's id is a uniform number. Rows below the requested share can become control rows
 and are never ranked. These rows depend neither on the version nor on earlier rankings. So for a
@@ -24,7 +24,7 @@ NO_SEED = 0
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The ranked rows and the control rows of a pool, as indices."""
+    """The indices of a pool's ranked rows and control rows."""
 
     ranked: Int64[np.ndarray, "R"]
     control: Int64[np.ndarray, "C"]
@@ -34,7 +34,7 @@ class Selection:
 def select(
     ids: Sequence[str], labelled: AbstractSet[str], share: float, k: int, seed: int
 ) -> Selection:
-    """Select a share of the k rows as control rows, at random among the unlabelled rows.
+    """Randomly select unlabelled control rows, which make up a share of the k rows.
 
     The number is rounded at random, so it is correct on average. It is smaller if too few rows
     have hashes below the share. If k covers the pool, all these rows are selected.

@@ -1,4 +1,4 @@
-"""Rank the rows of a pool with an acquisition function.
+"""Rank the rows in a pool with an acquisition function.
 
 A `Pool` scores its rows: by the engine within a request, from a file, or by a network in training.
 `rank_pool` requests only the scores that the acquisition needs.
@@ -36,7 +36,7 @@ DROPPED_SCORE = float(np.finfo(np.float64).min)
 
 @dataclass(frozen=True, eq=False)
 class Lap:
-    """A race's request for the scores and standard errors of rows after the first draws."""
+    """A race's request for row scores and standard errors after the first `num_draws` draws."""
 
     rows: Int64[np.ndarray, "n"]
     num_draws: int
@@ -58,7 +58,7 @@ class Choice:
 
 
 class Pool(ABC):
-    """A pool of rows, and the methods that compute their scores.
+    """A pool of rows, with methods that compute their scores.
 
     Attributes:
         ids: names of the rows, which decide ties together with the seed.
@@ -81,7 +81,7 @@ class Pool(ABC):
 
     @abstractmethod
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Return the rows with the largest individual gains, as candidates for a joint score."""
+        """Return the rows with the largest individual gains as candidates for a joint score."""
 
     async def run(self, work: Callable[[], T]) -> T:
         return work()
@@ -89,14 +89,14 @@ class Pool(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """The ranked rows of a pool, in the format of /acquire."""
+    """A pool's ranked rows, in the `/acquire` format."""
 
     rows: list[dict[str, Any]]
     finalists: int | None = None  # rows of a race with all draws
 
 
 async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
-    """Rank the k best rows of a pool, or the whole pool if it is smaller.
+    """Rank the k best rows in a pool, or the whole pool if it is smaller.
 
     Raises:
         InvalidInput: for a row that the model cannot score, or an unsupported option.
@@ -127,7 +127,7 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
 
 
 def rank_pool_sync(pool: Pool, choice: Choice) -> Ranked:
-    """Run `rank_pool` synchronously, for a pool whose methods never wait."""
+    """Run `rank_pool` synchronously. The pool's methods must never wait."""
     try:
         rank_pool(pool, choice).send(None)
     except StopIteration as end:
@@ -155,7 +155,7 @@ async def _race(
 def race_stages(
     probability: float | None, name: str, task: Task, num_samples: int
 ) -> tuple[int, ...]:
-    """Return the draw counts after which a race drops rows.
+    """Return the draw counts at which a race eliminates rows.
 
     Raises:
         InvalidInput: if the acquisition does not support races.
@@ -171,7 +171,7 @@ def race_stages(
 def race(
     rows: int, k: int, stages: tuple[int, ...], num_samples: int, probability: float
 ) -> Generator[Lap, Scored, tuple[Float64[np.ndarray, "N"], int]]:
-    """Find the k rows with the largest scores without computing all draws for every row.
+    """Find the k rows with the highest scores without computing all draws for every row.
 
     After each stage, the best rows are scored with all draws. A row is dropped if its upper bound
     is below the k-th largest of these scores. The bound is the row's score plus a multiple of its
@@ -241,7 +241,7 @@ def race(
 def _smooth_errors(
     scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
-    """Raise small standard errors to the root mean square of rows with similar scores."""
+    """Raise small standard errors to the root mean square over rows with similar scores."""
     n, order = len(scores), np.argsort(scores, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
     half = max(MIN_NEIGHBOURS, n // NEIGHBOUR_PARTS) // 2
@@ -252,7 +252,7 @@ def _smooth_errors(
 
 
 def student_quantile(degrees_of_freedom: int, tail: float) -> float:
-    """Compute the quantile of Student's t-distribution with upper tail probability `tail`.
+    """Compute the quantile of Student's t-distribution for upper tail probability `tail`.
 
     The expansion in 1 / degrees of freedom is from Abramowitz and Stegun, "Handbook of mathematical
     functions", 1964, 26.7.5. The error is below 1 % from 4 degrees on if `tail` is .001, and below

@@ -1,4 +1,4 @@
-"""Compute acquisition scores for a pool from shared draws."""
+"""Compute acquisition scores for a pool with draws shared by all rows."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ Scores = Float64[np.ndarray, "N"]
 
 @dataclass(frozen=True, eq=False)
 class PoolScorer:
-    """An acquisition function of a model. `priors` replaces the training class shares."""
+    """A model's acquisition function. `priors` replaces the class shares from training."""
 
     model: Model
     acquisition: str

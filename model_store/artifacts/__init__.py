@@ -1,1 +1,1 @@
-"""Storage of model versions and their manifests, aliases, signatures and reports."""
+"""Storage for model versions and their manifests, aliases, signatures and reports."""

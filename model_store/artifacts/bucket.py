@@ -37,7 +37,7 @@ MAX_CACHED_OBJECTS = 64
 
 
 class Bucket:
-    """A storage backend in a bucket, which keeps local copies of the versions in use.
+    """A bucket storage backend that keeps local copies of the versions in use.
 
     It has the methods of `Folder`. Conditional requests replace locks. A writer claims a number by
     creating `<path>/.claim`, which only one writer can do. It then checks that the number was never
@@ -68,7 +68,7 @@ class Bucket:
         return self._listing is not None
 
     def refresh(self) -> None:
-        """Refresh the listing of the bucket, and read the changed aliases.
+        """Refresh the bucket's listing, and read any aliases that changed.
 
         If the bucket has never been reached, fall back to the listing that the cache saved.
         """
@@ -90,7 +90,7 @@ class Bucket:
         self.cache.save_listing(listing.numbers, listing.texts)
 
     def _read_aliases(self, listing: "Listing", before: "Listing") -> bool:
-        """Read the changed aliases. Return False if the listing is outdated."""
+        """Read any aliases that changed. Return False if the listing is outdated."""
         is_consistent = True
         for name, tags in listing.aliases.items():
             texts = listing.texts.setdefault(name, {})
@@ -187,7 +187,7 @@ class Bucket:
             self._local.is_writing = False
 
     def _clear(self, name: str, now: datetime | None = None) -> None:
-        """Delete incomplete versions and reports that are more than a day old."""
+        """Delete incomplete versions and incomplete reports that are more than a day old."""
         entries = self.objects.entries(name)
         listing, folders = Listing(entries), defaultdict[str, list[str]](list)
         for path in entries:
@@ -215,7 +215,7 @@ class Bucket:
         return max([deleted, *listing.numbers.get(name, ())])
 
     def _create(self, path: str, files: Files) -> bool:
-        """Claim a version number and write its files. Return False if the number is taken."""
+        """Claim a version number and write the version's files. Return False if it is taken."""
         name, _, number = path.partition("/")
         seal_path, seal = f"{path}/{MANIFEST}", files[MANIFEST]
         assert isinstance(seal, bytes)
@@ -277,7 +277,7 @@ class Bucket:
 
 
 class Listing:
-    """A parsed listing of the objects in a bucket.
+    """A parsed listing of a bucket's objects.
 
     Attributes:
         numbers: complete versions, by model.
@@ -305,7 +305,7 @@ class Listing:
                         self.numbers.setdefault(name, []).append(int(number))
 
     def is_complete(self, folder: str) -> bool:
-        """Return False for the folder of an incomplete version or report."""
+        """Return False if the folder contains an incomplete version or report."""
         match folder.split("/"):
             case [name, number] if is_version(number):
                 return int(number) in self.numbers.get(name, ())

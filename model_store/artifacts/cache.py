@@ -1,4 +1,4 @@
-"""A local cache for the versions in a bucket, with a size limit."""
+"""A size-limited local cache for the versions in a bucket."""
 
 import fcntl
 import hashlib
@@ -38,7 +38,7 @@ Aliases = Mapping[str, Mapping[str, str]]  # the version of each alias, by model
 
 
 class SavedListing(BaseModel):
-    """The versions and aliases from the last listing of a bucket."""
+    """The versions and aliases in the last listing of a bucket."""
 
     versions: dict[Name, list[Annotated[int, Field(ge=1)]]]
     aliases: dict[Name, dict[str, str]]
@@ -51,7 +51,7 @@ class Copy(NamedTuple):
 
 
 class Cache:
-    """A cache of verified versions from a bucket, in the folder layout of a store.
+    """A cache of verified versions from a bucket, which uses the store's folder layout.
 
     Threads and processes can share the folder. To free space, the cache deletes unlocked copies:
     first those without an alias, then the least recently used ones.
@@ -125,7 +125,7 @@ class Cache:
         return versions, saved.aliases
 
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
-        """Lock and return the copy of a version, if it exists and is undamaged."""
+        """Lock and return a version's copy if it exists and is undamaged."""
         try:
             lease = self._lock(folder)
         except OSError:
@@ -137,7 +137,7 @@ class Cache:
         return lease
 
     def _lock(self, folder: Path) -> Lease:
-        """Lock a copy to prevent its deletion. Raises OSError if the copy does not exist."""
+        """Lock a copy to prevent its deletion. Raise OSError if it does not exist."""
         lock = open_regular(folder / MANIFEST)
         lease = Lease(self.root, folder, lock)
         fcntl.flock(lock, fcntl.LOCK_SH)

@@ -37,7 +37,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def link_file(path: Path, target: Path, spec: FileSpec) -> bool:
-    """Hard-link a file, if that is possible and its content matches the specification."""
+    """Hard-link a file. Return False if that fails or the content is not as specified."""
     with suppress(OSError):  # it was deleted, or the file system has no links
         if path.stat(follow_symlinks=False).st_size != spec.size:
             return False
@@ -74,7 +74,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a file, which is created if necessary."""
+    """Lock a file, creating it if necessary."""
     make_folder(path.parent)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -89,7 +89,7 @@ def sync_folder(path: Path) -> None:
 
 
 def file_sizes(folder: Path) -> dict[Inode, int]:
-    """Return the sizes of all files below a folder, counting hard-linked files once."""
+    """Return the sizes of all files in a folder tree, counting hard-linked files once."""
     sizes = {}
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # deleted by another process

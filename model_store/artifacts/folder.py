@@ -54,7 +54,7 @@ class Folder:
 
     @property
     def scratch(self) -> Path:
-        """A local folder for temporary files, with enough space for a version."""
+        """A local folder for temporary files. It has enough space for a version."""
         return self.root
 
     def locate(self, path: str) -> str:
@@ -63,11 +63,11 @@ class Folder:
 
     @property
     def has_listing(self) -> bool:
-        """True if a listing is available without sending a request."""
+        """True if a listing is available without a request."""
         return not self._is_gone
 
     def refresh(self) -> None:
-        """Raise StoreUnreachable if the folder is suddenly empty, e.g. after a lost mount."""
+        """Raise StoreUnreachable if the folder is suddenly empty, e.g. because it was unmounted."""
         has_entries = self.root.is_dir() and any(True for _ in self.root.iterdir())
         self._had_entries |= has_entries
         self._is_gone = self._had_entries and not has_entries
@@ -79,7 +79,7 @@ class Folder:
         return [name for name in _folders(self.root) if is_name(name) and self.numbers(name)]
 
     def numbers(self, name: str) -> list[int]:
-        """Return the numbers of all complete versions."""
+        """Return the version numbers of all complete versions."""
         folders = _folders(self._model_folder(name))
         return [int(number) for number in folders if is_version(number)]
 
@@ -110,7 +110,7 @@ class Folder:
         return read_regular(self.root / path, limit)
 
     def lease(self, manifest: Manifest) -> Lease:
-        """Return a local folder that contains the files of a version."""
+        """Return a local folder that contains a version's files."""
         return Lease(self.root, self._model_folder(manifest.name) / manifest.version)
 
     def discard(self, lease: Lease) -> bool:  # noqa: ARG002
@@ -127,7 +127,7 @@ class Folder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Prepare for writing, and clean up after writers that were killed."""
+        """Prepare for writing, and clean up after any writers that were killed."""
         check_is_new_name(name)
         folder = self._model_folder(name)
         with locked(folder / ".lock"):
@@ -136,7 +136,7 @@ class Folder:
             yield
 
     def create(self, name: str, files_for: Callable[[int], Files]) -> int:
-        """Write a version with the next free number, and return the number.
+        """Write a version under the next free number, and return that number.
 
         `files_for` returns the files of a number, including the manifest. If another writer takes
         the number first, it is called again with the next one.
@@ -176,7 +176,7 @@ class Folder:
             return None
 
     def move_alias(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
-        """Set an alias to `choose(current)`, unless this is None."""
+        """Set an alias to `choose(current)`, unless the result is None."""
         text = choose(self.read_alias(name, alias))
         if text is not None:
             self.overwrite(f"{name}/{ALIASES}/{alias}", text.encode())

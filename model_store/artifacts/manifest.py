@@ -1,4 +1,4 @@
-"""The manifest of a version. See `model_store/README.md` for a specification of its fields."""
+"""A version's manifest. See `model_store/README.md` for a specification of its fields."""
 
 import hashlib
 from functools import cached_property
@@ -39,13 +39,13 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Record(BaseModel):
-    """The base class of frozen records that reject unknown fields."""
+    """Base class for frozen records that reject unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ImageSpec(Record):
-    """The colour mode of images, and how they are resized.
+    """The colour mode and resizing of images.
 
     Without `resize`, images of another size are rejected. `fit = "stretch"` ignores the aspect
     ratio. `fit = "crop"` resizes the shorter side to `shorter` pixels and crops the centre.
@@ -67,7 +67,7 @@ class ImageSpec(Record):
 
 
 class TextSpec(Record):
-    """The tokenization of a text into a row of `max_tokens` ids.
+    """The settings for tokenizing text into rows of `max_tokens` ids.
 
     Longer text is truncated on the `truncation` side, and shorter text is padded with `pad_id` on
     the `padding` side. `column` is the text's column in the data.
@@ -81,7 +81,7 @@ class TextSpec(Record):
 
 
 class NumberStyle(Record):
-    """The format of numbers in text, such as the currency sign and the decimal mark.
+    """The format of numbers in text, such as the currency sign and decimal mark.
 
     With the sign `:`, hours, minutes and seconds such as 1:30:00 are converted to seconds. With
     `is_share`, 12.9 % is .129.
@@ -114,7 +114,7 @@ class NumericColumn(Record):
 
 
 class CategoricalColumn(Record):
-    """A one-hot encoded column, with a number for unknown categories.
+    """A one-hot encoded column, with an extra number for unknown categories.
 
     If `indicator` is set, a last number marks missing categories. `usual` is the most frequent
     category. `missing` is defined as in NumericColumn.
@@ -181,7 +181,7 @@ class InputSpec(Record):
 
     @cached_property
     def encoded(self) -> "InputSpec":
-        """The input format of rows that are already encoded."""
+        """The input format for rows that are already encoded."""
         return self.model_copy(update={"columns": ()})
 
     @cached_property
@@ -251,7 +251,7 @@ class TargetSpec(Record):
 
 
 class NoiseSpec(Record):
-    """The noise algorithm, and the dimensions of a draw."""
+    """The noise algorithm and the dimensions of each draw."""
 
     algorithm: str
     dimension: Annotated[int, Field(ge=1)]
@@ -273,7 +273,7 @@ class EncoderSpec(Record):
 
 
 class DetectorSpec(Record):
-    """The detectors of a version and the calibration of its flag."""
+    """A version's detectors and the calibration of its flag."""
 
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
@@ -348,7 +348,7 @@ class FileSpec(Record):
 
 
 class Description(Record):
-    """The manifest fields that are set by training."""
+    """The manifest fields set by training."""
 
     method: str
     task: Task
@@ -389,7 +389,7 @@ class Description(Record):
 
     @cached_property
     def priors(self) -> tuple[float, ...] | None:
-        """The class shares of the training rows, or None if unknown or for regression."""
+        """The class shares of the training rows, or None for regression or if unknown."""
         return self.output.priors if isinstance(self.output, ClassSpec) else None
 
     @cached_property
@@ -437,6 +437,6 @@ class Manifest(Description):
 
 
 def manifest_digest(text: bytes, digest: str) -> str:
-    """Compute the SHA-256 of a manifest, with its `digest` field set to zeros."""
+    """Compute a manifest's SHA-256 digest with its `digest` field set to zeros."""
     field, zeros = (f'"digest": "{value}"'.encode() for value in (digest, NO_DIGEST))
     return hashlib.sha256(text.replace(field, zeros, 1)).hexdigest()

@@ -1,4 +1,4 @@
-"""Access to the objects in a bucket, using obstore from the extra `bucket`."""
+"""Access to the objects in a bucket, using obstore from the `bucket` extra."""
 
 import os
 import re
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The content of an object, with its tag and, in versioned buckets, its version."""
+    """An object's content and tag, and its version in versioned buckets."""
 
     content: bytes
     tag: str
@@ -49,7 +49,7 @@ class Content(NamedTuple):
 
 
 class Objects:
-    """A client for the objects below a URL. Thread-safe.
+    """A thread-safe client for the objects under a URL.
 
     Every method raises StoreUnreachable if the bucket cannot be reached or refuses the request.
 
@@ -67,7 +67,7 @@ class Objects:
 
     @classmethod
     def from_url(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
-        """Open a URL with the credentials and the endpoint from the environment.
+        """Open a URL with the credentials and endpoint from the environment.
 
         Args:
             field: the setting or option, for errors.
@@ -125,7 +125,7 @@ class Objects:
         return None
 
     def pieces(self, path: str) -> Iterator[bytes]:
-        """Yield the content of an object in chunks.
+        """Yield an object's content in chunks.
 
         Raises:
             FileNotFoundError: if the object does not exist.
@@ -174,7 +174,7 @@ class Objects:
         return False
 
     def ignored_condition(self) -> str | None:
-        """Return the header of a conditional request that the server ignores, if any."""
+        """Return the conditional request header that the server ignores, if there is one."""
         path = f"{PROBE}{uuid4().hex}"
         self.entries(path)  # raises if the bucket is missing; a write might create it
         try:

@@ -42,7 +42,7 @@ class EvaluationReport:
 def publish_report(
     store: ModelStore, name: str, version: str, report: dict[str, Any], files: dict[str, bytes]
 ) -> EvaluationReport:
-    """Publish an evaluation report for a version, in place of an earlier one."""
+    """Publish an evaluation report for a version, replacing any earlier one."""
     for file in files:
         if not is_name(file) or file == REPORT:
             raise InvalidInput("files", "names of files", repr(file)[:80])
@@ -58,7 +58,7 @@ def publish_report(
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
-    """Return the evaluation report of a version, or None if it has none."""
+    """Return a version's evaluation report, or None if it has none."""
     _check_version(store, name, version)
     path = reports_path(name, version)
     if not store.storage.has_file(f"{path}/{REPORT}"):

@@ -1,4 +1,4 @@
-"""Ed25519 signatures (RFC 8032) of versions, using `cryptography` from the extra `sign`."""
+"""Ed25519 signatures (RFC 8032) for versions, using `cryptography` from the `sign` extra."""
 
 import os
 import re
@@ -28,7 +28,7 @@ MAX_KEY_BYTES = 1 << 14
 
 
 def signed_bytes(manifest: Manifest) -> bytes:
-    """Return the content to sign, which has the model's name, the version and the digest."""
+    """Return the bytes to sign, which contain the model's name, version and digest."""
     return "\n".join([CONTEXT, manifest.name, manifest.version, manifest.digest, ""]).encode()
 
 
@@ -44,7 +44,7 @@ class TrustedKeys:
     by_model: Mapping[str, tuple["Ed25519PublicKey", ...]] = field(default_factory=dict)
 
     def verify(self, content: bytes, manifest: Manifest) -> bool:
-        """Check whether a signature was made with a trusted key of the model."""
+        """Check whether a signature was made with a key that is trusted for the model."""
         from cryptography.exceptions import InvalidSignature
 
         keys = (*self.keys, *self.by_model.get(manifest.name, ()))
@@ -69,7 +69,7 @@ def add_signature(content: bytes, signature: bytes) -> bytes:
 
 
 def write_key_pair(path: Path) -> Path:
-    """Write a new private key to `path` (mode 600), and return the path of its public key.
+    """Write a new private key to `path` (mode 600), and return the public key's path.
 
     Both are PEM files. The public key's name ends in `.pub`.
     """
@@ -151,7 +151,7 @@ def _load_key(content: bytes, load: Callable[[bytes], Any]) -> Any:
 
 
 def _import_cryptography(field: str) -> tuple[Any, Any]:
-    """Import the modules for Ed25519 keys and for PEM files, which are an extra."""
+    """Import the `cryptography` modules for Ed25519 keys and PEM files."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519

@@ -1,4 +1,4 @@
-"""The layout of a store, which its backends share."""
+"""The layout of a store, which all storage backends share."""
 
 import re
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ Files = Mapping[str, bytes | Original]
 
 @dataclass
 class Lease:
-    """A local folder with the files of a version, available until the lease is closed."""
+    """A local folder with a version's files. They exist until the lease is closed."""
 
     root: Path  # the store that contains the folder
     folder: Path
@@ -48,7 +48,7 @@ def reports_path(name: str, version: str) -> str:
 
 
 def version_number(text: str | None) -> int:
-    """Parse a version number, for example in `LAST_DELETED`. Return 0 if there is none."""
+    """Parse a version number, for example from `LAST_DELETED`. Return 0 if there is none."""
     return int(text) if text is not None and is_version(text) else 0
 
 

@@ -75,7 +75,7 @@ VERIFY_KEY_VARIABLE = "DUBITO_VERIFY_KEY_FILE"
 
 @dataclass(frozen=True)
 class Artifact:
-    """A verified version, with the contents of the requested files."""
+    """A verified version and the contents of the requested files."""
 
     manifest: Manifest
     files: dict[str, bytes]
@@ -85,7 +85,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Aliases:
-    """The aliases of a model, and the problems of broken ones."""
+    """A model's aliases, with the reasons why any of them are broken."""
 
     versions: dict[str, str]  # by alias
     problems: dict[str, str]  # reasons, for aliases that name no version
@@ -116,7 +116,7 @@ class ModelStore:
         return sorted(self.storage.names())
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions of a model, oldest first. The list is empty for unknown models."""
+        """Return a model's versions, oldest first. The list is empty for unknown models."""
         check_is_known_name(name)
         return [str(number) for number in sorted(self.storage.numbers(name))]
 
@@ -125,7 +125,7 @@ class ModelStore:
         return self.read_aliases(name).versions
 
     def read_aliases(self, name: str) -> Aliases:
-        """Read the version number of each alias, and the problems of broken aliases.
+        """Read each alias's version number, or the reason why the alias is broken.
 
         A model without any alias has the problem that `latest` is missing.
         """
@@ -178,7 +178,7 @@ class ModelStore:
             raise NotFound("model", list_choices(self.names()), repr(name))
 
     def manifest(self, name: str, version: str) -> Manifest:
-        """Read the manifest of a version without verifying the other files.
+        """Read a version's manifest without verifying its other files.
 
         Raises:
             NotFound: if `version` is not a number.
@@ -241,7 +241,7 @@ class ModelStore:
             raise manifest.broken(SIGNATURE, reason)
 
     def open(self, name: str, version: str, files: tuple[str, ...] = IN_MEMORY) -> Artifact:
-        """Verify all files of a version, and return the contents of `files`.
+        """Verify all of a version's files, and return the contents of `files`.
 
         Raises:
             BrokenArtifact: if a file is missing, truncated or modified.
@@ -308,7 +308,7 @@ class ModelStore:
         return manifests[number]
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
-        """Verify a version and add a signature to it. Other signatures are kept."""
+        """Verify a version and add a signature to it. Existing signatures are kept."""
         self.resolve(name, version)
         with self.storage.writing(name):
             manifest = ModelStore(self.storage).open(name, version, files=()).manifest
@@ -318,7 +318,7 @@ class ModelStore:
             self.storage.overwrite(path, add_signature(signatures, signature(manifest, key)))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias at a version, given by its number or another alias."""
+        """Point an alias at a version, which is given by its number or by another alias."""
         if not is_name(alias) or is_version(alias):
             expected = f"a name matching {NAME_PATTERN} that is not a number"
             raise InvalidInput("alias", expected, repr(alias))
@@ -342,7 +342,7 @@ class ModelStore:
             self.storage.delete_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
-        """Delete a version, or a model with all of its versions, and return the deleted versions.
+        """Delete a version, or a model and all its versions. Return the deleted versions.
 
         A version with an alias is deleted only with `force`, and the alias is removed. The version
         of `latest` is deleted only with the whole model. Numbers are not used again.
@@ -381,7 +381,10 @@ class ModelStore:
         return deleted
 
     def keep(self, name: str, newest: int) -> list[str]:
-        """Delete versions without an alias, except the `newest` ones, and return them."""
+        """Delete all but the `newest` versions, and return the deleted versions.
+
+        Versions with an alias are not deleted.
+        """
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self._check_exists(name)
@@ -412,7 +415,7 @@ def open_store(
     cache_bytes: int = CACHE_BYTES,
     verify_key_file: str | Path | None = None,
 ) -> ModelStore:
-    """Open the store in a folder or bucket. Downloads are stored in the folder `cache`."""
+    """Open the store in a folder or bucket. Downloads are cached in the folder `cache`."""
     trusted = None
     if verify_key_file is not None:
         trusted = read_trusted_keys(Path(verify_key_file), VERIFY_KEY_VARIABLE)
@@ -434,7 +437,7 @@ def store_from_environment(place: str | None = None) -> ModelStore:
 
 
 def first_error(error: ValidationError) -> str:
-    """Format the first error of a pydantic exception as `field: message`."""
+    """Format the first error in a pydantic exception as `field: message`."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" if field else str(first["msg"])

@@ -1,4 +1,4 @@
-"""Text summary of a version, as printed by `dubito store show`."""
+"""The text summary of a version, as printed by `dubito store show`."""
 
 from contextlib import suppress
 from typing import Any

@@ -1,1 +1,1 @@
-"""Conformal methods, e.g. detectors, p-values, prediction sets and abstention."""
+"""Conformal methods: detectors, p-values, prediction sets and abstention."""

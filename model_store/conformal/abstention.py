@@ -1,4 +1,4 @@
-"""Abstention with an upper bound on the selective risk of a classifier.
+"""Abstention with an upper bound on a classifier's selective risk.
 
 The service answers a row if the flag does not fire and the row's *uncertainty*, 1 - the largest
 mean probability, does not exceed a threshold. Otherwise it abstains. The selective risk is the
@@ -45,7 +45,7 @@ TENSORS = ("abstention.candidates", "abstention.doubt", "abstention.is_wrong")
 
 @dataclass(frozen=True, eq=False)
 class Abstention:
-    """Candidate thresholds, and m calibration rows sorted by the flag's statistic."""
+    """The candidate thresholds, and m calibration rows sorted by the flag's statistic."""
 
     candidates: Float64[np.ndarray, "T"]  # rising; the last answers all unflagged rows
     uncertainty: Float64[np.ndarray, "m"]
@@ -81,7 +81,7 @@ class Abstention:
         return threshold
 
     def smallest_risk(self, num_flagged: int, above: float = 0.0) -> float:
-        """Search by bisection for a risk above `above` at which the service answers rows.
+        """Use bisection to find a risk level above `above` at which the service answers rows.
 
         Risks are multiples of 10^-DECIMALS. With the next smaller one, the service answers no row.
         Smaller risks could be possible, because answers need not be monotone in the risk. Returns 1
@@ -95,7 +95,7 @@ class Abstention:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Candidate thresholds and calibration rows for each of J draw counts."""
+    """The candidate thresholds and calibration rows for each of J draw counts."""
 
     candidates: Float64[np.ndarray, "J T"]
     uncertainty: Float64[np.ndarray, "J m"]
@@ -115,7 +115,7 @@ class Answers:
         return cls(candidates, ranking_uncertainty, is_wrong)
 
     def abstention(self, j: int, order: Int64[np.ndarray, "k"]) -> Abstention:
-        """Select calibration rows by index for the j-th draw count, and sort them."""
+        """Select the calibration rows for the j-th draw count, in the given order."""
         return Abstention(self.candidates[j], self.uncertainty[j, order], self.is_wrong[j, order])
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -140,7 +140,7 @@ class Answers:
 def binomial_cdf(
     wrong: Int64[np.ndarray, "T"], rows: Int64[np.ndarray, "T"], risk: float
 ) -> Float64[np.ndarray, "T"]:
-    """Compute the binomial distribution function P(Binomial(rows, risk) <= wrong)."""
+    """Compute the binomial cumulative distribution P(Binomial(rows, risk) <= wrong)."""
     log_factorial = np.concatenate([[0.0], np.log(np.arange(1, rows.max(initial=0) + 1)).cumsum()])
     k = np.arange(wrong.max(initial=0) + 1)
     rest = rows[:, None] - k

@@ -46,7 +46,7 @@ ByDetector = dict[str, Float64[np.ndarray, "N"]]
 
 
 def format_rate(rate: float) -> str:
-    """Format a rate with up to six significant digits, rounded up if necessary.
+    """Format a rate with up to six significant digits, rounding up if necessary.
 
     >>> format_rate(1 / 5), format_rate(1 / 3)
     ('0.2', '0.333334')
@@ -73,7 +73,7 @@ def few_rows_warning(ranking_rows: int) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class DetectorScores:
-    """Detector scores and predicted labels of n rows, for each of J draw counts."""
+    """The detector scores and predicted labels of n rows for each of J draw counts."""
 
     by_name: dict[str, Float64[np.ndarray, "J n"]]
     labels: Int64[np.ndarray, "J n"]
@@ -85,7 +85,7 @@ class DetectorScores:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The calibration data of a model for J draw counts.
+    """A model's calibration data for J draw counts.
 
     `reference` contains each detector's sorted scores of the reference split; scores of density
     detectors are standardised by `standards`. The detectors' surprisals and the flag's `statistic`
@@ -150,19 +150,19 @@ class Calibration:
 
     @cached_property
     def smallest_fpr(self) -> float:
-        """The smallest nonzero fpr that any category supports."""
+        """The smallest nonzero false positive rate that any category supports."""
         return 1.0 / (self.max_judged_rows + 1)
 
     @cached_property
     def max_judged_rows(self) -> int:
-        """The number of calibration rows for the flag in the largest category."""
+        """The largest number of calibration rows for the flag in any category."""
         if self.categories is None:
             return self.statistic.shape[1]
         return int(self.categories.judged_rows.max())
 
     @cached_property
     def max_true_rows(self) -> int:
-        """The number of calibration rows for sets and intervals in the largest category."""
+        """The largest number of calibration rows for sets and intervals in any category."""
         if self.categories is None:
             return self.statistic.shape[1]
         return int(self.categories.true_rows.max())

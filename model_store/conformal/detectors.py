@@ -69,7 +69,7 @@ class Tail:
 
 @dataclass(frozen=True, eq=False)
 class Surprisal:
-    """The surprisal of a score, i.e. -log of its tail probability in the reference split, in nats.
+    """The surprisal of a score in nats: -log of its tail probability in the reference split.
 
     It is linear between the sorted reference scores. Beyond the largest, a `Tail` fitted to the
     largest tenth still distinguishes scores. A two-sided surprisal also has a tail below the
@@ -107,7 +107,7 @@ class Surprisal:
         return surprisal
 
     def is_low(self, score: Scores) -> Bool[np.ndarray, "N"]:
-        """Mark the scores of a two-sided detector that are closer to the lower tail."""
+        """Mark a two-sided detector's scores that are closer to the lower tail."""
         return (score < np.median(self.reference)) & (self.lower_tail is not None)
 
 
@@ -122,7 +122,7 @@ class Standard:
     def fit(
         cls, score: Float64[np.ndarray, "n"], label: Int64[np.ndarray, "n"], num_labels: int
     ) -> "Standard":
-        """Fit to non-negative scores, with estimates shrunk for labels that have few rows."""
+        """Fit to non-negative scores. Estimates are shrunk for labels that have few rows."""
         z = np.log(np.maximum(score, MIN_SCORE))
         count = np.bincount(label, minlength=num_labels)
         share = count / (count + SHRINKAGE_ROWS)
@@ -158,7 +158,7 @@ def flag_statistic(surprisals: Mapping[str, Scores], combined: tuple[str, ...]) 
 
 
 def harmonic_shares(surprisals: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Compute the share of each detector in the sum of exp(surprisal_j)."""
+    """Compute each detector's share of the sum of exp(surprisal_j)."""
     largest = np.max([*surprisals.values()], axis=0)
     parts = {name: np.exp(surprisal - largest) for name, surprisal in surprisals.items()}
     total = np.sum([*parts.values()], axis=0)

@@ -54,7 +54,7 @@ class Martingale:
 
     @property
     def is_alarmed(self) -> bool:
-        """True if there has ever been enough evidence for an alarm."""
+        """True if there was ever enough evidence for an alarm."""
         return self.largest >= ALARM_EVIDENCE
 
     def update(self, bins: Int64[np.ndarray, "N"]) -> None:
@@ -88,25 +88,25 @@ class Martingale:
 
 
 def binned_gaps(ranking: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "B"]:
-    """Count the calibration gaps in each bin of p-values."""
+    """Count the gaps between sorted calibration rows in each p-value bin."""
     # Each p-value belongs to a row in the gap below a statistic; the last gap is above all.
     p_values = np.append(conformal_p_value(ranking, ranking), 1.0 / (len(ranking) + 1))
     return np.bincount(EDGES.searchsorted(p_values), minlength=len(EDGES)).astype(np.float64)
 
 
 def flag_rate(rows_B: Float64[np.ndarray, "B"]) -> float:
-    """Compute the share of rows with p-values up to `FLAG_RATE_FPR`."""
+    """Compute the share of rows whose p-value is at most `FLAG_RATE_FPR`."""
     return float(rows_B[EDGES <= FLAG_RATE_FPR].sum() / rows_B.sum())
 
 
 def _power_weights(power: float) -> Float64[np.ndarray, "B"]:
-    """Compute the mean density k p^(k - 1) in each bin."""
+    """Compute the mean of the density k p^(k - 1) over each bin."""
     ends = np.append(0.0, EDGES)
     return np.diff(ends**power) / np.diff(ends)
 
 
 def _reflected_weights(power: float) -> Float64[np.ndarray, "B"]:
-    """Compute the mean density k (1 - p)^(k - 1) in each bin."""
+    """Compute the mean of the density k (1 - p)^(k - 1) over each bin."""
     ends = np.append(0.0, EDGES)
     return -np.diff((1.0 - ends) ** power) / np.diff(ends)
 

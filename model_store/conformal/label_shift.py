@@ -60,7 +60,7 @@ class WeightedRows:
         confidence: float | None = None,
         categories: Int64[np.ndarray, "N"] | None = None,
     ) -> Bool[np.ndarray, "N C"]:
-        """Compute prediction sets for rows from the probability mass above each class.
+        """Compute each row's prediction set from the probability mass above each class.
 
         Classes that new rows never have are not in any set. There are no categories.
 
@@ -80,13 +80,13 @@ class WeightedRows:
 
 @dataclass(frozen=True, eq=False)
 class LabelShift:
-    """The classes of the calibration rows, and the population share of each class."""
+    """The calibration rows' classes, and the share of each class in the population."""
 
     labels: Int64[np.ndarray, "m"]
     shares: Float64[np.ndarray, "C"]
 
     def unknown_classes(self, priors: Float64[np.ndarray, "C"]) -> Int64[np.ndarray, "U"]:
-        """Return the indices of new classes without calibration rows."""
+        """Return the indices of classes with a positive prior but no calibration rows."""
         return np.flatnonzero((priors > 0) & (self.shares == 0))
 
     def weigh_rows(
@@ -132,7 +132,7 @@ def weighted_p_value(
     weights: Float64[np.ndarray, "m"],
     row_weight: float,
 ) -> Float64[np.ndarray, "N"]:
-    """Compute the weighted p-value p_k (see above) of new rows with the weight `row_weight`."""
+    """Compute the weighted p-value p_k (see above) for new rows with weight `row_weight`."""
     order = np.argsort(calibration, kind="stable")
     upper_weight = np.concatenate([weights[order][::-1].cumsum()[::-1], [0.0]])
     weight = upper_weight[calibration[order].searchsorted(score)]

@@ -1,4 +1,4 @@
-"""Mondrian conformal prediction, which provides guarantees within categories.
+"""Mondrian conformal prediction, which gives separate guarantees for each category.
 
 Each row is ranked among the calibration rows of its category (Vovk, Lindsay, Nouretdinov and
 Gammerman, "Mondrian confidence machine", 2003; Vovk, Gammerman and Shafer, "Algorithmic learning in
@@ -41,7 +41,7 @@ JUDGED, TRUE = "category.judged", "category.true"  # in `calibration.safetensors
 
 
 def cautious_categories(rows: Sequence[int]) -> list[int]:
-    """Select the categories to combine for rows of an unknown group."""
+    """Select the categories that are combined for rows from an unknown group."""
     return [c for c, n in enumerate(rows) if n >= MIN_CAUTIOUS_ROWS] or [*range(len(rows))]
 
 
@@ -62,7 +62,7 @@ class Categories:
     def by_group(
         cls, names: tuple[str, ...], groups: Int64[np.ndarray, "m"], counts: int
     ) -> "Categories":
-        """Create categories from the groups of rows. Empty groups are dropped."""
+        """Create categories from row groups. Empty groups are dropped."""
         present, numbers = np.unique(groups, return_inverse=True)
         present_names = tuple(names[number] for number in present.tolist())
         return cls("group", present_names, np.tile(numbers, (counts, 1)), numbers)
@@ -76,7 +76,7 @@ class Categories:
         return np.bincount(self.true, minlength=len(self.names))
 
     def assign(self, labels: Int64[np.ndarray, "N"]) -> Int64[np.ndarray, "N"]:
-        """Return the categories of rows by predicted label, or unknown groups."""
+        """Return each row's predicted class as its category, or `UNKNOWN` for group categories."""
         return labels if self.kind == "class" else np.full(len(labels), UNKNOWN)
 
     def tensors(self) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Compute p-values, prediction sets and intervals from the ranks of calibration rows.
+"""Compute p-values, prediction sets and intervals from ranks among calibration rows.
 
 A row's p-value is (1 + #{calibration rows at least as surprising}) / (m + 1); see
 `model_store.conformal.calibration` for its guarantee. A model with categories also has a table of
@@ -110,7 +110,7 @@ class RankTables:
         confidence: float | None = None,
         categories: Numbers | None = None,
     ) -> Bool[np.ndarray, "N C"]:
-        """Compute prediction sets for rows from the probability mass above each class.
+        """Compute each row's prediction set from the probability mass above each class.
 
         Sets contain all classes if there are too few calibration rows. With categories by class,
         `categories` is not used: each class is compared with the calibration rows of that class.
@@ -130,7 +130,10 @@ class RankTables:
         confidence: float | None = None,
         categories: Numbers | None = None,
     ) -> Float64[np.ndarray, "N 2"]:
-        """Compute prediction intervals, infinite if there are too few calibration rows."""
+        """Compute prediction intervals.
+
+        They are infinite if there are too few calibration rows.
+        """
         q: Values | float
         if self.kind is None:
             q = quantile(self.nonconformity, coverage, confidence)
@@ -220,7 +223,7 @@ def _fill_unknown(categories: Numbers | None, rows: int) -> Numbers:
 
 
 def conformal_p_value(score: Values, calibration: Float64[np.ndarray, "n"]) -> Values:
-    """Compute (1 + #{calibration >= score}) / (n + 1) with sorted `calibration`."""
+    """Compute (1 + #{calibration >= score}) / (n + 1). `calibration` must be sorted."""
     n = len(calibration)
     return (n + 1 - calibration.searchsorted(score)) / (n + 1)
 
@@ -274,7 +277,10 @@ def target_nonconformity(
 def quantile(
     nonconformity: Float64[np.ndarray, "n"], coverage: float, confidence: float | None = None
 ) -> float:
-    """Return the quantile q of sorted nonconformities, or infinity if there are too few of them."""
+    """Return the quantile q of sorted nonconformity scores.
+
+    It is infinite if there are too few scores.
+    """
     rows = len(nonconformity)
     if confidence is None:
         rank = coverage_rank(rows, coverage)
@@ -284,13 +290,13 @@ def quantile(
 
 
 def coverage_rank(rows: int, coverage: float) -> int:
-    """Compute the rank of q for a coverage, which can exceed `rows` if there are too few."""
+    """Compute the rank of q for a coverage. It exceeds `rows` if there are too few rows."""
     return math.ceil((rows + 1) * coverage * (1.0 - RANK_ROUNDING))
 
 
 @lru_cache(maxsize=MAX_CACHED_RANKS)
 def confident_rank(rows: int, coverage: float, confidence: float) -> int:
-    """Compute the rank of the quantile q that guarantees the coverage with the given confidence."""
+    """Compute the rank of q that guarantees a coverage with the given confidence."""
     ranks = np.arange(1, rows + 1)
     log_factorial = np.concatenate([[0.0], np.log(ranks).cumsum()])
     log_pmf = log_factorial[rows] - log_factorial[ranks] - log_factorial[rows - ranks]

@@ -1,4 +1,4 @@
-"""Convert predictions to table columns, named like the fields of the API (docs/api.md)."""
+"""Convert predictions to table columns, which are named after the API fields (docs/api.md)."""
 
 from itertools import compress
 from typing import Any
@@ -26,7 +26,7 @@ def result_columns(
     decision: Decision,
     labels: Shaped[np.ndarray, "N"] | None,
 ) -> dict[str, np.ndarray]:
-    """Convert predictions to table columns, named after the API fields."""
+    """Convert predictions to table columns, which are named after the API fields."""
     columns: dict[str, Any] = {}
     scores = prediction.scores
     if isinstance(scores, Scores):
@@ -63,7 +63,7 @@ def result_columns(
 
 
 def join_names(manifest: Manifest, missing: Bool[np.ndarray, "N C"]) -> list[str]:
-    """List the missing columns of each row, separated by commas."""
+    """List each row's missing columns, separated by commas."""
     names = [column.name for column in manifest.input.columns]
     return [", ".join(compress(names, row)) for row in missing.tolist()]
 

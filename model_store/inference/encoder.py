@@ -1,4 +1,4 @@
-"""Encoders, i.e. fixed networks that run once per row before the draws.
+"""Encoders: fixed networks that run once per row, before any draws.
 
 An encoder is a separate graph, `encoder.onnx`, with the input `x` (rows, I) and the output
 `encoded` (rows, F). Versions with the same encoder share one session, because encoders can be
@@ -33,7 +33,7 @@ MAX_TIMINGS, MAX_TIMING_S = 5, 0.1  # to measure the time per row
 
 
 class Encoder:
-    """An encoder that is loaded in memory. Thread-safe."""
+    """An encoder that is loaded in memory. It is thread-safe."""
 
     def __init__(self, content: bytes, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
         """Load an encoder graph. With `threads=0`, use one thread per available processor.
@@ -77,7 +77,7 @@ class Encoder:
         return run_graph(self._row_session, [OUTPUT], {INPUT: x})[0]
 
     def _time_row(self, row: Float32[np.ndarray, "1 I"]) -> float:
-        """Measure the time to encode a row, as the minimum of several runs, in seconds."""
+        """Measure the time to encode a row in seconds, as the minimum over several runs."""
         times: list[float] = []
         while len(times) < MAX_TIMINGS and sum(times) < MAX_TIMING_S:
             start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Explain why rows are unusual, with detectors, columns, numbers and the nearest training rows.
+"""Explain why rows are unusual, using detectors, columns and the nearest training rows.
 
 *Detectors.* The flag's statistic is log mean_j exp(s_j) of the combined detectors' surprisals s_j.
 So exp(s_j) / sum_l exp(s_l) is detector j's share of the mean, which is its share of the harmonic
@@ -32,7 +32,7 @@ NEAREST = 5  # training rows to return
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """The explanations of N rows. Parts that the version does not support are None."""
+    """The explanations for N rows. Parts that the version does not support are None."""
 
     statistic: Float64[np.ndarray, "N"]  # of the flag, in nats
     detector_shares: dict[str, Float64[np.ndarray, "N"]]  # of the combined detectors
@@ -45,7 +45,7 @@ class Explanation:
 def replace_each_column(
     columns: Columns, x: Float32[np.ndarray, "N I"], pause: Pause = no_pause
 ) -> Float32[np.ndarray, "M I"]:
-    """Return each row and its copies, each with one column set to its usual value."""
+    """Return each row, followed by one copy per column with that column's usual value."""
     usual = usual_row(columns)
     ends = np.cumsum([column_width(column) for column in columns]).tolist()
     replaced = np.repeat(x, 1 + len(columns), axis=0).reshape(len(x), 1 + len(columns), x.shape[1])
@@ -64,7 +64,7 @@ def explain(
     pause: Pause = no_pause,
     has_nearest: bool = True,
 ) -> Explanation:
-    """Explain the predictions of rows.
+    """Explain the predictions for some rows.
 
     Args:
         prediction: the model's prediction of `x`.

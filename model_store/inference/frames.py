@@ -1,4 +1,4 @@
-"""Predict arrays and DataFrames in Python, with the same conversions as the service."""
+"""Predict arrays and DataFrames in Python with the same conversions as in the service."""
 
 import math
 import operator

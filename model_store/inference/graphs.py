@@ -47,7 +47,7 @@ OPERATORS = frozenset(BY_FULL_NAME.split())
 
 
 class GraphError(ValueError):
-    """The error raised for an invalid graph."""
+    """Raised if a graph is invalid."""
 
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
@@ -62,7 +62,7 @@ def load_graph(
     *outputs: set[str],
     optional: frozenset[str] = frozenset(),
 ) -> onnx.ModelProto:
-    """Load a graph, and check its inputs and outputs except `optional` ones.
+    """Load a graph, and check its inputs and outputs, except for the `optional` ones.
 
     Raises:
         GraphError: if the graph is invalid, or has other inputs or outputs.
@@ -88,7 +88,7 @@ def extract_subgraph(
     outputs: Sequence[str],
     names: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
-    """Extract the subgraph from `inputs` to `outputs`, with values renamed by `names`.
+    """Extract the subgraph from `inputs` to `outputs`, renaming values according to `names`.
 
     Raises:
         GraphError: if the subgraph needs more inputs.
@@ -125,7 +125,7 @@ def extract_subgraph(
 
 
 def metadata_number(model: onnx.ModelProto, key: str) -> int:
-    """Read a number from the metadata of a network. The default is 0."""
+    """Read a number from a network's metadata. The default is 0."""
     text = next((entry.value for entry in model.metadata_props if entry.key == key), "0")
     if not text.isdecimal() or len(text) > MAX_DIGITS:  # Python limits the digits of integers.
         raise GraphError("network.onnx", f"expected a number as {key}")
@@ -141,7 +141,7 @@ def last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
 
 
 def axes_of_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int, ...]:
-    """Return the length of each axis of a value after the first, with 0 for variable lengths."""
+    """Return the length of each axis after the first, with 0 for variable lengths."""
     (value,) = (value for value in values if value.name == name)
     return tuple(int(axis.dim_value) for axis in value.type.tensor_type.shape.dim[1:])
 

@@ -1,4 +1,4 @@
-"""Models that are loaded from published versions."""
+"""Models loaded from published versions."""
 
 import math
 from dataclasses import dataclass, replace
@@ -128,24 +128,24 @@ class Model:
 
     @cached_property
     def encoding_draws(self) -> int:
-        """The cost of encoding one row, as a number of draws. It is 0 without an encoder."""
+        """The cost of encoding a row, expressed in draws. It is 0 if there is no encoder."""
         return 0 if self.encoder is None else math.ceil(self.encoder.row_s / DRAW_S)
 
     @property
     def network_row_size(self) -> int:
-        """The number of inputs of the network per row, after the encoder if there is one."""
+        """The number of network inputs per row. If there is an encoder, it is its output size."""
         return self.row_size if self.manifest.encoder is None else self.manifest.encoder.outputs
 
     @property
     def middle_row(self) -> Float32[np.ndarray, "1 I"]:
-        """A row in the middle of the input range. Zeros could all be padding ids."""
+        """A row with each value in the middle of the input range. Zeros could be padding ids."""
         spec = self.manifest.input
         middle = spec.minimum / 2 + spec.maximum / 2
         number = float(int(middle)) if spec.takes_ids else middle
         return np.full((1, self.row_size), number, dtype=np.float32)
 
     def warm_up(self) -> None:
-        """Make one prediction, which speeds up the first request and detects invalid graphs.
+        """Make one prediction to speed up the first request and detect invalid graphs.
 
         Raises:
             GraphError: if the number of outputs differs from the manifest.
@@ -170,7 +170,7 @@ class Model:
         density: Float32[np.ndarray, "N M"],
         priors: tuple[float, ...] | None = None,
     ) -> Prediction:
-        """Compute scores and p-values from the outputs of the network.
+        """Compute scores and p-values from the network's outputs.
 
         Args:
             outputs: of each draw and row.
@@ -264,7 +264,7 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
 def detector_scores(
     scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return a dictionary from detector names to scores.
+    """Return each detector's scores, keyed by detector name.
 
     Infinite and NaN density scores become the largest float32 number, the most unusual score.
     """

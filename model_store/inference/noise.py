@@ -87,7 +87,7 @@ def normal(words: UInt32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]
 
 
 def _quantile_lines() -> tuple[Float32[np.ndarray, "nodes"], Float32[np.ndarray, "nodes"]]:
-    """Compute the lines that interpolate the upper quantile between nodes."""
+    """Compute the line segments that interpolate the upper normal quantile between nodes."""
     node = (
         ((np.arange(NUM_NODES, dtype=np.int32) + FIRST_NODE) << SHIFT)
         .view(np.float32)
@@ -122,7 +122,7 @@ def noise(
 
 @dataclass(frozen=True, eq=False)
 class RowSigns:
-    """The shift and the signs of each row's noise."""
+    """The shift and signs that are applied to each row's noise."""
 
     shifts: Int64[np.ndarray, "N"]
     signs: Float32[np.ndarray, "N D"]
@@ -137,7 +137,7 @@ class RowSigns:
         return cls((words % dimension).astype(np.int64), 1.0 - 2.0 * signs.astype(np.float32))
 
     def apply(self, eps: Float32[np.ndarray, "K P D"], rows: slice) -> Float32[np.ndarray, "K n D"]:
-        """Compute the noise of some rows from the noise of a draw set, or of each row's."""
+        """Compute the noise for some rows, from one shared draw set or from each row's own."""
         shifts, (draws, pairs, dimension) = self.shifts[rows], eps.shape
         windows = sliding_window_view(np.concatenate([eps, eps], axis=2), dimension, axis=2)
         # With an index for each axis, the result is contiguous.

@@ -77,7 +77,7 @@ class Prediction:
     def prediction_sets(
         self, coverage: float, confidence: float | None = None
     ) -> Bool[np.ndarray, "N C"] | None:
-        """Compute prediction sets including the predicted label. Return None for regression."""
+        """Compute prediction sets that include the predicted label. Return None for regression."""
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
         inside = self.rank_tables.prediction_sets(
@@ -130,7 +130,7 @@ class Prediction:
 def check_computed(
     scores: Float64[np.ndarray, "N"], field: str, rows: Sequence[int] | np.ndarray | None = None
 ) -> None:
-    """Raise InvalidInput if a score is not finite, because the row's numbers are too large.
+    """Raise InvalidInput if a score is not finite because a row's numbers are too large.
 
     `rows` are the numbers of the rows. The default is 0 to N - 1.
     """
@@ -146,7 +146,7 @@ def check_computed(
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """The options of decisions. Rates are between 0 and 1."""
+    """The options for decisions. Rates are between 0 and 1."""
 
     fpr: float  # of flags without `fdr`, and for abstention
     fdr: float | None  # of flags
@@ -158,7 +158,7 @@ class DecisionOptions:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """The decisions about N rows, with their p-values and categories."""
+    """The decisions for N rows, with their p-values and categories."""
 
     p_values: ConformalPValues
     categories: Int64[np.ndarray, "N"] | None
@@ -170,7 +170,10 @@ class Decision:
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
-    """Decide about rows. Rows with missing cells are flagged and left unanswered."""
+    """Decide which rows to flag or leave unanswered, and compute sets or intervals.
+
+    Rows with missing cells are flagged and left unanswered.
+    """
     p_values, confidence = prediction.judged_p_values, options.confidence
     levels = prediction.flag_levels(options.fpr, confidence)
     flag = (

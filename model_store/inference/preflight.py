@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, Any] | None:
-    """Check whether a version can be served. Return the fields of a `Failure` if it cannot.
+    """Check whether a version can be served. If it cannot, return the fields of a `Failure`.
 
     Memory is limited to `working_bytes` more than the files need.
     """

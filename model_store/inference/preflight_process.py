@@ -19,7 +19,7 @@ TIMEOUT_S = 120.0  # for commands
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a version cannot be served, and the file at fault."""
+    """The reason why a version cannot be served, and the file responsible."""
 
     file: str
     reason: str
@@ -66,7 +66,7 @@ class PreflightProcess(ChildProcess):
 
 
 def check_version(store: ModelStore, name: str, version: str) -> None:
-    """Check a version or an alias in a new preflight process.
+    """Check a version, which can be given by an alias, in a new preflight process.
 
     Raises:
         NotFound: if the version does not exist.

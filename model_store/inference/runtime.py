@@ -1,4 +1,4 @@
-"""Run the sampler and the network of a model with onnxruntime.
+"""Run a model's sampler and network with onnxruntime.
 
 Draws are computed in chunks of limited size. Chunks, other rows and the number of threads do not
 change the bits of a row's outputs, because each row of a matrix product is summed in the same
@@ -64,7 +64,7 @@ MAX_DRAW_SET_BYTES = 64 << 20  # larger draw sets are computed chunk by chunk
 
 @dataclass(frozen=True, eq=False)
 class DrawSet:
-    """The first K draws of a seed. `theta` is None if it does not fit in memory."""
+    """The first K draws for a seed. `theta` is None if it does not fit in memory."""
 
     seed: int
     num_draws: int
@@ -72,7 +72,7 @@ class DrawSet:
 
 
 class _Deferred(Generic[T]):
-    """A session or runtime that is loaded on first use. The graph is freed afterwards."""
+    """A session or runtime that is loaded on first use, after which the graph is freed."""
 
     def __init__(self, load: Callable[[onnx.ModelProto], T], graph: onnx.ModelProto) -> None:
         self._load = load
@@ -88,7 +88,7 @@ class _Deferred(Generic[T]):
 
 
 class Runtime:
-    """The sampler and the network of a model."""
+    """A model's sampler and network."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Runtime:
         encoder: EncodeRows | None = None,
         on_processors: bool = False,
     ) -> None:
-        """Load the sampler and the network from serialized graphs.
+        """Load the sampler and network from serialized graphs.
 
         Args:
             sampler, network: ONNX models.
@@ -174,7 +174,7 @@ class Runtime:
 
     @property
     def joint(self) -> "Runtime":
-        """The runtime for joint scores. All rows share the same weight draws."""
+        """The runtime for joint scores, where all rows share the same weight draws."""
         return self if self._joint is None else self._joint()
 
     def _load_joint(self, graph: onnx.ModelProto) -> "Runtime":
@@ -258,7 +258,7 @@ class Runtime:
     def row_features(
         self, x: Float32[np.ndarray, "N I"]
     ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
-        """Compute the draw-independent inputs of `draw_outputs`, and the density scores."""
+        """Compute the draw-independent inputs for `draw_outputs`, and the density scores."""
         x = self.encoded(x)
         *features, density = self._run_rows(self._row_session, self._row_outputs, x)
         return (features[0] if features else x), density
@@ -297,7 +297,7 @@ class Runtime:
         return self.terms_shape is not None
 
     def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:
-        """Compute the contribution of each number in a row to the A attributed density scores.
+        """Compute each input number's contribution to the A attributed density scores.
 
         Raises:
             GraphError: if this part of the graph cannot be loaded.
@@ -311,7 +311,7 @@ class Runtime:
         theta: Float32[np.ndarray, "K P D"],
         signs: RowSigns | None,
     ) -> Float32[np.ndarray, "K N C"]:
-        """Compute the outputs of each draw and row from `row_features`."""
+        """Compute the outputs for each draw and row from `row_features`."""
         blocks = self._row_blocks(len(features))
         outputs = np.empty((len(theta), len(features), self._outputs), dtype=np.float32)
 
@@ -350,7 +350,7 @@ class Runtime:
         return [slice(k, min(k + size, draws)) for k in range(0, draws, size)]
 
     def _each(self, work: Callable[[T], U], parts: list[T], rows: int) -> list[U]:
-        """Apply `work` to each part, using a single thread if there is little work."""
+        """Apply `work` to each part. If there is little work, use a single thread."""
         if self._pool is None or len(parts) == 1 or rows <= SMALL_ROWS:
             return [work(part) for part in parts]
         return list(self._pool.map(work, parts))

@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime, and their devices, threads and memory."""
+"""Devices, threads and memory for onnxruntime sessions."""
 
 import logging
 
@@ -14,7 +14,7 @@ PROVIDERS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}, PROCESSORS: {}}
 
 
 def limit_session_memory(max_bytes: int) -> None:
-    """Limit the memory for running graphs in all sessions that are loaded afterwards.
+    """Limit the memory for running graphs in all sessions that are loaded after this call.
 
     Preflights are not sufficient, because memory can depend on the number of rows.
     """
@@ -25,7 +25,7 @@ def limit_session_memory(max_bytes: int) -> None:
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Create session options with a number of threads per operator."""
+    """Create session options with the given number of threads per operator."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -41,7 +41,7 @@ def is_on_gpu(session: ort.InferenceSession) -> bool:
 
 
 def providers(on_processors: bool = False) -> list[tuple[str, dict[str, str]]]:
-    """List the execution providers of onnxruntime, with CUDA first if it is available."""
+    """List onnxruntime's execution providers, with CUDA first if it is available."""
     available = [PROCESSORS] if on_processors else ort.get_available_providers()
     return [(name, options) for name, options in PROVIDERS.items() if name in available]
 

@@ -1,4 +1,4 @@
-"""The training rows that a version includes to explain predictions by similar rows.
+"""The training rows stored in a version, which explain predictions by similar rows.
 
 The optional file `training-rows.safetensors` contains a sample of the training rows and their ids.
 Predictions do not depend on it.
@@ -30,7 +30,7 @@ class TrainingRows:
     def nearest(
         self, row: Float32[np.ndarray, "I"], count: int
     ) -> tuple[list[str], Float64[np.ndarray, "k"]]:
-        """Find up to `count` nearest training rows, and return their ids and distances.
+        """Return the ids and distances of the `count` nearest training rows.
 
         A distance is the root mean square of the scaled differences.
         """
@@ -56,7 +56,7 @@ class TrainingRows:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, np.ndarray], row_size: int) -> "TrainingRows":
-        """Create training rows from the tensors of a file.
+        """Create training rows from the tensors in a file.
 
         Raises:
             ValueError: if the tensors are invalid.

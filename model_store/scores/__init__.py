@@ -1,1 +1,1 @@
-"""Prediction scores, computed from sums over draws."""
+"""Prediction scores, which are computed from sums over draws."""

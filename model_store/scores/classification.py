@@ -1,4 +1,4 @@
-"""Predictive scores for classification, computed from mergeable sums over Monte Carlo draws.
+"""Predictive scores for classification from mergeable sums over Monte Carlo draws.
 
 Axes: K draws, N rows, C classes, G groups of draws. Information is in nats. Let p_k be the class
 probabilities of draw k, p their mean and H the Shannon entropy. The scores of a row are
@@ -93,7 +93,7 @@ def predictive_sums(
 
 
 def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:
-    """Compute the scores, and the standard errors of the named scores or of all scores.
+    """Compute the scores, and the standard errors for all scores or the named ones.
 
     `bald_corrected` needs the standard error of `entropy` or `bald`.
 

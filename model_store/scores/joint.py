@@ -1,4 +1,4 @@
-"""Joint scores of several rows, and the greedy selection of batches.
+"""Joint scores for several rows, and the greedy selection of batches.
 
 Axes: K draws, N rows, C classes, S configurations of the labels of selected rows. Information is in
 nats. A row's *gain* is the information in its label beyond the labels of rows selected earlier. The
@@ -53,14 +53,14 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """An upper bound of the gains, computed quickly with BLAS."""
+    """An upper bound on the gains that BLAS computes quickly."""
 
     compute: Callable[[Rows], Gains]
     step: int  # rows within some milliseconds
 
 
 class JointScore(ABC):
-    """The base class of joint scores, which compute gains given the selected rows."""
+    """Base class for joint scores, which compute gains given the selected rows."""
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         self.candidates = candidates
@@ -73,7 +73,7 @@ class JointScore(ABC):
 
     @staticmethod
     def numbers_per_row(num_draws: int, outputs: int) -> int:
-        """Compute D, the number of values per row in `outputs`."""
+        """Return D, the number of values per row in `outputs`."""
         return num_draws * outputs
 
     @classmethod
@@ -87,11 +87,11 @@ class JointScore(ABC):
     @property
     @abstractmethod
     def bounds(self) -> Sequence[Bound]:
-        """The upper bounds of the gains, ordered from cheap to expensive."""
+        """The upper bounds on the gains, ordered from cheapest to most expensive."""
 
     @abstractmethod
     def choose(self, row: int) -> None:
-        """Add a row to the selected rows. It may have been selected before."""
+        """Add a row to the selection. It may already be selected."""
 
 
 class BatchBald(JointScore):
@@ -187,7 +187,7 @@ class BatchBald(JointScore):
     def _set(
         self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
     ) -> None:
-        """Set the unnormalised draw weights and the probability of each configuration."""
+        """Set each configuration's probability and its (unnormalised) draw weights."""
         total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
         self._weights_S_K = weights_S_K / np.maximum(total_S_1, MIN_PROBABILITY)
         self._mass_S = mass_S
@@ -216,7 +216,7 @@ class BatchBald(JointScore):
 
 
 class MaxDet(JointScore):
-    """The determinant of the covariance of rows over draws, with noise on the diagonal.
+    """The determinant of the rows' covariance over draws, with noise on the diagonal.
 
     A row is a vector of D numbers; products of rows are covariances over draws. Let A be the
     selected rows, L the Cholesky factor of A A' + noise, and V = L^-1 A. Given the selected rows, a
@@ -270,7 +270,7 @@ class TargetMaxDet(MaxDet):
 
     @staticmethod
     def from_samples(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
-        """Centre the means of each row and scale them by its noise, to avoid overflow."""
+        """Centre each row's means and scale them by its noise, to avoid overflow."""
         mean_N_K, std_N_K = samples.transpose(2, 1, 0).astype(np.float64, order="C")
         noise_std_N = np.sqrt(np.square(std_N_K).mean(axis=-1))
         min_std_N = MIN_NOISE * mean_N_K.std(axis=-1) + MIN_PROBABILITY
@@ -285,7 +285,7 @@ class TargetMaxDet(MaxDet):
 def _products(
     a: Float64[np.ndarray, "n k"], b: Float64[np.ndarray, "m k"]
 ) -> Float64[np.ndarray, "n m"]:
-    """Compute a b' with results that do not depend on the number of threads, unlike BLAS."""
+    """Compute a b'. Unlike with BLAS, results do not depend on the number of threads."""
     return np.einsum("nk,mk->nm", a, b)
 
 
@@ -299,7 +299,7 @@ def _variances(
 def _merge(
     weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
 ) -> tuple[Float64[np.ndarray, "M K"], Float64[np.ndarray, "M"]]:
-    """Merge all configurations that have the same most probable draw."""
+    """Merge all configurations that share the same most probable draw."""
     draw_S = weights_S_K.argmax(axis=1)
     order = np.argsort(draw_S, kind="stable")
     starts = np.flatnonzero(np.diff(draw_S[order], prepend=-1))
@@ -343,7 +343,7 @@ def greedy(
     k: int,
     pause: Pause = no_pause,
 ) -> list[tuple[int, float]]:
-    """Select rows greedily by their gain given the previously selected rows.
+    """Greedily select rows by their gain given the previously selected rows.
 
     Args:
         joint: a score without selected rows.
@@ -373,7 +373,7 @@ def greedy(
 
 
 def _find_best(joint: JointScore, bound: Float64[np.ndarray, "N"], rows: Rows, pause: Pause) -> int:
-    """Find the first row with the largest gain, updating `bound`."""
+    """Find the first row with the largest gain, and tighten `bound` in place."""
     order = np.argsort(-bound[rows], kind="stable")
     best, best_gain, start, size = -1, -np.inf, 0, MIN_STEP
     while start < len(order) and bound[rows[order[start]]] > best_gain:

@@ -1,4 +1,4 @@
-"""The interface of predictive distributions, which compute scores from network outputs."""
+"""The interface for predictive distributions, which compute scores from network outputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Predictive(ABC):
-    """The predictive distribution of a task, either categorical or a mixture of Gaussians.
+    """A task's predictive distribution: categorical, or a mixture of Gaussians.
 
     Attributes:
         output: the name of the network's output.
@@ -39,7 +39,7 @@ class Predictive(ABC):
 
     @property
     def batch_acquisitions(self) -> tuple[str, ...]:
-        """The acquisitions that select duplicate rows only when no other rows remain."""
+        """The acquisition functions that select duplicates only if no other rows remain."""
         return (*self.sampling_acquisitions, *self.joint_scores)
 
     @abstractmethod
@@ -47,7 +47,9 @@ class Predictive(ABC):
 
     @abstractmethod
     def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> "AnyScores":
-        """Compute the scores, with standard errors for all scores, the named scores or none.
+        """Compute the scores and the requested standard errors.
+
+        Standard errors can be requested for all scores, for some by name, or for none.
 
         Raises:
             ValueError: if there are no draws.
@@ -55,22 +57,22 @@ class Predictive(ABC):
 
     @abstractmethod
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
-        """Return the class probabilities, or the means and standard deviations, for each draw."""
+        """Return each draw's class probabilities, or its means and standard deviations."""
 
     @abstractmethod
     def acquisition(self, scores: "AnyScores", name: str) -> Float64[np.ndarray, "N"]:
-        """Return the scores for ranking a pool. Rows with large scores should be labelled first."""
+        """Return the scores for ranking a pool. Rows with high scores should be labelled first."""
 
     def ranking_scores(self, race_scores: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Convert race scores to the scores of `acquisition`. The order is the same."""
+        """Convert race scores to acquisition scores, which are in the same order."""
         return race_scores
 
     def race(
         self, scores: "AnyScores", name: str
     ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
-        """Return scores for a race, which rank like the acquisition, and their standard errors.
+        """Return scores for a race, with their standard errors.
 
-        They need `MIN_SPREAD_GROUPS` draws or more.
+        They rank rows as the acquisition does, and need `MIN_SPREAD_GROUPS` draws or more.
         """
         reported = scores.in_units
         assert reported.standard_error is not None

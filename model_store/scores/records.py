@@ -1,4 +1,4 @@
-"""Check arrays, and select and concatenate rows in nested records of arrays."""
+"""Check arrays, and select or concatenate the rows of nested records."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -22,7 +22,10 @@ def take(value: Any, rows: slice | np.ndarray) -> Any:
 
 
 def concatenate(parts: list[Any]) -> Any:
-    """Concatenate arrays, dictionaries or dataclasses. Other values come from the first part."""
+    """Concatenate arrays, dictionaries or dataclasses.
+
+    Other values are taken from the first part.
+    """
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -45,7 +48,7 @@ def check_tensor(
     high: float = LARGEST,
     is_sorted: bool = False,
 ) -> np.ndarray:
-    """Return a tensor of a file after checking its type, shape, range and order.
+    """Check a tensor's type, shape, range and order, and return it.
 
     A 0 in `shape` stands for any length above 0. The order is along the last axis.
 

@@ -1,4 +1,4 @@
-"""Predictive scores for regression, computed from mergeable sums over Monte Carlo draws.
+"""Predictive scores for regression from mergeable sums over Monte Carlo draws.
 
 Axes: K draws, N rows, G groups of draws. Under draw k, a row's target is Gaussian with mean m_k and
 variance s_k^2, in the target's units. The predictive distribution is the mixture of the K
@@ -103,7 +103,7 @@ def mixture_sums(
 def target_scores(
     sums: DrawSums, transform: Transform, standard_errors: bool = True
 ) -> MixtureScores:
-    """Compute the scores of a transformed target from the sums on both scales.
+    """Compute the scores for a transformed target from the sums on both scales.
 
     The median uses one Gaussian per group, so with more than `GROUPS` draws it is approximate.
 

@@ -61,7 +61,7 @@ class DrawSums:
         return cls(num_draws_G, prediction, np.zeros(prediction.shape), uncertainty)
 
     def merge(self, other: "DrawSums") -> "DrawSums":
-        """Merge with the sums of other draws for the same rows."""
+        """Merge with sums over other draws for the same rows."""
         if self.prediction.shape[:-1] != other.prediction.shape[:-1]:
             raise ValueError(
                 f"expected sums of shape {self.prediction.shape}, got {other.prediction.shape}"
@@ -109,7 +109,7 @@ class DrawSums:
 
 
 class Average:
-    """The averages over draws, and their jackknife standard errors.
+    """Averages over draws, with jackknife standard errors.
 
     The jackknife recomputes a score without each group. Let p be a mean over draws, q_j the mean of
     group j, and r_j the group's draws divided by all other draws (`odds_G`). The mean without group
@@ -123,7 +123,7 @@ class Average:
 
     @cached_property
     def odds_G(self) -> Float64[np.ndarray, "G"]:
-        """The ratio of a group's draws to all other draws. Requires at least two groups."""
+        """The ratio of each group's draws to all other draws. Requires at least two groups."""
         return self.num_draws_G / (self.num_draws - self.num_draws_G)
 
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
@@ -155,7 +155,7 @@ class Average:
     def jackknife_bias(
         self, loss: Float64[np.ndarray, "*shape G"]
     ) -> Float64[np.ndarray, "*shape"]:
-        """Estimate the downward bias of a score to first order.
+        """Estimate a score's downward bias to first order.
 
         Args:
             loss: decrease of the score without each group; terms with mean 0 over draws can be
@@ -170,7 +170,7 @@ class Average:
     def standard_error(
         self, change: Float64[np.ndarray, "*shape G"]
     ) -> Float64[np.ndarray, "*shape"]:
-        """Compute the standard error of a score from its changes when each group is left out.
+        """Compute a score's standard error from its changes when each group is left out.
 
         This is the delete-one jackknife, or the delete-m_j jackknife of Busing, Meijer and van der
         Leeden (1999) if groups have several draws. Draws must be independent. The squared error of

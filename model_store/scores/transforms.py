@@ -1,4 +1,4 @@
-"""Transformed regression targets: fit z = g(y), predict y.
+"""Transformed regression targets: training uses z = g(y), and predictions are y.
 
 Under draw k, z is Gaussian with mean m_k and variance s_k^2. The prediction is y = h(z), where h is
 the inverse of g, clipped below at the target's smallest possible value, if it has one. It follows:
@@ -39,7 +39,7 @@ class TransformRecord(BaseModel):
 
 
 class LogTransform(TransformRecord):
-    """The transform z = log(y + offset), for y of at least `least`."""
+    """The transform z = log(y + offset), where y is at least `least`."""
 
     kind: Literal["log"] = "log"
     offset: Annotated[FiniteFloat, Field(ge=0)]
@@ -47,7 +47,7 @@ class LogTransform(TransformRecord):
 
 
 class RankTransform(TransformRecord):
-    """A rank transform to normal scores, interpolated linearly between `values`.
+    """A rank transform to normal scores, with linear interpolation between `values`.
 
     The first and last pieces extend beyond these values. y is at least `least`.
     """
@@ -82,7 +82,7 @@ def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
 
 
 def to_target(transform: Transform, z: Array) -> Array:
-    """Compute y = h(z) in the units of the target. Infinite values are kept."""
+    """Compute y = h(z) in the target's units. Infinite values are kept."""
     if isinstance(transform, LogTransform):
         y = np.exp(np.minimum(z, MAX_LOG)) - transform.offset
     else:
@@ -119,7 +119,7 @@ def mixture_median(
     variance: Float64[np.ndarray, "N K"],
     weight: Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "N"]:
-    """Compute the median of a mixture of Gaussians with bisection."""
+    """Compute the median of a mixture of Gaussians by bisection."""
     std = np.sqrt(variance)
     low, high = mean.min(axis=1), mean.max(axis=1)
     for _ in range(NUM_BISECTIONS):
@@ -131,7 +131,7 @@ def mixture_median(
 
 
 def normal_cdf(z: Array) -> Array:
-    """Compute the standard normal distribution function, with an error below 8e-8.
+    """Compute the standard normal cumulative distribution with an error below 8e-8.
 
     Abramowitz and Stegun, "Handbook of mathematical functions", 1964, 26.2.17.
     """

@@ -69,7 +69,7 @@ PLAIN = NumberStyle()
 def cell_reader(
     column: AnyColumn, missing: tuple[str, ...], has_commas: bool = False
 ) -> Callable[[str], Any]:
-    """Return a function that converts the text cells of a column to JSON values.
+    """Return a function that converts a column's text cells to JSON values.
 
     Args:
         missing: texts of missing values, in addition to `MISSING` unless they contain "".
@@ -89,7 +89,10 @@ def cell_reader(
 
 
 def missing_texts(missing: Collection[str]) -> set[str]:
-    """Add the default texts of missing values, unless the texts contain ""."""
+    """Return the texts that denote a missing value.
+
+    The default texts are included unless `missing` contains "".
+    """
     return {*missing} if "" in missing else {*MISSING, *missing}
 
 
@@ -128,7 +131,7 @@ def category_text(value: str | float | Decimal | date) -> str:
 
 
 def match_category(text: str, categories: AbstractSet[str]) -> str:
-    """Return the category that matches a text, or the text itself.
+    """Return the category that matches a text, or the text itself if there is none.
 
     A match can differ in surrounding spaces, Unicode normal form, or the notation of a number or
     boolean.
@@ -141,7 +144,7 @@ def match_category(text: str, categories: AbstractSet[str]) -> str:
 
 
 def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:
-    """Parse a number, or return an invalid text unchanged so that the caller rejects it."""
+    """Parse a number. Invalid text is returned unchanged so that the caller rejects it."""
     try:
         if column.written is not None:
             return parse_number(text, column.written)
@@ -160,7 +163,7 @@ def is_number(text: str) -> bool:
 
 
 def parse_plain(text: str) -> float:
-    """Parse a number as Python writes it. Raises ValueError for other text."""
+    """Parse a number in Python's notation. Raise ValueError for other text."""
     if "_" in text:
         raise ValueError(text)
     return float(text.replace(MINUS, "-"))
@@ -201,7 +204,7 @@ def number_example(style: NumberStyle) -> str:
 
 
 def find_sign(text: str) -> str | None:
-    """Return the sign of a number in text, "" if it has none, or None if it has several."""
+    """Return a formatted number's sign, "" if it has none, or None if it has several."""
     signs = [character for character in text if character in SIGNS]
     return None if len(signs) > 1 else "".join(signs)
 
@@ -260,7 +263,7 @@ def date_example(date_format: str) -> str:
 
 
 def seconds_since(time: datetime) -> float:
-    """Convert a time to seconds since 1970. Times without an offset are in UTC."""
+    """Convert a time to seconds since 1970. Times without a UTC offset are in UTC."""
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH).total_seconds()
 
 

@@ -1,4 +1,4 @@
-"""Encode rows with named columns, for training and the service.
+"""Encode rows with named columns for training and the service.
 
 The manifest's column classes define the encoding. `training.data.tables` computes means, standard
 deviations and categories from the training rows. Arithmetic is float64, rounded once to float32.
@@ -87,12 +87,12 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
 
 
 def missing_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"]:
-    """Find the missing cells of columns without missing training values."""
+    """Find missing cells in columns that had no missing values in training."""
     return np.isnan(x[:, _ends(columns) - 1])
 
 
 def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"] | None:
-    """Replace missing cells by usual values in place.
+    """Replace missing cells with usual values in place.
 
     Returns the mask of missing cells, or None if there are none.
     """
@@ -122,7 +122,7 @@ def _ends(columns: Columns) -> Int64[np.ndarray, "C"]:
 
 
 def columns_expected(field: str, received: str) -> InvalidInput:
-    """Return the error for numeric rows if the model expects objects keyed by column."""
+    """Create the error for numeric rows where the model expects objects keyed by column."""
     expected = "rows as objects keyed by column (or encoded numbers, if `encoded` is true)"
     return InvalidInput(field, expected, received)
 
@@ -134,7 +134,7 @@ def encode_objects(
     first_row: int = 0,
     ignored: Collection[str] = (),
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode JSON objects keyed by column. Errors count rows from `first_row`."""
+    """Encode JSON objects keyed by column. Row numbers in errors start at `first_row`."""
     names = {column.name for column in columns}
     for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
@@ -153,7 +153,7 @@ def encode_cells(
     field: str,
     first_row: int = 0,
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode columns of JSON values, or of numbers with NaN for missing values."""
+    """Encode columns that contain JSON values, or numbers with NaN for missing values."""
     values: dict[str, Numbers | Categories] = {}
     errors: list[InvalidInput] = []  # the first of each column
     for column in columns:
@@ -203,7 +203,7 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"]:
 
 @dataclass(frozen=True)
 class UnusualCells:
-    """The columns of a row with missing values, and the unseen categories by column."""
+    """The unseen categories of a row by column, and its columns with missing values."""
 
     unseen: dict[str, str]
     missing: list[str]

@@ -138,7 +138,7 @@ def detect_delimiter(sample: str) -> str:
 
 
 def _strip_empty_cells(row: list[str], width: int) -> list[str]:
-    """Remove the empty cells at the end of a row that exceed `width`."""
+    """Remove empty cells beyond `width` from the end of a row."""
     end = len(row)
     while end > width and not row[end - 1].strip():
         end -= 1
@@ -154,7 +154,7 @@ def _normalise_encoding(encoding: str, field: str) -> str:
 
 
 def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
-    """Detect the encoding of a file from its first bytes, or by decoding the whole file."""
+    """Detect a file's encoding from its first bytes, or by decoding the whole file."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]
     if sample[:1000].count(0) > len(sample[:1000]) / 10:
@@ -205,7 +205,7 @@ class CsvFile(RowFile):
         self.read_as += self._name_ids()
 
     def _find_commas(self) -> bool:
-        """Count the rows, and detect whether numbers are written with decimal commas.
+        """Count the rows, and detect whether numbers use decimal commas.
 
         In comma-separated files, 1,234 can be a thousand and is not sufficient evidence.
         """

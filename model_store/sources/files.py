@@ -1,4 +1,4 @@
-"""Open data files in the formats npy, npz, Parquet, CSV and zip.
+"""Open data files in npy, npz, Parquet, CSV or zip format.
 
 Row ids come from the array `ids` of an npz file, the column `id` of a table, or the file names of a
 zip archive.
@@ -74,7 +74,7 @@ def _path(info: zipfile.ZipInfo) -> str:
 
 
 def _is_of_system(path: str) -> bool:
-    """Check whether a member is a folder or a file that the operating system added."""
+    """Check whether a member is a folder or was added by the operating system."""
     parts = path.split("/")
     return (
         parts[0] == "__MACOSX"
@@ -126,7 +126,7 @@ def open_rows(
 
 
 def file_stamp(path: Path) -> str:
-    """Return the size and modification time of a file, for detecting changes."""
+    """Return a file's size and modification time, for detecting changes."""
     stat = path.stat()
     return f"{stat.st_size}-{stat.st_mtime_ns}"
 

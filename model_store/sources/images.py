@@ -1,4 +1,4 @@
-"""Decode images with Pillow, for training and the service.
+"""Decode images with Pillow for training and the service.
 
 PNG, JPEG, WebP and BMP files with 8 bits per channel become pixels from 0 to 255, of shape (H, W)
 for grey images and (3, H, W) for colour. Colour is converted to grey with ITU-R 601 luma.
@@ -65,7 +65,7 @@ class BoundedFile(io.BytesIO):
 
 
 def image_content(row: Any, field: str) -> bytes:
-    """Return the content of an image file, given as bytes or base64."""
+    """Return an image file's content, which is given as bytes or base64."""
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):
@@ -120,7 +120,7 @@ def decoded_pixels(image: ImageFile.ImageFile) -> int:
 
 
 def _count_scans(image: ImageFile.ImageFile) -> int:
-    """Return an upper bound for the number of scans in a JPEG file, or 1 for other formats.
+    """Return an upper bound on the number of scans in a JPEG file, or 1 for other formats.
 
     Each scan of a progressive image (ISO/IEC 10918-1, annex B) can process all pixels again.
     """
@@ -134,7 +134,7 @@ def _count_scans(image: ImageFile.ImageFile) -> int:
 
 
 def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, field: str) -> int:
-    """Return the number of pixels that are computed when the image is resized."""
+    """Return the number of pixels that are computed to resize the image."""
     width, height = size = _size(image, shape, spec)
     if size == image.size:
         return 0
@@ -147,7 +147,7 @@ def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, 
 
 
 def decoding_bytes(image: ImageFile.ImageFile, resized: int) -> int:
-    """Return an upper bound for the memory needed to decode an image, in bytes."""
+    """Return an upper bound on the memory needed to decode an image, in bytes."""
     decoded = DECODED_BYTES[str(image.format)] * image.width * image.height
     sides = SIDE_BYTES * (image.width + image.height)
     return decoded + RESIZED_BYTES * resized + sides + DECODER_BYTES
@@ -162,7 +162,7 @@ def _size(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> tuple[
 
 
 def proportional_size(size: tuple[int, int], shorter: int) -> tuple[int, int]:
-    """Return the (width, height) for a new length of the shorter side, rounded like torchvision."""
+    """Return (width, height) after resizing the shorter side, rounded as in torchvision."""
     width, height = size
     longer = int(shorter * max(size) / min(size))
     return (shorter, longer) if width <= height else (longer, shorter)
@@ -171,7 +171,7 @@ def proportional_size(size: tuple[int, int], shorter: int) -> tuple[int, int]:
 def pixels(
     image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, field: str
 ) -> UInt8[np.ndarray, "I"]:
-    """Decode an image in the colour mode and shape of the model, and flatten it."""
+    """Decode an image to the model's colour mode and shape, and flatten it."""
     size = (shape[-1], shape[-2])
     if image.size != size and not spec.resize:
         expected = f"an image of {size[0]} x {size[1]} pixels (width x height)"

@@ -39,7 +39,7 @@ Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, whether in Fortra
 
 
 def read_header(file: Any) -> Header:
-    """Read the header of an npy file of format 1.0 or 2.0. Raises various numpy errors."""
+    """Read an npy header in format 1.0 or 2.0. Raise various numpy errors if invalid."""
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -96,7 +96,7 @@ class NpyFile(RowFile):
         self.read_as = f"the array, {self._array.dtype}"
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield the array in chunks. Arrays in C order are not memory-mapped, to save memory."""
+        """Yield the array in chunks. C-order arrays are not memory-mapped, to save memory."""
         array, max_rows = self._array, self.part_rows
         if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
             for start in range(first, self.rows, max_rows):
@@ -191,7 +191,7 @@ class NpzFile(RowFile):
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
-        """Open an array file, read its header, and yield both."""
+        """Open an array in the archive, and yield the open file and its header."""
         member = self._archive.getinfo(f"{name}.npy")
         with convert_zip_errors(self.WHOLE, self.field), self._archive.open(member) as file:
             try:

@@ -111,7 +111,7 @@ class ParquetFile(RowFile):
     def batches(
         self, first: int, rows: int, columns: list[str] | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield batches of `rows` rows, starting at row `first`, with the index of their first row.
+        """Yield batches from the `rows` rows that start at row `first`.
 
         A batch has the selected columns, followed by the ids, if any. Only the necessary row groups
         are read.
@@ -126,7 +126,7 @@ class ParquetFile(RowFile):
             start += batch.num_rows
 
     def convert_ids_column(self, batch: pa.RecordBatch, first: int) -> list[str]:
-        """Return the row ids in the last column of a batch. Errors count rows from `first`."""
+        """Return the row ids in a batch's last column. Row numbers in errors start at `first`."""
         assert self.id_column is not None
         column = batch.column(batch.num_columns - 1)
         with _python_values(self.id_column):
@@ -264,7 +264,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Check whether a type is a list of variable or fixed length."""
+    """Check whether a type is a list type of variable or fixed length."""
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
@@ -277,7 +277,7 @@ def _length(value: Any) -> int:
 
 
 def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
-    """Convert a column to numbers, times, or JSON values."""
+    """Convert a column to numbers, times or JSON values."""
     kind = column_type(column)
     if kind == "text":
         read = cell_reader(spec, missing)
@@ -292,7 +292,7 @@ def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] 
 
 
 def _describe(error: Exception) -> tuple[str, str]:
-    """Describe the expected file, and why pyarrow rejected it."""
+    """Describe the expected file and the reason why pyarrow rejected the given one."""
     if isinstance(error, OSError) and error.errno:
         return "a readable parquet file", os.strerror(error.errno)  # pyarrow's text has the path
     reason = (str(error) or type(error).__name__).splitlines()[0][:200]

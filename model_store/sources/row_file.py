@@ -1,4 +1,4 @@
-"""The base class of data file readers, and helpers for row ids and zip archives."""
+"""The base class for data file readers, and helpers for row ids and zip archives."""
 
 import io
 import math
@@ -47,7 +47,7 @@ Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
 
 @dataclass(frozen=True)
 class Bounds:
-    """The callbacks that a reader uses to reserve memory and to pause."""
+    """The callbacks with which a reader reserves memory and pauses."""
 
     reserve: Callable[[int, str], None] = lambda _size, _field: None
     pause: Pause = no_pause
@@ -57,7 +57,7 @@ UNBOUNDED = Bounds()
 
 
 class RowFile(ABC):
-    """The base class of data files for a model.
+    """Base class for a model's data files.
 
     Attributes:
         source: the file, or its content.
@@ -126,12 +126,12 @@ class RowFile(ABC):
         return False
 
     def _find_ids(self, names: list[str]) -> None:
-        """Find the column with the row ids, i.e. `id` or the id column of the training data."""
+        """Find the row id column, which is `id` or the training data's id column."""
         self.id_column = next((name for name in (ID, self.spec.id_column) if name in names), None)
         self.has_ids = self.id_column is not None
 
     def _use(self, columns: list[str], names: list[str]) -> None:
-        """Select the columns and row ids of a table. Column names must be unique."""
+        """Select a table's data and id columns, whose names must be unique."""
         used, counts = {*columns, *self._id_columns}, Counter(names)
         repeated = next((name for name in used if counts[name] > 1), None)
         if repeated is not None:
@@ -205,7 +205,7 @@ def convert_zip_errors(expected: str, field: str) -> Iterator[None]:
 
 
 def _count_members(source: Source) -> int:
-    """Return an upper bound for the number of files in a zip archive."""
+    """Return an upper bound on the number of files in a zip archive."""
     with binary(source) as file:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
         if end is None:
@@ -231,12 +231,12 @@ def cut(
 
 
 def text_bytes(texts: Sequence[str]) -> int:
-    """Return the size of texts in memory, in bytes."""
+    """Return the memory occupied by texts, in bytes."""
     return sum(map(getsizeof, texts)) + 8 * len(texts)
 
 
 def convert_ids(values: Sequence[Any], column: str, first: int) -> list[str]:
-    """Convert row ids to text. Errors count rows from `first`."""
+    """Convert row ids to text. Row numbers in errors start at `first`."""
     ids = []
     for row, value in enumerate(values, start=first):
         if value is None or value != value:

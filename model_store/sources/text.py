@@ -1,4 +1,4 @@
-"""Tokenize text for training and the service, using Hugging Face's `tokenizers`.
+"""Tokenize text for training and the service with Hugging Face's `tokenizers`.
 
 The tokenizer is the version's own `tokenizer.json`. Nothing is downloaded.
 """
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class TextEncoder:
-    """A tokenizer that converts texts to rows of ids. Thread-safe."""
+    """A thread-safe tokenizer that converts texts to rows of ids."""
 
     def __init__(self, content: bytes, spec: TextSpec) -> None:
         self.spec = spec
@@ -53,7 +53,7 @@ class TextEncoder:
             self.encoded(text)
 
     def bytes_for(self, text: str, field: str) -> int:
-        """Return an upper bound for the memory needed to tokenize a text, in bytes."""
+        """Return an upper bound on the memory needed to tokenize a text, in bytes."""
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
@@ -63,7 +63,7 @@ class TextEncoder:
         return TOKENISING_BYTES * max(size, self._normalised_bytes(text, field))
 
     def _normalised_bytes(self, text: str, field: str) -> int:
-        """Return the size of a text after normalization, which can be up to 11 times as large."""
+        """Return the size of a text after normalization, which can be up to 11 times larger."""
         normaliser = self.tokenizer.normalizer
         if normaliser is None:
             return 0
@@ -125,7 +125,7 @@ def _read(content: bytes) -> "Tokenizer":
 
 
 def _run(call: Callable[[], T], condition: str) -> T:
-    """Call a function of the library, and convert its errors and Rust panics to ValueError."""
+    """Call a library function, and convert its errors and Rust panics to ValueError."""
     try:
         return call()
     except BaseException as error:

@@ -1,1 +1,1 @@
-"""Persistent state of the service, such as jobs, acquired rows and labels."""
+"""The service's persistent state, such as jobs, acquired rows and labels."""

@@ -54,7 +54,7 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
 
 @contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """Create a locked temporary folder, and delete the folders of killed backups."""
+    """Create a locked temporary folder, and delete any folders left by killed backups."""
     for leftover in folder.glob(f"{DRAFT}*"):
         with suppress(OSError), _lock(leftover):  # another backup holds the lock
             shutil.rmtree(leftover, ignore_errors=True)
@@ -106,7 +106,10 @@ def restore(folder: Path | None, archive: BinaryIO) -> None:
 
 
 class _Stream:
-    """A stream that remembers its last bytes, because tarfile does not detect a truncated file."""
+    """A stream that remembers its last bytes.
+
+    This detects truncated files, which tarfile does not.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""The SQLite database for jobs and labels, shared by the processes on one machine."""
+"""The SQLite database for jobs and labels, which all processes on a machine share."""
 
 import errno
 import os
@@ -101,7 +101,7 @@ CREATE TABLE candidates (
 
 
 class Database:
-    """A connection to the database in WAL mode. Thread-safe.
+    """A thread-safe connection to the database in WAL mode.
 
     Opening it creates the database if necessary.
     """
@@ -137,7 +137,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lock the connection for read access."""
+        """Lock the connection for reading."""
         with self._lock, as_state_errors():
             yield self._connection
 
@@ -148,7 +148,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Lock the connection and start a transaction, which is committed on exit."""
+        """Lock the connection, and start a transaction that is committed on exit."""
         with self._lock, as_state_errors(), self._transaction():
             yield self._connection
 
@@ -188,7 +188,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def may_be_damaged(record: str) -> Iterator[None]:
-    """Convert decoding errors of a record to StateUnusable."""
+    """Convert errors from decoding a record to StateUnusable."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -34,12 +34,15 @@ STRAY_S = 3600.0  # age at which folders without a job are deleted
 
 
 class TooManyJobs(Exception):
-    """The error raised when the job queue is full."""
+    """Raised if the job queue is full."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A background job. Times are in seconds since 1970, and `work` and `done` in rows x draws."""
+    """A background job.
+
+    Times are in seconds since 1970. `work` and `done` are in rows x draws.
+    """
 
     id: str
     kind: Kind
@@ -62,7 +65,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs in a state folder, which is shared by threads and processes."""
+    """The jobs in a state folder, which threads and processes share."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -70,7 +73,7 @@ class Jobs:
         self.slots = database.folder / SLOTS
 
     def new_folder(self) -> tuple[str, Path]:
-        """Create the folder for a new job. Return the job's id and the folder."""
+        """Create a folder for a new job. Return the job's id and the folder."""
         name = secrets.token_hex(16)
         with as_state_errors():
             make_folder(self.folder)
@@ -88,7 +91,7 @@ class Jobs:
         may_wait: Callable[[Mapping[str, int]], bool],
         max_bytes: int,
     ) -> Job:
-        """Add a job to the queue, which is scheduled fairly between clients.
+        """Add a job to the queue, which schedules clients fairly.
 
         A job's `turn` is its client's pending work (rows x draws), but at least the turn of the
         running job. The job with the lowest `turn + done` is next.
@@ -130,7 +133,7 @@ class Jobs:
     def get(
         self, name: str, owner: str | None = None, models: Collection[str] | None = None
     ) -> Job:
-        """Return a job. Raises NotFound for a job of another owner or of another model."""
+        """Return a job. Raise NotFound if it belongs to another owner or model."""
         rows = self._database.query(
             "SELECT * FROM jobs WHERE id = ? AND owner = coalesce(?, owner)", (name, owner)
         )
@@ -166,7 +169,7 @@ class Jobs:
         return [_job(row) for row in rows]
 
     def latest_candidate(self, model: str) -> Job | None:
-        """Return the newest candidate job of a model."""
+        """Return a model's newest candidate job."""
         rows = self._database.query(
             "SELECT * FROM jobs WHERE kind = 'candidate' AND request ->> 'model' = ? "
             "ORDER BY rowid DESC LIMIT 1",
@@ -194,7 +197,7 @@ class Jobs:
         return None if row is None else _job(row)
 
     def should_yield(self, name: str) -> bool:
-        """Check whether a running job should pause for a queued job of another client.
+        """Check whether a running job should make way for another client's queued job.
 
         Candidate jobs never yield, because they would lose the work since their last checkpoint.
         """
@@ -208,7 +211,7 @@ class Jobs:
         return bool(rows)
 
     def progress(self, name: str, work: int, done: int, worked_s: float, max_bytes: int) -> bool:
-        """Record the progress of a job. Return False if the job should stop."""
+        """Record a job's progress. Return False if the job should stop."""
         size = self._bytes(name)
         with self._database.writing() as connection:
             row = connection.execute(
@@ -271,7 +274,7 @@ class Jobs:
         return self.get(name)
 
     def clear_ended(self) -> None:
-        """Delete the files of ended jobs, keeping their results."""
+        """Delete the files of jobs that have ended, except their results."""
         rows = self._database.query(
             "SELECT * FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND NOT cleared"
         )
@@ -283,7 +286,7 @@ class Jobs:
                 )
 
     def _clear(self, job: Job) -> int:
-        """Delete the files of an ended job except its result. Return the result's size in bytes."""
+        """Delete an ended job's files except its result. Return the result's size in bytes."""
         with as_state_errors(), suppress(FileNotFoundError):
             for entry in os.scandir(self.folder / job.id):
                 if entry.is_dir():
@@ -296,7 +299,7 @@ class Jobs:
         return sum(file_sizes(self.folder / name).values())
 
     def forget(self, name: str) -> None:
-        """Delete an ended job, including its files."""
+        """Delete a job that has ended, including its files."""
         if self.get(name).is_over:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             with self._database.writing() as connection:
@@ -335,7 +338,7 @@ class Jobs:
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
-        """Lock a slot and yield its file descriptor. Yields None if the slot is already locked."""
+        """Lock a slot and yield its file descriptor, or None if it is already locked."""
         with as_state_errors():
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)

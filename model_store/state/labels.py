@@ -1,4 +1,4 @@
-"""Storage of acquired rows and their labels."""
+"""Storage for acquired rows and their labels."""
 
 import json
 import time
@@ -55,7 +55,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The numbers of new, known and replaced labels, and of all labels afterwards."""
+    """The number of new, known and replaced labels, and the resulting total."""
 
     accepted: int
     known: int
@@ -65,7 +65,7 @@ class Accepted:
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Labelled rows of a model, oldest label first."""
+    """A model's labelled rows, oldest label first."""
 
     ids: list[str]
     x: Float32[np.ndarray, "N I"]
@@ -87,7 +87,10 @@ class LabelledRows:
 
 
 def row_format(manifest: Manifest) -> str:
-    """Compute a digest of a version's input encoding. Rows of different formats cannot be mixed."""
+    """Compute a digest of a version's input encoding.
+
+    Rows with different digests cannot be mixed.
+    """
     files = dict.fromkeys(FILE_FIELDS, True)
     spec = manifest.input.model_dump(
         mode="json",
@@ -172,7 +175,7 @@ def accept(
     replace: bool = False,
     key: str | None = None,
 ) -> Accepted:
-    """Store labels in one transaction, ignoring known ones. The ids must be unique.
+    """Store labels in one transaction, ignoring known ones. Their ids must be unique.
 
     Args:
         key: the name of the request's API key.
@@ -273,7 +276,7 @@ def counts(database: Database, model: str) -> dict[str, int]:
 def kept_labels(
     database: Database, model: str, key: str | None, after: int, limit: int, former: bool = False
 ) -> list[dict[str, Any]]:
-    """Return one page of a model's labels, in the order of arrival.
+    """Return one page of a model's labels, in order of arrival.
 
     Args:
         key: only labels with this API key.
@@ -297,7 +300,7 @@ def kept_labels(
 def delete_labels(
     database: Database, model: str, ids: Sequence[str], key: str | None = None
 ) -> int:
-    """Delete labels, keeping a record of them. Return the number of deleted labels.
+    """Delete labels, but keep a record of them. Return the number of deleted labels.
 
     Args:
         key: name of the API key that deletes them.
@@ -314,7 +317,7 @@ def delete_labels(
 
 
 def labelled_rows(database: Database, model: str, row_format: str, size: int) -> LabelledRows:
-    """Return the labelled rows of a model that have a given format, shape (N, `size`)."""
+    """Return a model's labelled rows that have a given format. Their shape is (N, `size`)."""
     labelled = database.query(
         """
         SELECT l.id, l.label, l.target, coalesce(a.row, l.row) row,

@@ -1,4 +1,4 @@
-"""Quality metrics of a version on live data, computed from labelled control rows.
+"""A version's quality metrics on live data, computed from labelled control rows.
 
 The figures use the predictions that were saved with the control rows. Intervals have level 95 %:
 Wilson's intervals for shares ("Probable inference, the law of succession, and statistical
@@ -55,7 +55,7 @@ def prediction_records(
 
 
 def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
-    """Compute the quality metrics of a version from its predictions and the labels or targets."""
+    """Compute a version's quality metrics from its predictions and the true values."""
     with may_be_damaged("the prediction of a control row"):
         return _class_figures(rows) if "probabilities" in rows[0][0] else _target_figures(rows)
 
@@ -96,7 +96,7 @@ def _target_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[
 
 
 def wilson_interval(share: float, rows: int) -> tuple[float, float]:
-    """Compute Wilson's confidence interval for a proportion."""
+    """Compute the Wilson confidence interval for a proportion."""
     z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
     centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = (
@@ -122,7 +122,7 @@ def _mean(
 def _gaps(
     confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "N B"]:
-    """Return the contribution of each row to the calibration error of its bin."""
+    """Compute each row's contribution to the calibration error of its bin."""
     index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     gaps = np.zeros((len(confidence), BINS))
     gaps[np.arange(len(index)), index] = (correct - confidence) / len(index)
@@ -139,7 +139,7 @@ def _calibration_error(
 
 
 def _resample_sums(*values: Float64[np.ndarray, "N ..."]) -> list[Float64[np.ndarray, "R ..."]]:
-    """Sum the values of R bootstrap samples, in chunks to limit memory."""
+    """Sum the values in each of R bootstrap samples, in chunks to limit memory."""
     random, rows = np.random.default_rng(SEED), len(values[0])
     sums: list[list[np.ndarray]] = [[] for _ in values]
     step = max(1, CHUNK_NUMBERS // rows)
