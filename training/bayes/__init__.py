@@ -1,4 +1,4 @@
-"""Bayesian networks: outputs[k, n] = f(x[n], theta(eps[k])).
+"""Bayesian neural networks: outputs[k, n] = f(x[n], theta(eps[k])).
 
 * `posterior`: theta as a function of noise, and KL(q || p). Each family has a module: `gaussian`,
   `matrix_normal`, `hypernetwork` (with `flows`), `variational_hypernet`, `dropout`, `members` and

@@ -90,7 +90,7 @@ class Conditioner(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch in"]
     ) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "*batch out"]]:
-        """Compute the shifts and the log-scales, which tanh limits to +-`LOG_SCALE_BOUND`."""
+        """Compute shifts, and log-scales that tanh bounds to +-`LOG_SCALE_BOUND`."""
         shift, log_scale = self.output(torch.relu(self.hidden(z))).chunk(2, dim=-1)
         return shift, LOG_SCALE_BOUND * torch.tanh(log_scale * (1.0 / LOG_SCALE_BOUND))
 
@@ -238,7 +238,7 @@ def flow(
 ) -> Composition:
     """Build a normalizing flow.
 
-    Without couplings, or in one dimension, it is a factorial Gaussian.
+    If there are no couplings, or only one dimension, it is a factorial Gaussian.
     """
     couplings = couplings if dimension > 1 else 0
     steps = [kind(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]

@@ -29,8 +29,8 @@ def sample(
 ) -> tuple[Float[Tensor, "M K D"], float]:
     """Run K chains, and return their draws and the acceptance rate.
 
-    The warm-up adapts the step size, and halfway sets the masses to the inverse variances over the
-    chains. A proposal has a random number of leapfrog steps, which avoids periodic orbits.
+    The warm-up adapts the step size. Halfway through, it sets the masses to the inverse variances
+    over the chains. A proposal has a random number of leapfrog steps, which avoids periodic orbits.
     """
     theta = start.detach().clone()
     scale = torch.ones_like(theta[0])  # roots of the inverse masses

@@ -66,7 +66,7 @@ def output_hessian(
 
 @dataclass(frozen=True, eq=False)
 class Eigen:
-    """The eigenvalues of H, and the eigenvectors of its factors as columns."""
+    """The eigenvalues of H, with the eigenvectors of its two factors as columns."""
 
     values: Float64[Tensor, "I O"]
     input_vectors: Float64[Tensor, "I I"]
@@ -202,5 +202,5 @@ class LaplacePosterior(Posterior):
 
 
 def rotate(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows by a matrix of eigenvectors, unless there is only one."""
+    """Multiply rows by a matrix of eigenvectors, or return them unchanged if it is 1 x 1."""
     return rows if matrix.shape[-1] == 1 else rows @ matrix

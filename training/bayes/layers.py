@@ -349,7 +349,7 @@ def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> Tensor:
-    """Multiply patches by the matrices of a grouped convolution.
+    """Multiply patches by a grouped convolution's weight matrices.
 
     Patches are (..., N, offsets * channels), and matrices (K, offsets * channels / groups,
     outputs). Both are ordered by offset.
@@ -361,7 +361,7 @@ def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> T
 
 
 def initial_weights(layer: Drawable) -> Tensor:
-    """Return a layer's weights as a `WeightLayer` matrix, with the bias as the last row."""
+    """Return a layer's weights as a `WeightLayer` matrix, with any bias as the last row."""
     weight = layer.weight.detach()
     # `patches` has the same order: by offset, then by channel.
     is_linear = isinstance(layer, nn.Linear)
@@ -370,7 +370,7 @@ def initial_weights(layer: Drawable) -> Tensor:
 
 
 def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...]]:
-    """Extract a convolution's patches (B, positions, offsets * channels) and its output size."""
+    """Return a convolution's patches (B, positions, offsets * channels) and its output size."""
     padding, mode = convolution._reversed_padding_repeated_twice, convolution.padding_mode
     if any(padding):
         h = functional.pad(h, padding, "constant" if mode == "zeros" else mode)

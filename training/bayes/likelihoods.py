@@ -59,7 +59,7 @@ class Likelihood(nn.Module):
         raise NotImplementedError
 
     def errors(self, predictions: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
-        """Compute each row's squared error (regression), or 1 if its class is correct, else 0."""
+        """Compute each row's squared error, or for classes, whether its prediction is correct."""
         raise NotImplementedError
 
     def to_metric(self, mean_error: float) -> float:
@@ -233,7 +233,7 @@ class Gaussian(Likelihood):
 
 
 def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """Compute the continuous ranked probability score of a Gaussian mixture, in units of y.
+    """Compute the continuous ranked probability score for a Gaussian mixture, in units of y.
 
         mean_k A(y - m_k, s_k) - mean_kj A(m_k - m_j, sqrt(s_k^2 + s_j^2)) / 2
 

@@ -131,7 +131,7 @@ def output_moments(
 
 
 def affine(h: Tensor, matrix: Tensor) -> Tensor:
-    """Compute h W + b, where b is the matrix's extra last row, if it has one."""
+    """Compute h W + b, where b is an optional extra row at the end of the matrix."""
     inputs = h.shape[-1]
     value = matmul(h, matrix[:inputs])
     return value + matrix[inputs] if len(matrix) > inputs else value

@@ -16,7 +16,7 @@ class Network(nn.Module):
     """A network with standardised inputs: outputs[k, n] = f((x[n] - mean) / std, theta[k]).
 
     The mean and standard deviation are scalars or have one value per channel. If `takes_ids`, rows
-    are ids, which the network gets unchanged as int64.
+    are ids, which are passed unchanged as int64.
     """
 
     mean: Tensor
@@ -77,7 +77,7 @@ class Network(nn.Module):
         return None
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Compute -log N(W; 0, prior_std^2) for the fixed weights, up to a constant."""
+        """Compute -log N(W; 0, prior_std^2) for the non-random weights, up to a constant."""
         raise NotImplementedError
 
     def scale(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
@@ -100,7 +100,7 @@ class Network(nn.Module):
 
 
 class BayesianModel(nn.Module):
-    """A Bayesian network, f(x[n], theta(eps[k])), with its likelihood."""
+    """A Bayesian neural network, f(x[n], theta(eps[k])), with its likelihood."""
 
     def __init__(
         self,

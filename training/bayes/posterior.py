@@ -58,7 +58,7 @@ class FactorialGaussian(Protocol):
 
 @runtime_checkable
 class LocationScale(Protocol):
-    """A posterior with draws location + scale * noise and a known density."""
+    """A posterior with draws of the form location + scale * noise, and a known density."""
 
     def location(self) -> Float[Tensor, "D"]: ...
 

@@ -64,7 +64,7 @@ KINDS: dict[str, Kind] = {
 def names_for(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
     """Return the names of the detectors that support rows of a given shape.
 
-    Only detectors of the embedding support ids, because ids are not quantities.
+    Only embedding detectors support ids, because ids are not quantities.
     """
     if takes_ids:
         return tuple(name for name, kind in KINDS.items() if kind.space == "embedding")

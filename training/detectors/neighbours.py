@@ -66,7 +66,7 @@ class Neighbours(nn.Module):
         return square_norms(self._from_neighbour(rows)).clamp(min=ROUNDING)
 
     def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return each row's difference from its k-th nearest training row, as input coordinates."""
+        """Return each row's difference from its k-th nearest training row, in input coordinates."""
         return matmul(self._from_neighbour(rows), self.components.T)
 
     def _from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
@@ -117,7 +117,7 @@ def vectors_from_neighbour(
     bank_squares: Float[Tensor, "B"],
     neighbour: int,
 ) -> Float[Tensor, "N D"]:
-    """Return the vector to each point from its k-th nearest point in a bank.
+    """Compute each point's offset from its k-th nearest point in a bank.
 
     `neighbour` is k.
 

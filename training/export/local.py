@@ -20,7 +20,7 @@ TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 
 @torch.no_grad()
 def localise(model: BayesianModel, x: Num[Tensor, "N I"]) -> BayesianModel:
-    """Sample outputs instead of weights, with the same output distribution for each row.
+    """Convert a model to sample outputs instead of weights, with the same distribution per row.
 
     The result shares the model's parameters. The model itself is returned if a layer's weights are
     not Gaussian, or if a layer processes several vectors per row, such as a convolution. `x` has
@@ -59,7 +59,7 @@ def localise(model: BayesianModel, x: Num[Tensor, "N I"]) -> BayesianModel:
 def _serves_vectors(
     network: DrawnNetwork, layers: dict[str, torch.nn.Module], x: Num[Tensor, "N I"]
 ) -> bool:
-    """Check that each layer runs once, with one vector per row or per row and draw."""
+    """Check that each layer runs once, on one vector per row or per row and draw."""
     inputs: dict[str, list[torch.Size]] = {name: [] for name in layers}
     rows = x[:TRIAL_ROWS].float().repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]
     with watch(layers, lambda name, h: inputs[name].append(h.shape)):

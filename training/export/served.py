@@ -142,7 +142,7 @@ def served_network(
 def fit_detectors(
     model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
 ) -> ServedNetwork:
-    """Fit the density detectors of a recipe's flag, and attach them to a model's network."""
+    """Fit the density detectors that the flag uses, and attach them to a model's network."""
     densities = [name for name in recipe.combined if name in DENSITY_NAMES]
     seed = hash_key(recipe.seed, Stream.DETECTORS)
     return served_network(model, torch.from_numpy(train.x), seed, densities, shape)

@@ -1,4 +1,4 @@
-"""Convergence diagnostics for a variational fit, for the log and the manifest."""
+"""Convergence diagnostics for variational fits, stored in the log and the manifest."""
 
 from typing import Any
 

@@ -38,12 +38,12 @@ def sample_last_layer(
 
         log p(u | data) = times sum_n log p(y_n | x_n, theta) - |theta|^2 / (2 prior_std^2)
 
-    where `spread` is that of the Laplace approximation, so u is nearly N(0, I).
+    where `spread` comes from the Laplace approximation, so u is nearly N(0, I).
 
     Args:
         model: a model with a fitted Laplace approximation.
         train: training rows and targets.
-        validation: rows whose outputs R-hat is computed for.
+        validation: rows for whose outputs R-hat is computed.
         prior_std: the standard deviation of the prior on the weights.
         seed: the seed of the chains.
         times: the factor of the log-likelihood, 1 unless it is tempered.

@@ -191,7 +191,7 @@ def widest_precision(
 
 @torch.no_grad()
 def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
-    """Predict rows, with one forward pass for all draws except in the last layer."""
+    """Predict rows. All draws share the forward pass up to the last layer."""
     theta = model.posterior(eps)[:, None]
     return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))
 

@@ -293,7 +293,7 @@ def adam(model: BayesianModel, recipe: Recipe) -> torch.optim.Adam:
 
 
 def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Set learning rates between the first (`decay` = 0) and final (1) ones, geometrically."""
+    """Interpolate the learning rates geometrically, from initial (`decay` = 0) to final (1)."""
     for group in optimizer.param_groups:
         rate = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
         if isinstance(group["lr"], Tensor):

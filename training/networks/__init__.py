@@ -1,1 +1,1 @@
-"""Networks as functions of an input and theta."""
+"""Neural networks as functions of an input and parameters theta."""

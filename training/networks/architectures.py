@@ -28,7 +28,7 @@ def mlp(
 
 
 def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
-    """Build the CNN of Krueger et al. 2017.
+    """Build the CNN from Krueger et al. 2017.
 
     It has four 3x3 convolutions, 2x2 pooling after the second and fourth, and a dense layer.
     """
@@ -42,7 +42,7 @@ def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
 
 
 def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
-    """Build the CNN of Gal et al. 2017.
+    """Build the CNN from Gal et al. 2017.
 
     It has two 4x4 convolutions with 32 filters, pooling, a dense layer with 128 units, and two
     dropouts.

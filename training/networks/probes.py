@@ -329,7 +329,7 @@ def count_dropout_units(
 def keep_probabilities(
     module: nn.Module, names: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, Float[Tensor, "I"]]:
-    """Compute each layer's probabilities that Dropout keeps an input feature or channel.
+    """For each layer, compute the probability that Dropout keeps each input or channel.
 
     An input depends on a Dropout if zeroing the Dropout's output zeroes the input. Outputs of
     Linear and convolution layers are replaced by noise, so that only Dropouts between successive
@@ -375,7 +375,7 @@ def watch(
 ) -> Iterator[None]:
     """Call `before` and `after` whenever one of the layers runs.
 
-    `before` gets the layer's name and first argument, `after` its name, inputs and outputs.
+    `before` receives the layer's name and first argument, `after` its name, inputs and outputs.
     """
     with ExitStack() as stack:
         for name, layer in layers.items():
