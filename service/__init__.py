@@ -1,1 +1,1 @@
-"""Prediction service with Bayesian uncertainty."""
+"""A prediction service with Bayesian uncertainty estimates."""

@@ -167,7 +167,10 @@ async def post_acquire(request: Request) -> Response:
 
 
 class RowNumbers(Sequence[str]):
-    """The numbers of rows as ids, without a list of strings, which would take long to free."""
+    """Row numbers as ids, converted to strings on demand.
+
+    A list of strings would take long to free.
+    """
 
     def __init__(self, rows: int) -> None:
         self._numbers = range(rows)
@@ -185,7 +188,7 @@ def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> Inva
 
 
 async def find_names(context: Context, work: RowWork[Any]) -> list[str] | None:
-    """Return the row ids of the request or its file, if any."""
+    """Return the row ids from the request or its file, or None if there are none."""
     call, rows = work.call, len(work.rows)
 
     def find() -> list[str] | None:

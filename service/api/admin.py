@@ -30,20 +30,20 @@ from service.errors import NotDone
 
 
 class ServingAnswer(BaseModel):
-    """Served version of a model, and the reasons why other versions are broken."""
+    """A model's served version, and the error for each broken version."""
 
     serving: str | None
     broken: dict[str, str]
 
 
 class RefreshAnswer(BaseModel):
-    """Models after a refresh."""
+    """The models after a refresh."""
 
     models: dict[str, ServingAnswer]
 
 
 class PromoteAnswer(BaseModel):
-    """Promoted version, the version served before, and the name of the key that promoted it."""
+    """The promoted version, the previously served one, and the name of the key used."""
 
     model: str
     version: str
@@ -52,7 +52,7 @@ class PromoteAnswer(BaseModel):
 
 
 class CandidateJobAnswer(BaseModel):
-    """Last job that fitted a candidate, with the end of the log.
+    """The most recent job to fit a candidate, with the end of its log.
 
     `can_fit` is true if the service can run the job. `command` fits a candidate elsewhere.
     """
@@ -65,7 +65,7 @@ class CandidateJobAnswer(BaseModel):
 
 
 class DriftResetAnswer(BaseModel):
-    """Result of a drift reset. `reset` is false if there were no live rows."""
+    """The result of a drift reset. `reset` is false if there were no live rows."""
 
     model: str
     version: str
@@ -77,7 +77,7 @@ router = APIRouter(tags=["Administration"], dependencies=[needs("admin")])
 
 @router.post("/admin/refresh", response_model=RefreshAnswer)
 async def post_refresh(context: CurrentContext, allowed: AllowedModels) -> dict[str, Any]:
-    """Read the store again, and list the served and broken versions of each model."""
+    """Reread the store, and list each model's served and broken versions."""
     models = context.models
     await _refresh(context)
     content = {}
@@ -119,7 +119,7 @@ async def post_promote(
 
 @router.get("/admin/models/{name}/candidate", response_model=CandidateJobAnswer)
 async def get_candidate(context: CurrentContext, name: ModelName) -> dict[str, Any]:
-    """Return the last job that fitted a candidate, and the command to fit one."""
+    """Return the most recent job to fit a candidate, and the command for fitting one."""
     return await context.threads.state(partial(_candidate, context, name))
 
 
@@ -127,7 +127,7 @@ async def get_candidate(context: CurrentContext, name: ModelName) -> dict[str, A
 async def post_candidate(
     context: CurrentContext, owner: Owner, name: ModelName, audit: Audit
 ) -> dict[str, Any]:
-    """Create a job that fits a candidate from the labels, or return an unfinished job."""
+    """Create a job that fits a candidate to the labels, or return the unfinished job."""
     latest = context.models.latest(name)
     if latest is None:
         raise NotFound("version", f"a served version of {name}", "none")
@@ -192,7 +192,7 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
 async def post_drift_reset(
     context: CurrentContext, name: ModelName, version: str, audit: Audit
 ) -> dict[str, Any]:
-    """Reset the drift detector of a version in all workers."""
+    """Reset a version's drift detector in all workers."""
 
     def reset() -> tuple[str, bool]:
         number, report = context.models.reset_drift(name, version)

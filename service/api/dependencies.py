@@ -1,4 +1,4 @@
-"""FastAPI dependencies of the routes."""
+"""FastAPI dependencies for the routes."""
 
 from typing import Annotated
 

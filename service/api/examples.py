@@ -1,4 +1,4 @@
-"""Routes that return rows: training rows of a version, and unusual live rows."""
+"""Routes that return a version's training rows and unusual live rows."""
 
 from collections.abc import Sequence
 from math import floor, log10
@@ -35,7 +35,9 @@ class UnusualRow(BaseModel):
 
 
 class DriftDetailsAnswer(BaseModel):
-    """Shifts of a table's columns, and the most unusual of the `rows` recent live rows.
+    """The shift of each column, and the most unusual of the recent live rows.
+
+    `rows` is the number of recent live rows.
 
     A shift above `limit` is significant.
     """
@@ -54,7 +56,7 @@ class ExamplesQuery(ModelQuery):
 
 
 class ExamplesAnswer(BaseModel):
-    """Training rows in the form that /predict takes.
+    """Training rows in the form that /predict accepts.
 
     `labels` are class names or targets, or null if the version does not have them.
     """
@@ -80,7 +82,7 @@ async def get_examples(
 
 
 def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the training rows with some ids, or rows evenly spaced by label.
+    """Return the training rows with the given ids, or rows evenly spaced by label.
 
     Rows have the form that /predict takes. Versions with an encoder or without stored training
     rows have none.
@@ -112,13 +114,13 @@ def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) ->
     tags=["Models"],
 )
 async def get_drift(context: CurrentContext, call: CurrentRequest, name: ModelName) -> Response:
-    """Return the columns that differ most from the training rows, and unusual live rows."""
+    """Return how far each column has shifted from training, and unusual live rows."""
     loaded = await context.find_model(call, Envelope(model=name))
     return json_response(await context.threads.files(lambda: describe_drift(loaded)))
 
 
 def describe_drift(loaded: ServedModel) -> dict[str, Any]:
-    """Describe the recent live rows of this process."""
+    """Describe the drift in this process's recent live rows."""
     model, recent = loaded.model, loaded.drift.recent_rows()
     spec, shifts, limit = model.manifest.input, dict[str, float](), None
     if recent and spec.columns and model.training_rows is not None:
@@ -137,7 +139,10 @@ def describe_drift(loaded: ServedModel) -> dict[str, Any]:
 
 
 def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec, encoded: bool) -> list[Any]:
-    """Convert rows to the form that /predict takes. A row with an unknown category becomes None."""
+    """Convert rows to the form that /predict accepts.
+
+    A row with an unknown category becomes None.
+    """
     if spec.columns and not encoded:
         return list(map(_decoder(spec), rows))
     nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()
@@ -145,7 +150,10 @@ def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec, encoded: bool) ->
 
 
 def _decoder(spec: InputSpec) -> Any:
-    """Build a function that decodes a row to an object, or None for an unknown category."""
+    """Build a function that decodes a row to an object.
+
+    It returns None if the row has an unknown category.
+    """
     ends = np.cumsum([column_width(column) for column in spec.columns]).tolist()
     places = list(zip(spec.columns, [0, *ends], ends, strict=False))
     unknown = [e - 1 - c.indicator for c, _, e in places if isinstance(c, CategoricalColumn)]

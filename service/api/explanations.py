@@ -28,7 +28,7 @@ NO_ROWS = "the version has no training rows (set serving.nearest_rows in its rec
 
 @dataclass(frozen=True, eq=False)
 class ExplainedRows:
-    """Explanations of N rows. `cells` is None if the rows were not objects."""
+    """The explanations of N rows. `cells` is None if the rows were not objects."""
 
     manifest: Manifest
     explanation: Explanation
@@ -46,14 +46,14 @@ class ExplainedRows:
 
 
 class DetectorShareAnswer(BaseModel):
-    """Share of a detector in the flag statistic. `low` marks an unusually low score."""
+    """A detector's share of the flag statistic. `low` marks an unusually low score."""
 
     share: float
     low: bool
 
 
 class ColumnFallAnswer(BaseModel):
-    """Decrease of the flag statistic, in nats, if a column had its usual value."""
+    """The drop in the flag statistic, in nats, if a column had its usual value."""
 
     column: str
     fall: float
@@ -84,7 +84,7 @@ def _detectors(explained: ExplainedRows) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _falls(explained: ExplainedRows) -> list[Any] | None:
-    """Return the columns of each row, sorted by decreasing fall."""
+    """Return each row's columns, sorted by decreasing fall in the flag statistic."""
     names, falls = _columns(explained), explained.explanation.falls
     if falls is None:
         return None
@@ -106,7 +106,7 @@ def _map(explained: ExplainedRows) -> np.ndarray | None:
 
 
 def _mark_columns(explained: ExplainedRows, kind: str) -> np.ndarray | None:
-    """Mark the columns that are `unseen` or `missing` in each row."""
+    """Return a mask of each row's `unseen` or `missing` columns."""
     if explained.cells is None:
         return None
     names = _columns(explained)
@@ -143,7 +143,7 @@ def _nearest(explained: ExplainedRows) -> list[Any] | None:
 
 
 class ExplanationFields(FieldTable):
-    """Fields of the explanation of a flag."""
+    """The fields that explain a flag."""
 
     statistic: Annotated[float, Field("explanation.statistic", unit="nats")]
     """the flag statistic; `p_value` is its rank among the calibration rows"""

@@ -1,4 +1,4 @@
-"""Measure the memory of uploaded Parquet files in a separate process.
+"""Measure the memory needed by uploaded Parquet files, in a separate process.
 
 pyarrow allocates the sizes that a file declares, without any limit. The other formats are read in
 parts of known size.
@@ -21,14 +21,17 @@ GRACE_S = 5.0  # for the process to report a timeout
 
 
 class FilePreflights:
-    """Preflights of Parquet files in one process, started on demand. Not thread-safe."""
+    """Runs preflights of Parquet files in a process that starts on demand.
+
+    Not thread-safe.
+    """
 
     def __init__(self, ending: threading.Event) -> None:
         self._ending = ending
         self._process: ChildProcess | None = None
 
     def reserve(self, content: Content, spec: InputSpec, field: str, call: RequestContext) -> None:
-        """Reserve the memory that reading a file takes.
+        """Reserve the memory needed to read a file.
 
         Raises:
             InvalidInput: if it takes more than `MAX_BYTES` or `MAX_S`.

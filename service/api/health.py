@@ -16,13 +16,13 @@ PREFLIGHTS_RUNNING = "the service is still checking the versions to serve"
 
 
 class StatusAnswer(BaseModel):
-    """The process is running."""
+    """The liveness status."""
 
     status: Literal["live"]
 
 
 class ReadyAnswer(BaseModel):
-    """Readiness, `degraded` if an alias cannot serve its version.
+    """The readiness status, which is `degraded` if an alias cannot serve its version.
 
     If API keys are configured, only requests with a key get the other fields.
     """
@@ -48,7 +48,7 @@ async def get_live() -> dict[str, str]:
     dependencies=[OPEN_TO_ALL],
 )
 async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]:
-    """Check that models can predict, and that each alias serves its version.
+    """Check that models can predict and that each alias serves its version.
 
     If API keys are configured, only requests with a valid key see model names.
     """
@@ -62,7 +62,7 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
 
 
 def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]:
-    """Return the served version of each model.
+    """Return each model's served version if the service is ready.
 
     Raises:
         NotReady: if no model or not every expected one is served, or the service is shutting down.

@@ -30,7 +30,7 @@ MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/pl
 
 
 class JobAnswer(BaseModel):
-    """A background job. `owner` is the name of its API key."""
+    """A background job. `owner` is the name of the API key that created it."""
 
     id: str
     kind: Literal["acquire", "predict", "candidate"]
@@ -55,7 +55,7 @@ class JobAnswer(BaseModel):
 
 
 class JobsAnswer(BaseModel):
-    """The jobs of an API key, latest first."""
+    """An API key's jobs, latest first."""
 
     jobs: list[JobAnswer]
 
@@ -74,7 +74,7 @@ Access = Annotated[tuple[str | None, frozenset[str] | None], Depends(_access)]
 
 @router.get("/jobs", response_model=JobsAnswer)
 async def get_jobs(context: CurrentContext, access: Access, prefix: LinkPrefix) -> Response:
-    """List the jobs of the API key, latest first, or all jobs for an administrator."""
+    """List the API key's jobs, latest first. Administrators see all jobs."""
 
     def list_jobs() -> dict[str, Any]:
         return {
@@ -103,7 +103,7 @@ async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> d
     responses={200: {"content": FILE_CONTENT}},
 )
 async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
-    """Return the result of a job: a ranking, a table of predictions or the log of a fit."""
+    """Return a job's result: a ranking, a table of predictions or the log of a fit."""
     if job.state != "done":
         reason = f": {job.outcome}" if job.state == "failed" else ""
         raise NotDone("job", "a finished job", f"{job.state}{reason}")
@@ -155,7 +155,7 @@ def _audit(audit: AuditLog, action: str, job: Job, after: str | None) -> None:
 
 
 def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
-    """Return the JSON of a job. `prefix` is the start of links."""
+    """Return a job as JSON. `prefix` is the prefix for its links."""
     request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
     left = None

@@ -45,7 +45,7 @@ _ITEM = _item_pattern()
 
 
 class JsonRows:
-    """Unparsed rows of a JSON body. `blocks` are start and end positions."""
+    """The unparsed rows of a JSON body. `blocks` lists their start and end positions."""
 
     def __init__(self, body: Content, blocks: list[tuple[int, int]], count: int) -> None:
         self.body = body

@@ -50,7 +50,7 @@ NO_COUNTS = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
 
 
 class LabelsAnswer(BaseModel):
-    """Counts of new, unchanged, replaced and all labels."""
+    """The numbers of new, unchanged and replaced labels, and the total."""
 
     model: str
     accepted: int
@@ -60,7 +60,7 @@ class LabelsAnswer(BaseModel):
 
 
 class LabelsQuery(QueryModel):
-    """Query parameters of GET /labels."""
+    """The query parameters of GET /labels."""
 
     model: str | None = None
     """name of a published model; optional if there is only one"""
@@ -104,7 +104,7 @@ class LabelListAnswer(BaseModel):
 
 
 class LabelsDeletedAnswer(BaseModel):
-    """Counts of deleted and remaining labels."""
+    """The numbers of deleted and remaining labels."""
 
     model: str
     deleted: int
@@ -119,7 +119,10 @@ class FigureAnswer(BaseModel):
 
 
 class LiveAnswer(BaseModel):
-    """Live quality of a version on its control rows, null if there are too few."""
+    """A version's live quality, measured on its control rows.
+
+    `figures` is null if there are too few control rows.
+    """
 
     version: str
     serving: bool
@@ -128,7 +131,7 @@ class LiveAnswer(BaseModel):
 
 
 class CandidateAnswer(BaseModel):
-    """Result of a candidate, compared with the version `against` on test and control rows."""
+    """A comparison of a candidate with the version `against` on test and control rows."""
 
     version: str
     against: str
@@ -167,7 +170,7 @@ router = APIRouter(tags=["Labels"])
 async def post_labels(
     context: CurrentContext, call: CurrentRequest, audit: Audit
 ) -> dict[str, Any]:
-    """Store all labels on disk, or none. Repeating a request has no effect."""
+    """Store either all of the labels or none. Repeating a request has no effect."""
     require_json(call.request)
     body = await _body(call)
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
@@ -246,7 +249,7 @@ def keep_labels(
     replace: bool,
     encoded: bool = False,
 ) -> dict[str, Any]:
-    """Store labels of a model, all or none, and return the response.
+    """Store either all of a request's labels or none, and return the response.
 
     This reads and writes files, so call it from a worker thread.
 
@@ -327,7 +330,7 @@ def _row(
     dependencies=[needs("read")],
 )
 async def get_label_figures(context: CurrentContext, name: ModelName) -> dict[str, Any]:
-    """Count acquired and labelled rows, and evaluate versions of a model on control rows."""
+    """Count a model's labels, and evaluate its versions on control rows."""
     return await context.threads.state(partial(_figures, context, name))
 
 

@@ -1,4 +1,4 @@
-"""Media types of requests and responses, and content negotiation (RFC 9110, section 12)."""
+"""Media types and content negotiation (RFC 9110, section 12)."""
 
 import re
 
@@ -12,12 +12,12 @@ _WEIGHT = re.compile(r"(?:^|;)\s*q=(0(?:\.[0-9]*)?|1(?:\.0*)?)\s*(?:;|$)")
 
 
 def list_header(scope: Scope, name: bytes) -> str:
-    """Return all lines of a header as one list."""
+    """Join all lines of a header into one comma-separated list."""
     return ",".join([str(value, "latin-1") for key, value in scope["headers"] if key == name])
 
 
 def weight(accept: str, media_type: str) -> float:
-    """Return the weight of a media type in an Accept header: 0 if it is not accepted."""
+    """Return a media type's weight in an Accept header, or 0 if it is not accepted."""
     if accept in ("", "*/*", media_type):
         return 1.0
     weights = _weights(accept)

@@ -29,7 +29,7 @@ COMPRESSED_TYPES = (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET)
 
 
 class Shortcut:
-    """Call the endpoints of frequent POST routes directly.
+    """Middleware that calls the endpoints of frequent POST routes directly.
 
     FastAPI's layers take longer than parsing a row. The endpoints take only the request and path
     parameters, and this class checks the scope of the API key.
@@ -73,7 +73,7 @@ class Shortcut:
 
 
 class Compression:
-    """Compress answers with gzip if the client accepts it."""
+    """Middleware that compresses answers with gzip if the client accepts it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -90,7 +90,11 @@ class Compression:
 
 
 class ConditionalGet:
-    """Answer HEAD like GET without a body, and GET with 304 if the client has the answer."""
+    """Middleware for HEAD requests and conditional GET requests.
+
+    HEAD is answered like GET, but without a body. GET is answered with 304 if the client already
+    has the answer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -125,7 +129,7 @@ class ConditionalGet:
 
 
 def _set_etag(start: Message, body: Message, if_none_match: str) -> None:
-    """Set the ETag of a complete answer, or status 304 if the client has the answer."""
+    """Set a complete answer's ETag, and status 304 if the client already has it."""
     headers = MutableHeaders(raw=start["headers"])
     if start["status"] == 200 and not body.get("more_body"):
         headers.setdefault("etag", f'W/"{sha256(body["body"]).hexdigest()[:32]}"')

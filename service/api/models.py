@@ -61,7 +61,7 @@ class ColumnAnswer(BaseModel):
 
 
 class ReportAnswer(BaseModel):
-    """Summary of an evaluation report, with the paths of its files."""
+    """An evaluation report's summary, with the paths of its files."""
 
     version: str
     created: Any
@@ -71,7 +71,7 @@ class ReportAnswer(BaseModel):
 
 
 class DriftAnswer(BaseModel):
-    """Drift test on live rows.
+    """The state of the drift test on live rows.
 
     The alarm is on if the largest evidence, in nats, reached `alarm_at`.
     """
@@ -88,7 +88,10 @@ class DriftAnswer(BaseModel):
 
 
 class OverviewAnswer(BaseModel):
-    """Versions of a model. Fields that describe `latest` are null if no version is served."""
+    """An overview of a model's versions.
+
+    Fields that describe `latest` are null if no version is served.
+    """
 
     name: str
     serving: str | None
@@ -113,13 +116,13 @@ class OverviewAnswer(BaseModel):
 
 
 class ModelsAnswer(BaseModel):
-    """Models by name."""
+    """The models, sorted by name."""
 
     models: list[OverviewAnswer]
 
 
 class ModelAnswer(OverviewAnswer):
-    """A model with the drift, manifest and report of `latest`."""
+    """A model, with the drift, manifest and report of its `latest` version."""
 
     drift: DriftAnswer | None
     manifest: Manifest | None
@@ -127,7 +130,7 @@ class ModelAnswer(OverviewAnswer):
 
 
 class VersionAnswer(BaseModel):
-    """A model version. `broken` is the reason why it cannot be served, or null."""
+    """A model version. If it cannot be served, `broken` is the reason."""
 
     name: str
     version: str
@@ -142,7 +145,7 @@ router = APIRouter(tags=["Models"], dependencies=[needs("read")])
 
 @router.get("/models", response_model=ModelsAnswer, response_model_exclude_unset=True)
 async def get_models(context: CurrentContext, allowed: AllowedModels) -> dict[str, Any]:
-    """List the models by name, with their versions."""
+    """List the models and their versions, sorted by name."""
     models = context.models
 
     def describe() -> list[dict[str, Any]]:
@@ -153,7 +156,7 @@ async def get_models(context: CurrentContext, allowed: AllowedModels) -> dict[st
 
 @router.get("/models/{name}", response_model=ModelAnswer, response_model_exclude_unset=True)
 async def get_model(context: CurrentContext, prefix: LinkPrefix, name: ModelName) -> dict[str, Any]:
-    """Return a model with the drift, manifest and report of `latest`."""
+    """Return a model, with the drift, manifest and report of its `latest` version."""
     return await context.threads.files(partial(_description, context.models, name, prefix))
 
 
@@ -228,7 +231,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
 
 @router.get(REPORT_PATH, responses={200: {"content": REPORT_CONTENT}})
 async def get_report(context: CurrentContext, name: ModelName, version: str) -> Response:
-    """Return the evaluation report of a version, written by `dubito evaluate`."""
+    """Return a version's evaluation report, as written by `dubito evaluate`."""
     return await _file(context, name, version, REPORT)
 
 
@@ -240,7 +243,7 @@ async def get_report(context: CurrentContext, name: ModelName, version: str) -> 
 async def get_report_file(
     context: CurrentContext, name: ModelName, version: str, file: str
 ) -> Response:
-    """Return a file of an evaluation report: HTML or a plot."""
+    """Return a file from an evaluation report, either HTML or a plot."""
     return await _file(context, name, version, file)
 
 
@@ -254,7 +257,7 @@ async def _file(context: Context, name: str, version: str, file: str) -> Respons
 def report_links(
     models: Models, name: str, version: str | None, prefix: str
 ) -> dict[str, Any] | None:
-    """Return a report's summary with links to its files, or None if no report is readable."""
+    """Return a report's summary and file links, or None if no report can be read."""
     if version is None:
         return None
     try:
@@ -279,7 +282,7 @@ def report_links(
 
 
 def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
-    """Read a file of a report, and return it with its media type."""
+    """Read a file from a report, and return it with its media type."""
     number = models.resolve(name, version)
     evaluation = evaluation_report(models.store, name, number)
     if evaluation is None:

@@ -55,7 +55,7 @@ router = APIRouter(tags=["Jobs"])
     dependencies=[needs("acquire")],
 )
 async def post_acquire_job(request: Request, context: CurrentContext) -> Response:
-    """Create a job that ranks a pool like /acquire."""
+    """Create a job that ranks a pool as /acquire does."""
     return await _accept(request, context, "acquire", AcquireRequest, "pool")
 
 
@@ -67,7 +67,7 @@ async def post_acquire_job(request: Request, context: CurrentContext) -> Respons
     dependencies=[needs("predict")],
 )
 async def post_predict_job(request: Request, context: CurrentContext) -> Response:
-    """Create a job that predicts a file of rows like /predict."""
+    """Create a job that predicts a file of rows as /predict does."""
     return await _accept(request, context, "predict", PredictJobRequest, "inputs")
 
 
@@ -110,7 +110,7 @@ async def _accept(
 def _queue(
     context: Context, kind: Kind, work: RowWork[Any], names: list[str] | None, num_samples: int
 ) -> Job:
-    """Write a job's files, and store the job.
+    """Write a job's files, and add the job to the queue.
 
     Raises:
         TooManyJobs: if the queue is full and the client has used its share.
@@ -187,7 +187,9 @@ def _write_files(
 def _select(
     context: Context, work: RowWork[Any], names: list[str] | None, seed: int, folder: Path
 ) -> int:
-    """Write the rows to rank and the control rows to a file, unless all rows are ranked.
+    """Write a file that selects the rows to rank and the control rows.
+
+    If all rows are ranked, no file is written.
 
     Return the number of rows that already have labels.
     """

@@ -1,4 +1,4 @@
-"""`GET /openapi.json` and `GET /docs`, and descriptions of bodies and errors for the routes.
+"""`GET /openapi.json` and `GET /docs`, with the schemas of bodies and errors.
 
 Both routes are open, so their content is built and compressed once.
 """
@@ -83,7 +83,7 @@ async def get_document(request: Request, context: CurrentContext, prefix: LinkPr
 
 @router.get("/docs")
 async def get_docs(request: Request, prefix: LinkPrefix) -> Response:
-    """Show the document with Swagger UI."""
+    """Show the OpenAPI document in Swagger UI."""
     return get_swagger_ui_html(
         openapi_url=f"{prefix}/openapi.json",
         title=request.app.title,
@@ -145,7 +145,7 @@ def without_default(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class OpenApiDocument:
-    """OpenAPI document, rebuilt if the served models change."""
+    """The OpenAPI document, which is rebuilt if the served models change."""
 
     def __init__(self, app: FastAPI, context: Context, routes: Sequence[APIRoute]) -> None:
         self._build = app.openapi
@@ -172,7 +172,10 @@ class OpenApiDocument:
         return self._document
 
     def content(self, prefix: str) -> StaticContent:
-        """Return the document as JSON, for links with a prefix. Slow the first time."""
+        """Return the document as JSON, with a prefix for links.
+
+        The first call for each prefix is slow.
+        """
         document, contents = self(), self._contents
         if prefix not in contents:
             servers = {"servers": [{"url": prefix}]} if prefix else {}
@@ -212,7 +215,7 @@ def _add_schemas(document: dict[str, Any]) -> None:
 
 
 def _add_keys(document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool) -> None:
-    """Add the scope that each route needs."""
+    """Add the API keys, and the scope that each route needs."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -227,7 +230,7 @@ def _add_keys(document: dict[str, Any], routes: Sequence[APIRoute], api_is_open:
 
 
 def _add_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> None:
-    """Add examples of requests to the served models."""
+    """Add example requests for the served models."""
     rows = [(manifest, _example_row(manifest.input)) for manifest in manifests]
     rows = [(manifest, row) for manifest, row in rows if row is not None]
     for path, make in (("/predict", _predict), ("/acquire", _acquire), ("/labels", _labels)):

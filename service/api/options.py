@@ -1,4 +1,4 @@
-"""Validate the options of a request against its model."""
+"""Validate a request's options against its model."""
 
 import math
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def decision_options(envelope: PredictRequest, model: Model, num_samples: int) -
 
 
 def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None:
-    """Return the class shares of a request in the order of the model's classes."""
+    """Return a request's class shares in the order of the model's classes."""
     priors, manifest = envelope.priors, model.manifest
     if priors is None:
         return None
@@ -109,7 +109,7 @@ def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None
 def resolve_groups(
     envelope: PredictRequest, rows: int, model: Model
 ) -> Int64[np.ndarray, "N"] | None:
-    """Return each row's group index, or `UNKNOWN`.
+    """Return each row's group index, which is `UNKNOWN` if the group is unknown.
 
     Return None unless the model is calibrated by group.
     """

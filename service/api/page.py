@@ -1,4 +1,4 @@
-"""`GET /`: the web page, with its files in `service/page/`.
+"""`GET /`: the web page, whose files are in `service/page/`.
 
 Files and documents that everyone can read are compressed and hashed once, not per request.
 """
@@ -50,7 +50,7 @@ router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 
 
 class StaticContent:
-    """Bytes with their compressed form."""
+    """Static content, in plain and compressed form."""
 
     def __init__(self, body: bytes, media_type: str) -> None:
         self.body = body
@@ -75,13 +75,13 @@ class StaticResponse(Response):
 
 @cache
 def read_static(path: Path) -> StaticContent:
-    """Read a file of the package, which does not change while the service runs."""
+    """Read a file from the package, and cache it while the service runs."""
     media_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
     return StaticContent(path.read_bytes(), media_type)
 
 
 class PackageFiles(StaticFiles):
-    """Files of an installed package."""
+    """Serves the files of an installed package."""
 
     def file_response(self, full_path: Any, *_: Any, **__: Any) -> Response:
         return StaticResponse(read_static(Path(full_path)), {"Cache-Control": "no-cache"})
@@ -94,7 +94,7 @@ async def get_page() -> Response:
 
 
 class PageFiles(PackageFiles):
-    """Static files of the page, with security headers."""
+    """Serves the page's static files with security headers."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER)

@@ -1,4 +1,4 @@
-"""Files of rows, from the request body or `DUBITO_POOLS`, and `POST /acquire/preview`."""
+"""Row files from request bodies or `DUBITO_POOLS`, and `POST /acquire/preview`."""
 
 import base64
 from functools import partial
@@ -40,7 +40,7 @@ NUMBER_BYTES = 12  # in JSON, approximately
 
 
 class PreviewRequest(ModelRequest):
-    """Request to show rows of a file."""
+    """A request to preview rows of a file."""
 
     rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         default=list(range(10)), max_length=1000
@@ -57,7 +57,7 @@ class PreviewRow(BaseModel):
 
 
 class PreviewAnswer(BaseModel):
-    """Rows of a file as the service reads them."""
+    """A preview of a file's rows, as the service reads them."""
 
     model: str
     version: str
@@ -77,7 +77,7 @@ router = APIRouter(tags=["Acquire"])
     dependencies=[needs("acquire")],
 )
 async def post_preview(request: Request, context: CurrentContext, call: CurrentRequest) -> Response:
-    """Return rows of a file as the service reads them."""
+    """Preview rows of a file, as the service reads them."""
     body = await read_body(call, context.settings.max_body_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
@@ -108,7 +108,7 @@ async def open_rows_file(
     loaded: ServedModel,
     field: str,
 ) -> RowFile:
-    """Open the file of rows that is the body or is named in the envelope."""
+    """Open the row file that is the request body or is named in the envelope."""
     file_field = f"{field}_file"
     name = getattr(envelope, file_field, None)
     if name is not None:
@@ -130,7 +130,7 @@ async def open_file(
     encoded: bool,
     ending: str | None = None,
 ) -> RowFile:
-    """Open a file of rows, and reserve its memory."""
+    """Open a row file and reserve memory for it."""
     bounds = Bounds(call.reservation.reserve, call.pause)
     spec = loaded.model.manifest.input
     spec = spec.encoded if encoded else spec
@@ -168,7 +168,7 @@ def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
 
 
 def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
-    """Return a row for JSON, and its approximate size in bytes."""
+    """Convert a row to JSON-serialisable values, and estimate its size in bytes."""
     if isinstance(part, dict):
         cells = {name: _plain(values[row]) for name, values in part.items()}
         return cells, sum(len(str(cell)) for cell in cells.values())

@@ -1,4 +1,4 @@
-"""`POST /predict`, and `predict`, which the routes of all protocols call.
+"""`POST /predict`, and the `predict` function that all protocols use.
 
 A route parses its request into `PredictWork` and passes an `Encoder` for the response. `predict`
 handles admission, memory limits, batching, decisions, drift and metrics.
@@ -78,7 +78,10 @@ router = APIRouter(tags=["Predict"])
 
 @dataclass(eq=False)
 class RowWork(Generic[AnyEnvelope]):
-    """A parsed request. `rows` is cleared after the conversion to numbers, to save memory."""
+    """A parsed request.
+
+    To save memory, `rows` is cleared once it is converted to numbers.
+    """
 
     call: RequestContext
     envelope: AnyEnvelope
@@ -93,7 +96,7 @@ PredictWork = RowWork[PredictRequest]
 
 @dataclass(frozen=True, eq=False)
 class RowChanges:
-    """Inputs of a request that change the decisions about its rows."""
+    """The inputs of a request that affect the decisions about its rows."""
 
     groups: Groups = None
     missing: Bool[np.ndarray, "N C"] | None = None
@@ -157,7 +160,7 @@ async def read_work(
 
 
 async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray, "N I"]:
-    """Convert the rows of a request to numbers, in a worker thread if this takes long.
+    """Convert a request's rows to numbers, using a worker thread if this is slow.
 
     Missing cells are NaN, or an error if the request rejects them.
     """
@@ -181,7 +184,10 @@ async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray
 
 
 async def find_unusual_cells(context: Context, work: RowWork[Any]) -> list[UnusualCells] | None:
-    """Find unknown categories and missing values. Return None unless all rows are objects."""
+    """Find each row's unknown categories and missing values.
+
+    Returns None unless all rows are objects.
+    """
     rows, columns = work.rows, work.loaded.model.manifest.input.columns
     if isinstance(rows, RowFile):
         return None
@@ -253,12 +259,12 @@ async def predict(
 
 
 def _answer_numbers(work: EngineWork) -> int:
-    """Estimate the size of the response in numbers, without samples and explanations."""
+    """Estimate how many numbers the response has, excluding samples and explanations."""
     return len(work.x) * (20 + 2 * work.served_model.model.manifest.output_size)
 
 
 def count_extra_rows(spec: InputSpec) -> int:
-    """Return the number of extra rows that an explanation computes for each row."""
+    """Return the number of extra rows to predict when explaining a row."""
     return 1 + len(spec.columns) if spec.columns else 0
 
 
@@ -291,7 +297,7 @@ def _write(
     changes: RowChanges,
     encode: Encoder,
 ) -> tuple[list[bytes], int]:
-    """Encode the response in parts, and return them with the number of flags.
+    """Encode the response in parts, and return them with the number of flagged rows.
 
     Live requests update the metrics and, unless they have a seed, the drift test.
     """
@@ -317,7 +323,7 @@ def _write(
 def _decide(
     work: EngineWork, predicted: Predicted, options: DecisionOptions, changes: RowChanges
 ) -> tuple[Results, slice]:
-    """Return the results and the request's slice of them.
+    """Compute the results, and return them with the slice for this request.
 
     Small requests with the same options share the results of their micro-batch. With `fdr` they
     cannot, because decisions then depend on the other rows.

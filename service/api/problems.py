@@ -1,4 +1,4 @@
-"""Error responses: `application/problem+json` (RFC 9457), or the format of another protocol.
+"""Error responses, as problem+json (RFC 9457) or in another protocol's format.
 
 Error responses never repeat the input. `GET /problems` lists all codes, and the `type` of a problem
 links to it. `python -m service.api.reference` writes the same table to docs/problems.md.
@@ -57,7 +57,7 @@ router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """Error format of another protocol, which uses status 400 instead of 422."""
+    """Another protocol's error format, which uses status 400 instead of 422."""
 
     matches: Callable[[str], bool]  # tests a path
     content: Callable[[int, str], dict[str, str]]  # from status and detail
@@ -73,7 +73,7 @@ def register_error_form(form: ErrorForm) -> None:
 
 
 def other_form(path: str) -> ErrorForm | None:
-    """Return the error format of a path, or None for problem+json."""
+    """Return the error format for a path, or None for problem+json."""
     return next((form for form in _other_forms if form.matches(path)), None)
 
 

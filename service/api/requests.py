@@ -1,4 +1,4 @@
-"""Headers, bodies, queries and multipart forms (RFC 7578) of requests, and their validation."""
+"""Parse and validate request headers, bodies, queries and forms (RFC 7578)."""
 
 import mimetypes
 import mmap
@@ -84,7 +84,7 @@ def header(request: Request, name: bytes, default: str = "") -> str:
 
 
 def is_test(request: Request) -> bool:
-    """Return whether the request is marked as a test, so that drift and metrics skip it."""
+    """Check whether the request is marked as a test, which drift and metrics skip."""
     purpose = header(request, PURPOSE.lower().encode())
     if purpose not in ("", TEST):
         raise InvalidInput(PURPOSE, f"{TEST!r}, or no header", repr(purpose[:80]))
@@ -96,7 +96,10 @@ def request_media_type(request: Request) -> str:
 
 
 def describe_media_type(request: Request) -> str:
-    """Return the body's media type for an error message, but do not repeat unknown names."""
+    """Describe the body's media type for an error message.
+
+    Unknown names are not repeated.
+    """
     media_type = request_media_type(request)
     if not media_type:
         return "none"
@@ -105,7 +108,7 @@ def describe_media_type(request: Request) -> str:
 
 
 def negotiate_media_type(request: Request, default: str, *others: str) -> str:
-    """Choose the media type of the response from the `Accept` header.
+    """Choose the response's media type from the `Accept` header.
 
     The highest weight decides. Among equal weights, a media type in the header has precedence over
     the default, and the default over the rest.
@@ -145,7 +148,9 @@ async def body_parts(request: Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(call: RequestContext, limit: int) -> Content:
-    """Read a request body of up to `limit` bytes, or `MAX_JSON_BYTES` if that is less.
+    """Read a request body of up to `limit` bytes.
+
+    JSON bodies are also limited to `MAX_JSON_BYTES`.
 
     Raises:
         TooLarge: if the body exceeds the limit.
@@ -176,7 +181,7 @@ async def read_body(call: RequestContext, limit: int) -> Content:
 
 
 def _map_memory(size: int) -> mmap.mmap:
-    """Allocate memory in huge pages, which the kernel provides when they are written.
+    """Allocate memory in huge pages, which the kernel provides on first write.
 
     Growing a bytearray to 6 MB takes 20 times longer, and blocks all threads.
     """
@@ -258,7 +263,7 @@ def _parse(
 
 
 async def run_parser(context: Context, call: RequestContext, size: int, work: Callable[[], T]) -> T:
-    """Run a parser, in a worker thread if `size` (in bytes) is large."""
+    """Run a parser, using a worker thread if `size` (in bytes) is large."""
     if size <= SMALL_JSON_BYTES:
         return work()
     return await context.threads.requests.run(call, size, work)
@@ -307,7 +312,10 @@ def parse_query(request: Request, kind: type[AnyQuery], rows_field: str = "") ->
 def parse_options(
     parameters: dict[str, Any], where: str, extra: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Convert another protocol's parameters to fields of /predict. Strings are parsed as JSON."""
+    """Convert another protocol's parameters to fields of /predict.
+
+    Strings are parsed as JSON.
+    """
     fields: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in PREDICT_OPTIONS:
@@ -325,7 +333,10 @@ def parse_options(
 
 
 def build_envelope(fields: dict[str, Any], where: str) -> PredictRequest:
-    """Validate fields from `parse_options`. Errors name the parameters in `where`."""
+    """Build a request from the result of `parse_options`.
+
+    In errors, the fields have the prefix `where`.
+    """
     try:
         return validate(PredictRequest, {"inputs": [], **fields})
     except InvalidInput as error:
@@ -339,7 +350,7 @@ def read_json(
     call: RequestContext,
     mark_bytes: Mapping[str, int] = JSON_OBJECT_BYTES,
 ) -> tuple[dict[str, Any], JsonRows | None]:
-    """Parse a JSON object. The rows of a large one stay unparsed.
+    """Parse a JSON object, but leave its rows unparsed if it is large.
 
     Args:
         mark_bytes: memory for each punctuation mark of a large object.
@@ -351,7 +362,10 @@ def read_json(
 
 
 def parse_json(body: Content) -> dict[str, Any]:
-    """Parse a JSON object. Limits its size, because the parser blocks all other threads."""
+    """Parse a JSON object of limited size.
+
+    The size is limited because the parser blocks all other threads.
+    """
     cost = max(PARSE_COSTS.values()) * len(body)
     if cost > MAX_PARSE_COST:  # count exactly only if this upper bound is too high
         counts = count_marks(body, no_pause)
@@ -371,7 +385,10 @@ def parse_json(body: Content) -> dict[str, Any]:
 
 @cache
 def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
-    """Return the JSON type of each field and of its items, `string` if unspecified."""
+    """Return the JSON types of each field and its items.
+
+    An unspecified type is `string`.
+    """
     types = {}
     for name, schema in kind.model_json_schema()["properties"].items():
         value = schema.get("anyOf", [schema])[0]
@@ -382,7 +399,10 @@ def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
 def text_fields(
     pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, where: str
 ) -> dict[str, Any]:
-    """Parse the fields of a query or form. Fields that are not strings are parsed as JSON."""
+    """Parse the fields of a query or form.
+
+    Fields that are not strings are parsed as JSON.
+    """
     fields: dict[str, Any] = {}
     repeated = set()  # arrays sent item by item
     for name, text in pairs:
@@ -407,7 +427,7 @@ def text_fields(
 def parse_form(
     body: Content, content_type: str, max_parts: int, pause: Pause
 ) -> list[tuple[str, bytes]]:
-    """Parse a multipart form to the names and contents of its parts."""
+    """Parse a multipart form into the names and contents of its parts."""
     _, options = parse_options_header(content_type.encode("latin-1", "replace"))
     boundary = options.get(b"boundary")
     if not boundary:

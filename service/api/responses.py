@@ -65,7 +65,10 @@ def format_timestamp(seconds: float | None) -> str | None:
 
 
 def format_column_time(column: TimeColumn, seconds: float) -> str:
-    """Format seconds since 1970 for a time column, as a date unless the time of day matters."""
+    """Format seconds since 1970 for a time column.
+
+    The result is a date, unless the column depends on the time of day.
+    """
     time = datetime.fromtimestamp(seconds, UTC)
     return f"{time:%Y-%m-%dT%H:%M}" if "day" in column.cycles else f"{time:%Y-%m-%d}"
 
@@ -99,7 +102,10 @@ class Answer:
 
 
 def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
-    """Encode a response as JSON, in parts so that no step blocks other threads for long."""
+    """Encode a response as JSON, in parts.
+
+    No step blocks other threads for long.
+    """
     results, manifest = answer.results, answer.results.manifest
     head = {
         "model": manifest.name,
@@ -122,7 +128,9 @@ def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
 
 
 def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
-    """Encode a response as npz arrays, such as `probabilities` and `standard_error.bald`.
+    """Encode a response as npz arrays.
+
+    The names are, for example, `probabilities` and `standard_error.bald`.
 
     Fields that are null in all rows are omitted. Infinite bounds remain infinite.
     """
@@ -145,7 +153,7 @@ def numbers_per_row(results: Results) -> int:
 
 
 def answer_bytes(manifest: Manifest, rows: int, kept_draws: int, as_arrays: bool) -> int:
-    """Estimate the memory of a response with `kept_draws` samples per row."""
+    """Estimate the memory needed by a response with `kept_draws` samples per row."""
     outputs = manifest.output_size
     if as_arrays:
         return CLASS_BYTES * outputs + rows * (400 + outputs * (32 + 8 * kept_draws))

@@ -157,7 +157,10 @@ def file_array(
 def name_rows(
     parts: Iterable[Float32[np.ndarray, "n I"]], spec: InputSpec, call: RequestContext
 ) -> list[str]:
-    """Name rows by their content. The second copy of a row gets the suffix `-2`, and so on."""
+    """Name rows by their content.
+
+    The second copy of a row gets the suffix `-2`, and so on.
+    """
     counts, names = Counter[bytes](), list[str]()
     for x in parts:
         fill_missing(x, spec.columns)
@@ -175,7 +178,7 @@ def _is_long(row: Any, spec: InputSpec) -> bool:
 
 
 class _Reader:
-    """Converts lists of rows that all have the same form as the first row."""
+    """Converts lists of rows that share the form of the first row."""
 
     def __init__(
         self,
@@ -232,7 +235,7 @@ class _Reader:
                 raise InvalidInput(field, expected, "other text") from None
 
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
-        """Decode an image, as bytes or base64, to a flat row of pixels."""
+        """Decode an image, given as bytes or base64, to a flat row of pixels."""
         assert self.spec.image is not None
         content = image_content(row, field)
         image = open_image(content, field)

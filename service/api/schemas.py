@@ -1,4 +1,4 @@
-"""Pydantic models of requests, shared by routes.
+"""Pydantic request models that several routes share.
 
 `rows.py` validates rows instead, because pydantic would take longer than the prediction.
 """
@@ -26,7 +26,10 @@ EXAMPLE_ROW: list[Any] = [
 
 
 def _keep_first_invalid(values: Any) -> Any:
-    """Reduce a mapping to its first invalid number, so that pydantic reports one error."""
+    """Reduce a mapping to its first invalid number, if it has any.
+
+    Pydantic then reports only one error.
+    """
     if isinstance(values, dict):
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -38,7 +41,10 @@ Priors = Annotated[dict[str, float], BeforeValidator(_keep_first_invalid)]
 
 
 def drop_extra_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
-    """Drop unknown fields beyond the first ten, because each costs a kilobyte of errors."""
+    """Drop all but the first ten unknown fields.
+
+    Each of them adds a kilobyte of errors.
+    """
     known = {name: content[name] for name in kind.model_fields if name in content}
     unknown = (name for name in content if name not in kind.model_fields)
     return known | {name: content[name] for name in islice(unknown, MAX_ERRORS)}
@@ -54,7 +60,7 @@ class ModelName(RequestModel):
 
 
 class ModelRequest(ModelName):
-    """Common fields of requests to a model."""
+    """The fields common to all requests to a model."""
 
     version: str = "latest"
     """version number or alias"""
@@ -67,19 +73,19 @@ class ModelRequest(ModelName):
 
 
 class QueryModel(BaseModel):
-    """Query parameters. Unknown parameters are rejected."""
+    """Base class for query parameters. Unknown parameters are rejected."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class ModelQuery(ModelRequest):
-    """A model version in the query."""
+    """The model version named in a query."""
 
     model_config = ConfigDict(strict=False)
 
 
 class Envelope(ModelRequest):
-    """Common fields of /predict and /acquire requests."""
+    """The fields common to /predict and /acquire requests."""
 
     num_samples: int | None = Field(default=None, ge=1)
     """number of posterior draws; by default the number that the version was published with"""
@@ -97,7 +103,7 @@ class Envelope(ModelRequest):
 
 
 class PredictRequest(Envelope):
-    """Request to predict rows."""
+    """A request to predict rows."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -143,7 +149,7 @@ class PredictRequest(Envelope):
 
 
 class PredictJobRequest(PredictRequest):
-    """Request to predict a file of rows in the background."""
+    """A request to predict a file of rows in the background."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW], "format": "npz"}]}
@@ -163,7 +169,7 @@ class PredictJobRequest(PredictRequest):
 
 
 class AcquireRequest(Envelope):
-    """Request to rank an unlabelled pool."""
+    """A request to rank an unlabelled pool."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"pool": [EXAMPLE_ROW], "ids": ["a"], "k": 1, "seed": 7}]}
@@ -209,7 +215,7 @@ LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class LabelEntry(RequestModel):
-    """A label or a regression target. It includes the row unless /acquire stored the row."""
+    """A label or regression target, with its row unless /acquire has stored it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -234,7 +240,7 @@ class LabelEntry(RequestModel):
 
 
 class LabelsRequest(ModelName):
-    """Request to store labels."""
+    """A request to store labels."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -253,7 +259,7 @@ class LabelsRequest(ModelName):
 
 
 class LabelsDeletion(ModelName):
-    """Request to delete labels."""
+    """A request to delete labels."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["a"]}]})
 
