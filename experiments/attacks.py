@@ -86,7 +86,7 @@ class AttackedModel:
 
     @torch.no_grad()
     def theta(self, draws: AttackDraws, step: int = 0) -> Float[Tensor, "K 1 D"]:
-        """Sample theta for a step, reusing draws if the posterior has a limited number."""
+        """Sample theta for a step, reusing draws if the posterior has only a limited number."""
         max_draws = self.posterior.max_draws
         count = min(draws.count, max_draws or draws.count)
         first = count * step if draws.fresh and max_draws is None else 0
@@ -114,7 +114,10 @@ class AttackedRows:
 
 
 def measure_attacks(version: Parent, model: Model, root: Path, rows: int) -> dict[str, Any]:
-    """Attack up to `rows` test rows of a version, and measure accuracy and detection by attack."""
+    """Attack up to `rows` of a version's test rows.
+
+    Returns the accuracy and detection metrics by attack.
+    """
     spec, data = version.manifest.input, fitted_data(version, root)
     options = EvaluationOptions(rows=rows)
     test = test_rows(data, True, options)
@@ -334,7 +337,7 @@ def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) 
 
 
 def _scores(log_probs: Tensor) -> dict[str, Tensor]:
-    """Torch version of `model_store.scores.classification`."""
+    """Compute scores in torch, as in `model_store.scores.classification`."""
     probs, log_mean = log_probs.exp(), log_mean_probs(log_probs)
     mean = probs.mean(0)
     entropy = -(mean * log_mean).sum(1)
@@ -348,7 +351,7 @@ def _scores(log_probs: Tensor) -> dict[str, Tensor]:
 
 
 def _surprisal(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tensor:
-    """Torch version of the surprisals in `model_store.conformal.detectors`."""
+    """Compute surprisals in torch, as in `model_store.conformal.detectors`."""
     if detector.standard is not None:
         centre = torch.from_numpy(detector.standard.centre).to(score)[labels]
         spread = torch.from_numpy(detector.standard.spread).to(score)[labels]

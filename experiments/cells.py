@@ -91,7 +91,10 @@ class Target:
         }
 
     def missing(self, out: Path, again: bool = False) -> Iterator[tuple[str, int]]:
-        """Yield the row and seed of each missing cell and, with `again`, of outdated cells."""
+        """Yield the row and seed of each missing cell.
+
+        If `again`, outdated cells are included.
+        """
         first = min(MIN_SEEDS, self.seeds)  # every row gets these seeds before any row gets more
         for seeds in (range(first), range(first, self.seeds)):
             for row, seed in product(self.rows, seeds):
@@ -113,7 +116,7 @@ def measure_missing(
     quiet: bool,
     again: bool = False,
 ) -> int:
-    """Measure missing cells for up to `minutes`, and return the number of remaining cells.
+    """Measure missing cells for up to `minutes`, and return how many remain.
 
     A stopped cell resumes from its fit's checkpoint. Targets with the same recipe and rows share
     the fit. Several processes can work at once: each skips cells that another process has locked.

@@ -20,10 +20,10 @@ CLAIMS = Path(__file__).parent / "claims.csv"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that a metric is larger in the first row of each pair, up to a margin.
+    """A claim that a metric is larger for the first row of each pair, up to a margin.
 
-    One pair is tested by Welch's interval of the difference of means. For several pairs, the
-    Clopper-Pearson interval of the share of pairs with a larger mean is compared with one half.
+    One pair is tested by Welch's interval for the difference between means. For several pairs, the
+    Clopper-Pearson interval for the share of pairs with a larger mean is compared with one half.
     """
 
     text: str
@@ -35,7 +35,7 @@ class Claim:
     epochs: str = ""  # of the two rows
 
     def judge(self, target: Target, out: Path) -> tuple[str, str]:
-        """Return the outcome and its reason."""
+        """Test the claim, and return the outcome with its reason."""
         values = {
             row: column_values(cells, self.column)
             for row, cells in target.results(out).items()
@@ -56,7 +56,7 @@ class Claim:
         return outcome(interval.low, interval.high, 0.5), f"in {larger} of {len(pairs)}{rest}"
 
     def settings(self, target: Target, out: Path) -> list[str]:
-        """Return the temperatures, the epochs and the seed counts."""
+        """Return the temperatures, epochs and seed counts."""
         temperatures = dict.fromkeys(target.kl_weights.get(row, "1") for row in self.pairs[0])
         cells = target.results(out)
         seeds = {len(cells[row]) for pair in self.pairs for row in pair}
@@ -65,7 +65,7 @@ class Claim:
 
 
 def difference_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Compute Welch's confidence interval for the difference of two means."""
+    """Compute Welch's confidence interval for the difference between two means."""
     means, variances = [], []
     for values in (first, second):
         mean, spread = mean_and_spread([*values])
@@ -89,7 +89,10 @@ def outcome(low: float, high: float, threshold: float) -> str:
 
 
 def read_claims(path: Path = CLAIMS) -> list[Claim]:
-    """Read claims from a CSV file. `*` in a row's name stands for every UCI set."""
+    """Read claims from a CSV file.
+
+    `*` in a row's name stands for every UCI data set.
+    """
     claims = []
     with path.open(newline="") as file:
         for line in csv.DictReader(file):

@@ -38,7 +38,7 @@ MIN_LEVEL_EPOCHS = 3
 
 
 def load_recipe(base: str, seed: int, /, **changes: Any) -> Recipe:
-    """Load a recipe of the repository with a seed and overridden keys.
+    """Load a recipe from the repository, with a seed and overridden keys.
 
     Sections are merged, except for the posterior of another method, which is replaced.
     """
@@ -54,7 +54,7 @@ def load_recipe(base: str, seed: int, /, **changes: Any) -> Recipe:
 
 @dataclass(frozen=True)
 class IdxOutliers(OutlierSource):
-    """Images in the format of MNIST, resized to the model's shape."""
+    """Images in MNIST's file format, resized to the model's shape."""
 
     @classmethod
     def named(cls, name: str) -> "IdxOutliers":

@@ -1,4 +1,4 @@
-"""Pages and pictures of all targets, with an index."""
+"""Pages and pictures for all targets, with an index."""
 
 import math
 import os
@@ -66,7 +66,7 @@ def paper_order(target: Target) -> tuple[bool, str]:
 
 
 def split_title(target: Target) -> tuple[str, str]:
-    """Split a title from the paper and its table in brackets."""
+    """Split a target's title into its text and the paper named in brackets."""
     title, _, paper = target.title.removesuffix(")").partition(" (")
     return title, paper
 
@@ -131,7 +131,7 @@ def count(values: list[float]) -> str:
 
 
 def counts(cells: list[Cell]) -> bool:
-    """Check whether enough seeds have level curves to count the result."""
+    """Check whether enough seeds have level curves for the result to count."""
     level = sum(not cell.measured.moving for cell in cells)
     return level >= MIN_SEEDS and 2 * level > len(cells)
 

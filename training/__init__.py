@@ -1,4 +1,4 @@
-"""Training of Bayesian networks, and publication to the model store.
+"""Train Bayesian networks, and publish them to the model store.
 
 The entry points are `training.fit` and the command `python -m training`.
 """

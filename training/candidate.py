@@ -166,9 +166,10 @@ def fit_candidate(
 def count_tried_labels(
     store: ModelStore, database: Database, name: str, promote: bool = False
 ) -> int:
-    """Count the labels of `latest` and of the last candidate that needs no further step.
+    """Return the larger of the label counts used by `latest` and the last candidate.
 
-    If `promote`, a candidate that is no worse must still be promoted.
+    A candidate counts once it has been compared with `latest`. If `promote`, it must also have been
+    rejected or promoted.
     """
     judged = {
         row["version"]
@@ -198,9 +199,10 @@ class Verdict:
 
 
 def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
-    """Return a version and its ancestors by added labels, newest first.
+    """Return a version and its ancestors, newest first.
 
-    The lineage ends before the first version with other data or without an entry in the store.
+    A version's parent is the version to which it added labels. The lineage ends before the first
+    version with other data or without an entry in the store.
     """
     line = [manifest]
     with suppress(StoreError):
@@ -300,7 +302,10 @@ def _compare_on_control(
 def compare_figures(
     first: dict[str, Figure], second: dict[str, Figure], seed: int
 ) -> dict[str, Any]:
-    """Compare the test metrics of two versions on the same rows, with confidence intervals."""
+    """Compare two versions' test metrics, with confidence intervals.
+
+    Metrics that do not cover the same number of rows are left out.
+    """
     content, rows = {}, first["test_log_likelihood"].rows
     resamples = Resamples.draw(rows, seed)
     for metric in first.keys() & second.keys():
@@ -325,9 +330,10 @@ def make_candidate(
     device: torch.device,
     promote: bool = False,
 ) -> None:
-    """Fit, publish and compare a candidate, and promote it if `promote` and it is no worse.
+    """Fit, publish and assess a candidate.
 
-    A candidate that was promoted and rolled back before is not promoted again.
+    If `promote`, a candidate that is no worse than `latest` replaces it. A candidate that was
+    promoted and rolled back before is not promoted again.
     """
     name, parent = sources.parent.manifest.name, sources.parent.manifest
     manifest = fit_candidate(store, sources, runs, root, device)

@@ -89,7 +89,7 @@ class Fitted:
         return self.score(rows)[1]
 
     def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
-        """Compute the scores and log-likelihoods of raw rows."""
+        """Compute scores and log-likelihoods for raw rows."""
         return score(self.outputs(rows.x), rows.y, self.recipe.task, self.transform)
 
     def discard_checkpoint(self) -> None:
@@ -229,9 +229,9 @@ class _Fits:
     def refit(
         self, run: Run, splits: Splits, folder: Path, quiet: bool, callback: Callback | None
     ) -> tuple[BayesianModel, dict[str, Any]]:
-        """Refit on training and validation rows for as many epochs as the best checkpoint took.
+        """Refit on training and validation rows, up to the first fit's best epoch.
 
-        Returns the model and the changes of its provenance.
+        Returns the model and the changes to its provenance.
         """
         settings, epochs = self.recipe.training, run.progress.best_epoch
         changes = {"early_stopping": False, "epochs": epochs, "choose": "last"}
@@ -261,7 +261,7 @@ class _Fits:
         return model, facts
 
     def choose_transform(self, folder: Path) -> tuple[Transform | None, TransformChoice | None]:
-        """Choose the target transform from the parent, the recipe, or short trial fits.
+        """Choose the target transform by the parent, the recipe or short trial fits.
 
         The best transform has the highest log-likelihood of validation rows in the target's units.
         Transforms whose RMSE is more than twice the RMSE of a constant are excluded, because the
@@ -333,7 +333,7 @@ def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
 
 
 def advise(reason: str) -> str:
-    """Advise whether to train longer, from the reason for the end of a fit."""
+    """Advise whether to train longer, based on why the fit ended."""
     if AT_LIMIT in reason:
         return "; to train longer, raise the limit in the recipe"
     return "" if reason.endswith(AS_CONFIGURED) else "; longer training would not help"

@@ -26,12 +26,12 @@ def open_store(writes: bool = True) -> ModelStore:
 
 
 class RunLockedError(InvalidInput):
-    """The run is in use by another process."""
+    """Raised if another process is using the run."""
 
 
 @contextmanager
 def hold(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Lock the folder of a run.
+    """Lock a run's folder.
 
     Raises:
         RunLockedError: if another process has the lock and `wait` is false.

@@ -48,7 +48,10 @@ class Blueprint:
 
 
 class Method(Section):
-    """The base class of methods. Fields are recipe keys; class variables are training defaults."""
+    """The base class for methods.
+
+    Fields are recipe keys, and class variables are training defaults.
+    """
 
     name: ClassVar[str]
     is_variational: ClassVar[bool] = False  # maximises a bound
@@ -69,7 +72,7 @@ class Method(Section):
 
     @property
     def decay_prior_std(self) -> float | None:
-        """The standard deviation of the prior on fixed weights, or None without a prior."""
+        """The prior's standard deviation for fixed weights, or None if there is no prior."""
         return None
 
     def _check_random_start(self, blueprint: Blueprint) -> None:
@@ -86,7 +89,7 @@ class DrawnMethod(Method):
         return Stochastic("weights")
 
     def patterns(self, _: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
-        """Name patterns of the layers to draw, or None for all layers."""
+        """Return name patterns of the layers to draw, or None for all layers."""
         return blueprint.layers
 
     def network(self, blueprint: Blueprint) -> DrawnNetwork:
@@ -130,7 +133,7 @@ class RealNVP(DrawnMethod):
 
 
 class IAF(RealNVP):
-    """An inverse autoregressive flow over the scales."""
+    """An inverse autoregressive flow over the scales of weight-normalised layers."""
 
     name = "bhn-iaf"
 
@@ -176,7 +179,7 @@ class VariationalHypernet(DrawnMethod):
 
 
 class GaussianWeights(DrawnMethod):
-    """The base class of methods with Gaussian weights."""
+    """The base class for methods with Gaussian weights."""
 
     is_variational = True
     ramps_kl = True
@@ -212,7 +215,7 @@ class BayesByBackpropMixture(GaussianWeights):
 
 
 class MatrixNormal(GaussianWeights):
-    """Matrix-variate Gaussians over the weights of each layer (Louizos and Welling 2016)."""
+    """Matrix-variate Gaussians over each layer's weights (Louizos and Welling 2016)."""
 
     name = "mvn"
 
@@ -224,7 +227,7 @@ class MatrixNormal(GaussianWeights):
 
 
 class Dropout(DrawnMethod):
-    """Masks over units (Gal and Ghahramani 2016)."""
+    """Random masks over units (Gal and Ghahramani 2016)."""
 
     name = "dropout"
     groups_rows = True
@@ -256,7 +259,7 @@ class AlphaDropout(Dropout):
 
 
 class PlainDropout(Dropout):
-    """Dropout in training only."""
+    """Dropout that is active only during training."""
 
     name = "mle-dropout"
     is_served_with_masks = False
@@ -297,7 +300,7 @@ class LastLayerHMC(Laplace):
 
 
 class GaussianProcessLayer(Laplace):
-    """A Gaussian process of the network's features (Liu et al. 2020, "SNGP")."""
+    """A Gaussian process on the network's features (Liu et al. 2020, "SNGP")."""
 
     name = "gp-layer"
     is_post_hoc = False
@@ -346,7 +349,7 @@ class MaximumLikelihood(Method):
 
 
 class Ensemble(MaximumLikelihood):
-    """Networks with different initial weights (Lakshminarayanan et al. 2017)."""
+    """An ensemble of networks with different initial weights (Lakshminarayanan et al. 2017)."""
 
     name = "ensemble"
 
@@ -360,7 +363,7 @@ class Ensemble(MaximumLikelihood):
 
 
 class AnchoredEnsemble(Ensemble):
-    """Networks that decay towards draws from their prior (Pearce et al. 2020)."""
+    """An ensemble with weights that decay towards prior draws (Pearce et al. 2020)."""
 
     name = "anchored-ensemble"
 
@@ -373,7 +376,7 @@ class AnchoredEnsemble(Ensemble):
 
 
 class BatchEnsembleMethod(Ensemble):
-    """Members that share most weights (Wen et al. 2020)."""
+    """An ensemble whose members share most weights (Wen et al. 2020)."""
 
     name = "batch-ensemble"
 

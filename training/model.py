@@ -96,7 +96,11 @@ def _examples(
     std: Tensor,
     takes_ids: bool,
 ) -> Num[Tensor, "R ..."]:
-    """Return example rows for network tests: real rows, or noise if rows are standardised."""
+    """Return example inputs for testing a network.
+
+    They are noise if the network standardises its inputs. Otherwise they are real rows, or zeros
+    if there are none.
+    """
     if recipe.is_standardised:
         examples = noise_rows(shape)
     elif rows is None:
@@ -109,7 +113,7 @@ def _examples(
 def with_knots(
     recipe: Recipe, data: Dataset, x: Num[np.ndarray, "N I"], start: "Parent | None" = None
 ) -> Recipe:
-    """Set a recipe's knots from `start`, or from the quantiles of x, if it has `bins`."""
+    """If a recipe has `bins`, set its knots from `start` or from quantiles of x."""
     network = recipe.network
     if network.bins is None or network.knots is not None:
         return recipe
@@ -142,7 +146,7 @@ def make_module(section: NetworkSection, shape: Sequence[int], outputs: int) -> 
 def standardisation(
     section: NetworkSection, shape: tuple[int, ...] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the pixel mean and standard deviation of a recipe, by default 0 and 1.
+    """Return a recipe's pixel mean and standard deviation, by default 0 and 1.
 
     `shape` is None for encoded rows, which are not standardised by pixel statistics.
     """

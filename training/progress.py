@@ -1,4 +1,4 @@
-"""Progress bars, which become log lines outside a terminal."""
+"""Progress bars, replaced by log lines outside a terminal."""
 
 import time
 from typing import Any

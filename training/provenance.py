@@ -1,4 +1,4 @@
-"""Provenance of a version, stored under `training` in `manifest.json`."""
+"""A version's provenance, stored under `training` in `manifest.json`."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class ParentVersion(Record):
 
 
 class Pruning(ParentVersion):
-    """The weights and sizes before and after pruning."""
+    """The number of weights and the size in bytes, before and after pruning."""
 
     fraction: float
     weights: int

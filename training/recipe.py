@@ -1,4 +1,4 @@
-"""Recipes, the TOML files that describe fits."""
+"""Recipes, which are TOML files that describe fits."""
 
 import tomllib
 from hashlib import sha256
@@ -352,7 +352,7 @@ class Recipe(Section):
 
     @property
     def is_standardised(self) -> bool:
-        """Whether the network standardises its inputs by statistics of a batch of training rows."""
+        """Whether the network standardises its inputs, using a batch of training rows."""
         network, is_encoded = self.network, self.network.encoder is not None
         if network.bins is not None or network.knots is not None:  # the data standardise columns
             return False
@@ -388,10 +388,10 @@ class Recipe(Section):
         return self.posterior.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
-        """Compute a SHA-256 of the recipe that does not depend on the layout of its file.
+        """Compute a SHA-256 digest that does not depend on the file's layout.
 
-        It excludes the gate, because the gate does not change the fit, and knots that follow from
-        bins.
+        It excludes the gate, because the gate does not change the fit. It also excludes knots that
+        are computed from bins.
         """
         exclude: dict[str, Any] = {"gate": True}
         if self.network.bins is not None:
@@ -505,7 +505,7 @@ def _invalid_key(content: dict[str, Any], error: ValidationError, origin: str) -
 
 
 def _key_path(content: Any, error: Any) -> list[str]:
-    """Format the path of an error without the names of union members."""
+    """Return the key path of an error, without the names of union members."""
     path = []
     for part in error["loc"]:
         is_key = isinstance(content, dict) and part in content

@@ -1,4 +1,4 @@
-"""Scoring of rows as in the service, with exported graphs and one seed per request."""
+"""Score rows as the service does, with exported graphs and one seed per request."""
 
 import math
 from collections.abc import Iterator
@@ -122,7 +122,10 @@ def score(
     task: Task,
     transform: Transform | None = None,
 ) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
-    """Compute scores, and log mean_k p(y | x, theta_k) in nats and the target's units."""
+    """Compute each row's scores and log-likelihood.
+
+    The log-likelihood is log mean_k p(y | x, theta_k), in nats and the target's units.
+    """
     predictive = get_predictive(task, transform)
     scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
     if isinstance(scores, Scores):

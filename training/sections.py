@@ -1,4 +1,4 @@
-"""Base class for recipe sections, and the types of their keys."""
+"""The base class for recipe sections, and the types of their keys."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NoReturn, Self
@@ -13,7 +13,7 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """Base class of recipe sections.
+    """The base class for recipe sections.
 
     In each pair of `requires`, the first key requires the second. Keys in a pair of `excludes`
     cannot be combined.
@@ -29,7 +29,7 @@ class Section(BaseModel):
         return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     def refuse(self, expected: str, *path: str | int) -> NoReturn:
-        """Raise a `ValidationError` for a key, given by its path."""
+        """Raise a `ValidationError` for the key at a path."""
         value: Any = self
         for part in path:
             value = value[part] if isinstance(part, int) else getattr(value, part)

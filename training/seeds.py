@@ -1,4 +1,4 @@
-"""Keys of random streams.
+"""Keys for random streams.
 
 A key consists of a seed, a stream and counters within the stream, such as a step. Each enumeration
 belongs to a different seed. The values determine the bits of every fit, so never change or reuse

@@ -44,7 +44,7 @@ class Parent:
         return self.manifest.classes or ()
 
     def complete(self, recipe: Recipe) -> Recipe:
-        """Fill in the posterior keys that a recipe with the same method omits."""
+        """Fill in posterior keys that are missing from a recipe with the same method."""
         if recipe.method != self.recipe.method:
             return recipe
         explicit = recipe.posterior.model_fields_set

@@ -1,4 +1,4 @@
-"""The command `dubito active`."""
+"""The `dubito active` command."""
 
 import argparse
 from contextlib import ExitStack

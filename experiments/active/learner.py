@@ -1,4 +1,4 @@
-"""Fits on few labels, from scratch or from the last fit.
+"""Fit on a few labels, from scratch or starting from the last fit.
 
 A fit has a fixed number of epochs and no temperature, so it needs no validation labels.
 """

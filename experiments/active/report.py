@@ -29,7 +29,7 @@ DPI = 100
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """The number of labels that an arm needs and saves compared with random choice."""
+    """The number of labels an arm needs, and how many it saves over random choice."""
 
     curves: Curves
     needed: dict[int, Needed]  # by seed
@@ -183,12 +183,14 @@ def _content(findings: Findings) -> dict[str, Any]:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format a number with few digits, without decimals from 1,000."""
+    """Format a number with few digits, and without decimals from 1,000 upwards."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
 def draw_curves(arms: Sequence[Findings], target: float, metric: str, unit: str = "") -> bytes:
-    """Plot the metric against labels as a PNG, with the mean and range over seeds of each arm.
+    """Plot each arm's metric against labels, and return the plot as a PNG.
+
+    Curves show the mean over seeds, and shading shows the range.
 
     Random choice is dashed; a dot marks the labels needed. Curves end with the shortest seed.
     """

@@ -1,4 +1,4 @@
-"""Records of a simulation's rounds, and the labels needed and saved.
+"""Records of a simulation's rounds, and the number of labels needed and saved.
 
 If a seed ends below the target, its number of labels is a lower bound.
 """
@@ -138,7 +138,7 @@ def mean_needed(seeds: Sequence[Needed]) -> Mean:
 
 
 def measure_saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:
-    """Compare the labels needed by an arm and by random choice with the same seeds.
+    """Compute how many labels an arm saves over random choice with the same seeds.
 
     The interval is Student's t interval of the differences. If a seed of random choice ends below
     the target, the mean is a lower bound and the interval has no upper end. If a seed of the arm

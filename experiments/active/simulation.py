@@ -124,7 +124,7 @@ def _acquire(
 
 
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
-    """Select the first rows to label: balanced by class, or at random for a regression."""
+    """Select the first rows to label: balanced by class, or at random for regression."""
     if not 1 <= count <= len(y):
         expected = f"1 to {len(y)}, the number of training rows"
         raise InvalidInput("--initial", expected, str(count))
@@ -152,7 +152,10 @@ def candidate_rows(labelled: Index, rows: int, count: int, seed: int, number: in
 def choose(
     predict: Predict, x: Float32[np.ndarray, "N I"], ids: Sequence[str], choice: Choice, seed: int
 ) -> Index:
-    """Select rows by an acquisition function, best first. Ids and the seed break ties."""
+    """Select rows by an acquisition function, best first.
+
+    Ids and the seed break ties.
+    """
     ranked = rank_pool_sync(LearnerPool(predict, x, ids, choice, seed), choice)
     return np.array([row["index"] for row in ranked.rows], dtype=np.int64)
 

@@ -44,7 +44,7 @@ def make_recipe(name: str, method: str, seed: int, **training: Any) -> Recipe:
 
 
 def rows_to_judge(result: Fitted, seed: int) -> Float32[np.ndarray, "M I"]:
-    """Return the test rows, followed by copies with all columns shifted up or down."""
+    """Return the test rows, then copies with each column shifted up or down."""
     x, spread = result.data.test.x, result.splits.train.x.std(axis=0)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], x.shape)
     return np.concatenate([x, x + SHIFT * spread * signs]).astype(np.float32)
@@ -60,7 +60,7 @@ class Exact:
 
 @cache
 def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
-    """Sample the weights and the noise, with an improper flat prior on its log variance."""
+    """Sample the weights and the noise's log variance, which has a flat prior."""
     result = fit(make_recipe(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
     places = rows_to_judge(result, seed)
     chains, draws, accepted = hmc.sample_answers(result, _moments, places, seed, extra=1)
@@ -76,7 +76,10 @@ def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
 
 
 def _moments(model: BayesianModel, draws: Tensor, x: Tensor) -> Tensor:
-    """Compute the mean and log variance; each draw ends with the noise's log variance."""
+    """Compute the mean and log variance from each draw.
+
+    A draw ends with the noise's log variance.
+    """
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     theta, log_variance = draws[:, :-1], draws[:, -1, None, None]
@@ -96,7 +99,7 @@ def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
 
 
 def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
-    """Compare epistemic deviations with the chains', on and off the data."""
+    """Compare a fit's epistemic deviations with the chains', on and off the data."""
     spread, exact_spread = (part[..., 0].std(axis=0) for part in (moments, exact.moments))
     on, off = slice(exact.tests), slice(exact.tests, None)
     return {
@@ -107,7 +110,7 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot the epistemic deviations against those of the chains, for the first set and seed."""
+    """Plot epistemic deviations against the chains', for the first data set and seed."""
     name = next(iter(SETS))
     chains = results.get(f"{name}-{hmc.EXACT}")
     methods = [method for method in hmc.METHODS if results.get(f"{name}-{method}")]

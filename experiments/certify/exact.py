@@ -44,19 +44,19 @@ SCHEDULE = {"epochs": 150, "learning_rate": 5e-3}
 
 
 class Total(nn.Module):
-    """Add all units."""
+    """A layer that sums all units."""
 
     def forward(self, h: Tensor) -> Tensor:
         return h.sum(-1, keepdim=True)
 
 
 def linear(shape: Sequence[int], _: int) -> nn.Module:
-    """One layer: y = w x + b."""
+    """Build a network with one linear layer, y = w x + b."""
     return nn.Linear(shape[0], 1)
 
 
 def summed(shape: Sequence[int], _: int) -> nn.Module:
-    """Sum the units of one layer, so that the output is linear in their scales."""
+    """Build one layer and sum its units, so the output is linear in their scales."""
     return nn.Sequential(nn.Linear(shape[0], UNITS), Total())
 
 
@@ -99,7 +99,7 @@ def recipe(
     training: Mapping[str, Any] | None = None,
     **posterior: Any,
 ) -> Recipe:
-    """Create a recipe with the documented defaults, except for the start and the schedule.
+    """Create a recipe with default settings, except for the initial scale and schedule.
 
     An empty `training` keeps the default schedule.
     """
@@ -169,7 +169,7 @@ def compare(
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
     """Compare a fit with the best factorial Gaussian.
 
-    Return the ratios of variances, and the errors of means in standard deviations.
+    Returns the variance ratios, and the errors of the means in standard deviations.
     """
     mean, precision = exact(model, problem)
     fitted_mean, fitted_variance = moments(model)
@@ -179,7 +179,7 @@ def compare(
 
 @torch.no_grad()
 def deviation_ratios(model: BayesianModel, problem: Problem) -> Float[Tensor, "N"]:
-    """Compare the epistemic deviation of each test row with the optimal one, as a ratio.
+    """Compute the ratio of each test row's epistemic deviation to the optimal one.
 
     The optimal posterior is the best factorial Gaussian, or the exact posterior for flows.
     """

@@ -1,4 +1,4 @@
-"""Comparison of posteriors with Hamiltonian Monte Carlo in a gap of the data.
+"""Comparison of posteriors with Hamiltonian Monte Carlo in a gap in the data.
 
 The reference has the network, prior and noise of `bbb-gaussian`; other methods have other priors.
 """
@@ -98,7 +98,10 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
 
 
 def describe(moments: Float64[np.ndarray, "K N 2"]) -> dict[str, Any]:
-    """Compute the mean and the epistemic deviation, also averaged over each place."""
+    """Compute the mean and epistemic deviation at each input.
+
+    The deviation is also averaged over each region in `PLACES`.
+    """
     means, spread = moments[..., 0].mean(axis=0), moments[..., 0].std(axis=0)
     values: dict[str, Any] = {"mean": means.round(4).tolist(), "std": spread.round(4).tolist()}
     return values | {f"std_{place}": float(spread[mask].mean()) for place, mask in PLACES.items()}
@@ -109,7 +112,7 @@ def _rows(data: Dataset) -> list[list[float]]:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot each method's mean and two epistemic deviations, for the first seed."""
+    """Plot each method's mean and a band of two epistemic deviations (first seed)."""
     first = first_seeds(results)
     exact = first.pop(hmc.EXACT, None)
     figure, axes = panels(len(first), 4, 12, 2.6)

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo of small networks, for comparison with approximate posteriors."""
+"""Hamiltonian Monte Carlo for small networks, for comparison with approximate posteriors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ def compared_recipe(
 ) -> Recipe:
     """Create a method's recipe for the comparison.
 
-    Posteriors over weights need a KL ramp. Without it they end in a poor optimum, a straight line.
+    Posteriors over weights need a KL ramp. Without it, they end in a poor optimum, a straight line.
     """
     ramp = {"kl_ramp_epochs": ramp_epochs, "learning_rate": 1e-2} if method in OVER_WEIGHTS else {}
     content = {
@@ -78,7 +78,9 @@ def sample_answers(
     seed: int,
     extra: int = 0,
 ) -> tuple[Float[Tensor, "S K M ..."], Float64[np.ndarray, "J M ..."], float]:
-    """Sample outputs by chain, and return them with the acceptance rate.
+    """Sample outputs from the posterior by Hamiltonian Monte Carlo.
+
+    Returns some of each chain's outputs, outputs from all chains, and the acceptance rate.
 
     The posterior has the likelihood and the prior of a `bbb-gaussian` fit, whose weights are not
     used. `extra` numbers after the weights have flat priors.

@@ -66,7 +66,7 @@ def _recipe(
 
 
 def measure_time(draws: int, seed: int, _: Path) -> Measured:
-    """Measure the median CPU time per epoch, without the first epoch."""
+    """Measure the median CPU time per epoch, excluding the first epoch."""
     recipe = load_recipe(
         "mnist-dropout-alpha", seed, training={"samples": draws, "epochs": TIMED_EPOCHS}
     )

@@ -53,7 +53,7 @@ def make_recipe(data: str, method: str, seed: int, epochs: int) -> Recipe:
 
 
 def fit_for(seconds: float, data: str, method: str, seed: int, runs: Path) -> tuple[Fitted, float]:
-    """Fit for about `seconds` of CPU time, and return the fit and its time.
+    """Fit for about `seconds` of CPU time, and return the fit and the time it took.
 
     The first epochs are slower, so a fit that ends too early is repeated with more epochs.
     """

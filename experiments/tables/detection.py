@@ -48,7 +48,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def evaluated(
     recipe: Recipe, runs: Path, sources: Sequence[OutlierSource], attacks: bool
 ) -> tuple[Fitted, dict[str, Any]]:
-    """Fit, publish, evaluate and attack a recipe, and return the fit and its report."""
+    """Fit and evaluate a recipe, and return the fit and its report.
+
+    If `attacks`, the report includes adversarial attacks.
+    """
     result = fit(recipe, runs=runs, quiet=True)
     with published(result) as version:
         report = version.evaluate(ROWS, sources)
@@ -70,9 +73,9 @@ def _measure_left_out(recipe: str, changes: dict[str, Any], digit: int, runs: Pa
 
 
 def read_report(report: dict[str, Any]) -> dict[str, float]:
-    """Read the test metrics, and the AUROC in % of each score and outlier set.
+    """Read a report's test metrics, and the AUROC in % for each score and outlier set.
 
-    For attacks, also return the accuracy, the flag rate and the share of wrong unflagged rows in %.
+    For attacks, also read the accuracy, the flag rate and the share of wrong unflagged rows in %.
     """
     test = report["test"]
     values = {"accuracy": 100 * test["accuracy"], "flagged": 100 * test["flagged"]["0.05"]}
@@ -101,7 +104,7 @@ def read_fgsm(report: dict[str, Any]) -> dict[str, float]:
 
 
 def draw_attacked(accuracy: Axes, entropy: Axes, results: Results) -> None:
-    """Plot the means over seeds of the values from `read_fgsm`."""
+    """Plot the values from `read_fgsm`, averaged over seeds."""
     for axis, key in ((accuracy, "accuracy"), (entropy, "entropy")):
         for i, (row, cells) in enumerate(results.items()):
             if cells:
@@ -137,7 +140,10 @@ def _draw(target: Target, results: Results) -> Figure:
 
 
 def is_listed(name: str) -> bool:
-    """Leave out the attacks by FGSM that the plot shows, except for one step."""
+    """Check whether the table lists an attack.
+
+    It lists FGSM for only one step size, because the plot shows all of them.
+    """
     return not name.startswith("fgsm-") or name == "fgsm-0.1-of-1-draws"
 
 

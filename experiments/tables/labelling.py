@@ -85,7 +85,7 @@ def _conclude(results: Results) -> str:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot mean accuracies against labels, one panel for each arm."""
+    """Plot mean accuracy against the number of labels, with one panel per arm."""
     arms = dict.fromkeys(row.rpartition("-")[0] for row in results)
     figure, axes = panels(len(arms), 3, 10, 2.6, margin=0.6)
     for axis, arm in zip(axes, arms, strict=True):

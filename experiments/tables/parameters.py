@@ -48,7 +48,7 @@ CORRELATED = ("bbb-gaussian", "bhn-scales", "bhn-weights")
 
 
 def product(_: Sequence[int], __: int) -> nn.Module:
-    """y = w2 w1 x."""
+    """Build a network with two weights, y = w2 w1 x."""
     return nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
 
 

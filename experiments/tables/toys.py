@@ -1,4 +1,4 @@
-"""Regressions with one input: posteriors between and beyond the data."""
+"""Regression on one input: posteriors between and beyond the training rows."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -124,7 +124,7 @@ def measure(
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot each method's median and interquartile range over draws, for the first seed."""
+    """Plot the first seed's median and interquartile range over draws, by method."""
     measured = first_seeds(results)
     across = min(4, len(measured))
     figure, axes = panels(len(measured), across, max(8, 3.2 * across), 2.8, margin=0.5)

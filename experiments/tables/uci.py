@@ -38,7 +38,10 @@ PUBLISHED = {
 
 
 def _fit(name: str, alpha: float, split: int, runs: Path) -> Measured:
-    """Fit a split, with a tenth of its training rows for validation and a few for calibration."""
+    """Fit a split, holding out some of its training rows.
+
+    A tenth is used for validation, and a few rows are used for calibration.
+    """
     rows = len((data_root() / "uci" / name / f"index_train_{split}.txt").read_text().split())
     calibration = {"reference": 10, "ranking": 19}
     train_rows = rows - rows // 10 - sum(calibration.values())
@@ -85,7 +88,7 @@ UCI = Target(
 
 
 def _fit_default(name: str, split: int, runs: Path) -> Measured:
-    """Fit a model to a split's training rows in the same way as `dubito fit --data`."""
+    """Fit a model to a split's training rows, as `dubito fit --data` does."""
     source = {"source": f"uci:uci/{name}", "split": split}
     few = {"validation": 10, "reference": 10, "ranking": 19}
     train = load(load_recipe("uci-concrete", 0, data=source | few), data_root()).train

@@ -72,7 +72,7 @@ def make_sets(model: Model, test: Rows, seed: int) -> dict[str, np.ndarray]:
 
 
 def doubtful_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
-    """Mark the rows on which the model abstains only because of their uncertainty."""
+    """Mark the rows whose uncertainty alone makes the model abstain."""
     tables = prediction.rank_tables
     assert isinstance(tables, RankTables)
     largest = tables.thresholds(DEFAULT_FPR, RISK, prediction.categories)

@@ -1,4 +1,4 @@
-"""Uncertainty of variational hypernetworks by the KL weight.
+"""Uncertainty of variational hypernetworks as a function of the KL weight.
 
 Kristiadi, "Variational hypernetworks", section 4.
 """

@@ -43,7 +43,7 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the training commands and, in a checkout, the commands of `experiments`."""
+    """Add the training commands and, in a source checkout, the experiment commands."""
     _add_inspect(commands)
     _add_fit(commands)
     _add_evaluate(commands)
@@ -84,7 +84,7 @@ add_command = partial(_add_command, run=run)
 def configure_process() -> None:
     """Configure threads and memory for training. Call this before importing torch.
 
-    Threads of torch synchronise about fifty times per step. Long spinning takes CPU time from
+    Torch's threads synchronise about fifty times per step. Long spinning takes CPU time from
     threads that wait for a core. A spin count of 4,000 lasts microseconds and still avoids most
     wake-ups.
 

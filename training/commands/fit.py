@@ -1,4 +1,4 @@
-"""The commands `fit` and `inspect`."""
+"""The `fit` and `inspect` commands."""
 
 import argparse
 import json
@@ -163,7 +163,7 @@ def _select(record: object, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _warnings_before_fit(findings: Findings, section: DataSection) -> list[str]:
-    """List the warnings known before training, or the error that prevents the fit."""
+    """List warnings known before a fit, and any error that would prevent it."""
     if findings.task is None:
         return []
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""The commands `prune`, `calibrate`, `evaluate`, `compare` and `candidate`."""
+"""The `prune`, `calibrate`, `evaluate`, `compare` and `candidate` commands."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Load the data of a recipe.
+"""Loaders for a recipe's data, by kind of source.
 
 | source | module |
 |---|---|
@@ -58,10 +58,11 @@ EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet
 def load(
     recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | None = None
 ) -> Dataset:
-    """Load a recipe's data; relative paths are resolved against `root`.
+    """Load a recipe's data, resolving relative paths against `root`.
 
-    Columns are encoded by the training split, so split the result by `split_sizes` of the same
-    recipe. A version's `columns` and `tokenizer` (the content of its file) replace that encoding.
+    The encoding of columns is fitted on the training split, so split the result by the same
+    recipe's `split_sizes`. A version's `columns` and `tokenizer` (the content of its file) replace
+    that encoding.
     """
     section = recipe.data
     kind, _, rest = section.source.partition(":")
@@ -92,7 +93,7 @@ def load(
 
 
 def _remove_seen_rows(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
-    """Mark the training rows already seen by the network, and remove such test rows."""
+    """Remove test rows that were seen in pretraining, and mark seen training rows."""
     source = recipe.data.trained_on
     section = recipe.data.model_copy(update={"source": source, "trained_on": None, "leave_out": []})
     recipe = recipe.model_copy(update={"data": section})

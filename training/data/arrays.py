@@ -56,10 +56,11 @@ def digits() -> Dataset:
 
 
 def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
-    """Create a data set from arrays x (N, ...) and y (N,) of labels (integers, strings) or targets.
+    """Create a data set from inputs x (N, ...) and labels or targets y (N,).
 
-    Arrays `x` and `y` are split at random into training and test rows. Bytes stay bytes. With
-    `integers`, rows are ids from 0 to `vocabulary` - 1, or to the largest id in the arrays.
+    Labels are integers or strings. Arrays `x` and `y` are split at random into training and test
+    rows. Bytes stay bytes. With `integers`, rows are ids from 0 to `vocabulary` - 1, or to the
+    largest id in the arrays.
     """
     is_unsplit = set(arrays) == set(UNSPLIT)
     if is_unsplit:

@@ -67,7 +67,7 @@ class NumberFormat:
     is_ambiguous: bool = False  # every point may group thousands, as in 2.471
 
     def parse(self, texts: Sequence[str]) -> dict[str, float]:
-        """Convert numeric text to numbers, such as "1.234,5" to 1234.5."""
+        """Parse numeric texts, such as "1.234,5" as 1234.5, and skip all others."""
         is_plain = self.style == PLAIN
         if is_plain:
             with suppress(pa.ArrowInvalid):  # Arrow refuses some numbers, such as +1.
@@ -81,9 +81,9 @@ class NumberFormat:
 
 
 def typed_table(kind: str, path: Path, task: str | None, section: "DataSection") -> pa.Table:
-    """Read a CSV or Parquet file (`kind`) with typed columns.
+    """Read a CSV or Parquet file (`kind`), and infer its column types.
 
-    Without a task, the target is an ordinary column.
+    If there is no task, the target is an ordinary column.
     """
     kinds: dict[str, str] = {**section.columns}
     if section.target is not None and task is not None:
@@ -103,7 +103,7 @@ def typed_table(kind: str, path: Path, task: str | None, section: "DataSection")
 
 
 def _declare_categories(table: pa.Table) -> pa.Table:
-    """Restore the categories of pandas, which Parquet stores as plain numbers."""
+    """Restore pandas categories, which Parquet stores as plain numbers."""
     columns = (table.schema.pandas_metadata or {}).get("columns", ())
     declared = {
         column["field_name"] for column in columns if column["pandas_type"] == "categorical"
@@ -116,7 +116,7 @@ def _declare_categories(table: pa.Table) -> pa.Table:
 
 
 def column_names(table: pa.Table, used_names: set[str | None]) -> list[str]:
-    """Return the column names, except an unused pandas index without a name.
+    """Return the column names, excluding an unused, unnamed pandas index.
 
     The index is the first or last column.
 
@@ -139,7 +139,7 @@ def column_names(table: pa.Table, used_names: set[str | None]) -> list[str]:
 def infer_number_style(
     texts: Collection[str], decimal: str | None, thousands: str | None
 ) -> NumberStyle | None:
-    """Infer the number format of texts, or return None if they are not consistently numbers.
+    """Infer the number format of texts, or return None if no single format fits.
 
     Texts can have one currency sign, or percent signs if the other numbers are shares. All matching
     formats must yield the same numbers: 1,234 alone may be 1234 or 1.234. A configured `decimal` or
@@ -170,7 +170,7 @@ def infer_number_style(
 
 
 def _read_text(path: Path, section: "DataSection") -> tuple[pa.Table, str]:
-    """Read cells as text, and return the delimiter too."""
+    """Read a CSV file's cells as text, and return the table and the delimiter."""
     try:
         file = CsvTable(csv_source(path), "data.source", section.encoding, section.delimiter)
         names, parts = file.names, list(_chunks(file))
@@ -193,10 +193,10 @@ def _read_text(path: Path, section: "DataSection") -> tuple[pa.Table, str]:
 
 
 def csv_source(path: Path) -> Path | bytes:
-    """Return a CSV file, or its content if it is compressed.
+    """Return a CSV file's path, or its decompressed content if it is compressed.
 
     Raises:
-        InvalidInput: for a zip archive or a Parquet file.
+        InvalidInput: if the file is a zip archive or a Parquet file.
     """
     if is_zipfile(path):
         raise InvalidInput("data.source", "a CSV file (unpack the archive)", "a zip archive")
@@ -216,9 +216,10 @@ def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
 def _clear_missing(
     table: pa.Table, missing: Collection[str], untrimmed: Collection[str] | None = None
 ) -> tuple[pa.Table, set[str]]:
-    """Clear missing values of text columns, and return the table and the changed columns.
+    """Set missing values in text columns to null.
 
-    With `untrimmed`, spaces around the cells of all other columns are removed.
+    Returns the table and the names of the changed columns. If `untrimmed` is set, spaces around
+    the cells of all other columns are removed.
     """
     changed = set()
     for i, name in enumerate(table.column_names):
@@ -237,7 +238,7 @@ def _clear_missing(
 
 
 def _clear_rows_without_target(table: pa.Table, target: str | None) -> pa.Table:
-    """Clear all cells of rows without a target, so that they do not affect column types."""
+    """Clear rows that have no target, so that they do not affect column types."""
     if table.column_names.count(target) != 1:
         return table
     is_absent = compute.is_null(table.column(target), nan_is_null=True).to_numpy()
@@ -247,9 +248,10 @@ def _clear_rows_without_target(table: pa.Table, target: str | None) -> pa.Table:
 
 
 def _infer_number_format(table: pa.Table, section: "DataSection", delimiter: str) -> NumberFormat:
-    """Use the configured number format, or decimal commas if no number has a decimal point.
+    """Return the configured number format, or infer it from the cells.
 
-    If commas separate cells, all numbers such as 1,234 have thousands separators.
+    Commas are decimal commas if no number has a decimal point. In a comma-delimited file, they
+    are thousands separators if every number with a comma looks like 1,234.
     """
     if section.decimal is not None:
         style = NumberStyle(decimal=section.decimal, thousands=section.thousands)
@@ -280,7 +282,7 @@ def _infer_types(
     kinds: Mapping[str, str],
     number_format: NumberFormat,
 ) -> pa.Table:
-    """Convert text columns to numbers, unless their kind is configured."""
+    """Convert text columns to numbers, unless configured as categories or times."""
     for i, name in enumerate(table.column_names):
         text, kind = as_text(table.column(i)), kinds.get(name)
         if name in names and text is not None and kind not in ("categorical", "time"):
@@ -330,9 +332,9 @@ def _infer_type(
 
 
 def _check_grouping(name: str, texts: Sequence[str]) -> None:
-    """Raise InvalidInput if the points are probably thousands separators.
+    """Raise InvalidInput if the points in numbers are probably thousands separators.
 
-    In such a column the other numbers have up to three digits and no point.
+    This is likely if the other numbers have up to three digits and no point.
     """
     grouped = [text for text in texts if GROUPED.fullmatch(text)]
     plain = [text for text in texts if not GROUPED.fullmatch(text)]

@@ -1,4 +1,4 @@
-"""Inference of column kinds, with notes on possible mistakes."""
+"""Infer the kinds of columns, and note possible mistakes."""
 
 import re
 from collections import Counter, defaultdict
@@ -50,7 +50,7 @@ class ColumnFinding:
 def inspect_column(
     table: pa.Table, name: str, date_format: str | None, rows: Index, config: Any = None
 ) -> ColumnFinding:
-    """Infer the kind of a typed column from some rows, unless it is configured."""
+    """Infer a column's kind from some of its rows, unless the kind is configured."""
     column = table.column(name)
     missing = column.take(rows).null_count / max(1, len(rows))
     if column_type(column) is None:
@@ -114,7 +114,10 @@ def _inspect_numbers(
 
 
 def tail_length(present: Numbers) -> float:
-    """Compute the largest distance from the median, in interquartile ranges (0 if they are 0)."""
+    """Compute the largest distance from the median, in interquartile ranges.
+
+    It is 0 if the interquartile range is 0.
+    """
     low, median, high = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
@@ -178,7 +181,7 @@ def _format_hints(counts: Iterable[str]) -> list[str]:
 
 
 def describe_nearly_numbers(values: Iterable[str]) -> list[str]:
-    """Describe a column if at least half of its different values are numbers."""
+    """Describe a column in which most, but not all, distinct values are numbers."""
     distinct = list(values)
     texts = [value for value in distinct if not is_number(value)]
     numbers = len(distinct) - len(texts)
@@ -197,7 +200,7 @@ def group_similar(values: Iterable[str]) -> list[list[str]]:
 
 
 def as_numbers(values: Numbers | Categories) -> Float64[np.ndarray, "N"]:
-    """Return finite numbers, or the number of each category, with -1 if missing."""
+    """Encode values as finite numbers, using codes for categories and -1 if missing."""
     if isinstance(values, list):
         index = {value: i for i, value in enumerate(dict.fromkeys(values))} | {None: -1}
         return np.array([index[value] for value in values], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Columns of a table: values read from Arrow columns, and encodings fitted on training rows.
+"""Table columns: values read from Arrow columns, and encodings fitted on training rows.
 
 A column contains times if every value is a time in one format. If two formats match, as for
 03/04/2024, `data.date_format` must select one. If most but not all values are numbers or times, an
@@ -68,7 +68,7 @@ DATES = {  # date formats by pattern
 
 
 class Values(NamedTuple):
-    """The values of a column: numbers (NaN if missing) or categories (None if missing).
+    """A column's values: numbers (NaN if missing) or categories (None if missing).
 
     Attributes:
         written: the format of numbers or times, "" for ISO 8601, and None for others.
@@ -90,11 +90,11 @@ def read_column(
 ) -> Values:
     """Read a column as numbers, times or categories.
 
-    Without a kind, text becomes times if every value is a time, and categories otherwise. Integers
-    that float64 cannot represent become categories.
+    If `kind` is None, text becomes times if every value is a time, and categories otherwise.
+    Integers that float64 cannot represent become categories.
 
     Raises:
-        InvalidInput: if a value does not have the kind, or the type is not supported.
+        InvalidInput: if a value does not match the kind, or the type is not supported.
     """
     column = table.column(name)
     column_kind, text = column_type(column), as_text(column)
@@ -133,7 +133,7 @@ def find_times(
 ) -> Values | None:
     """Parse times and detect their date format, or return None if the column has no times.
 
-    With a date format, whole numbers such as 20240531 can be times.
+    If a date format is set, whole numbers such as 20240531 can be times.
     """
     kind, text = column_type(column), as_text(column)
     if kind == "times":
@@ -153,7 +153,7 @@ def find_times(
 
 
 def _merge_equal(name: str, column: Column) -> Categories:
-    """Read categories, and warn about texts that are equal, such as 1 and 1.0."""
+    """Read categories, and warn if texts denote the same one, such as 1 and 1.0."""
     text = as_text(column)
     texts = [] if text is None else text.drop_null().unique().to_pylist()
     categories = list(map(category_text, texts))
@@ -240,7 +240,7 @@ def check_cells(
 ) -> None:
     """Raise InvalidInput if most but not all values are valid.
 
-    With `is_required`, all values must be valid.
+    If `is_required`, all values must be valid.
     """
     present = sum(text is not None for text in texts)
     cells = [
@@ -271,7 +271,7 @@ def _is_finite(text: str) -> bool:
 
 
 def fit_column(name: str, values: Values) -> AnyColumn:
-    """Fit the encoding of a column to the values of training rows."""
+    """Fit a column's encoding to its values in the training rows."""
     cells, written = values
     if isinstance(cells, list):
         return _fit_categories(name, cells)
@@ -292,10 +292,10 @@ def _cycles(seconds: Numbers) -> tuple[Cycle, ...]:
 
 
 def _moments(name: str, values: Numbers) -> dict[str, Any]:
-    """Compute the fields shared by number and time columns.
+    """Compute the statistics stored for both number and time columns.
 
-    These are mean, standard deviation (1 for a constant), median, 5 and 95 % quantiles, and whether
-    values are missing.
+    These are the mean, the standard deviation (1 for a constant), the median, the 5 and 95 %
+    quantiles, and whether values are missing.
     """
     present = values[~np.isnan(values)]
     if len(present) == 0:

@@ -67,11 +67,14 @@ class Findings:
 
     @property
     def used(self) -> list[ColumnFinding]:
-        """Columns that a model uses."""
+        """The columns that a model uses."""
         return [column for column in self.columns if column.kind not in ("ignored", "refused")]
 
     def report(self, is_full: bool) -> list[str]:
-        """Describe a data source as lines of text, with all columns or only the ignored ones."""
+        """Describe the data source in lines of text.
+
+        Columns are listed one by one if `is_full`; otherwise only the ignored ones are named.
+        """
         shape = f" of shape {self.shape}" if self.shape else ""
         task = self.task or "no task"
         lines = [f"{self.source}: {self.rows} rows{shape}; {task}: {self.reason}"]
@@ -272,7 +275,10 @@ def similar_class_warnings(classes: Iterable[str]) -> list[str]:
 def count_near_duplicates(
     train: Rows, other_splits: Mapping[str, Rows], takes_ids: bool = False
 ) -> dict[str, int]:
-    """Count the near-duplicates of training rows in each split; ids must be equal."""
+    """Count the near-duplicates of training rows in each split.
+
+    If rows consist of ids, only equal rows count.
+    """
     scale = 1.0 if takes_ids else _scale(train.x)
     train_keys = set(_keys(train, scale))
     return {

@@ -1,7 +1,7 @@
 """Loader for image folders and zip files with one folder per class (`images:PATH`).
 
-Images are in `train/CLASS/*` and `test/CLASS/*`, or in `CLASS/*`. In the latter case a share of the
-images becomes test rows. Files are PNG, JPEG, WebP, BMP or TIFF. Other files are skipped, but a
+Images are in `train/CLASS/*` and `test/CLASS/*`, or in `CLASS/*`. In the latter case, a share of
+the images becomes test rows. Files are PNG, JPEG, WebP, BMP or TIFF. Other files are skipped, but a
 class folder without images is an error. Pixels stay bytes.
 """
 
@@ -42,8 +42,8 @@ MAX_SHOWN = 10  # suffixes of skipped files
 def images(path: Path, section: "DataSection") -> Dataset:
     """Read images and their classes.
 
-    Images are resized or cropped to `image_size` (height, width); without it, all must have the
-    same size. Their shape is (H, W) if all files are grey, otherwise (3, H, W).
+    Images are resized or cropped to `image_size` (height, width). If it is not set, all must have
+    the same size. Their shape is (H, W) if all files are grey, otherwise (3, H, W).
     """
     with _files(path) as (files, open_file):
         labels_by_split = _classes_for_training(files, path)
@@ -94,7 +94,7 @@ def survey_images(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]],
 
 
 def _survey(open_file: Open, names: list[str]) -> tuple[dict[tuple[int, int], list[str]], bool]:
-    """Group images by size (width, height), and check whether all are grey."""
+    """Group images by size (width, height), and check whether they are all grey."""
     names_by_size = defaultdict(list)
     is_grey = True
     for name in names:
@@ -106,7 +106,7 @@ def _survey(open_file: Open, names: list[str]) -> tuple[dict[tuple[int, int], li
 
 @contextmanager
 def _files(path: Path) -> Iterator[tuple[list[str], Open]]:
-    """List the files of a folder or zip, with a function that opens them."""
+    """Yield the file names in a folder or zip, and a function that opens a file."""
     if path.is_dir():
         depths = ("/".join("*" * depth) for depth in range(1, 5))
         entries = [entry for pattern in depths for entry in path.glob(pattern)]
@@ -166,7 +166,7 @@ def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _count_outer_folders(files: Iterable[PurePosixPath]) -> int:
-    """Count the folders that contain all files, e.g. the top folder of a zip."""
+    """Count the nested folders that contain all files, e.g. a zip's top-level folder."""
     parents = [path.parts[:-1] for path in files]
     outer = 0
     while parents and all(len(p) > outer + 1 and p[outer] == parents[0][outer] for p in parents):

@@ -1,6 +1,7 @@
-"""Default recipes for a data source, by the rules of docs/your-data.md.
+"""Plan a default recipe for a data source, by the rules in docs/your-data.md.
 
-The defaults come from validation rows of a panel of public data sets (docs/results/panel.md).
+The defaults were chosen on validation rows from a panel of public data sets
+(docs/results/panel.md).
 """
 
 import json
@@ -48,7 +49,7 @@ class Plan:
 
 
 class _Draft:
-    """A recipe in progress, with the reasons for its keys."""
+    """A recipe under construction, with the reasons for its settings."""
 
     def __init__(self) -> None:
         self.content: dict[str, Any] = {}
@@ -134,7 +135,7 @@ def _rare_classes(findings: Findings, section: DataSection) -> list[str]:
 
 
 def _plan_convolutions(draft: _Draft, findings: Findings) -> float:
-    """Plan a convolutional network, and return its multiplications per row."""
+    """Plan a convolutional network, and return its number of multiplications per row."""
     draft.set("method", "dropout", "dropout, the cheapest posterior for convolutions")
     draft.set("network", {"kind": "gal-cnn"}, "convolutions for images")
     draft.set("posterior.prior_std", 1.0)
@@ -144,7 +145,7 @@ def _plan_convolutions(draft: _Draft, findings: Findings) -> float:
 
 
 def _plan_layers(draft: _Draft, findings: Findings, train: int) -> float:
-    """Plan a dense network, and return its multiplications per row."""
+    """Plan a dense network, and return its number of multiplications per row."""
     reason = (
         "tested on a panel of public data sets (docs/results/panel.md); "
         "anchored-ensemble is more uncertain between clusters of rows"

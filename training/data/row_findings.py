@@ -1,4 +1,4 @@
-"""Warnings about totals among the rows, and about rows that depend on each other."""
+"""Warn about rows that contain totals, and rows that depend on each other."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -54,10 +54,10 @@ def _describe_total(column: ColumnFinding) -> str | None:
 def split_warnings(
     columns: list[ColumnFinding], y: np.ndarray, is_regression: bool
 ) -> Iterator[str]:
-    """Warn if a random split overestimates the quality on later rows or on new groups.
+    """Warn if a random split overestimates quality on later rows or new groups.
 
-    Candidates are sorted times and repeated ids. Extremely randomised trees predict the same rows
-    after a random split, and after a split by the candidate.
+    Candidate columns contain sorted times or repeated ids. Extremely randomised trees predict the
+    same rows after a random split and after a split by the candidate column.
     """
     if len(y) < MIN_ROWS or not np.isfinite(y).all():
         return
@@ -89,7 +89,7 @@ def split_warnings(
 
 
 def _option_for(column: ColumnFinding) -> str | None:
-    """Return the option for a column of times or ids, by its kind, name or values."""
+    """Return `--time` or `--group` if a column contains times or ids, or None."""
     name, values = column.name, column.values
     if column.kind == "time" or (isinstance(values, np.ndarray) and TIME_NAME.fullmatch(name)):
         return "--time"
@@ -101,7 +101,7 @@ def _option_for(column: ColumnFinding) -> str | None:
 
 
 def _is_key(codes: Index, option: str) -> bool:
-    """Check whether times are sorted, or whether ids repeat."""
+    """Check whether a column's times are sorted or its ids repeat."""
     distinct, steps = codes.max() + 1, np.diff(codes)
     is_sorted = bool((steps >= 0).all() or (steps <= 0).all())
     repeats = bool(distinct <= len(codes) / 2)
@@ -109,7 +109,7 @@ def _is_key(codes: Index, option: str) -> bool:
 
 
 def _sample_rows(codes: Index, is_time: bool) -> Index:
-    """Sample rows in order of time, or several rows of random groups."""
+    """Sample rows in time order, or several rows from each of some random groups."""
     random = np.random.default_rng(0)
     if is_time:
         rows = random.permutation(len(codes))[:MAX_SPLIT_ROWS]
@@ -127,10 +127,10 @@ def _compare(
     is_regression: bool,
     is_time: bool,
 ) -> tuple[Float64[np.ndarray, "M"], Float64[np.ndarray, "M"]]:
-    """Return the scores of the rows after a random split and after a split by `codes`.
+    """Score each row after a random split and after a split by `codes`.
 
-    A score is 1 for the right class, or 1 minus the squared error in variances. With time, only the
-    latest rows are scored.
+    The score is 1 or 0 for a class, and 1 minus the squared error, in variances, for a target. If
+    the split is by time, only the latest rows are scored.
     """
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
     from sklearn.model_selection import GroupKFold, KFold

@@ -26,9 +26,9 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A set of inputs in the units of the source, with their class numbers or targets.
+    """Input rows in the source's units, with their class numbers or targets.
 
-    Pixels stay bytes until a batch needs float32. `ids` are values of a column, file names, or
+    Pixels stay bytes until a batch needs float32. `ids` are a column's values, file names, or
     numbers from 0.
     """
 
@@ -54,11 +54,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set with flattened training and test rows; `shape` is the shape of an input.
+    """A data set with flattened training and test rows.
 
-    Regression has no `classes`. Rows are encoded `columns`, an `image`, ids (`takes_ids`) or tokens
-    of `text`. Training rows are split by `groups` or `times`. `left_out` contains the test rows of
-    excluded classes.
+    `shape` is an input's shape before flattening. Regression has no `classes`. Rows are encoded
+    `columns`, an `image`, ids (`takes_ids`) or tokens of `text`. Training rows are split by
+    `groups` or `times`. `left_out` contains the test rows of excluded classes.
     """
 
     train: Rows
@@ -83,7 +83,7 @@ class Dataset:
 
     @property
     def rows(self) -> Rows:
-        """All unseen training rows, followed by the test rows."""
+        """The training rows not seen in pretraining, followed by the test rows."""
         train, test = self.train.unseen, self.test
         groups = None
         if train.groups is not None and test.groups is not None:
@@ -107,7 +107,7 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """Compute SHA-256 over all rows."""
+        """Compute the SHA-256 digest of all rows."""
         described: dict[str, Any] = {
             "columns": {"__all__": DESCRIPTIVE_FIELDS},
             **dict.fromkeys(FILE_FIELDS, True),
@@ -132,13 +132,13 @@ class Dataset:
 
 
 def row_digest(row: Shaped[np.ndarray, "I"]) -> bytes:
-    """Hash a row's numbers. Bytes and floats of equal value have equal digests."""
+    """Hash a row's numbers, so that equal bytes and floats have equal digests."""
     content = np.ascontiguousarray(row, dtype=np.float32).data
     return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Check for an image shape: (height, width) or (channels, height, width)."""
+    """Check whether a shape is (height, width) or (channels, height, width)."""
     return len(shape) in (2, 3)
 
 

@@ -38,9 +38,9 @@ class Keys:
 
 @dataclass(frozen=True)
 class SplitSizes:
-    """The size of each split: a row count, a share of the training rows, or None by default.
+    """The sizes of the splits, as row counts or shares of the training rows.
 
-    `is_stratified` splits keep the class shares.
+    None selects the default size. If `is_stratified`, splits keep the class shares.
     """
 
     validation: int | float | None
@@ -109,7 +109,7 @@ def default_test_fraction(rows: int) -> float:
 def hold_out(
     rows: int, test_fraction: float | None, keys: Keys | None = None
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
-    """Split off a fixed test set, and return sorted indices of the training and test rows.
+    """Hold out a fixed test set, and return the sorted training and test indices.
 
     Test rows are random, the latest by `times`, complete `groups`, or stratified by `labels`.
     """
@@ -150,9 +150,9 @@ def _order_by_class(labels: Labels, rng: Rng) -> Index:
 def _split_systematically(
     order: Labels, size: int, rng: Rng
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
-    """Draw a systematic sample of `size` rows, and return the other rows and the sample.
+    """Draw a systematic sample of `size` rows, at equal steps from a random start.
 
-    The sample takes rows at equal steps from a random start. Every row is equally likely, and each
+    Returns the other rows and the sample. Every row is equally likely, and each
     class keeps its share, rounded up or down.
     """
     places = np.floor((np.arange(size) + rng.uniform()) * (len(order) / size)).astype(np.int64)

@@ -31,11 +31,11 @@ Index = Int64[np.ndarray, "M"]
 
 
 def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:
-    """Load a standard split of a UCI regression set (Hernandez-Lobato and Adams 2015).
+    """Load a standard split of a UCI regression data set.
 
-    `data.txt` contains all rows. `index_features.txt` and `index_target.txt` list columns, and
-    `index_train_I.txt` and `index_test_I.txt` list the rows of split I. Columns are named x0, x1,
-    ...
+    The splits are by Hernandez-Lobato and Adams (2015). `data.txt` contains all rows.
+    `index_features.txt` and `index_target.txt` list columns, and `index_train_I.txt` and
+    `index_test_I.txt` list the rows of split I. Columns are named x0, x1, ...
     """
     data = _read_numbers(folder / "data.txt", 2)
     features, target = (
@@ -184,7 +184,8 @@ def _groups(
 ) -> tuple[tuple[str, ...], Index | None]:
     """Return the group names and each row's group number.
 
-    Without a calibration group, more than `MAX_GROUPS` groups are no error but are not returned.
+    If there are more than `MAX_GROUPS` groups, none are returned. This is an error only if a
+    calibration group is set.
     """
     column = section.group_column
     if column is None:
@@ -297,7 +298,7 @@ def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:
 
 
 def _read_target(table: pa.Table, name: str, task: str) -> tuple[Numbers | Categories, Index]:
-    """Return the present targets and their row numbers."""
+    """Return the non-missing targets and their row numbers."""
     kind = "numeric" if task == "regression" else "categorical"
     values, _ = read_column(table, name, kind)
     index, rows = np.flatnonzero(presence(values)), table.num_rows

@@ -1,7 +1,7 @@
-"""Transforms for targets that are heavy-tailed (`data.target_transform`) or hardly differ.
+"""Transforms for targets that are heavy-tailed or hardly vary.
 
-Transforms are fitted on the training targets. All targets determine whether targets can be
-negative, zero or fractional.
+`data.target_transform` selects the transform for heavy tails. Transforms are fitted on the training
+targets. All targets determine whether targets can be negative, zero or fractional.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ def kinds_for(data: Dataset) -> tuple[str, ...]:
 
 
 def needs_float64(y: Float[np.ndarray, "N"]) -> bool:
-    """Check whether targets differ too little for float32, such as 1e9 plus noise."""
+    """Check whether targets vary too little for float32, such as 1e9 plus small noise."""
     step = np.spacing(np.abs(y).max().astype(np.float32))
     return bool(0.0 < y.std() < MIN_STEPS * step)
 
@@ -53,7 +53,7 @@ def is_count(y: Float64[np.ndarray, "N"]) -> bool:
 
 
 def transform_splits(splits: Splits, transform: Transform | None) -> Splits:
-    """Transform the targets of training and validation rows.
+    """Transform the targets of the training and validation rows.
 
     The other splits stay in the target's units, like predictions.
     """
@@ -81,7 +81,7 @@ def apply_transform(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, 
 
 
 def _standardise(train: Float64[np.ndarray, "N"]) -> RankTransform:
-    """Subtract the mean and divide by the standard deviation: interpolation with two knots."""
+    """Build a transform that standardises targets, using two knots."""
     mean, std = float(train.mean()), float(train.std())
     high = max(mean + std, float(np.nextafter(mean, np.inf)))
     return RankTransform(values=(mean, high), scores=(0.0, 1.0))

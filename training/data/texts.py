@@ -47,7 +47,7 @@ class TextRows:
         return self.encoder.spec
 
     def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
-        """Tokenise texts, truncating long ones; missing texts become empty."""
+        """Tokenise texts, truncating long ones and treating missing ones as empty."""
         x = np.empty((len(texts), self.spec.max_tokens), dtype=np.float32)
         truncated_texts = 0
         for n, text in enumerate(texts):

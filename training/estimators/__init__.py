@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn: `Classifier` and `Regressor`."""
+"""scikit-learn estimators: `Classifier` and `Regressor`."""
 
 from training.estimators.estimators import Classifier, Regressor
 

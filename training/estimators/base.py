@@ -1,8 +1,8 @@
-"""Base class of the scikit-learn estimators.
+"""The base class for the scikit-learn estimators.
 
 Parameters are the sections of a recipe. A fitted estimator exports and calibrates its model like a
-published version, and predicts with the service's code. With the same seed, predictions are bit for
-bit those of `POST /predict`.
+published version, and predicts with the service's code. With the same seed, predictions are
+bitwise identical to those of `POST /predict`.
 """
 
 import json
@@ -79,7 +79,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def set_params(self: AnyEstimator, **params: Any) -> AnyEstimator:
-        """Set parameters, or keys of a section, such as `training__epochs=50`."""
+        """Set parameters, or a section's keys, such as `training__epochs=50`."""
         keys = {name: value for name, value in params.items() if "__" in name}
         super().set_params(**{name: params[name] for name in params.keys() - keys})
         for name, value in keys.items():
@@ -148,7 +148,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         fpr: float | None = None,
         coverage: float = 0.95,
     ) -> "pandas.DataFrame":
-        """Predict each row with its uncertainty scores, flag, and prediction set or interval.
+        """Predict rows with uncertainty scores, flags, and prediction sets or intervals.
 
         Args:
             X: rows in the format of `fit`.
@@ -214,7 +214,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             return publish(self._result, store, name=name, alias=alias, anyway=anyway, draft=draft)
 
     def plot(self) -> "Figure":
-        """Plot the metrics of each epoch of the fit."""
+        """Plot the fit's metrics by epoch."""
         import matplotlib.pyplot as plt
 
         from training.fitting.plots import draw_run

@@ -58,9 +58,10 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def predict_proba(
         self, X: Any, *, num_samples: int | None = None, seed: int | None = None
     ) -> Float64[np.ndarray, "N C"]:
-        """Predict class probabilities averaged over draws, shape (N, C), ordered as `classes_`.
+        """Predict class probabilities, averaged over draws.
 
-        For `num_samples` and `seed`, see `uncertainty`.
+        The shape is (N, C), with classes in the order of `classes_`. For `num_samples` and `seed`,
+        see `uncertainty`.
         """
         from model_store.scores.classification import Scores
 
@@ -89,7 +90,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         self.classes_ = self.classes_[[name in names for name in _class_names(self.classes_)]]
 
     def _class_index(self) -> Int64[np.ndarray, "C"]:
-        """Map each class of the model to its index in `classes_`."""
+        """Map each of the model's classes to its index in `classes_`."""
         names = _class_names(self.classes_)
         return np.array([names.index(name) for name in self._model.manifest.classes or ()])
 

@@ -1,4 +1,4 @@
-"""Conversion of an estimator's parameters and rows to a recipe and a data file."""
+"""Convert an estimator's parameters and rows to a recipe and a data file."""
 
 import io
 import numbers

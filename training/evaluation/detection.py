@@ -26,7 +26,7 @@ Curve = tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]
 
 
 def detection(positive: Positive, negative: Negative) -> Record:
-    """Compute the detection metrics of a score, with the base rate P / (P + N)."""
+    """Compute a score's detection metrics, with confidence intervals."""
     area = float(metrics.roc_auc_score(*_pool(positive, negative)))
     precision = average_precision(positive, negative)
     ends = {
@@ -42,13 +42,15 @@ def roc_curve(positive: Positive, negative: Negative) -> Curve:
 
 
 def average_precision(positive: Positive, negative: Negative) -> float:
-    """Compute the average precision. A random score gets the base rate, P / (P + N)."""
+    """Compute the average precision, which is about P / (P + N) for a random score."""
     # Rounding can push scikit-learn's sum above 1.
     return min(1.0, float(metrics.average_precision_score(*_pool(positive, negative))))
 
 
 def auroc_interval(area: float, positive: int, negative: int) -> Ends:
-    """Invert a score test of the area, with a positive width even for an area of 0 or 1.
+    """Compute a confidence interval for the AUROC by inverting a score test.
+
+    Its width is positive even for an area of 0 or 1.
 
     Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic.
     Part 2", 2006, method 5.
@@ -68,9 +70,9 @@ def auroc_interval(area: float, positive: int, negative: int) -> Ends:
 def by_class(
     label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]
 ) -> list[Record]:
-    """Compute the recall, the precision and the confusion matrix row of each class.
+    """Compute the recall, precision and confusion matrix row for each class.
 
-    Recall is None if the class has no rows, precision if the class was never predicted.
+    Recall is None if the class has no rows, and precision is None if it was never predicted.
     """
     confusion = metrics.confusion_matrix(y, label, labels=range(len(classes)))
     results = []

@@ -69,7 +69,10 @@ def evaluate_version(
     quiet: bool = False,
     fit_data: Dataset | None = None,
 ) -> EvaluationReport:
-    """Evaluate a version and store its report. `fit_data` are the data of its fit, if loaded."""
+    """Evaluate a version and store its report.
+
+    `fit_data` is the data that the version was fitted on, if it is already loaded.
+    """
     manifest = version.manifest
     check_options(version, options)
     draws = options.draws or version.manifest.noise.default_draws
@@ -129,7 +132,7 @@ def evaluate_version(
 def write_report(
     store: ModelStore, manifest: Manifest, data: Dataset, root: Path
 ) -> EvaluationReport:
-    """Evaluate a new version on the test rows of its fit, and store the report.
+    """Evaluate a new version on its fit's test rows, and store the report.
 
     Sets of unusual rows are left out, since they can take longer than a short fit.
     """

@@ -62,10 +62,11 @@ def percentiles(values: Float64[np.ndarray, "R"]) -> Ends:
 
 
 def share_interval(hits: int, rows: int, level: float = LEVEL) -> Ends:
-    """Compute the exact Clopper-Pearson interval of a proportion.
+    """Compute the exact Clopper-Pearson interval for a proportion.
 
     Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
-    binomial", 1934. It equals that of `scipy.stats.binomtest`, a thousand times faster.
+    binomial", 1934. It equals the interval of `scipy.stats.binomtest`, but is computed a thousand
+    times faster.
     """
     tail = (1.0 - level) / 2.0
     low = 0.0 if hits == 0 else float(betaincinv(hits, rows - hits + 1, tail))
@@ -112,7 +113,7 @@ class RootMean(Mean):
 
 
 class BinnedGap(Figure):
-    """The calibration error sum_b |G_b| / (N T), with G_b the sum of the gaps in bin b.
+    """The calibration error sum_b |G_b| / (N T), where G_b sums the gaps in bin b.
 
     A gap is an outcome (0 or 1) minus its predicted probability. Each of T tables assigns every row
     to one of B bins. Resampling does not change the bins.
@@ -120,7 +121,7 @@ class BinnedGap(Figure):
     Chance biases the figure upwards, more with fewer rows, and again in each bootstrap sample. So
     percentiles alone would exclude the true figure. The interval's lower end is therefore the
     figure minus the bootstrap quantile of sum_b |G_b in the sample - G_b| / (N T), an upper bound
-    of the bias. The upper end is the percentile, which the bias only raises.
+    on the bias. The upper end is the percentile, which the bias only raises.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class BinnedGap(Figure):
         return max(0.0, self.value - float(chance)), float(sampled)
 
     def chance(self, resamples: Resamples) -> Float64[np.ndarray, "R 2"]:
-        """Return the bound of the bias, and the figure, in each sample."""
+        """Compute the bound on the bias, and the figure, for each bootstrap sample."""
         full = np.ones((1, self.rows)) @ self._table
 
         def two_sums(weights: Weights) -> Float64[np.ndarray, "S 2"]:

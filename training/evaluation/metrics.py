@@ -1,4 +1,4 @@
-"""Accuracy, calibration and risk-coverage metrics of predictions.
+"""Accuracy, calibration and risk-coverage metrics for predictions.
 
 Shapes: K draws, N rows, C classes. A regression's outputs are the mean and the log variance of each
 draw and row, in the units of the target or of the transformed target.
@@ -150,7 +150,7 @@ class TargetMeasures:
 def transformed_crps(
     outputs: Float64[np.ndarray, "K N 2"], y: Values, transform: Transform
 ) -> Values:
-    """Compute the CRPS of a transformed target, which has no closed form.
+    """Compute the CRPS for a transformed target, which has no closed form.
 
     It is twice the mean of the pinball losses at `LEVELS` equidistant quantiles (Laio and Tamea,
     "Verification tools for probabilistic forecasts of continuous hydrological variables", 2007,

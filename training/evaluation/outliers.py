@@ -132,10 +132,10 @@ def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
 
 
 def takes_even_rows(spec: InputSpec, x: Inputs) -> bool:
-    """Check whether uniformly drawn columns are used instead of noise, as for tables.
+    """Check whether to draw columns uniformly instead of generating noise rows.
 
-    They do for declared columns, and if a number other than a pixel has up to `MAX_DISCRETE_VALUES`
-    values.
+    This applies to declared columns, and to rows other than images if a number has up to
+    `MAX_DISCRETE_VALUES` distinct values.
     """
     return bool(spec.columns) or (
         not _is_image(spec) and any(len(np.unique(number)) <= MAX_DISCRETE_VALUES for number in x.T)
@@ -145,7 +145,7 @@ def takes_even_rows(spec: InputSpec, x: Inputs) -> bool:
 def even_rows(spec: InputSpec, x: Inputs, rows: int, *seed: int) -> OutlierRows:
     """Draw each column independently and uniformly from its values or its range in `x`.
 
-    Missing values are left out. Without declared columns, each number counts as a column.
+    Missing values are left out. If no columns are declared, each number counts as a column.
     """
     random = generator(*seed)
     columns = spec.columns or [
@@ -186,7 +186,7 @@ def mix(x: Rows, y: Labels, seed: int) -> OutlierRows:
 
 
 def cross(x: Inputs, y: Labels, spec: InputSpec, seed: int) -> OutlierRows:
-    """Swap random columns (or ids) with a row of another class.
+    """Replace random columns (or ids) with values from a row of another class.
 
     It replaces `mix` because categories cannot be averaged. The result is empty if there is only
     one class.
@@ -232,7 +232,7 @@ def low_contrast(images: Images, *_: object) -> Images:
 
 
 def occlude(images: Images, spec: InputSpec, seed: int) -> Images:
-    """Set a randomly placed rectangle to the minimum of the data."""
+    """Set a randomly placed rectangle to the data's minimum."""
     rng = generator(seed, EvaluationStream.OCCLUDED)
     height, width = (max(1, round(OCCLUDED * side)) for side in images.shape[2:])
     tops = rng.integers(0, images.shape[2] - height + 1, len(images))

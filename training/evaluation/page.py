@@ -1,4 +1,4 @@
-"""HTML pages of evaluation reports, with embedded plots."""
+"""HTML pages for evaluation reports, with embedded plots."""
 
 import base64
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ design", 1998), which has a positive width even if the versions agree on every r
 figures use the bootstrap, with the same samples of rows for both versions.
 
 Chance alone raises calibration errors above 0, especially for uncertain predictions
-(`figures.BinnedGap`). The comparison subtracts a bound of this bias, so it is conservative.
+(`figures.BinnedGap`). The comparison subtracts a bound on this bias, so it is conservative.
 """
 
 import math
@@ -70,7 +70,7 @@ class Pairs:
         return cls(int((after & ~before).sum()), int((before & ~after).sum()), len(before))
 
     def mcnemar(self) -> float:
-        """Return the two-sided p-value."""
+        """Compute the two-sided McNemar p-value."""
         swapped = Pairs(self.lost, self.gained, self.rows)
         return min(1.0, 2.0 * min(self.mcnemar_lost(), swapped.mcnemar_lost()))
 
@@ -79,7 +79,7 @@ class Pairs:
         return float(stats.binom.sf(self.lost - 1, self.gained + self.lost, 0.5))
 
     def score(self, difference: float) -> float:
-        """Compute Tango's score statistic for a hypothesised difference of proportions."""
+        """Compute Tango's score statistic for a hypothesised difference in proportions."""
         n, b, c = self.rows, self.gained, self.lost
         above = b - c - n * difference
         if above == 0.0 or abs(difference) >= 1.0:

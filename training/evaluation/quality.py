@@ -1,4 +1,4 @@
-"""Measurement of a published version's predictions, scores and flag.
+"""Measurements of a published version's predictions, scores and flag.
 
 Predictions are computed as in the service, in requests of `REQUEST_ROWS` rows with one seed each.
 Scores are higher for more uncertain rows and for rows more unlike the data. N is the number of
@@ -73,7 +73,7 @@ class ServedPrediction:
 
 @dataclass(frozen=True)
 class ServedPredictor:
-    """A predictor that behaves like the service, with seeds that depend on the set's name."""
+    """A predictor that behaves like the service, with a seed for each set's name."""
 
     model: Model
     draws: int
@@ -164,7 +164,10 @@ def losses(scores: AnyScores, y: np.ndarray) -> Values:
 
 
 def error_detection(predicted: ServedPrediction, loss: Values) -> Record | None:
-    """Measure how well each score detects errors, or return None if all rows are right or wrong."""
+    """Measure how well each score detects errors.
+
+    Returns None if the predictions are all right or all wrong.
+    """
     is_wrong = loss > 0
     if is_wrong.all() or not is_wrong.any():
         return None
@@ -194,7 +197,7 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> Record:
 
 
 def measure_shift(ranking: ServedPrediction, test: ServedPrediction, y: np.ndarray) -> Record:
-    """Measure later test rows or new groups, compared with ranking rows."""
+    """Compare results on later test rows or new groups with those on ranking rows."""
     record, covered = measure_set(ranking, test), Share(_is_covered(test.prediction, y))
     record["covered"] = covered.value
     record["confidence_intervals"]["covered"] = covered.interval()
@@ -208,7 +211,7 @@ def measure_parts(
     groups: tuple[str, ...],
     seed: int,
 ) -> list[Record]:
-    """Measure the test rows of each true class, predicted label and group.
+    """Compute metrics for the rows of each true class, predicted label and group.
 
     Coverage and flag rates within a part can differ from the nominal rates, unless the version is
     calibrated by category. `classes` and `groups` are names.

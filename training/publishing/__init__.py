@@ -1,1 +1,1 @@
-"""Publication of fitted models as versions."""
+"""Publish fitted models as versions."""

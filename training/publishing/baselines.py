@@ -57,7 +57,7 @@ Figures = dict[str, Figure]
 def baselines(splits: Splits, classes: int, only_constant: bool = False) -> dict[str, Figures]:
     """Fit the baselines, and drop any with an infinite metric.
 
-    Regression has 0 classes.
+    `classes` is 0 for regression.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # Unconverged fits and huge values are acceptable.
@@ -155,10 +155,10 @@ def gaussian_figures(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) ->
 def _fit_boosting(
     estimator: type[Any], stages: str, splits: Splits, trees: int, loss: Callable[..., float]
 ) -> tuple[Any, float]:
-    """Fit boosting, with the number of iterations that has the lowest loss on validation rows.
+    """Fit boosting, choosing the number of iterations by the validation loss.
 
-    `stages` is the method that predicts after each iteration, of `trees` trees each. Returns the
-    estimator and the loss.
+    `stages` is the method that predicts after each iteration. An iteration adds `trees` trees.
+    Returns the estimator and the loss.
     """
 
     def fit(train: Rows, max_iterations: int) -> Any:
@@ -234,7 +234,7 @@ def check_constant(name: str, draft: Draft) -> None:
 def warn_if_worse(
     model_figures: Figures, by_name: dict[str, Figures], constant: str
 ) -> Iterator[str]:
-    """Yield a warning for each metric in which a baseline beats the model.
+    """Yield a warning for each metric on which a baseline beats the model.
 
     The log-likelihood must be better than the constant's by one standard error.
     """
@@ -262,7 +262,7 @@ def warn_if_worse(
 
 
 def lead(first: Figure, second: Figure) -> tuple[float, float]:
-    """Compute the mean per-row difference of two metrics, and its standard error."""
+    """Compute the mean per-row difference between two metrics and its standard error."""
     gains = first.row_values.astype(np.float64) - second.row_values
     error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
     return float(gains.mean()), float(error)

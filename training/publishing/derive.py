@@ -42,9 +42,10 @@ def prune_version(
     name: str,
     anyway: bool = False,
 ) -> tuple[Manifest, Pruning]:
-    """Prune the weights with the lowest |mu| / sigma, and publish the next version of `name`.
+    """Prune the weights with the lowest |mu| / sigma, and publish the result.
 
-    `data` must be the data of the parent's fit. Its splits calibrate and test the new version.
+    It becomes the next version of `name`. `data` must be the data of the parent's fit. Its splits
+    calibrate and test the new version.
     """
     refuse_derived(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
@@ -134,10 +135,10 @@ def recalibrate(
     name: str,
     origin: dict[str, str],
 ) -> Manifest:
-    """Calibrate and test a version on other rows, and publish it as the next version of `name`.
+    """Calibrate and test a version on other rows, and publish the result.
 
-    Graphs and weights do not change. `origin` contains the `source` of the rows, and the `target`
-    if it is set.
+    It becomes the next version of `name`. Graphs and weights do not change. `origin` contains the
+    rows' `source`, and the `target` if it is set.
     """
     manifest, categories = parent.manifest, parent.manifest.categories
     kind = "marginal" if categories is None else categories.kind

@@ -1,4 +1,4 @@
-"""Drafts of versions: calibration, measurement, preflight and publication."""
+"""Draft versions: their calibration, measurement, preflight and publication."""
 
 import math
 import shutil
@@ -56,12 +56,12 @@ PREFIX = ".trial-"  # stores skip folders with this prefix
 
 
 class PreflightError(DubitoError):
-    """The service cannot load the version or predict with it, so it is not published."""
+    """Raised if the service cannot load a version or predict with it."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """The disjoint sets of held-out rows."""
+    """Held-out rows, in disjoint sets."""
 
     reference: Rows  # distribution of the detectors' scores
     ranking: Rows  # distribution of the flag's statistic
@@ -211,7 +211,7 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
 def _agreement_warnings(
     quality: Quality, method: type[Method], max_draws: int | None
 ) -> Iterator[str]:
-    """Warn if draws hardly disagree on test rows and on noise."""
+    """Warn if draws hardly disagree, both on test rows and on noise."""
     shares = quality.disagreement, quality.disagreement_on_noise
     if max_draws == 1 or max(shares) > MIN_DISAGREEMENT:
         return

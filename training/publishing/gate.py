@@ -27,13 +27,13 @@ TESTS = {"mcnemar": "McNemar", "score": "Tango", "bootstrap": "bootstrap"}
 
 
 class GateError(DubitoError):
-    """The version is not good enough to be published."""
+    """Raised if a version is not good enough to be published."""
 
 
 def check_gate(
     recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path
 ) -> None:
-    """Compare a draft with the version at the gate's alias, if it exists.
+    """Compare a draft with the version that the gate's alias refers to, if any.
 
     `rows` are the rows on which the draft's quality was measured.
 
@@ -64,10 +64,9 @@ def check_no_worse(
     rows: MeasuredRows,
     root: Path,
 ) -> None:
-    """Raise GateError if a draft is worse than a published version, called `title` in messages.
+    """Raise GateError if a draft is significantly worse than a published version.
 
-    Raises:
-        GateError: if the draft is significantly worse.
+    Messages call the published version `title`.
     """
     name, version = manifest.name, manifest.version
     label = f"{title} (version {version})"
@@ -133,7 +132,7 @@ def _list_worse_recorded(
 
 
 def describe_loss(loss: float, interval: Ends | None = None) -> str:
-    """Describe a loss with its interval; a negative loss reads as an improvement."""
+    """Describe a loss and its interval. A negative loss reads as an improvement."""
     text = f"{'better' if loss < 0 else 'worse'} by {abs(loss):.6g}"
     if interval is None:
         return text

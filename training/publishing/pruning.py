@@ -22,7 +22,7 @@ from training.networks.networks import DrawnNetwork
 
 
 class InputUnits(nn.Module):
-    """The selection of inputs that have outgoing weights."""
+    """A layer that selects the inputs with outgoing weights."""
 
     def __init__(self, index: Tensor) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def is_weight(model: BayesianModel) -> Bool[Tensor, "D"]:
 
 
 def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
-    """Mark the weights that remain after removing a fraction of the weakest.
+    """Mark the weights that remain after the weakest fraction is removed.
 
     All biases remain.
     """
@@ -71,9 +71,9 @@ def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]
 
 
 def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
-    """Remove the parameters that are not in `mask` or do not affect an output.
+    """Remove parameters that are not in `mask` or do not affect any output.
 
-    The buffer `network.kept` contains the indices of the others in the old theta.
+    The buffer `network.kept` contains the indices of the remaining parameters in the old theta.
     """
     pruned = copy.deepcopy(model)
     network, posterior = pruned.network, model.posterior
@@ -112,7 +112,7 @@ def _layers(model: BayesianModel) -> list[WeightLayer]:
 
 
 def _matrices(model: BayesianModel, mask: Bool[Tensor, "D"]) -> list[Tensor]:
-    """Split a mask of theta into one weight mask (inputs, outputs) per layer."""
+    """Split a mask over theta into one weight mask (inputs, outputs) per layer."""
     parts = mask.split([layer.context.slot.size for layer in _layers(model)])
     return [
         part.unflatten(0, layer.context.slot.shape)[: layer.shape[0]]

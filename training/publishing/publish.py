@@ -1,4 +1,4 @@
-"""Export and publication of a fitted model."""
+"""Export and publish a fitted model."""
 
 import platform
 from contextlib import nullcontext
@@ -59,9 +59,10 @@ def publish(
     anyway: bool = False,
     draft: Draft | None = None,
 ) -> Manifest:
-    """Publish a fitted model as the next version of `name`, which defaults to the recipe's name.
+    """Publish a fitted model as the next version of `name`.
 
-    A run is published only once, even if its process was killed after the publication.
+    `name` defaults to the recipe's name. A run is published only once, even if its process was
+    killed after the publication.
 
     Args:
         root: data folder for the gate, by default DUBITO_DATA.
@@ -100,12 +101,12 @@ def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
 
 
 def assemble(result: "Fitted") -> Draft:
-    """Export, calibrate and measure a fitted model, and fit baselines for tables."""
+    """Export, calibrate and measure a model, and fit all baselines for tables."""
     return add_baselines(assemble_with_constant(result), result)
 
 
 def assemble_with_constant(result: "Fitted") -> Draft:
-    """Export, calibrate and measure a fitted model, and compare tables with a constant."""
+    """Export, calibrate and measure a model, and fit the constant baseline for tables."""
     recipe, data, splits = result.recipe, result.data, result.splits
     shares = None
     output: TargetSpec | ClassSpec = TargetSpec(
@@ -199,7 +200,7 @@ def _export(result: "Fitted") -> Exported:
 def nearest_rows(
     train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool = False
 ) -> dict[str, bytes | Path]:
-    """Write a sample of training rows, used to explain predictions by their nearest rows.
+    """Sample training rows, for explaining predictions by their nearest rows.
 
     Distances use encoded columns, pixel values, or numbers and encodings in standard deviations.
     Rows of ids have no distance, so they get no file.

@@ -1,4 +1,4 @@
-"""Quality measurements of a version for its manifest and the gate."""
+"""Measurements of a version's quality, for its manifest and the gate."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ MIN_UNCERTAINTY = 1e-300  # avoids a division by 0
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """The test rows, and the settings of the noise rows.
+    """The test rows, and the settings for generating noise rows.
 
     `classes` and `groups` are the names of the test rows' class and group numbers. Regression has
     no classes.
@@ -66,9 +66,10 @@ class Quality:
 
 
 def disagreement(scores: AnyScores) -> float:
-    """Compute mean BALD / mean entropy, or mean epistemic variance / mean variance.
+    """Compute the share of the uncertainty that is due to disagreement between draws.
 
-    It is 0 if all draws agree.
+    It is mean BALD / mean entropy, or mean epistemic variance / mean variance. It is 0 if all draws
+    agree.
     """
     if isinstance(scores, Scores):
         part, total = scores.bald, scores.entropy
@@ -110,7 +111,10 @@ def measure(model: Model, rows: MeasuredRows) -> Quality:
 
 
 def _find_reliable(test: Prediction) -> Bool[np.ndarray, "N"]:
-    """Mark unflagged rows with a probable label and no other class in the 95 % prediction set."""
+    """Mark unflagged rows with a probable label and a single-class prediction set.
+
+    The prediction set has a coverage of 95 %.
+    """
     sets = test.prediction_sets(0.95)
     assert sets is not None
     assert isinstance(test.scores, Scores)
@@ -124,7 +128,7 @@ def _reorder(
 ) -> Float64[np.ndarray, "N D"]:
     """Reorder class probabilities to match `classes`, with additional classes at the end.
 
-    Classes that are not among the names get probability 0.
+    Classes that are not in `names` get probability 0.
     """
     if classes == names:
         return probs
