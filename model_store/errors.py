@@ -162,7 +162,7 @@ def clean_message(error: object) -> str:
 
 
 def merge_errors(errors: Sequence[InvalidInput]) -> InvalidInput:
-    """Attach all other errors to the first one, and return it."""
+    """Attach all other errors to the first one and return it."""
     errors[0].other_errors = errors[1:MAX_ERRORS]
     return errors[0]
 

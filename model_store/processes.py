@@ -170,7 +170,7 @@ class ChildProcess:
         stopping: threading.Event,
         data: Content = b"",
     ) -> Any:
-        """Send a request with optional binary data, and return the child's response.
+        """Send a request with optional binary data and return the child's response.
 
         Raises:
             NoAnswer: if the child crashes or does not respond within `seconds`.
@@ -217,7 +217,7 @@ class ChildProcess:
 
 
 def become_child() -> Callable[[Any], None]:
-    """Set up this process as a child, and return a function that sends responses.
+    """Set up this process as a child and return a function that sends responses.
 
     Standard output is redirected to standard error, so that libraries can print.
     """

@@ -1,4 +1,4 @@
-"""Version of Dubito."""
+"""The version of Dubito."""
 
 import re
 import subprocess

@@ -120,7 +120,7 @@ def _count_unknown(answer: Predictions) -> dict[str, int]:
 
 
 def _explain(answer: Predictions, n: int) -> str:
-    """Summarise the explanation of row `n` in one line."""
+    """Summarize the explanation for row `n` in one line."""
     head, tail = "explanation.detectors.", ".share"
     shares = {
         name.removeprefix(head).removesuffix(tail): array[n]

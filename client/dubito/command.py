@@ -233,7 +233,7 @@ class _Terminated(KeyboardInterrupt):
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, so that the current job is cancelled."""
+    """Handle SIGTERM like Ctrl-C so that the current job is cancelled."""
 
     def terminate(*_: object) -> None:
         raise _Terminated

@@ -57,7 +57,7 @@ def predict(
     on_progress: Progress | None = None,
     **options: Unpack[PredictOptions],
 ) -> Steps[Predictions]:
-    """Predict each row with its uncertainty, and flag unusual rows.
+    """Predict rows with their uncertainty and flag unusual rows.
 
     Large inputs are split into several requests. All requests use the same version and seed, so
     all rows share draws. With `fdr` the rows are sent in one request, because the flags depend on
@@ -105,7 +105,7 @@ def acquire(
     deadline_s: float | None = None,
     **options: Unpack[AcquireOptions],
 ) -> Steps[Ranking]:
-    """Return the k rows of a pool that are most useful to label.
+    """Return the k rows in a pool that are most useful to label.
 
     Use `acquire_job` for larger pools. With `keep` the request is not retried if the connection
     is lost, because a second request might select other rows.
@@ -167,7 +167,7 @@ def jobs(limits: Limits) -> Steps[list[Job]]:
 
 
 def job(limits: Limits, job: Job | str) -> Steps[Job]:
-    """Return the state of a job."""
+    """Return a job's state."""
     return record(Job, (yield from _get(limits, _path(job))))
 
 
@@ -247,7 +247,7 @@ def models(limits: Limits) -> Steps[list[Model]]:
 
 
 def model(limits: Limits, name: str) -> Steps[Model]:
-    """Get the description of a model.
+    """Get a model's description.
 
     Its attribute `raw` also has the manifest, drift and links to the evaluation report.
     """

@@ -129,7 +129,7 @@ class Predictions(Tabular):
 
     @property
     def seed(self) -> int:
-        """The random seed for the draws, which all rows share."""
+        """The random seed for the draws. All rows share the same draws."""
         return int(self.arrays["seed"])
 
     @property
@@ -187,7 +187,7 @@ class Predictions(Tabular):
 
     @property
     def standard_error(self) -> Mapping[str, np.ndarray]:
-        """The Monte Carlo standard errors, with shape (N,), by score name."""
+        """The Monte Carlo standard errors of each score, by name. Each array has shape (N,)."""
         head = "standard_error."
         return {
             name.removeprefix(head): array

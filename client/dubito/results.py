@@ -34,7 +34,7 @@ class Tabular:
 
 @dataclass(frozen=True, eq=False)
 class Ranking(Tabular):
-    """The k selected rows of a pool, most useful first.
+    """The k rows selected from a pool, most useful first.
 
     Attributes:
         model, version: the model that ranked the rows.

@@ -1,4 +1,4 @@
-"""A client for the Label Studio API, and its settings."""
+"""A client for the Label Studio API and its settings."""
 
 import json
 import os

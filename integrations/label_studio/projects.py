@@ -71,7 +71,7 @@ def parse_config(text: Any, manifest: Manifest) -> LabelConfig:
 
 
 def read_row(manifest: Manifest, config: LabelConfig, data: Any, field: str, fetch: Fetch) -> Any:
-    """Convert a task to a row, as in the `inputs` of /predict.
+    """Convert a task to a row in the format of the `/predict` inputs.
 
     `fetch` reads images that are not data URIs, and raises InvalidInput for URLs that it refuses.
     """

@@ -59,7 +59,7 @@ MAX_WEBHOOK_BYTES = 4 << 20
 
 
 class StudioHealthAnswer(BaseModel):
-    """The status of the backend."""
+    """The backend's status."""
 
     status: Literal["UP"]
     model_class: str
@@ -84,7 +84,7 @@ class StudioResultAnswer(BaseModel):
 
 
 class StudioPredictAnswer(BaseModel):
-    """The predictions of all tasks."""
+    """The predictions for all tasks."""
 
     results: list[StudioResultAnswer]
     model_version: str
@@ -97,7 +97,7 @@ class StudioWebhookAnswer(BaseModel):
 
 
 async def accept_basic_authentication(request: Request) -> None:
-    """Accept the API key as a password, because Label Studio only supports basic authentication."""
+    """Accept the API key as a password. Label Studio only supports basic authentication."""
     kind, _, content = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic" and key_name(request.scope) is None:
         with suppress(ValueError):
@@ -128,7 +128,7 @@ async def get_label_studio_health(_: ModelName) -> Response:
     dependencies=[needs("predict")],
 )
 async def post_label_studio_setup(request: Request, name: str) -> Response:
-    """Check a project's labelling configuration, and return the version used for predictions."""
+    """Check a project's labelling configuration and return the version for predictions."""
     context = get_context(request)
     call = RequestContext.from_request(request, context.settings.deadline_s)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)

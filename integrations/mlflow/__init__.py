@@ -1,4 +1,4 @@
-"""MLflow support: the scoring protocol, and the export of versions as MLflow models."""
+"""MLflow support: the scoring protocol and the export of versions as MLflow models."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Export versions as MLflow models, and load them for prediction.
+"""Export versions as MLflow models and load them for prediction.
 
     FOLDER/MLmodel                 flavour `python_function`, with this module as its loader
     FOLDER/requirements.txt        packages

@@ -195,7 +195,7 @@ def _name(name: Any, place: str) -> str:
 
 
 def _outputs(items: Any) -> dict[str, bool | None] | None:
-    """Parse the requested outputs, and whether to send each as binary data.
+    """Parse the requested outputs and whether to send each one as binary data.
 
     Return None if the request does not list any outputs.
     """

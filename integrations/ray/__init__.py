@@ -1,4 +1,4 @@
-"""Ray support: service replicas on Ray Serve, and batch scoring on Ray Data.
+"""Ray support: service replicas on Ray Serve and batch scoring on Ray Data.
 
 No other folder imports Ray.
 """

@@ -39,7 +39,7 @@ class ShardActor:
 def run_on_ray(
     options: WorkerOptions, todo: list[int], address: str, workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Process the shards on a Ray cluster, and yield their results.
+    """Process the shards on a Ray cluster and yield their results.
 
     Raises:
         InvalidInput: if Ray is not installed, or the address has no cluster.
@@ -81,7 +81,7 @@ def _round(
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Connect to a Ray cluster, or start one locally, and yield the `ray` module."""
+    """Connect to a Ray cluster or start a local one, then yield the `ray` module."""
     set_ray_environment({}, address == LOCAL)
     try:
         import ray

@@ -1,4 +1,4 @@
-"""Scale replicas by load, and route requests to them.
+"""Scale replicas by load and route requests to them.
 
 The number of replicas follows the queued and running row-draws, because requests differ: one may
 have one row and another a pool of 100,000. Ray Serve polls the row-draws of each replica

@@ -38,7 +38,7 @@ ACQUISITIONS: dict[Task, tuple[str, ...]] = {
 
 
 def check_acquisition(name: str | None, task: Task) -> str:
-    """Check that the task supports an acquisition function, and return its name.
+    """Check that the task supports an acquisition function and return its name.
 
     Raises:
         InvalidInput: if the task does not have this acquisition.
@@ -55,7 +55,7 @@ def check_acquisition(name: str | None, task: Task) -> str:
 
 
 def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Check the exponent of the sampling weights, and return it. The default is 1.
+    """Check and return the exponent of the sampling weights. The default is 1.
 
     Raises:
         InvalidInput: if the acquisition has no exponent, or it is out of bounds.
@@ -194,7 +194,7 @@ def joint_ranking(
     k: int,
     pause: Pause = no_pause,
 ) -> list[dict[str, Any]]:
-    """Select k rows from a pool by a joint score, and return them in the `/acquire` format.
+    """Select k rows from a pool by a joint score. The result is in the `/acquire` format.
 
     `rows` are the candidates, as indices of `copies.first`; all of them if k is larger. Hashes of
     all ids decide ties and the order of copies.
@@ -226,7 +226,7 @@ def is_repetition(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.nd
 def top(
     scores: Float[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int
 ) -> Int64[np.ndarray, "K"]:
-    """Return the indices of the k highest scores, in descending order, with ties broken by hash."""
+    """Return the indices of the k highest scores in descending order. Hashes break ties."""
     k = min(k, len(scores))
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
     (candidates,) = np.nonzero(scores >= threshold)

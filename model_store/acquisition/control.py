@@ -1,4 +1,4 @@
-"""Control rows, which are randomly selected to measure a model's quality on live data.
+"""Randomly selected control rows, which measure a model's quality on live data.
 
 The hash of a row's id is a uniform number. Rows below the requested share can become control rows
 and are never ranked. These rows depend neither on the version nor on earlier rankings. So for a
@@ -34,7 +34,7 @@ class Selection:
 def select(
     ids: Sequence[str], labelled: AbstractSet[str], share: float, k: int, seed: int
 ) -> Selection:
-    """Randomly select unlabelled control rows, which make up a share of the k rows.
+    """Select random unlabelled rows as control rows. Their number is a share of k.
 
     The number is rounded at random, so it is correct on average. It is smaller if too few rows
     have hashes below the share. If k covers the pool, all these rows are selected.

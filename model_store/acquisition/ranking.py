@@ -36,7 +36,7 @@ DROPPED_SCORE = float(np.finfo(np.float64).min)
 
 @dataclass(frozen=True, eq=False)
 class Lap:
-    """A race's request for row scores and standard errors after the first `num_draws` draws."""
+    """A race's request for row scores and their standard errors at a given draw count."""
 
     rows: Int64[np.ndarray, "n"]
     num_draws: int
@@ -47,7 +47,7 @@ Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of a ranking."""
+    """The options for a ranking."""
 
     task: Task
     acquisition: str

@@ -68,7 +68,7 @@ class Bucket:
         return self._listing is not None
 
     def refresh(self) -> None:
-        """Refresh the bucket's listing, and read any aliases that changed.
+        """Refresh the bucket's listing and read any aliases that changed.
 
         If the bucket has never been reached, fall back to the listing that the cache saved.
         """

@@ -51,7 +51,7 @@ class Copy(NamedTuple):
 
 
 class Cache:
-    """A cache of verified versions from a bucket, which uses the store's folder layout.
+    """A cache of verified versions from a bucket. It uses the store's folder layout.
 
     Threads and processes can share the folder. To free space, the cache deletes unlocked copies:
     first those without an alias, then the least recently used ones.
@@ -95,7 +95,7 @@ class Cache:
     def save_listing(
         self, versions: dict[str, list[int]], aliases: dict[str, dict[str, str]]
     ) -> None:
-        """Save a listing, which allows the service to start while the bucket is unreachable."""
+        """Save a listing so that the service can start while the bucket is unreachable."""
         self._aliases = aliases
         text = SavedListing.model_construct(versions=versions, aliases=aliases).model_dump_json()
         if text == self._saved_listing:
@@ -110,7 +110,7 @@ class Cache:
             self._saved_listing = text
 
     def saved_listing(self) -> tuple[dict[str, list[int]], dict[str, dict[str, str]]] | None:
-        """Return the saved aliases, and the saved versions that have a local copy."""
+        """Return the saved aliases and the saved versions that have a local copy."""
         content = self.read(LISTING, MAX_LISTING_BYTES)
         try:
             saved = SavedListing.model_validate_json(content or b"")
@@ -214,7 +214,7 @@ class Cache:
             raise manifest.broken(file, difference)
 
     def _make_room(self, needed: int) -> None:
-        """Delete unlocked copies until `needed` bytes are free, or raise StoreError."""
+        """Delete unlocked copies until `needed` bytes are free. Otherwise raise StoreError."""
 
         def order(copy: Copy) -> tuple[bool, int]:
             aliased_versions = self._aliases.get(copy.folder.parent.name, {}).values()
@@ -258,7 +258,7 @@ class Cache:
 
     @contextmanager
     def _cleaning(self) -> Iterator[None]:
-        """Lock the list of copies, and delete abandoned downloads on exit."""
+        """Lock the list of copies and delete abandoned downloads on exit."""
         with locked(self.root / ".lock"):
             try:
                 yield

@@ -1,4 +1,4 @@
-"""Read files without following symbolic links, and write files durably."""
+"""Read files without following symbolic links and write files durably."""
 
 import fcntl
 import hashlib

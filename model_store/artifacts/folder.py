@@ -127,7 +127,7 @@ class Folder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Prepare for writing, and clean up after any writers that were killed."""
+        """Prepare for writing and clean up after any writers that were killed."""
         check_is_new_name(name)
         folder = self._model_folder(name)
         with locked(folder / ".lock"):
@@ -136,7 +136,7 @@ class Folder:
             yield
 
     def create(self, name: str, files_for: Callable[[int], Files]) -> int:
-        """Write a version under the next free number, and return that number.
+        """Write a version under the next free number and return that number.
 
         `files_for` returns the files of a number, including the manifest. If another writer takes
         the number first, it is called again with the next one.
@@ -158,7 +158,7 @@ class Folder:
         return number
 
     def _link_or_copy(self, original: Original, target: Path) -> None:
-        """Hard-link an identical published file to `target`, or write a synced copy."""
+        """Hard-link `target` to an identical published file, or write a synced copy."""
         published = self.root.glob(f"*/[1-9]*/{target.name}")
         if any(link_file(path, target, original.spec) for path in published):
             return

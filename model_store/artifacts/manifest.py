@@ -45,7 +45,7 @@ class Record(BaseModel):
 
 
 class ImageSpec(Record):
-    """The colour mode and resizing of images.
+    """The colour mode of images and the way they are resized.
 
     Without `resize`, images of another size are rejected. `fit = "stretch"` ignores the aspect
     ratio. `fit = "crop"` resizes the shorter side to `shorter` pixels and crops the centre.
@@ -244,7 +244,7 @@ class ClassSpec(Record):
 
 
 class TargetSpec(Record):
-    """The target of a regression. The network predicts the transformed target."""
+    """A regression target. The network predicts the transformed target."""
 
     target: str
     transform: Annotated[Transform, Field(discriminator="kind")] | None = None
@@ -304,7 +304,7 @@ class DetectorSpec(Record):
 
 
 class CategorySpec(Record):
-    """Categories with separate guarantees (`model_store.conformal.mondrian`).
+    """The categories that have separate guarantees (`model_store.conformal.mondrian`).
 
     `judged_rows` counts the ranking rows that are judged in each category: for classes, the rows
     predicted as that class. `true_rows` counts the rows that belong to it. `column` is the groups'

@@ -196,7 +196,7 @@ class Objects:
 
     @contextmanager
     def _convert_errors(self, action: str) -> Iterator[None]:
-        """Convert errors from obstore, and remove secrets from their messages."""
+        """Convert errors from obstore and remove secrets from their messages."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         try:

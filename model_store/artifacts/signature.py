@@ -28,7 +28,7 @@ MAX_KEY_BYTES = 1 << 14
 
 
 def signed_bytes(manifest: Manifest) -> bytes:
-    """Return the bytes to sign, which contain the model's name, version and digest."""
+    """Return the bytes to sign. They contain the model's name, version and digest."""
     return "\n".join([CONTEXT, manifest.name, manifest.version, manifest.digest, ""]).encode()
 
 
@@ -69,7 +69,7 @@ def add_signature(content: bytes, signature: bytes) -> bytes:
 
 
 def write_key_pair(path: Path) -> Path:
-    """Write a new private key to `path` (mode 600), and return the public key's path.
+    """Write a new private key to `path` (mode 600) and return the public key's path.
 
     Both are PEM files. The public key's name ends in `.pub`.
     """

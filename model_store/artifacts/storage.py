@@ -1,4 +1,4 @@
-"""The layout of a store, which all storage backends share."""
+"""The store layout that all storage backends share."""
 
 import re
 from collections.abc import Mapping

@@ -241,7 +241,7 @@ class ModelStore:
             raise manifest.broken(SIGNATURE, reason)
 
     def open(self, name: str, version: str, files: tuple[str, ...] = IN_MEMORY) -> Artifact:
-        """Verify all of a version's files, and return the contents of `files`.
+        """Verify all of a version's files and return the contents of `files`.
 
         Raises:
             BrokenArtifact: if a file is missing, truncated or modified.
@@ -318,7 +318,7 @@ class ModelStore:
             self.storage.overwrite(path, add_signature(signatures, signature(manifest, key)))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias at a version, which is given by its number or by another alias."""
+        """Point an alias at a version, given by its number or another alias."""
         if not is_name(alias) or is_version(alias):
             expected = f"a name matching {NAME_PATTERN} that is not a number"
             raise InvalidInput("alias", expected, repr(alias))
@@ -381,7 +381,7 @@ class ModelStore:
         return deleted
 
     def keep(self, name: str, newest: int) -> list[str]:
-        """Delete all but the `newest` versions, and return the deleted versions.
+        """Delete all but the `newest` versions and return the deleted versions.
 
         Versions with an alias are not deleted.
         """
@@ -426,7 +426,7 @@ def open_store(
 
 
 def store_from_environment(place: str | None = None) -> ModelStore:
-    """Open the store at `place`, which defaults to DUBITO_STORE."""
+    """Open the store at `place`. The default is the DUBITO_STORE environment variable."""
     cache_bytes = os.environ.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))
     if not cache_bytes.isdecimal() or int(cache_bytes) < 1:
         raise InvalidInput(

@@ -45,7 +45,7 @@ TENSORS = ("abstention.candidates", "abstention.doubt", "abstention.is_wrong")
 
 @dataclass(frozen=True, eq=False)
 class Abstention:
-    """The candidate thresholds, and m calibration rows sorted by the flag's statistic."""
+    """The candidate thresholds, with m calibration rows sorted by the flag's statistic."""
 
     candidates: Float64[np.ndarray, "T"]  # rising; the last answers all unflagged rows
     uncertainty: Float64[np.ndarray, "m"]

@@ -114,7 +114,7 @@ class Calibration:
         answers: Answers | None = None,
         categories: Categories | None = None,
     ) -> "Calibration":
-        """Fit the detectors on the reference split, and apply them to the calibration split."""
+        """Fit the detectors on the reference split and apply them to the calibration split."""
         counts, labels = range(len(draw_counts)), reference.labels
         standards: dict[str, list[Standard]] = {}
         sorted_reference = {}

@@ -1,4 +1,4 @@
-"""Convert detector scores to surprisals, and combine them into the flag's statistic.
+"""Convert detector scores to surprisals and combine them into the flag's statistic.
 
 A *detector* is a score that is larger for rows unlike the calibration data. For a two-sided
 detector, small scores are unusual too. The *surprisal* of a score is -log of its tail probability

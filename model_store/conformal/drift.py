@@ -88,7 +88,7 @@ class Martingale:
 
 
 def binned_gaps(ranking: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "B"]:
-    """Count the gaps between sorted calibration rows in each p-value bin."""
+    """Count the gaps between sorted calibration statistics in each p-value bin."""
     # Each p-value belongs to a row in the gap below a statistic; the last gap is above all.
     p_values = np.append(conformal_p_value(ranking, ranking), 1.0 / (len(ranking) + 1))
     return np.bincount(EDGES.searchsorted(p_values), minlength=len(EDGES)).astype(np.float64)

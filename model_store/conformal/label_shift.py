@@ -32,7 +32,7 @@ LABELS, SHARES = "label_shift.labels", "label_shift.shares"
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """Weighted calibration rows for one draw count, and the class weights of new rows."""
+    """Weighted calibration rows for one draw count, with class weights for new rows."""
 
     num_draws: int
     statistic: Float64[np.ndarray, "m"]
@@ -80,7 +80,7 @@ class WeightedRows:
 
 @dataclass(frozen=True, eq=False)
 class LabelShift:
-    """The calibration rows' classes, and the share of each class in the population."""
+    """The calibration rows' classes and each class's share of the population."""
 
     labels: Int64[np.ndarray, "m"]
     shares: Float64[np.ndarray, "C"]

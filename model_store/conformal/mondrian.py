@@ -76,7 +76,7 @@ class Categories:
         return np.bincount(self.true, minlength=len(self.names))
 
     def assign(self, labels: Int64[np.ndarray, "N"]) -> Int64[np.ndarray, "N"]:
-        """Return each row's predicted class as its category, or `UNKNOWN` for group categories."""
+        """Return each row's category: the predicted class, or `UNKNOWN` for groups."""
         return labels if self.kind == "class" else np.full(len(labels), UNKNOWN)
 
     def tensors(self) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Convert predictions to table columns, which are named after the API fields (docs/api.md)."""
+"""Convert predictions to table columns named after the API fields (docs/api.md)."""
 
 from itertools import compress
 from typing import Any
@@ -26,7 +26,7 @@ def result_columns(
     decision: Decision,
     labels: Shaped[np.ndarray, "N"] | None,
 ) -> dict[str, np.ndarray]:
-    """Convert predictions to table columns, which are named after the API fields."""
+    """Convert predictions to table columns named after the API fields."""
     columns: dict[str, Any] = {}
     scores = prediction.scores
     if isinstance(scores, Scores):

@@ -1,4 +1,4 @@
-"""Explain why rows are unusual, using detectors, columns and the nearest training rows.
+"""Explain why rows are unusual in terms of detectors, columns and similar training rows.
 
 *Detectors.* The flag's statistic is log mean_j exp(s_j) of the combined detectors' surprisals s_j.
 So exp(s_j) / sum_l exp(s_l) is detector j's share of the mean, which is its share of the harmonic

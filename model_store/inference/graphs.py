@@ -1,4 +1,4 @@
-"""Load and check ONNX graphs, and extract parts of them.
+"""Load and check ONNX graphs, and extract subgraphs.
 
 Graphs are untrusted data, so only listed operators are allowed. They compute numbers from numbers
 deterministically. Random operators, control flow (`If`, `Loop`, `Scan`), text, files, sequences,
@@ -62,7 +62,7 @@ def load_graph(
     *outputs: set[str],
     optional: frozenset[str] = frozenset(),
 ) -> onnx.ModelProto:
-    """Load a graph, and check its inputs and outputs, except for the `optional` ones.
+    """Load a graph and check its inputs and outputs, except for the `optional` ones.
 
     Raises:
         GraphError: if the graph is invalid, or has other inputs or outputs.

@@ -1,4 +1,4 @@
-"""The preflight process, which test-runs a version with limited memory.
+"""The preflight process, which tests a version with limited memory.
 
 `model_store.inference.preflight_process` starts `python -m model_store.inference.preflight`. For
 each line of JSON, the process opens, verifies and loads a version like the service, predicts, and
@@ -64,7 +64,7 @@ def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, 
 
 
 def predict(model: Model) -> None:
-    """Run typical predictions, e.g. a full chunk of rows, and check that the scores are finite.
+    """Run typical predictions and check that the scores are finite.
 
     Raises:
         BrokenArtifact: if a prediction fails, or scores are not finite.

@@ -66,7 +66,7 @@ class PreflightProcess(ChildProcess):
 
 
 def check_version(store: ModelStore, name: str, version: str) -> None:
-    """Check a version, which can be given by an alias, in a new preflight process.
+    """Check a version in a new preflight process. `version` can be an alias.
 
     Raises:
         NotFound: if the version does not exist.

@@ -221,7 +221,7 @@ class Runtime:
     def theta_by_row(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> Float32[np.ndarray, "K P D"]:
-        """Compute the theta for `run`."""
+        """Compute `theta` for `run`."""
         signs = self._row_signs(x)
         return theta if signs is None else signs.apply(theta, slice(None))
 
@@ -258,7 +258,7 @@ class Runtime:
     def row_features(
         self, x: Float32[np.ndarray, "N I"]
     ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
-        """Compute the draw-independent inputs for `draw_outputs`, and the density scores."""
+        """Compute the density scores and the draw-independent inputs for `draw_outputs`."""
         x = self.encoded(x)
         *features, density = self._run_rows(self._row_session, self._row_outputs, x)
         return (features[0] if features else x), density
@@ -266,7 +266,7 @@ class Runtime:
     def run_outputs(
         self, x: Float32[np.ndarray, "N I"], draws: DrawSet
     ) -> Float32[np.ndarray, "K N C"]:
-        """Run the network like `run_set`, but skip the density scores, which can be slow."""
+        """Run the network as in `run_set`, but skip the density scores, which can be slow."""
         features = self.encoded(x)
         if self._features is not None:
             (features,) = self._run_rows(self._features(), ["features"], features)
@@ -335,7 +335,7 @@ class Runtime:
         return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]
 
     def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
-        """Split draws into chunks of limited size, with enough chunks for all threads."""
+        """Split draws into chunks of limited size, and into enough chunks for all threads."""
         # The network always computes all members.
         if self.algorithm == DRAW_INDEX:
             return [slice(0, draws)]

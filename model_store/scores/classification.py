@@ -93,7 +93,7 @@ def predictive_sums(
 
 
 def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:
-    """Compute the scores, and the standard errors for all scores or the named ones.
+    """Compute the scores, with standard errors for all scores or only the named ones.
 
     `bald_corrected` needs the standard error of `entropy` or `bald`.
 

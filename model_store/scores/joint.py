@@ -1,4 +1,4 @@
-"""Joint scores for several rows, and the greedy selection of batches.
+"""Joint scores for several rows and greedy batch selection.
 
 Axes: K draws, N rows, C classes, S configurations of the labels of selected rows. Information is in
 nats. A row's *gain* is the information in its label beyond the labels of rows selected earlier. The
@@ -256,7 +256,7 @@ class MaxDet(JointScore):
 
 
 class ClassMaxDet(MaxDet):
-    """MaxDet for classification, which sums the covariances over classes."""
+    """MaxDet for classification. It sums the covariances over classes."""
 
     @staticmethod
     def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates:
@@ -266,7 +266,7 @@ class ClassMaxDet(MaxDet):
 
 
 class TargetMaxDet(MaxDet):
-    """MaxDet for regression, which measures the information in noisy labels, in nats."""
+    """MaxDet for regression. It measures the information in noisy labels, in nats."""
 
     @staticmethod
     def from_samples(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
@@ -373,7 +373,7 @@ def greedy(
 
 
 def _find_best(joint: JointScore, bound: Float64[np.ndarray, "N"], rows: Rows, pause: Pause) -> int:
-    """Find the first row with the largest gain, and tighten `bound` in place."""
+    """Find the first row with the largest gain, tightening `bound` in place."""
     order = np.argsort(-bound[rows], kind="stable")
     best, best_gain, start, size = -1, -np.inf, 0, MIN_STEP
     while start < len(order) and bound[rows[order[start]]] > best_gain:

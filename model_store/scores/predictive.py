@@ -1,4 +1,4 @@
-"""The interface for predictive distributions, which compute scores from network outputs."""
+"""Interface for predictive distributions, which compute scores from network outputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -64,7 +64,7 @@ class Predictive(ABC):
         """Return the scores for ranking a pool. Rows with high scores should be labelled first."""
 
     def ranking_scores(self, race_scores: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Convert race scores to acquisition scores, which are in the same order."""
+        """Convert race scores to acquisition scores. This does not change the ranking."""
         return race_scores
 
     def race(

@@ -48,7 +48,7 @@ def check_tensor(
     high: float = LARGEST,
     is_sorted: bool = False,
 ) -> np.ndarray:
-    """Check a tensor's type, shape, range and order, and return it.
+    """Return a tensor after checking its type, shape, range and order.
 
     A 0 in `shape` stands for any length above 0. The order is along the last axis.
 

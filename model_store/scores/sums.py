@@ -1,4 +1,4 @@
-"""Mergeable sums over Monte Carlo draws, and jackknife standard errors.
+"""Mergeable sums over Monte Carlo draws and jackknife standard errors.
 
 Axes: K draws, N rows, G groups of draws. *C is an axis of classes, an axis of two scales of a
 target, or absent. *U is the axis of scales, or absent. Draw k belongs to group k mod G; the sums

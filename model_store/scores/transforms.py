@@ -1,4 +1,4 @@
-"""Transformed regression targets: training uses z = g(y), and predictions are y.
+"""Transformed regression targets, where the network learns z = g(y) to predict y.
 
 Under draw k, z is Gaussian with mean m_k and variance s_k^2. The prediction is y = h(z), where h is
 the inverse of g, clipped below at the target's smallest possible value, if it has one. It follows:

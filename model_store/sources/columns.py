@@ -187,7 +187,7 @@ def _read(
 
 
 def usual_row(columns: Columns) -> Float32[np.ndarray, "I"]:
-    """Encode a row of usual values.
+    """Encode a row with the usual value of each column.
 
     Without a usual value, numeric columns have their mean, and categorical columns no category.
     """
@@ -203,7 +203,7 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"]:
 
 @dataclass(frozen=True)
 class UnusualCells:
-    """The unseen categories of a row by column, and its columns with missing values."""
+    """A row's unseen categories (by column) and its columns with missing values."""
 
     unseen: dict[str, str]
     missing: list[str]

@@ -205,7 +205,7 @@ class CsvFile(RowFile):
         self.read_as += self._name_ids()
 
     def _find_commas(self) -> bool:
-        """Count the rows, and detect whether numbers use decimal commas.
+        """Count the rows and detect whether numbers use decimal commas.
 
         In comma-separated files, 1,234 can be a thousand and is not sufficient evidence.
         """

@@ -65,7 +65,7 @@ class BoundedFile(io.BytesIO):
 
 
 def image_content(row: Any, field: str) -> bytes:
-    """Return an image file's content, which is given as bytes or base64."""
+    """Return the content of an image file that is given as bytes or base64."""
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):
@@ -82,7 +82,7 @@ def image_content(row: Any, field: str) -> bytes:
 def open_image(
     content: bytes, field: str, formats: tuple[str, ...] = FORMATS
 ) -> ImageFile.ImageFile:
-    """Open an image, and check its size and format without decoding it."""
+    """Open an image and check its size and format without decoding it."""
     expected = f"a {', '.join(formats[:-1])} or {formats[-1]} file"
     try:
         with _short_texts:
@@ -171,7 +171,7 @@ def proportional_size(size: tuple[int, int], shorter: int) -> tuple[int, int]:
 def pixels(
     image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, field: str
 ) -> UInt8[np.ndarray, "I"]:
-    """Decode an image to the model's colour mode and shape, and flatten it."""
+    """Decode an image to the model's colour mode and shape and flatten it."""
     size = (shape[-1], shape[-2])
     if image.size != size and not spec.resize:
         expected = f"an image of {size[0]} x {size[1]} pixels (width x height)"

@@ -191,7 +191,7 @@ class NpzFile(RowFile):
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
-        """Open an array in the archive, and yield the open file and its header."""
+        """Open an array in the archive and yield the open file and its header."""
         member = self._archive.getinfo(f"{name}.npy")
         with convert_zip_errors(self.WHOLE, self.field), self._archive.open(member) as file:
             try:

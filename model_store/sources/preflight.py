@@ -1,4 +1,4 @@
-"""A child process that test-reads untrusted Parquet files with limited memory and time.
+"""A child process that tries to read untrusted Parquet files with limited resources.
 
 `service.api.file_preflights` starts it and sends the content of each file. A fork of the process
 reads the file with the same code as the service.
@@ -70,7 +70,7 @@ def read_in_fork(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: 
 
 
 def memory_to_read(content: bytes, spec: InputSpec) -> int:
-    """Read a file, and return the increase in peak memory in bytes."""
+    """Read a file and return the increase in peak memory, in bytes."""
     before = _peak_memory()
     try:
         file = ParquetFile(content, spec, "")

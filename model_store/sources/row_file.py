@@ -1,4 +1,4 @@
-"""The base class for data file readers, and helpers for row ids and zip archives."""
+"""Base class for data file readers, with helpers for row ids and zip archives."""
 
 import io
 import math
@@ -218,7 +218,7 @@ def _count_members(source: Source) -> int:
 def cut(
     rows: Iterable[T], get_size: Callable[[T], int], max_rows: int, max_size: int
 ) -> Iterator[list[T]]:
-    """Yield rows in chunks of up to `max_rows` rows and about `max_size` in total size."""
+    """Yield chunks of up to `max_rows` rows and a total size of about `max_size`."""
     part, size = list[T](), 0
     for row in rows:
         part.append(row)

@@ -63,7 +63,7 @@ class TextEncoder:
         return TOKENISING_BYTES * max(size, self._normalised_bytes(text, field))
 
     def _normalised_bytes(self, text: str, field: str) -> int:
-        """Return the size of a text after normalization, which can be up to 11 times larger."""
+        """Return the size of a text after normalization, which can increase it up to 11-fold."""
         normaliser = self.tokenizer.normalizer
         if normaliser is None:
             return 0
@@ -125,7 +125,7 @@ def _read(content: bytes) -> "Tokenizer":
 
 
 def _run(call: Callable[[], T], condition: str) -> T:
-    """Call a library function, and convert its errors and Rust panics to ValueError."""
+    """Call a library function and convert its errors and Rust panics to ValueError."""
     try:
         return call()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Back up a state folder while it is in use, and restore it.
+"""Back up a state folder while it is in use, or restore it.
 
 The file contains the database, the results of finished jobs, and the input of unfinished jobs,
 which start again after a restore.
@@ -54,7 +54,7 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
 
 @contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """Create a locked temporary folder, and delete any folders left by killed backups."""
+    """Create a locked temporary folder and delete any folders left by killed backups."""
     for leftover in folder.glob(f"{DRAFT}*"):
         with suppress(OSError), _lock(leftover):  # another backup holds the lock
             shutil.rmtree(leftover, ignore_errors=True)

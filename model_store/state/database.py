@@ -142,13 +142,13 @@ class Database:
             yield self._connection
 
     def query(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
-        """Return all rows of a query."""
+        """Run a query and return all rows."""
         with self.reading() as connection:
             return connection.execute(sql, values).fetchall()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Lock the connection, and start a transaction that is committed on exit."""
+        """Lock the connection and start a transaction that is committed on exit."""
         with self._lock, as_state_errors(), self._transaction():
             yield self._connection
 

@@ -65,7 +65,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs in a state folder, which threads and processes share."""
+    """The jobs in a state folder. Threads and processes can share the folder."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -91,7 +91,7 @@ class Jobs:
         may_wait: Callable[[Mapping[str, int]], bool],
         max_bytes: int,
     ) -> Job:
-        """Add a job to the queue, which schedules clients fairly.
+        """Add a job to the queue. Jobs are scheduled fairly between clients.
 
         A job's `turn` is its client's pending work (rows x draws), but at least the turn of the
         running job. The job with the lowest `turn + done` is next.
@@ -306,7 +306,7 @@ class Jobs:
                 connection.execute("DELETE FROM jobs WHERE id = ?", (name,))
 
     def delete_old(self, retention_s: float) -> None:
-        """Delete jobs that ended more than `retention_s` seconds ago, and leftover folders."""
+        """Delete leftover folders and jobs that ended more than `retention_s` seconds ago."""
         now = time.time()
         rows = self._database.query(
             "SELECT id FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?",
@@ -326,7 +326,7 @@ class Jobs:
             connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
     def requeue_orphans(self) -> list[str]:
-        """Requeue running jobs whose process has died, and return their ids."""
+        """Requeue running jobs whose process has died and return their ids."""
         orphans = []
         rows = self._database.query("SELECT id, slot FROM jobs WHERE state = 'running'")
         for name, number in rows:

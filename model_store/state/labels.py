@@ -158,7 +158,7 @@ def labelled_ids(database: Database, model: str, ids: Sequence[str]) -> set[str]
 
 
 def is_saved(database: Database, model: str, name: str) -> bool:
-    """Check whether the row with this id is stored."""
+    """Check whether a row with this id is stored."""
     rows = database.query(
         "SELECT 1 FROM acquired WHERE model = :model AND id = :id UNION "
         "SELECT 1 FROM labels WHERE model = :model AND id = :id",
@@ -204,7 +204,7 @@ def _accept(
     key: str | None,
     now: float,
 ) -> str:
-    """Store a label, and return whether it is new, known or replaced."""
+    """Store a label and return whether it is new, known or replaced."""
     place = model, label.id
     acquired = connection.execute(
         "SELECT row, format FROM acquired WHERE model = ? AND id = ?", place
@@ -258,7 +258,7 @@ def _accept(
 
 
 def counts(database: Database, model: str) -> dict[str, int]:
-    """Count the acquired, unlabelled and labelled rows, and the labelled control rows."""
+    """Count a model's acquired, unlabelled, labelled and labelled control rows."""
     (row,) = database.query(
         """
         SELECT (SELECT count(*) FROM acquired WHERE model = :m) acquired,
@@ -300,7 +300,7 @@ def kept_labels(
 def delete_labels(
     database: Database, model: str, ids: Sequence[str], key: str | None = None
 ) -> int:
-    """Delete labels, but keep a record of them. Return the number of deleted labels.
+    """Delete labels but keep a record of them. Return the number of deleted labels.
 
     Args:
         key: name of the API key that deletes them.
@@ -342,7 +342,7 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
 
 
 def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
-    """Return the version, prediction and label for each labelled control row."""
+    """Return the version, prediction and label of each labelled control row."""
     rows = database.query(
         """
         SELECT a.version, a.prediction, l.label, l.target
