@@ -1,4 +1,4 @@
-"""Application state that routes share."""
+"""The application state that routes share."""
 
 import asyncio
 import threading
@@ -90,12 +90,12 @@ class Context:
         return {name: manifest.version for name, manifest in latest.items() if manifest}
 
     def missing_models(self, serving: dict[str, str]) -> list[str]:
-        """Return the models of `DUBITO_MODELS` that are not served."""
+        """Return the models listed in `DUBITO_MODELS` that are not being served."""
         return [name for name in self.settings.parse_models() if name not in serving]
 
     @property
     def state(self) -> Database:
-        """The database of jobs, acquired rows and labels. Opening it blocks.
+        """The database of jobs, acquired rows and labels. The first access blocks.
 
         Raises:
             StateUnusable: if the folder is not set, or cannot be read or written.
@@ -136,7 +136,7 @@ class Context:
         return call
 
     async def find_model(self, call: RequestContext, envelope: ModelRequest) -> ServedModel:
-        """Set a request's deadline and return its model, loaded if necessary.
+        """Set a request's deadline and return its model, loading it if necessary.
 
         Raises:
             PastDeadline: if the preflight takes too long.

@@ -15,7 +15,7 @@ from model_store.errors import DubitoError, FieldError, StoreError
 
 
 class RequestError(DubitoError):
-    """The service cannot answer a request."""
+    """Raised when the service cannot answer a request."""
 
     headers: Mapping[str, str] = {}  # of the response
 

@@ -16,7 +16,7 @@ GROUP = "dubito.integrations"
 
 @dataclass(frozen=True)
 class Integration:
-    """Extensions of the service by a package.
+    """A package's extensions to the service.
 
     Attributes:
         router: an `APIRouter`, as `module:object`. Each route must declare its scope. If the

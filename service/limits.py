@@ -1,4 +1,4 @@
-"""Fixed limits. `settings.py` has the configurable limits.
+"""Fixed limits. The configurable limits are in `settings.py`.
 
 Access limits as `limits.NAME`, so that tests can lower them.
 """

@@ -37,7 +37,10 @@ class Phase:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Data of a request for metrics, logs and traces. Times are from `time.perf_counter`."""
+    """A request's data for metrics, logs and traces.
+
+    Times are from `time.perf_counter`.
+    """
 
     request_id: str
     method: str
@@ -76,7 +79,10 @@ def get_record(scope: Scope) -> RequestRecord:
 
 
 def get_link_prefix(scope: Scope) -> str:
-    """Return the path prefix of links: the proxy's prefix, plus /v1 if the request used it."""
+    """Return the path prefix for links.
+
+    It is the proxy's prefix, plus /v1 if the request used it.
+    """
     return str(scope.get(PREFIX_KEY, ""))
 
 
@@ -89,7 +95,7 @@ NO_REQUEST = Request({"type": "http", "headers": []}, _never)
 
 @dataclass(eq=False, slots=True)
 class RequestContext:
-    """The context of a request, or of a job's computation."""
+    """The context of a request or of a job's computation."""
 
     reservation: Reservation = field(default_factory=lambda: Reservation(ByteBudget(1 << 62)))
     client: Hashable = None  # for fair shares
@@ -132,7 +138,11 @@ class RequestContext:
             self.on_pause()
 
     async def wait(self, future: "asyncio.Future[T]") -> T:
-        """Wait for a future. If the client disconnects, cancel it and raise ClientDisconnect."""
+        """Wait for a future, or cancel it if the client disconnects.
+
+        Raises:
+            ClientDisconnect: if the client disconnects.
+        """
         loop = asyncio.get_running_loop()
         watchers: list[asyncio.Task[None]] = []
 

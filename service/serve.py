@@ -59,7 +59,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def serve_as_worker(arguments: list[str]) -> int:
-    """Run a worker process of the supervisor."""
+    """Run as one of the supervisor's worker processes."""
     open_standard_files()
     place = WorkerPlace.from_arguments(arguments)
     try:
@@ -82,7 +82,7 @@ def check(settings: Settings) -> None:
 
 
 def check_store(settings: Settings) -> None:
-    """Raise InvalidInput if the store is a file or no URL of a bucket."""
+    """Raise InvalidInput if the store is a file or an invalid bucket URL."""
     store = settings.store
     if isinstance(store, str):
         open_store(store, cache=settings.cache, cache_bytes=settings.cache_bytes)

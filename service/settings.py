@@ -1,4 +1,4 @@
-"""Settings of the service, read from environment variables `DUBITO_...` at startup."""
+"""Service settings, read from the `DUBITO_...` environment variables at startup."""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +24,10 @@ CLIENT_VARIABLES = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}
 
 
 class Settings(BaseSettings):
-    """Settings of the service. `python -m service.api.reference` writes docs/settings.md."""
+    """The service settings.
+
+    `python -m service.api.reference` documents them in docs/settings.md.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -201,7 +204,7 @@ class Settings(BaseSettings):
         return frozenset(origin.strip().lower() for origin in origins if origin)
 
     def store_options(self) -> dict[str, Any]:
-        """Return JSON arguments of `open_store` for another process."""
+        """Return JSON-serialisable arguments to `open_store` for another process."""
         key = self.verify_key_file
         return {
             "place": resolve_location(str(self.store)),

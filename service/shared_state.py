@@ -1,4 +1,4 @@
-"""State shared by the processes of a service: notices, metrics and drift tests.
+"""State shared by a service's processes: notices, metrics and drift tests.
 
 Workers of a supervisor share a folder. Replicas on Ray use `integrations.ray.shared_state`.
 """
@@ -27,7 +27,7 @@ Notice = list[str]  # action and arguments
 
 
 class StateBackend(Evidence, Protocol):
-    """Storage of the shared state, including drift tests.
+    """Storage for the shared state, including drift tests.
 
     Calls block, and raise OSError if the state is unreachable.
 
@@ -45,13 +45,13 @@ class StateBackend(Evidence, Protocol):
         """Send a notice to all other processes."""
 
     def new_notices(self) -> list[Notice]:
-        """Return the notices of other processes since the last call."""
+        """Return the notices that other processes have sent since the last call."""
 
     def put_metrics(self, page: bytes) -> None:
-        """Store the metrics of this process in Prometheus text format."""
+        """Store this process's metrics in Prometheus text format."""
 
     def metrics(self) -> dict[str, bytes]:
-        """Return the latest metrics of each process by name."""
+        """Return each process's latest metrics, by process name."""
 
 
 class FolderBackend:
@@ -104,7 +104,7 @@ class FolderBackend:
 
     @contextmanager
     def _evidence(self, target: DriftTarget) -> Iterator[tuple[Drift, Path]]:
-        """Lock the drift test of a version, and yield it with its file."""
+        """Lock a version's drift test, and yield it with the path of its file."""
         digest = hashlib.blake2b(f"{target.name} {target.version} ".encode(), digest_size=16)
         digest.update(target.gaps.tobytes())  # a deleted version's number can be reused
         path = self.folder / f"{digest.hexdigest()}.drift"
@@ -122,7 +122,7 @@ class FolderBackend:
 
 
 class SharedState:
-    """Exchange state with other processes from a background thread.
+    """Exchanges state with other processes in a background thread.
 
     Args:
         backend: None if there is only one process.
@@ -216,7 +216,7 @@ class SharedState:
 
 
 def merge_metrics(pages: dict[str, bytes]) -> bytes:
-    """Merge Prometheus pages, and add the label `worker` to each sample."""
+    """Merge Prometheus pages, and add a `worker` label to each sample."""
     families: dict[str, list[str]] = {}
     for worker, page in sorted(pages.items()):
         samples: list[str] = []

@@ -37,9 +37,7 @@ class UnusualRow(BaseModel):
 class DriftDetailsAnswer(BaseModel):
     """The shift of each column, and the most unusual of the recent live rows.
 
-    `rows` is the number of recent live rows.
-
-    A shift above `limit` is significant.
+    `rows` is the number of recent live rows. A shift above `limit` is significant.
     """
 
     model: str
@@ -84,8 +82,8 @@ async def get_examples(
 def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) -> dict[str, Any]:
     """Return the training rows with the given ids, or rows evenly spaced by label.
 
-    Rows have the form that /predict takes. Versions with an encoder or without stored training
-    rows have none.
+    The rows have the form that /predict accepts. The result is empty if the version has an encoder
+    or no stored training rows.
     """
     model = loaded.model
     stored, spec, classes = model.training_rows, model.manifest.input, model.manifest.classes

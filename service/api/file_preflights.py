@@ -34,7 +34,7 @@ class FilePreflights:
         """Reserve the memory needed to read a file.
 
         Raises:
-            InvalidInput: if it takes more than `MAX_BYTES` or `MAX_S`.
+            InvalidInput: if reading takes more than `MAX_BYTES` or `MAX_S`.
             PastDeadline: if the request's deadline passes.
             ShuttingDown: if the service is shutting down.
         """

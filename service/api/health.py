@@ -65,7 +65,7 @@ def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]
     """Return each model's served version if the service is ready.
 
     Raises:
-        NotReady: if no model or not every expected one is served, or the service is shutting down.
+        NotReady: if no model or not every expected model is served, or during shutdown.
     """
     if context.ending.is_set():
         raise ShuttingDown

@@ -19,7 +19,7 @@ _SAFE_HOST = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
 
 @dataclass(frozen=True)
 class AuthMiddleware:
-    """Authenticate requests by API key.
+    """Middleware that authenticates requests by API key.
 
     If the API is open, reject cross-origin requests (403) and unknown host names (421).
     """
@@ -46,7 +46,7 @@ class AuthMiddleware:
 
 
 def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
-    """Store the name, scopes and limits of a valid key in the request's ASGI scope."""
+    """Store a valid key's name, scopes and limits in the request's ASGI scope."""
     key = keys.find(text) if keys.names and text else None
     if key is not None:
         get_record(scope).key = key.name
@@ -85,7 +85,7 @@ def _check_origin(scope: Scope, hosts: frozenset[str] | None, origins: frozenset
 
 
 def _read_key(scope: Scope) -> bytes:
-    """Return X-API-Key or the bearer token, or b"" without either."""
+    """Return the X-API-Key header or the bearer token, or b"" if there is neither."""
     key = b""
     for name, value in scope["headers"]:
         if name == b"x-api-key":

@@ -80,7 +80,7 @@ class Key:
 
     @property
     def expiry_s(self) -> float:
-        """Seconds since 1970."""
+        """The expiry time in seconds since 1970, or infinity if there is none."""
         return math.inf if self.expires is None else self.expires.timestamp()
 
     @property
@@ -89,7 +89,7 @@ class Key:
 
 
 class Keys:
-    """The keys of a service, indexed by digest."""
+    """A service's API keys, indexed by digest."""
 
     def __init__(self, keys: Iterable[Key], api_is_open: bool, has_administration: bool) -> None:
         self.api_is_open = api_is_open
@@ -99,7 +99,7 @@ class Keys:
         self.expiries = dict(sorted((key.name, key.expiry_s) for key in self._by_digest.values()))
 
     def find(self, key: bytes) -> Key | None:
-        """Look up a key, which may have expired."""
+        """Look up a key. The result may have expired."""
         return self._by_digest.get(sha256(key).digest())
 
 
@@ -190,7 +190,7 @@ def parse_keys(text: str) -> Keys:
 
 
 def _describe(error: ValidationError) -> InvalidInput:
-    """Convert an error of the key file to one that does not contain keys."""
+    """Convert an error in the key file to one that reveals no keys."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = first["loc"]
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, expected ")
@@ -220,7 +220,7 @@ class KeyRing(Collector):
         self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the latest expiry for each key name."""
+        """Yield a metric with the latest expiry for each key name."""
         text = "When a key expires, in seconds since 1970; +Inf for never"
         gauge = GaugeMetricFamily("dubito_key_expiry_timestamp_seconds", text, labels=("key",))
         for name, expiry in self.keys.expiries.items():
@@ -251,7 +251,7 @@ class KeyRing(Collector):
         return frozenset(self.keys.names) if is_known else None
 
     def reload(self) -> None:
-        """Reload the key file if it has changed, or keep the previous keys if it is invalid."""
+        """Reload the key file if it has changed. If it is invalid, keep the previous keys."""
         assert self._file is not None
         with self._reloading:
             try:
@@ -269,7 +269,7 @@ class KeyRing(Collector):
 
 
 def print_new_key(options: argparse.Namespace) -> None:
-    """Print a new key on standard error and its entry on standard output."""
+    """Print a new key to standard error and its entry to standard output."""
     key, entry = new_key(options.name, options.scopes, options.expires)
     message = f"New key (shown only once):\n\n    {key}\n\nEntry for the key file:\n"
     print(message, file=sys.stderr, flush=True)

@@ -87,7 +87,7 @@ def key_name(scope: AsgiScope) -> str | None:
 
 
 def get_owner(scope: AsgiScope) -> str:
-    """Return the name of the request's API key, or "" without a key."""
+    """Return the name of the request's API key, or "" if there is no key."""
     return key_name(scope) or ""
 
 

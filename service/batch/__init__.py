@@ -1,1 +1,1 @@
-"""Jobs, and scoring and ranking of data sets."""
+"""Background jobs, and commands that score or rank data sets."""

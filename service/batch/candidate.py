@@ -24,7 +24,7 @@ _EPOCH = re.compile(r"^epoch (\d+)/(\d+)", re.MULTILINE)
 
 
 class Cancelled(Exception):
-    """The job was cancelled, or its process must stop."""
+    """Raised if the job was cancelled or its process must stop."""
 
 
 def can_fit() -> bool:
@@ -36,7 +36,7 @@ def command(model: str) -> str:
 
 
 def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) -> str:
-    """Fit a candidate, and return the file name of its log.
+    """Fit a candidate and return the file name of its log.
 
     Args:
         report: callback with the total and finished epochs. It returns False to cancel the fit.
@@ -70,7 +70,7 @@ def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) ->
 
 
 def last_lines(folder: Path) -> list[str]:
-    """Return the last lines of a fit's log, or an empty list."""
+    """Return the last lines of a fit's log, or an empty list if there is no log."""
     with suppress(FileNotFoundError):
         return (folder / LOG_FILE).read_text(errors="replace").splitlines()[-LAST_LINES:]
     return []

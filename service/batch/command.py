@@ -1,4 +1,4 @@
-"""The commands `dubito score` and `dubito rank`, for data sets of Parquet files.
+"""The `dubito score` and `dubito rank` commands for data sets of Parquet files.
 
 Each shard of the data set is written to its own part. An interrupted command resumes after the
 finished parts when it is repeated.
@@ -53,7 +53,10 @@ def rank(options: argparse.Namespace) -> int:
 
 
 def run(kind: Kind, options: argparse.Namespace, settings: Settings) -> int:
-    """Score or rank a data set. Return the exit code: 0, or 130 if interrupted.
+    """Score or rank a data set.
+
+    Returns:
+        The exit code: 0, or 130 if interrupted.
 
     Raises:
         InvalidInput: if an option, the data set or the output is invalid.
@@ -238,7 +241,7 @@ def _print_summary(options: argparse.Namespace, plan: Plan, progress: "Progress"
 
 
 class Progress:
-    """Progress of the shards, printed on standard error at intervals."""
+    """The progress of the shards, printed to standard error at intervals."""
 
     def __init__(self, plan: Plan, finished: set[int], rejected: int, quiet: bool) -> None:
         self._plan, self._quiet = plan, quiet

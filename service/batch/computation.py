@@ -105,7 +105,7 @@ def acquire_answer(
 
 
 class Computation:
-    """A model with the draws of a request's seed."""
+    """A model and a request, with draws from the request's seed."""
 
     def __init__(self, model: Model, request: ComputationRequest) -> None:
         self.model, self.request = model, request
@@ -132,7 +132,7 @@ class Computation:
     def numbers(
         self, part: Part, spec: InputSpec, field: str, first: int
     ) -> Float32[np.ndarray, "n I"]:
-        """Convert a part of a file to numbers.
+        """Convert part of a file to numbers.
 
         Args:
             first: index of the part's first row.
@@ -144,7 +144,7 @@ class Computation:
     def complete(
         self, x: Float32[np.ndarray, "n I"], field: str, first: int
     ) -> Float32[np.ndarray, "n I"]:
-        """Fill missing cells, or reject them if the request asks for it.
+        """Fill missing cells, or raise InvalidInput if the request rejects them.
 
         Predictions leave cells missing, because `predict` fills and flags them.
         """
@@ -180,7 +180,7 @@ class Computation:
 
     @property
     def is_batch(self) -> bool:
-        """True if the acquisition selects batches and must recognise repeated rows."""
+        """Whether the acquisition selects batches and must recognise repeated rows."""
         return self.request.acquisition in self.model.predictive.batch_acquisitions
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
@@ -193,7 +193,7 @@ class Computation:
     def candidates(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], rows: Int64[np.ndarray, "M"]
     ) -> Candidates:
-        """Compute the candidates of a joint score.
+        """Compute the candidates for a joint score.
 
         Args:
             parts: the rows in order of their indices.

@@ -1,4 +1,4 @@
-"""Shards of a data set of Parquet files.
+"""Split a data set of Parquet files into shards, and read their rows.
 
 The output folder stores the plan, that is the request and the files, as `job.json`. A repeated
 command must have the same plan.
@@ -29,7 +29,7 @@ SOURCE, OUT = "source", "out"  # the options that errors name
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetRequest(ComputationRequest):
-    """The request of `dubito score` or `dubito rank`."""
+    """A request from `dubito score` or `dubito rank`."""
 
     kind: Kind
     manifest: str  # its digest
@@ -86,7 +86,7 @@ PLANS = TypeAdapter(Plan)
 def begin(
     out: Files, source: Files, request: DataSetRequest, is_seeded: bool, spec: InputSpec
 ) -> Plan:
-    """Read the plan of an output, or write a new one.
+    """Read an output's plan, or write a new one.
 
     Args:
         is_seeded: False if a repeated command uses the seed of the plan.
@@ -122,7 +122,7 @@ def create_plan(
     """Split a data set into shards.
 
     Raises:
-        InvalidInput: if a file is not Parquet, or its columns differ from the first file.
+        InvalidInput: if a file is not Parquet, or its columns differ from the first file's.
     """
     shards, place = list[Shard](), 0
     first: ParquetFile | None = None
@@ -147,12 +147,15 @@ def _open_table(source: Files, file: DataFile, spec: InputSpec) -> ParquetFile:
 
 
 def default_shard_rows(row_size: int, outputs: int) -> int:
-    """Return the number of rows per shard, chosen to limit memory."""
+    """Return the default number of rows per shard, which limits memory use."""
     return max(1, min(MAX_SHARD_ROWS, MAX_SHARD_NUMBERS // row_size, MAX_SHARD_OUTPUTS // outputs))
 
 
 def row_runs(groups: list[int], max_rows: int) -> Iterator[tuple[int, int]]:
-    """Merge small row groups and split large ones, and yield the (first row, size) of each run."""
+    """Merge small row groups, split large ones, and yield each run.
+
+    A run is given by its first row and size.
+    """
     first = rows = 0
     for group in groups:
         if rows and rows + group > max_rows:
@@ -193,7 +196,7 @@ def _file_changes(old: tuple[DataFile, ...], new: tuple[DataFile, ...]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as numbers, with their indices in the data set and their ids."""
+    """Numeric rows, with their ids and their indices in the data set."""
 
     places: Int64[np.ndarray, "n"]
     ids: list[str]
@@ -243,7 +246,7 @@ class Reader:
     def _read(
         self, table: ParquetFile, batch: Any, first: int, offset: int, rejects: list[bytes]
     ) -> Iterator[Rows]:
-        """Yield the rows of a batch, which is bisected to isolate unreadable rows.
+        """Yield a batch's rows, bisecting the batch to isolate unreadable rows.
 
         Args:
             first: index of the batch's first row in the file.

@@ -1,4 +1,4 @@
-"""Files of data sets and outputs, in a folder or a bucket.
+"""Data set and output files, in a folder or a bucket.
 
 Each output file is written once, atomically.
 """
@@ -25,7 +25,7 @@ MAX_READ_BYTES = 1 << 30  # of an output read into memory
 
 
 class Stopped(DubitoError):
-    """The work on a data set cannot continue."""
+    """Raised when work on a data set cannot continue."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _is_data(name: str) -> bool:
 
 
 class LocalFiles:
-    """Files below a folder, or a single file."""
+    """The files in a folder and its subfolders, or a single file."""
 
     def __init__(self, root: Path, field: str) -> None:
         self.root = root
@@ -77,14 +77,14 @@ class LocalFiles:
         return DataFile(name, path.stat().st_size, file_stamp(path))
 
     def open(self, entry: DataFile) -> Path:
-        """Return the path of a file. Raise InvalidInput if it has changed."""
+        """Return a file's path, or raise InvalidInput if the file has changed."""
         path = self.root if self.root.is_file() else self.root / entry.name
         if not path.is_file() or self._entry(path, entry.name) != entry:
             raise entry.change_error()
         return path
 
     def check_output(self) -> None:
-        """Create the folder. Raise InvalidInput if it is not writable."""
+        """Create the output folder, or raise InvalidInput if it is not writable."""
         try:
             make_folder(self.root)
         except OSError as error:
@@ -104,7 +104,7 @@ class LocalFiles:
             return None
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file atomically. Return False if it exists."""
+        """Write a new file atomically. Return False if it already exists."""
         target = self.root / name
         draft = target.parent / f"{DRAFT}{uuid.uuid4().hex}"
         # Unlike renaming, linking fails if the file exists.
@@ -124,13 +124,13 @@ class LocalFiles:
         return True
 
     def clear(self) -> None:
-        """Remove the drafts of killed processes."""
+        """Remove drafts left by killed processes."""
         for draft in self.root.rglob(f"{DRAFT}*"):
             draft.unlink(missing_ok=True)
 
 
 class BucketFiles:
-    """Objects below a bucket's URL, or a single object."""
+    """The objects under a bucket's URL, or a single object."""
 
     def __init__(self, url: str, field: str) -> None:
         self.url = url.rstrip("/")
@@ -174,11 +174,11 @@ class BucketFiles:
         return self.objects.create(name, content)
 
     def clear(self) -> None:
-        """Do nothing. Buckets have no drafts."""
+        """Do nothing, because buckets have no drafts."""
 
 
 class BucketFile(io.RawIOBase):
-    """An object of a bucket. Each read is a request."""
+    """An object in a bucket. Each read sends a request."""
 
     def __init__(self, objects: Objects, entry: DataFile) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class BucketFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes. Raise InvalidInput if the object has changed."""
+        """Read bytes, or raise InvalidInput if the object has changed."""
         left = max(0, self._entry.size - self._position)
         size = left if size < 0 else min(size, left)
         if size == 0:
@@ -222,7 +222,7 @@ def open_files(place: str, field: str) -> Files:
     """Open a folder or a bucket's URL.
 
     Args:
-        field: the option in error messages.
+        field: the option to name in error messages.
 
     Raises:
         InvalidInput: if the URL is invalid, or the extra `bucket` is not installed.

@@ -1,4 +1,4 @@
-"""The process of a job, started by `service.batch.runner`.
+"""The process that runs a job, started by `service.batch.runner`.
 
 It runs at the lowest priority and ends with its parent. Results are synced to disk regularly, and a
 restarted job resumes after the last synced row.
@@ -75,7 +75,7 @@ RowParts = Iterator[Float32[np.ndarray, "n I"]]
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(ComputationRequest):
-    """The request of a job."""
+    """The request that a job runs."""
 
     field: str  # of the request that contained the rows
     path: str  # name of an uploaded file, or absolute path of an operator's file
@@ -92,7 +92,7 @@ class JobRequest(ComputationRequest):
 
 
 class JobRows:
-    """The rows of a job, and its progress.
+    """A job's rows and its progress.
 
     Args:
         report: callback with the total and finished rows x draws. It returns False to cancel.
@@ -132,7 +132,7 @@ class JobRows:
         return list(ids)
 
     def select(self, rows: Int64[np.ndarray, "M"]) -> RowParts:
-        """Yield the rows with the given indices, sorted in ascending order."""
+        """Yield the rows with the given indices, which must be in ascending order."""
         if len(rows) == 0:
             return
         first = int(rows[0])
@@ -152,7 +152,7 @@ class JobRows:
         return self.computation.numbers(part, self._spec, request.field, first)
 
     def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
-        """Record progress, and sync and report it every few seconds.
+        """Record progress, which is synced and reported every few seconds.
 
         Raises:
             Cancelled: if the job must stop.
@@ -173,7 +173,7 @@ class JobRows:
         num_draws: int,
         compute: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
     ) -> ColumnFiles:
-        """Compute columns for rows, and resume after the rows of an earlier process.
+        """Compute columns for rows, resuming where an earlier process stopped.
 
         Args:
             rows: their indices, in ascending order.
@@ -204,7 +204,7 @@ class JobRows:
 
 
 def predict(job: JobRows) -> str:
-    """Predict the rows of a job like /predict, and return the file name of the answer."""
+    """Predict a job's rows as /predict does, and return the answer's file name."""
     request, computation = job.request, job.computation
     assert request.options is not None
     ids = job.ids() if job.has_ids else None
@@ -253,7 +253,7 @@ def _table(
 
 
 def acquire(job: JobRows, database: Database) -> str:
-    """Rank the rows of a job like /acquire, and return the file name of the answer."""
+    """Rank a job's rows as /acquire does, and return the answer's file name."""
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
     ranked_rows, control = np.arange(request.rows), np.empty(0, dtype=np.int64)
@@ -278,7 +278,7 @@ def acquire(job: JobRows, database: Database) -> str:
 
 
 def count_answered(folder: Path) -> tuple[int, int]:
-    """Return the number of acquired rows and of control rows."""
+    """Return the number of acquired rows and the number of control rows."""
     ranking = json.loads((folder / ANSWER_FILE).read_bytes())["ranking"]
     return len(ranking), sum(row["control"] for row in ranking)
 
@@ -302,7 +302,7 @@ def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Databa
 
 
 class JobPool(Pool):
-    """The pool of a job, with scores stored in the job's folder."""
+    """A job's pool, whose scores are stored in the job's folder."""
 
     def __init__(
         self, job: JobRows, rows: Int64[np.ndarray, "N"], ids: Sequence[str], choice: Choice
@@ -327,7 +327,7 @@ class JobPool(Pool):
         return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples), is_race=False)
 
     def _fill(self, lap: Lap, is_race: bool) -> ColumnFiles:
-        """Compute scores, standard errors (race) and digests (batch acquisition)."""
+        """Compute scores, standard errors for a race, and digests for batch acquisition."""
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
         draws = job.computation.draws(num_draws)
@@ -350,7 +350,7 @@ class JobPool(Pool):
         return columns
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Compute the candidates from the rows with the largest gains."""
+        """Compute the candidates for the rows with the largest gains."""
         job, choice = self._job, self._choice
         max_rows = max_joint_candidates(
             choice.acquisition, job.model, len(copies.first), choice.k, choice.num_samples
@@ -371,7 +371,7 @@ class JobPool(Pool):
 def _compute_parallel(
     compute: Callable[[int, Float32[np.ndarray, "n I"]], T], first: int, parts: RowParts
 ) -> Iterator[tuple[Float32[np.ndarray, "n I"], T]]:
-    """Compute several parts in parallel, and yield parts and results in order."""
+    """Process several parts in parallel, and yield each part and its result in order."""
     with ThreadPoolExecutor(MAX_ACTIVE_PARTS, "parts") as pool:
         pending: deque[tuple[Float32[np.ndarray, "n I"], Future[T]]] = deque()
         for x in parts:

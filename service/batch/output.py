@@ -1,4 +1,4 @@
-"""Write results as columns on disk, Parquet or npz."""
+"""Write results as column files, Parquet or npz."""
 
 import io
 import json
@@ -97,7 +97,10 @@ class ColumnFiles:
 def write_parquet(
     sink: Any, groups: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Write a table from the columns of its row groups. The bytes are reproducible."""
+    """Write a table from the columns of its row groups.
+
+    The bytes are reproducible.
+    """
     import pyarrow
 
     from model_store.sources.parquet import write_tables

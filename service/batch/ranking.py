@@ -44,7 +44,7 @@ class RankedParts:
         self.unknown: Counter[str] = Counter()  # categories
 
     def ranking(self) -> Ranked:
-        """Return the k best rows in the format of /acquire.
+        """Return the k best rows in the format that /acquire uses.
 
         Raises:
             InvalidInput: if two rows have the same id.
@@ -104,7 +104,7 @@ class RankedParts:
         return ids
 
     def _bins(self) -> Iterator[PartRows]:
-        """Yield all rows in bins. Equal digests are in the same bin."""
+        """Yield all rows in bins. Rows with equal digests share a bin."""
         bins = np.uint64(-(-self._plan.rows // BIN_ROWS))
         for number in range(int(bins)):
             in_bin = (rows[rows["digest"][:, 0] % bins == number] for rows in self._parts())

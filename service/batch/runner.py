@@ -73,7 +73,7 @@ class JobRunner:
         self._wake.set()
 
     def stop(self) -> None:
-        """Stop the thread, and queue the running jobs again."""
+        """Stop the thread and requeue the running jobs."""
         self._ending = True
         self._wake.set()
         self._thread.join()
@@ -128,7 +128,10 @@ class JobRunner:
             self._next_probe = time.monotonic() + PROBE_INTERVAL_S
 
     def _check_clock(self) -> None:
-        """Keep results for another period after a jump of the clock, because ages are unknown."""
+        """Keep results for another retention period if the clock has jumped.
+
+        After a jump, the age of the results is unknown.
+        """
         offset = time.time() - time.monotonic()
         step = offset - self._clock_offset
         if step > JUMP_S:
@@ -137,7 +140,7 @@ class JobRunner:
         self._clock_offset = offset
 
     def _cancel_revoked(self, jobs: Jobs) -> None:
-        """Cancel jobs whose key was removed."""
+        """Cancel jobs whose API key was removed."""
         owned = [job for job in jobs.unfinished() if job.owner]
         # The keys are read after the jobs, so they include the keys of new jobs.
         names = self._key_names() if owned else None
@@ -164,7 +167,7 @@ class JobRunner:
             self._running.append(_Running(job, process, stack.pop_all(), time.monotonic()))
 
     def _yield_turns(self, jobs: Jobs) -> None:
-        """Interrupt long jobs if another client's job is next."""
+        """Interrupt long-running jobs if another client's job is next."""
         latest_start = time.monotonic() - limits.JOB_TURN_S
         for running in self._running:
             is_due = not running.is_yielding and running.start < latest_start
@@ -187,7 +190,10 @@ class JobRunner:
                     self.metrics.count(version, acquired_rows=rows, control_rows=control)
 
     def _record_state(self, jobs: Jobs, name: str) -> Job | None:
-        """Count and log an ended or requeued job. Return None if it was deleted meanwhile."""
+        """Log and count a job that has ended or been requeued.
+
+        Returns None if the job has been deleted.
+        """
         try:
             job = jobs.get(name)
         except NotFound:
@@ -214,7 +220,7 @@ class JobRunner:
 
 
 def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
-    """Start the process of a job, which inherits the lock of the slot."""
+    """Start the job's process, which inherits the slot's lock."""
     environment = inherited_environment(is_trusted=True)
     assert settings.state is not None
     # Built first, because a process that waits for its options keeps the slot locked.

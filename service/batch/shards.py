@@ -77,7 +77,7 @@ class Worker:
         self._is_ready = False
 
     def result(self, number: int) -> ShardResult:
-        """Process a shard, and return errors as part of the result."""
+        """Process a shard, and report any error in the result."""
         try:
             if not self._is_ready:
                 self._prepare()
@@ -126,7 +126,7 @@ class Worker:
         rejects: list[bytes],
         compute: Callable[[Rows], tuple[Mapping[str, np.ndarray], np.ndarray]],
     ) -> tuple[list[str], dict[str, np.ndarray], dict[str, int]]:
-        """Return the ids, arrays and unknown categories of a shard's rows.
+        """Return the ids, arrays and unknown-category counts of a shard's rows.
 
         Args:
             compute: returns the arrays of rows and a mask of the finite results.
@@ -225,7 +225,7 @@ def run_rounds(
 def run_local(
     options: WorkerOptions, todo: list[int], workers: int
 ) -> Generator[ShardResult, None, None]:
-    """Process shards in local worker processes, like `run_rounds`."""
+    """Process shards in rounds, using local worker processes."""
     os.environ |= ONE_THREAD  # inherited by the workers
     return run_rounds(lambda shards: _run_round(options, shards, workers), todo)
 

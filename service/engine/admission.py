@@ -1,4 +1,4 @@
-"""Admission control, which limits the queued rows x draws.
+"""Admission control, which limits the number of queued rows x draws.
 
 If the queue is full, a request is still admitted within its fair share: if it would fit after every
 other client, or every other request, were reduced to its size.
@@ -88,7 +88,7 @@ class Admission:
             asyncio.get_running_loop().call_later(IDLE_DELAY_S, self._set_idle)
 
     def refuse_unread(self, body_bytes: int, client: Hashable = None) -> None:
-        """Reject a request before reading its body if its estimated work exceeds the limit.
+        """Reject a request before reading its body if its estimated work is too large.
 
         The estimate assumes the fewest rows x draws per byte of all active requests, and at most
         the work of the largest active request.
@@ -133,7 +133,7 @@ class Admission:
         return self._limit
 
     def _lower_limit(self, time_s: float) -> None:
-        """Start or extend an overload after a rejection, and end the current probe."""
+        """After a rejection, start or extend an overload and end the current probe."""
         min_limit = min(limits.OVERLOAD_ROW_DRAWS, limits.MAX_QUEUED_ROW_DRAWS)
         if time_s >= self._overload_end:
             self._probe_interval_s, self._probe_limit = MIN_PROBE_INTERVAL_S, 2 * min_limit

@@ -46,13 +46,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """Predictions of a micro-batch, and results shared by its requests."""
+    """A micro-batch's predictions, and the results that its requests share."""
 
     prediction: Prediction
     cache: dict[Hashable, Any] = field(default_factory=dict)  # None after a key's first request
 
     def share(self, key: Hashable, compute: Callable[[Prediction], T]) -> T | None:
-        """Compute a result for all rows, and cache it by its key.
+        """Compute a result for all rows and cache it by key.
 
         The first call with a key returns None, because no other request may need the result.
         """
@@ -82,7 +82,10 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class PoolScores:
-    """Scores of pool rows. A joint score uses the gain of each row alone."""
+    """The scores of pool rows.
+
+    For a joint score, these are the gains of the individual rows.
+    """
 
     scores: Float64[np.ndarray, "n"]
     errors: Float64[np.ndarray, "n"] | None = None  # standard errors, only in a race
@@ -155,7 +158,7 @@ class EngineWork:
 
     @property
     def row_draws(self) -> int:
-        """Cost of a row in draws, including the encoder."""
+        """The cost of a row in draws, including the encoder."""
         return self.num_samples + self.model.encoding_draws
 
     @property
@@ -180,7 +183,7 @@ class EngineWork:
         return part
 
     def is_compatible_with(self, other: "EngineWork") -> bool:
-        """Check whether both can share a micro-batch."""
+        """Check whether this work can share a micro-batch with other work."""
         return (
             self.served_model is other.served_model
             and self.acquisition is None
@@ -200,7 +203,7 @@ class EngineWork:
         self.phases.append(Phase(self.queued, start, end))
 
     def join_parts(self) -> None:
-        """Concatenate the parts in the worker thread, because it can take long."""
+        """Concatenate the parts. Call this in the worker thread, because it can be slow."""
         pool_parts = [part for part in self.parts if isinstance(part, PoolScores)]
         if pool_parts:
             scores = np.concatenate([part.scores for part in pool_parts])
@@ -214,7 +217,10 @@ class EngineWork:
         self.parts = [Predicted(batch, slice(0, len(self.x)), all_samples)]
 
     def expire(self) -> bool:
-        """Check for cancellation, and fail the future if the deadline has passed."""
+        """Check whether the work was cancelled or its deadline has passed.
+
+        If the deadline has passed, the future fails.
+        """
         assert self.future is not None
         if time.monotonic() > self.context.deadline:
             finish([self], PastDeadline())
@@ -242,7 +248,7 @@ class Engine:
         self._worker.join()
 
     async def compute(self, work: EngineWork) -> None:
-        """Compute work in the worker thread, or small work directly.
+        """Compute work in the worker thread, or directly if it is small.
 
         Raises:
             PastDeadline: if the deadline passes.
@@ -277,7 +283,7 @@ class Engine:
 
     # A separate method, so that its variables do not keep the last batch in memory.
     def _run_next(self) -> bool:
-        """Compute the next batch. Return False if the engine is closed and the queue is empty."""
+        """Compute the next batch. Return False if the engine is closed and has no work."""
         with self._condition:
             self._await_work()
             if self._closed and not self._queue:
@@ -378,7 +384,10 @@ class Engine:
         self._count(batch, len(x), start, end)
 
     def _max_rows(self, work: EngineWork) -> int:
-        """Return the number of rows per step, which is smaller while other requests are active."""
+        """Return the maximum number of rows per step.
+
+        It is smaller while other requests are active.
+        """
         max_rows = part_rows(work.model, work.num_samples, work.acquisition)
         is_cached = keeps_draws(work.model, work.num_samples, work.acquisition)
         if len(work.x) > max_rows and self.admission.active_requests > 1 and is_cached:
@@ -399,7 +408,10 @@ class Engine:
 
 
 def keeps_draws(model: Model, num_samples: int, acquisition: str | None) -> bool:
-    """Check whether all parts of the work share a draw set, instead of recomputing the draws."""
+    """Check whether all parts of the work share one draw set.
+
+    Otherwise, each part recomputes the draws.
+    """
     if model.runtime.has_joint and acquisition in model.predictive.joint_scores:
         return False
     return num_samples * model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES
@@ -415,7 +427,7 @@ def part_rows(model: Model, num_samples: int, acquisition: str | None = None) ->
 
 
 def work_bytes(work: EngineWork, rows: int | None = None) -> int:
-    """Estimate the memory of work and its results.
+    """Estimate the memory needed by work and its results.
 
     Args:
         rows: number of rows, if it differs from the work's own.
@@ -431,7 +443,7 @@ def work_bytes(work: EngineWork, rows: int | None = None) -> int:
 
 
 def joint_bytes(work: EngineWork) -> int:
-    """Estimate the memory of a joint score."""
+    """Estimate the memory needed for a joint score."""
     assert work.acquisition is not None
     assert work.max_candidates is not None
     model, draws = work.model, work.num_samples
@@ -441,13 +453,13 @@ def joint_bytes(work: EngineWork) -> int:
 
 
 def _max_seeded_rows(work: EngineWork) -> int:
-    """Return the maximum rows with separate draw sets, or 0 if unsupported."""
+    """Return the maximum number of rows with separate draw sets, or 0 if unsupported."""
     runtime = work.model.runtime
     return MAX_DRAW_SET_BYTES // (work.num_samples * runtime.draw_bytes) if runtime.paired else 0
 
 
 def _draw_sets(batch: list[EngineWork]) -> list[DrawSet]:
-    """Return the draw set of each work. Work without a seed shares a fresh one."""
+    """Return each request's draw set. Requests without a seed share a fresh one."""
     fresh: DrawSet | None = None
     sets = []
     for work in batch:

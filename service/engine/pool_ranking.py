@@ -1,4 +1,4 @@
-"""Rank the pool of a request."""
+"""Rank a request's pool."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ COPY_BYTES = 200  # per row, during the search for copies
 
 @dataclass(eq=False)
 class EnginePool(Pool):
-    """The pool of a request, scored by the engine."""
+    """A request's pool, scored by the engine."""
 
     engine: Engine
     answers: FairThreads
@@ -40,7 +40,7 @@ class EnginePool(Pool):
 
     @property
     def seed(self) -> int:  # type: ignore[override]
-        """Seed of the draws, or a new one if no draws were needed."""
+        """The seed of the draws, or a new seed if no draws were needed."""
         if self.work.seed is None:
             self.work = replace(self.work, seed=fresh_seed())
         assert self.work.seed is not None
@@ -104,7 +104,7 @@ def check_keep(keep: bool, control: float, ids: Sequence[str]) -> None:
 
 
 def control_predictions(manifest: Manifest, prediction: Prediction) -> list[dict[str, Any]]:
-    """Convert the predictions of control rows to records of the database."""
+    """Convert the predictions of control rows to database records."""
     if manifest.categories is not None and manifest.categories.kind == "group":
         # A ranking request does not name groups.
         prediction = prediction.with_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
@@ -126,7 +126,7 @@ def acquired_rows(
     rows: list[dict[str, Any]],
     predictions: list[dict[str, Any]],
 ) -> list[AcquiredRow]:
-    """Convert the rows of an answer to rows of the database.
+    """Convert an answer's rows to database rows.
 
     Args:
         predictions: predictions of the control rows, in the order of `rows`.

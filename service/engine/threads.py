@@ -25,7 +25,7 @@ MAX_THREADS = 1 << 12  # more than connections, so that a thread is always free
 
 
 class FairThreads:
-    """Threads of which `max_running` run at a time, by fair shares of clients."""
+    """Threads that clients share fairly. Up to `max_running` of them run at a time."""
 
     def __init__(self, name: str, max_running: int) -> None:
         self._pool = ThreadPoolExecutor(MAX_THREADS, name)
@@ -35,7 +35,7 @@ class FairThreads:
         self.is_closed = False
 
     async def run(self, context: RequestContext, size: int, work: Callable[[], T]) -> T:
-        """Run work in a thread. It must call `context.pause` every few milliseconds.
+        """Run work in a thread. The work must call `context.pause` every few milliseconds.
 
         Args:
             size: bytes of the input or output. Small work runs first.
@@ -124,7 +124,11 @@ class Pool:
         self._executor.submit(int).result()
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """Run work in a thread. Raise PastDeadline if it takes longer than the default deadline."""
+        """Run work in a thread.
+
+        Raises:
+            PastDeadline: if it takes longer than the default deadline.
+        """
         try:
             async with asyncio.timeout(self._deadline_s) as limit:
                 return await asyncio.get_running_loop().run_in_executor(self._executor, work)

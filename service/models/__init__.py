@@ -1,1 +1,1 @@
-"""Loaded models, prepared draws, and the drift of live rows."""
+"""Loaded models, prepared draws, and drift detection on live rows."""

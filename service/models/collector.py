@@ -1,4 +1,4 @@
-"""Metrics of loaded models."""
+"""Metrics for loaded models."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Drift detection on live rows, with the test of `model_store.conformal.drift`.
+"""Drift detection on live rows, using the test in `model_store.conformal.drift`.
 
 All processes of a service share one test per version (`Evidence`). Separate tests would be invalid,
 because their evidence is not a martingale given the rows of the other processes.
@@ -34,7 +34,7 @@ BLOCK_ROWS = 64  # per bet, because a bet on one row takes as long
 
 @dataclass(frozen=True)
 class DriftReport:
-    """Result of a drift test. The evidence is log M_t, in nats."""
+    """The result of a drift test. The evidence is log M_t, in nats."""
 
     calibration_rows: int
     rows: int
@@ -54,7 +54,7 @@ class DriftReport:
 
 @dataclass(frozen=True)
 class DriftTarget:
-    """A version, with its number of calibration gaps per bin of `EDGES`.
+    """A version, with the number of its calibration gaps in each bin of `EDGES`.
 
     If there are copies among the calibration rows, copies of live rows count like other rows.
     Without them, the two sets of rows would have different distributions.
@@ -78,14 +78,17 @@ class DriftTarget:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """P-values of live rows, with digests that identify copies."""
+    """The p-values of live rows, with digests that identify copies."""
 
     p_values: Float64[np.ndarray, "N"]
     digests: UInt64[np.ndarray, "N"]
 
 
 class Evidence(Protocol):
-    """Drift tests shared by several processes. Calls block, and raise OSError if unreachable."""
+    """Drift tests shared by several processes.
+
+    Calls block, and raise OSError if the tests are unreachable.
+    """
 
     def take(self, target: DriftTarget, rows: LiveRows) -> None: ...
 
@@ -96,9 +99,9 @@ class Evidence(Protocol):
 
 
 class Drift:
-    """Drift test of one model version. Thread-safe.
+    """A drift test for one model version. Thread-safe.
 
-    With `evidence`, rows are also queued for the shared test until the next call of `send`.
+    If there is `evidence`, rows are also queued for the shared test until the next call of `send`.
     """
 
     def __init__(self, target: DriftTarget, evidence: Evidence | None = None) -> None:
@@ -119,7 +122,7 @@ class Drift:
         )
 
     def reset(self) -> None:
-        """Reset the test, including the shared one.
+        """Reset this test and the shared test, if there is one.
 
         Raises:
             OSError: if the shared test is unreachable.
@@ -130,7 +133,10 @@ class Drift:
             self._evidence.reset(self.target)
 
     def watch(self, p_values: Float64[np.ndarray, "N"], digests: UInt64[np.ndarray, "n"]) -> None:
-        """Add the p-values of a request. Digests of the rows identify copies of recent rows."""
+        """Add a request's p-values.
+
+        The digests of the rows identify copies of recent rows.
+        """
         rows = LiveRows(p_values[select_rows(len(p_values))], digests)
         self.take(rows)
         if self._evidence is not None:
@@ -149,7 +155,7 @@ class Drift:
                 self._recent_rows.popleft()
 
     def recent_rows(self) -> list[tuple[float, Float32[np.ndarray, "I"]]]:
-        """Return the recent rows of this process with their p-values, the most unusual first."""
+        """Return this process's recent rows with their p-values, most unusual first."""
         with self._lock:
             return sorted(self._recent_rows, key=lambda row: row[0])
 
@@ -183,7 +189,7 @@ class Drift:
             raise
 
     def report(self) -> DriftReport:
-        """Report on all processes, or on this process if the shared test is unreachable."""
+        """Return the shared report, or a local one if the shared test is unreachable."""
         if self._evidence is None:
             return self.local_report()
         try:
@@ -210,7 +216,7 @@ class Drift:
             )
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the state as arrays, for `restore`."""
+        """Return the state as arrays that `restore` accepts."""
         with self._lock:
             self._bet()
             return {
@@ -283,7 +289,7 @@ def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "n"]:
 def column_shifts(
     columns: Sequence[AnyColumn], training: np.ndarray, live: np.ndarray
 ) -> tuple[dict[str, float], float]:
-    """Compare each column of live rows with training rows.
+    """Compare each column of the live rows with the training rows.
 
     A shift is the largest difference between the two shares of rows below a value (the
     Kolmogorov-Smirnov distance) or in a category.

@@ -1,4 +1,4 @@
-"""Loaded models, and the versions that aliases point to.
+"""Loaded models and the versions that aliases point to.
 
 `service.models.watcher` moves the aliases. Requests can load other versions. Each version must pass
 a preflight (`service.models.preflights`) before it is loaded.
@@ -72,7 +72,7 @@ class ServedModel:
 
 
 class Models:
-    """Cache of a store's versions. Thread-safe."""
+    """A cache of a store's versions. Thread-safe."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Models:
     # Requests
 
     def name(self, name: str | None, allowed: frozenset[str] | None = None) -> str:
-        """Return a request's model name, or the default model's.
+        """Return a request's model name, or the name of the default model.
 
         Args:
             allowed: the models that the request's key can use, or None for all.
@@ -140,7 +140,7 @@ class Models:
         return loaded
 
     def get(self, name: str, version: str = LATEST) -> ServedModel:
-        """Return a model, and load it if necessary. This can block.
+        """Return a model, loading it if necessary. This can block.
 
         Raises:
             NotFound: for an unknown version.
@@ -158,7 +158,7 @@ class Models:
         return self.load(name, self.resolve(name, version), is_aliased=False)
 
     def resolve(self, name: str, version: str) -> str:
-        """Resolve a number or alias to the number of a published version.
+        """Resolve a version number or alias to a published version's number.
 
         Raises:
             NotFound: for an unknown version.
@@ -171,7 +171,7 @@ class Models:
             raise NotFound("version", expected, describe_value(version)) from None
 
     def find_preflight(self, name: str, version: str) -> "Future[Failure | None] | None":
-        """Return the preflight of a model, or None if it is not needed."""
+        """Return a version's preflight, or None if no preflight is needed."""
         return self.preflight(name, self.aliases(name).get(version) or self.resolve(name, version))
 
     # The watcher
@@ -187,7 +187,7 @@ class Models:
             self._unload(name, version)
 
     def find_change(self, name: str, version: str) -> str | None:
-        """Describe how the store's copy of a loaded version has changed, if it has."""
+        """Describe any change to the store's copy of a loaded version, or return None."""
         digest = self._digests.get((name, version))
         try:
             if digest in (None, self.store.manifest(name, version).digest):
@@ -208,7 +208,7 @@ class Models:
         self.preflights.forget_failures()
 
     def forget_deleted(self, versions: dict[str, list[str]]) -> None:
-        """Remove all versions that are neither published nor served."""
+        """Forget all versions that are neither published nor served."""
         with self._lock:
             for name in self._aliases.keys() - versions.keys():
                 del self._aliases[name]
@@ -236,7 +236,7 @@ class Models:
             return None
 
     def load(self, name: str, version: str, is_aliased: bool) -> ServedModel:
-        """Return a loaded version, or run its preflight and load it.
+        """Return a version, running its preflight and loading it if necessary.
 
         Args:
             is_aliased: prepare draws for the version.
@@ -328,7 +328,7 @@ class Models:
             self._unload(*key)
 
     def _number(self, name: str, version: str) -> str:
-        """Resolve a number or alias. Loaded versions may no longer be published."""
+        """Resolve a number or alias to a version that is served, loaded or published."""
         with self._lock:
             is_loaded = (name, version) in self._loaded
         number = self.aliases(name).get(version)
@@ -341,13 +341,13 @@ class Models:
             loaded.reservoir.close()
 
     def _total_bytes(self, manifests: list[Manifest]) -> int:
-        """Estimate the memory of several versions. Encoders are shared."""
+        """Estimate the memory needed by several versions. Shared encoders count once."""
         files = [m.files[ENCODER] for m in manifests if ENCODER in m.files]
         encoders = {file.sha256: encoder_bytes(file) for file in files}
         return sum(map(self.model_bytes, manifests)) + sum(encoders.values())
 
     def model_bytes(self, manifest: Manifest) -> int:
-        """Estimate the memory of a version with its prepared draws, but without its encoder.
+        """Estimate a version's memory, including prepared draws but not the encoder.
 
         A session stores the weights of a graph twice, once packed for its kernels.
         """
@@ -364,11 +364,11 @@ class Models:
     # Overview
 
     def names(self, allowed: frozenset[str] | None = None) -> list[str]:
-        """Return the names of all models, or of the allowed ones."""
+        """Return the names of all models, or only those of the allowed models."""
         return sorted(self._aliases if allowed is None else allowed & self._aliases.keys())
 
     def errors(self, name: str) -> dict[str, str]:
-        """Return the error of each broken version of a model."""
+        """Return the error for each broken version of a model."""
         with self._lock:
             broken = sorted(self._broken.items())
         return {version: str(error) for (model, version), (_, error) in broken if model == name}
@@ -395,14 +395,18 @@ class Models:
         return self._drifts.get((manifest.name, manifest.version))
 
     def send_drift_rows(self) -> None:
-        """Send live rows to the shared drift tests. Raises OSError if they are unreachable."""
+        """Send live rows to the shared drift tests.
+
+        Raises:
+            OSError: if the shared tests are unreachable.
+        """
         with self._lock:
             drifts = list(self._drifts.values())
         for drift in drifts:
             drift.send()
 
     def reset_drift(self, name: str, version: str) -> tuple[str, DriftReport | None]:
-        """Reset the drift test of a version, given its number or alias.
+        """Reset the drift test of the version with this number or alias.
 
         Returns:
             The version's number, and the last report of its drift test.

@@ -1,4 +1,4 @@
-"""Preflights, which test versions in a separate process before the service loads them."""
+"""Preflights, which test versions in separate processes before they are loaded."""
 
 import json
 import math
@@ -25,7 +25,7 @@ RETRY_FAILED_S = 600.0  # before a requested version is tried again
 
 
 class Preflights:
-    """Preflights and their outcomes by the digest of a version. Thread-safe."""
+    """Runs preflights, and stores their outcomes by version digest. Thread-safe."""
 
     def __init__(
         self, settings: Settings, ending: threading.Event, folder: Path | None = None
@@ -43,7 +43,7 @@ class Preflights:
         self._outcomes: dict[str, tuple[float, Future[Failure | None]]] = {}
 
     def submit(self, manifest: Manifest) -> "Future[Failure | None]":
-        """Return a version's outcome, or start a preflight."""
+        """Return the future outcome of a version's preflight, starting it if necessary."""
         with self._lock:
             start, future = self._outcomes.get(manifest.digest, (0.0, None))
             if future is not None and time.monotonic() - start <= _lifetime_s(future):
@@ -73,7 +73,7 @@ class Preflights:
             raise manifest.broken(failure.file, failure.reason)
 
     def forget_failures(self) -> None:
-        """Allow failed versions to be tried again."""
+        """Allow failed versions to be tested again."""
         with self._lock:
             digests = [name for name, (_, future) in self._outcomes.items() if _has_failed(future)]
             for digest in digests:
@@ -83,7 +83,7 @@ class Preflights:
                 (self._folder / f"{digest}.preflight").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Stop all preflights, after `ending` was set."""
+        """Stop all preflights once `ending` is set."""
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, manifest: Manifest) -> Failure | None:

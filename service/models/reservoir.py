@@ -20,7 +20,7 @@ def fresh_seed() -> int:
 
 
 class Reservoir:
-    """Fresh draw sets, prepared in a thread. Each set is used once.
+    """A supply of fresh draw sets, prepared in a thread. Each set is used once.
 
     The thread refills the reservoir if it is half empty, because computing draws evicts the network
     from the processor's cache. It runs while the service is idle or, if three quarters of the sets
@@ -62,7 +62,7 @@ class Reservoir:
         self._wakeup.set()
 
     def join(self) -> None:
-        """Wait for the thread. Otherwise the process could abort at exit."""
+        """Wait for the thread to end, because otherwise the process could abort at exit."""
         if self.depth > 0:
             self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Watch the model store, and follow its aliases.
+"""Watch the model store and follow its aliases.
 
 When an alias moves, the new version is tested and loaded before requests use it. An alias serves
 only versions that it has named. If it becomes unreadable or names a missing or broken version, the
@@ -44,7 +44,7 @@ class Watcher:
         return self.store_problem is None
 
     def all_problems(self) -> list[str]:
-        """Return why the store, aliases and versions cannot be read or served."""
+        """List the reasons why the store, aliases or versions cannot be read or served."""
         return [text for text in (self.store_problem, *self.problems.values()) if text is not None]
 
     def start(self) -> None:
@@ -117,7 +117,7 @@ class Watcher:
             self.last_read = time.time()
 
     def _read_storage(self) -> None:
-        """Read the storage, and log when it becomes unreachable or reachable."""
+        """Read the storage, and log when it becomes unreachable or reachable again."""
         try:
             self.store.storage.refresh()
         except StoreUnreachable as error:

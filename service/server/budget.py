@@ -1,4 +1,4 @@
-"""The memory budget of a process for request bodies, decoded rows and unsent answers.
+"""A process's memory budget for request bodies, decoded rows and unsent answers.
 
 A request that does not fit gets 429. A client can reserve up to three times the bytes that remain
 free: one client three quarters, two clients three sevenths each. Small requests can also use the
@@ -29,7 +29,10 @@ class ByteBudget:
         self._lock = threading.Lock()
 
     def try_acquire(self, size: int, client: Hashable = None, small: bool = True) -> bool:
-        """Reserve bytes within the budget and, unless the request is small, the client's share."""
+        """Try to reserve bytes within the budget and the client's share.
+
+        Small requests can exceed the client's share.
+        """
         with self._lock:
             left = self.max_bytes - self.used_bytes - size
             if left < 0 or not (small or self._client_bytes[client] + size <= MAX_SHARE * left):
@@ -55,7 +58,7 @@ class ByteBudget:
 
 @dataclass(eq=False)
 class Reservation:
-    """Memory reserved for one request."""
+    """The memory reserved for one request."""
 
     budget: ByteBudget
     client: Hashable = None  # constant after the first reservation
@@ -82,7 +85,7 @@ class Reservation:
 
     @contextmanager
     def hold(self, size: int, field: str) -> Iterator[None]:
-        """Reserve bytes inside a `with` block, which can outlast the request.
+        """Reserve bytes for the duration of a `with` block, which can outlast the request.
 
         Raises:
             TooLarge, Overloaded: as in `reserve`.

@@ -1,4 +1,4 @@
-"""The HTTP protocol class for uvicorn, with limits on time, memory and connections.
+"""A uvicorn HTTP protocol with limits on time, memory and connections.
 
 A connection handles one request at a time, without pipelining. A request must arrive within
 `receive_s` of its first byte (otherwise 408), and the client must read the answer at `MIN_RATE`.
@@ -91,7 +91,7 @@ class Turn:
 
 
 class Turns:
-    """Limits the simultaneous turns of each client."""
+    """Limits each client's simultaneous turns."""
 
     def __init__(self) -> None:
         self._running: Counter[Account] = Counter()
@@ -99,7 +99,7 @@ class Turns:
         self._active: dict[Hashable, float] = {}  # time of the latest request, oldest first
 
     def begin(self, account: Account, callback: Callable[[Turn], None]) -> Turn | None:
-        """Begin a turn, or queue the callback and return None."""
+        """Begin a turn if one is free. Otherwise, queue the callback and return None."""
         kind, client = account
         if kind == "request":
             self._active.pop(client, None)
@@ -180,7 +180,7 @@ class Connections:
             next(iter(self.beyond)).evict()
 
     def _evict(self, client: Hashable = None) -> bool:
-        """Close an idle connection, by default of the client with the most connections.
+        """Close an idle connection, by default from the client with the most connections.
 
         Returns False if no connection is idle.
         """
@@ -199,7 +199,7 @@ class Connections:
             connections.pop(connection, None)
 
     def identify(self, head: bytes, address: Hashable) -> Account:
-        """Return the account of the request's valid key, or of its address."""
+        """Return the account for the request's key if it is valid, else for its address."""
         if self._health.match(head):
             return "health", address
         match = None if self.ring is None else _KEY.search(head)
@@ -213,7 +213,7 @@ class Connections:
         return "refusal" if is_refused else "request", address
 
     def _has_failed_too_often(self, address: Hashable) -> bool:
-        """Count a wrong key, and check whether its address exceeds the limit."""
+        """Count a wrong key, and check whether its address has sent too many."""
         time_s = asyncio.get_running_loop().time()
         if time_s >= self._failed_keys_end:
             self._failed_keys.clear()
@@ -443,7 +443,7 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _has_turn(self) -> bool:
-        """Begin a turn, or queue for one."""
+        """Begin a turn or queue for one, and return whether it has begun."""
         if self._turn is None and not self._is_queued:
             head = bytes(self._buffer).partition(b"\r\n\r\n")[0]
             account = self.shared.identify(head, self.client)
@@ -486,7 +486,7 @@ class HttpConnection(asyncio.Protocol):
         self._buffer, self._parser = StrictBuffer(), None
 
     def _update(self) -> None:
-        """Update timers, flow control and memory budget."""
+        """Update the timers, the flow control and the memory budget."""
         exchange = self.exchange
         if exchange is not None and not self._is_reading_body:  # the application is working
             self.shared.waiting.pop(self, None)
@@ -532,7 +532,7 @@ class HttpConnection(asyncio.Protocol):
     # Ending
 
     def evict(self) -> None:
-        """Close to make room for another connection."""
+        """Close this connection to make room for another."""
         self.shared.forget(self)
         if self.exchange is None and not self._buffer:
             self._ending = True

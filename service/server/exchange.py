@@ -56,7 +56,7 @@ class Exchange:
             self.connection.end_exchange(self)
 
     def notify(self) -> None:
-        """Wake the application if it waits in `receive`."""
+        """Wake the application if it is waiting in `receive`."""
         if self._news is not None:
             self._news.set()
 

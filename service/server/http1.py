@@ -34,7 +34,7 @@ class BadRequest(Exception):
 
 
 class StrictBuffer(ReceiveBuffer):
-    """A receive buffer that rejects lines that h11 would accept."""
+    """A receive buffer that is stricter than h11's own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class StrictBuffer(ReceiveBuffer):
         return lines
 
     def is_next_line_obviously_invalid_request_line(self) -> bool:
-        """Reject input that is not HTTP, such as TLS."""
+        """Detect input that is not HTTP, such as TLS."""
         start = self._data.lstrip(b"\r\n")[:1]
         return bool(start) and not start.isupper()
 

@@ -50,7 +50,7 @@ def cannot_listen(host: str, port: int) -> str | None:
 
 
 def allow_open_files(connections: int) -> int:
-    """Raise the limit of open files, and return the number of connections that it allows.
+    """Raise the limit on open files, and return how many connections it allows.
 
     If more connections could open, idle ones would leave no files for health requests.
     """
@@ -89,7 +89,7 @@ def keep_heaps_whole() -> None:
 
 @contextmanager
 def trim_memory() -> Iterator[None]:
-    """Return freed memory to the system every few seconds, in a thread."""
+    """Run a thread that returns freed memory to the system every few seconds."""
     ending = threading.Event()
 
     def run() -> None:
@@ -106,7 +106,7 @@ def trim_memory() -> Iterator[None]:
 
 
 def end_with_notice(ending: threading.Event, shutdown_grace_s: float) -> None:
-    """On SIGTERM, set `ending`, and stop after `shutdown_grace_s`.
+    """On SIGTERM, set `ending` and stop after `shutdown_grace_s` seconds.
 
     A second SIGTERM, or SIGINT, stops the process immediately.
     """

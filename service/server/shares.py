@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 def address_client(peer: tuple[str, int] | None) -> Hashable:
-    """Identify a client by its address. Each client without an address is a distinct client."""
+    """Identify a client by its address.
+
+    Clients without an address are all distinct.
+    """
     return object() if not peer else _network(peer[0])
 
 
@@ -71,7 +74,7 @@ _DUE, _AFTER = attrgetter("due", "number"), attrgetter("after", "number")
 
 
 class Shares(Generic[T]):
-    """A fair queue of the work of several clients. Not thread-safe.
+    """A fair queue for the work of several clients. Not thread-safe.
 
     Costs are positive, in any unit.
     """
@@ -95,11 +98,11 @@ class Shares(Generic[T]):
         self._length += 1
 
     def used(self, client: Hashable) -> float:
-        """Return the account of a waiting client."""
+        """Return the work charged to a waiting client's account."""
         return self._accounts[client].used
 
     def turns(self) -> list[Piece[T]]:
-        """Return all pieces in the order of execution."""
+        """Return all pieces of work in order of execution."""
         pieces: list[Piece[T]] = []
         for account in self._accounts.values():
             account.waiting.sort(key=_DUE)
@@ -113,7 +116,7 @@ class Shares(Generic[T]):
         return pieces
 
     def take(self, pieces: Sequence[Piece[T]], free: Sequence[Piece[T]] = ()) -> None:
-        """Remove pieces, and charge their clients except for `free` pieces."""
+        """Remove pieces of work, and charge their clients for all but the `free` ones."""
         removed = {piece.number for piece in (*pieces, *free)}
         waited = {
             client: len(self._accounts[client].waiting)

@@ -1,4 +1,4 @@
-"""Supervisor of worker processes that share a listening socket.
+"""A supervisor for worker processes that share a listening socket.
 
 The event loops of the workers send heartbeats through a pipe. The supervisor replaces a worker that
 exits, or is silent for `SILENCE_S`. Workers stop if the supervisor exits.

@@ -70,7 +70,7 @@ class _Queue(QueueHandler):
     dropped = 0  # since the last report
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Leave the formatting to the writing thread."""
+        """Return the record unformatted, because the writing thread formats it."""
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
@@ -85,13 +85,16 @@ class _Queue(QueueHandler):
         super().enqueue(record)
 
     def handleError(self, _: logging.LogRecord) -> None:
-        """Drop a record if the queue is full."""
+        """Count a record that was dropped because the queue is full."""
         self.dropped += 1
         DROPPED.inc()
 
 
 class _Writer(QueueListener):
-    """A thread that writes records without locks, so that it can block until the process ends."""
+    """A thread that writes records without locks.
+
+    It can therefore block until the process ends.
+    """
 
     def __init__(self, records: Queue[Any], formatter: logging.Formatter) -> None:
         super().__init__(records)
@@ -141,7 +144,7 @@ def log_request(record: RequestRecord, route: str, status: int | None, seconds: 
 
 
 class AuditLog:
-    """Log the changes that a request makes, with its key and address.
+    """Logs the changes that a request makes, with its key and address.
 
     Raises:
         NotReady: if the log is not being read.
@@ -166,7 +169,7 @@ class AuditLog:
 
 
 def log_refusal(scope: Scope) -> None:
-    """Log a request without sufficient authentication."""
+    """Log a request that lacks sufficient authentication."""
     path = quote(scope["path"], errors="replace")[:MAX_PATH_CHARACTERS]
     fields = _origin(scope) | {"path": path, "reason": get_record(scope).reason}
     AUDIT.warning("refuse", extra={"fields": fields})
@@ -179,7 +182,10 @@ def _origin(scope: Scope) -> dict[str, str | None]:
 
 
 def where(error: BaseException) -> str:
-    """Return the type and traceback of an error, without its message, which may repeat input."""
+    """Return an error's type and traceback.
+
+    The message is omitted, because it may repeat input.
+    """
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     return f"{type(error).__name__}\n{frames}"
 

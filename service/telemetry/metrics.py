@@ -64,7 +64,7 @@ VersionKey = tuple[str, str]  # model and version
 
 
 class _Series(dict[str, Any]):
-    """The series of one version by metric, created on first use."""
+    """One version's time series by metric, created on first use."""
 
     def __init__(self, metrics: Mapping[str, Counter | Histogram], key: VersionKey) -> None:
         self._metrics, self._key = metrics, key
@@ -77,7 +77,7 @@ class _Series(dict[str, Any]):
 
 
 class Metrics:
-    """All metrics of the service. Thread-safe."""
+    """The service's metrics. Thread-safe."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -154,7 +154,7 @@ class Metrics:
         self._observe(key, "batch_requests", len(queue_s))
 
     def count(self, key: VersionKey, **counts: int) -> None:
-        """Increase the `COUNTERS` of a version."""
+        """Increase a version's counters."""
         series = self._version_series(key)
         for name, count in counts.items():
             series[name].inc(count)
@@ -180,7 +180,7 @@ class Metrics:
             self._by_version[name].remove(*key)
 
     def retain(self, keys: set[VersionKey]) -> None:
-        """Remove the series of all other versions, and of models without a version."""
+        """Remove all series except those of the given versions and their models."""
         with self._lock:
             for key in self._series.keys() - keys:
                 self._remove(key)

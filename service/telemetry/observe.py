@@ -33,7 +33,7 @@ _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Observe:
-    """Record every request, and answer unexpected errors with 500.
+    """Middleware that records every request and answers unexpected errors with 500.
 
     During shutdown, connections are closed after the next answer.
     """
@@ -104,7 +104,7 @@ class Observe:
 
     @staticmethod
     def _new_record(scope: Scope) -> RequestRecord:
-        """Create the record of a request, with a valid X-Request-ID or a new id."""
+        """Create a request's record, with its X-Request-ID if that is valid, or a new id."""
         started = time.perf_counter()
         ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
         is_plain = len(ids) == 1 and _CLIENT_ID.fullmatch(ids[0])

@@ -80,14 +80,18 @@ class Tracing:
         span.end()
 
     def close(self) -> None:
-        """Send the last spans within `CLOSE_S`."""
+        """Send the last spans within `CLOSE_S` seconds."""
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def create_tracing(settings: Settings) -> Tracing | None:
-    """Create the tracing if it is configured. Raises like `check_tracing`."""
+    """Create the tracing if it is configured.
+
+    Raises:
+        InvalidInput: as in `check_tracing`.
+    """
     check_tracing(settings)
     if settings.otlp_endpoint is None:
         return None
