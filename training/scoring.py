@@ -101,7 +101,7 @@ def served_scores(
 def served_prediction(
     model: Model, rows: Rows, num_draws: int, seed: int, share: int
 ) -> tuple[Prediction, Float64[np.ndarray, "N"] | None]:
-    """Predict rows from the outputs of `served_outputs`.
+    """Make predictions from the outputs of `served_outputs`.
 
     Returns the prediction and, for regression, the log-likelihood of each row under the mixture of
     draws, in nats.

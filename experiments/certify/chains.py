@@ -76,7 +76,7 @@ def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
 
 
 def _moments(model: BayesianModel, draws: Tensor, x: Tensor) -> Tensor:
-    """Compute the mean and log variance from each draw.
+    """Compute the mean and log variance for each draw.
 
     A draw ends with the noise's log variance.
     """
@@ -99,7 +99,10 @@ def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
 
 
 def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
-    """Compare a fit's epistemic deviations with the chains', on and off the data."""
+    """Compare a fit's epistemic deviations with those of the chains.
+
+    They are compared on the test rows and on the shifted rows.
+    """
     spread, exact_spread = (part[..., 0].std(axis=0) for part in (moments, exact.moments))
     on, off = slice(exact.tests), slice(exact.tests, None)
     return {
@@ -110,7 +113,10 @@ def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, An
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot epistemic deviations against the chains', for the first data set and seed."""
+    """Plot each method's epistemic deviations against those of the chains.
+
+    The plot shows the first data set and seed.
+    """
     name = next(iter(SETS))
     chains = results.get(f"{name}-{hmc.EXACT}")
     methods = [method for method in hmc.METHODS if results.get(f"{name}-{method}")]

@@ -80,7 +80,8 @@ def sample_answers(
 ) -> tuple[Float[Tensor, "S K M ..."], Float64[np.ndarray, "J M ..."], float]:
     """Sample outputs from the posterior by Hamiltonian Monte Carlo.
 
-    Returns some of each chain's outputs, outputs from all chains, and the acceptance rate.
+    Returns thinned outputs for each chain, thinned outputs for all chains together, and the
+    acceptance rate.
 
     The posterior has the likelihood and the prior of a `bbb-gaussian` fit, whose weights are not
     used. `extra` numbers after the weights have flat priors.

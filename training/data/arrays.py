@@ -59,8 +59,8 @@ def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataS
     """Create a data set from inputs x (N, ...) and labels or targets y (N,).
 
     Labels are integers or strings. Arrays `x` and `y` are split at random into training and test
-    rows. Bytes stay bytes. With `integers`, rows are ids from 0 to `vocabulary` - 1, or to the
-    largest id in the arrays.
+    rows. Bytes stay bytes. If `vocabulary` is set, rows are ids from 0 to `vocabulary` - 1, or to
+    the largest id in the arrays.
     """
     is_unsplit = set(arrays) == set(UNSPLIT)
     if is_unsplit:

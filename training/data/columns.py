@@ -238,7 +238,7 @@ def check_cells(
     *,
     is_required: bool = False,
 ) -> None:
-    """Raise InvalidInput if most but not all values are valid.
+    """Raise InvalidInput if most values are valid but some are not.
 
     If `is_required`, all values must be valid.
     """

@@ -148,7 +148,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         fpr: float | None = None,
         coverage: float = 0.95,
     ) -> "pandas.DataFrame":
-        """Predict rows with uncertainty scores, flags, and prediction sets or intervals.
+        """Predict with uncertainty scores, flags, and prediction sets or intervals.
 
         Args:
             X: rows in the format of `fit`.

@@ -52,7 +52,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     _task = "classification"
 
     def predict(self, X: Any) -> Shaped[np.ndarray, "N"]:
-        """Predict the most probable class of each row, shape (N,)."""
+        """Predict the most probable class for each row."""
         return self._labels(self._predict(X))
 
     def predict_proba(
@@ -72,7 +72,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def predict_log_proba(
         self, X: Any, *, num_samples: int | None = None, seed: int | None = None
     ) -> Float64[np.ndarray, "N C"]:
-        """Predict the logarithm of `predict_proba`."""
+        """Return the logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X, num_samples=num_samples, seed=seed))
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
@@ -109,7 +109,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     def predict(
         self, X: Any, *, num_samples: int | None = None, seed: int | None = None
     ) -> Float64[np.ndarray, "N"]:
-        """Predict the mean of each row in the target's units, shape (N,).
+        """Predict the mean for each row, in the target's units.
 
         For `num_samples` and `seed`, see `uncertainty`.
         """

@@ -75,7 +75,7 @@ class Pairs:
         return min(1.0, 2.0 * min(self.mcnemar_lost(), swapped.mcnemar_lost()))
 
     def mcnemar_lost(self) -> float:
-        """Compute the one-sided McNemar p-value for losses."""
+        """Compute the one-sided McNemar p-value for the second version being worse."""
         return float(stats.binom.sf(self.lost - 1, self.gained + self.lost, 0.5))
 
     def score(self, difference: float) -> float:

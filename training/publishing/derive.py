@@ -97,7 +97,10 @@ def warn_of_loss(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str
 
 
 def load_for_version(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
-    """Load a source with a published model's columns, tokenizer, classes and input shape."""
+    """Load a source in the format of a published model.
+
+    The model's columns, tokenizer, classes and input shape are used.
+    """
     manifest = parent.manifest
     recipe = override(read_recipe(manifest, "model"), source=source, target=target, leave_out=[])
     loaded = load_unfitted(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
