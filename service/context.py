@@ -113,7 +113,7 @@ class Context:
         return self.state if folder is None or has_state(folder) else None
 
     def find_labelled_ids(self, model: str, ids: Sequence[str]) -> set[str]:
-        """Return the ids that have a label."""
+        """Return those of the ids that have a label."""
         return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def close_state(self) -> None:

@@ -1,4 +1,4 @@
-"""Exceptions of the service. `service/api/problems.py` converts them to responses.
+"""The service's exceptions. `service/api/problems.py` converts them to responses.
 
 DubitoError
 ├── RequestError

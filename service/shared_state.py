@@ -104,7 +104,7 @@ class FolderBackend:
 
     @contextmanager
     def _evidence(self, target: DriftTarget) -> Iterator[tuple[Drift, Path]]:
-        """Lock a version's drift test, and yield it with the path of its file."""
+        """Lock a version's drift test and yield it with the path of its file."""
         digest = hashlib.blake2b(f"{target.name} {target.version} ".encode(), digest_size=16)
         digest.update(target.gaps.tobytes())  # a deleted version's number can be reused
         path = self.folder / f"{digest.hexdigest()}.drift"
@@ -156,7 +156,7 @@ class SharedState:
         self._stopping.set()
 
     def post(self, action: str, *arguments: str) -> None:
-        """Trigger an action in all other processes."""
+        """Trigger an action in all other processes of the service."""
         if self.backend is not None:
             try:
                 self.backend.post([action, *arguments])
@@ -164,7 +164,7 @@ class SharedState:
                 logger.error("%s did not reach the other processes: %s", action, error)
 
     def metrics(self) -> bytes:
-        """Return the metrics of all processes.
+        """Return the merged metrics of all processes.
 
         Counters never decrease between scrapes, even if a load balancer distributes them.
         """
@@ -216,7 +216,7 @@ class SharedState:
 
 
 def merge_metrics(pages: dict[str, bytes]) -> bytes:
-    """Merge Prometheus pages, and add a `worker` label to each sample."""
+    """Merge Prometheus pages and add a `worker` label to each sample."""
     families: dict[str, list[str]] = {}
     for worker, page in sorted(pages.items()):
         samples: list[str] = []

@@ -30,7 +30,7 @@ from service.errors import NotDone
 
 
 class ServingAnswer(BaseModel):
-    """A model's served version, and the error for each broken version."""
+    """A model's served version and the error for each broken version."""
 
     serving: str | None
     broken: dict[str, str]
@@ -77,7 +77,7 @@ router = APIRouter(tags=["Administration"], dependencies=[needs("admin")])
 
 @router.post("/admin/refresh", response_model=RefreshAnswer)
 async def post_refresh(context: CurrentContext, allowed: AllowedModels) -> dict[str, Any]:
-    """Reread the store, and list each model's served and broken versions."""
+    """Reread the store and list each model's served and broken versions."""
     models = context.models
     await _refresh(context)
     content = {}
@@ -119,7 +119,7 @@ async def post_promote(
 
 @router.get("/admin/models/{name}/candidate", response_model=CandidateJobAnswer)
 async def get_candidate(context: CurrentContext, name: ModelName) -> dict[str, Any]:
-    """Return the most recent job to fit a candidate, and the command for fitting one."""
+    """Return the most recent job to fit a candidate and the command for fitting one."""
     return await context.threads.state(partial(_candidate, context, name))
 
 

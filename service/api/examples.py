@@ -35,7 +35,7 @@ class UnusualRow(BaseModel):
 
 
 class DriftDetailsAnswer(BaseModel):
-    """The shift of each column, and the most unusual of the recent live rows.
+    """The shift of each column and the most unusual of the recent live rows.
 
     `rows` is the number of recent live rows. A shift above `limit` is significant.
     """
@@ -112,7 +112,7 @@ def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) ->
     tags=["Models"],
 )
 async def get_drift(context: CurrentContext, call: CurrentRequest, name: ModelName) -> Response:
-    """Return how far each column has shifted from training, and unusual live rows."""
+    """Return each column's shift from the training rows, with unusual live rows."""
     loaded = await context.find_model(call, Envelope(model=name))
     return json_response(await context.threads.files(lambda: describe_drift(loaded)))
 

@@ -50,7 +50,7 @@ NO_COUNTS = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
 
 
 class LabelsAnswer(BaseModel):
-    """The numbers of new, unchanged and replaced labels, and the total."""
+    """The numbers of new, unchanged, replaced and stored labels."""
 
     model: str
     accepted: int
@@ -193,7 +193,7 @@ async def _body(call: RequestContext) -> Content:
 async def get_labels(
     context: CurrentContext, allowed: AllowedModels, query: Annotated[LabelsQuery, Query()]
 ) -> Response:
-    """List the labels of a model, oldest first."""
+    """List a model's labels, oldest first."""
     name = context.models.name(query.model, allowed)
 
     def read() -> list[dict[str, Any]]:
@@ -249,7 +249,7 @@ def keep_labels(
     replace: bool,
     encoded: bool = False,
 ) -> dict[str, Any]:
-    """Store either all of a request's labels or none, and return the response.
+    """Store all of a request's labels or none. Return the response.
 
     This reads and writes files, so call it from a worker thread.
 
@@ -283,7 +283,7 @@ def keep_labels(
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
-    """Return a label's class, or its target for regression."""
+    """Return a label's class or, for regression, its target."""
     field, other = ("target", "label") if manifest.classes is None else ("label", "target")
     if getattr(entry, other) is not None:
         kind = "a string" if field == "label" else "a number"
@@ -330,7 +330,7 @@ def _row(
     dependencies=[needs("read")],
 )
 async def get_label_figures(context: CurrentContext, name: ModelName) -> dict[str, Any]:
-    """Count a model's labels, and evaluate its versions on control rows."""
+    """Count a model's labels and evaluate its versions on control rows."""
     return await context.threads.state(partial(_figures, context, name))
 
 

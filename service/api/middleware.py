@@ -129,7 +129,7 @@ class ConditionalGet:
 
 
 def _set_etag(start: Message, body: Message, if_none_match: str) -> None:
-    """Set a complete answer's ETag, and status 304 if the client already has it."""
+    """Set the answer's ETag. If the client has the answer, change the status to 304."""
     headers = MutableHeaders(raw=start["headers"])
     if start["status"] == 200 and not body.get("more_body"):
         headers.setdefault("etag", f'W/"{sha256(body["body"]).hexdigest()[:32]}"')

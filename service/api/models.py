@@ -282,7 +282,7 @@ def report_links(
 
 
 def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
-    """Read a file from a report, and return it with its media type."""
+    """Read a file from a report and return it with its media type."""
     number = models.resolve(name, version)
     evaluation = evaluation_report(models.store, name, number)
     if evaluation is None:

@@ -74,7 +74,7 @@ async def post_predict_job(request: Request, context: CurrentContext) -> Respons
 async def _accept(
     request: Request, context: Context, kind: Kind, envelope_kind: type[Any], field: str
 ) -> Response:
-    """Validate a request without running the model, and queue its job."""
+    """Validate a request without running the model, then queue its job."""
     settings = context.settings
     call = RequestContext.from_request(request, settings.deadline_s)
     work = await read_work(context, call, envelope_kind, field, settings.max_pool_rows, is_job=True)
@@ -110,7 +110,7 @@ async def _accept(
 def _queue(
     context: Context, kind: Kind, work: RowWork[Any], names: list[str] | None, num_samples: int
 ) -> Job:
-    """Write a job's files, and add the job to the queue.
+    """Write a job's files and add the job to the queue.
 
     Raises:
         TooManyJobs: if the queue is full and the client has used its share.

@@ -132,7 +132,7 @@ def query_parameters(kind: type[RequestModel], excluded: str = "") -> list[dict[
 
 
 def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Convert a field's schema to the schema of a query parameter, which cannot be null."""
+    """Convert a field's schema to a query parameter's schema, which cannot be null."""
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":
         return {"type": "string", "contentMediaType": JSON}
@@ -193,7 +193,7 @@ def _remove_null(document: dict[str, Any]) -> None:
 
 
 def _add_schemas(document: dict[str, Any]) -> None:
-    """Add the schemas of request bodies and errors."""
+    """Add the schemas for request bodies and errors."""
     _, generated = models_json_schema(
         [(kind, "validation") for kind in BODIES], ref_template=f"{SCHEMAS}{{model}}"
     )
@@ -215,7 +215,7 @@ def _add_schemas(document: dict[str, Any]) -> None:
 
 
 def _add_keys(document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool) -> None:
-    """Add the API keys, and the scope that each route needs."""
+    """Describe the API keys and the scope that each route needs."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

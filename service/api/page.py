@@ -75,7 +75,7 @@ class StaticResponse(Response):
 
 @cache
 def read_static(path: Path) -> StaticContent:
-    """Read a file from the package, and cache it while the service runs."""
+    """Read a file from the package and keep it in memory."""
     media_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
     return StaticContent(path.read_bytes(), media_type)
 

@@ -168,7 +168,7 @@ def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
 
 
 def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
-    """Convert a row to JSON-serialisable values, and estimate its size in bytes."""
+    """Convert a row to JSON-serialisable values and estimate its size in bytes."""
     if isinstance(part, dict):
         cells = {name: _plain(values[row]) for name, values in part.items()}
         return cells, sum(len(str(cell)) for cell in cells.values())

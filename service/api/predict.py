@@ -1,4 +1,4 @@
-"""`POST /predict`, and the `predict` function that all protocols use.
+"""`POST /predict` and the `predict` function that all protocols use.
 
 A route parses its request into `PredictWork` and passes an `Encoder` for the response. `predict`
 handles admission, memory limits, batching, decisions, drift and metrics.
@@ -114,7 +114,7 @@ class RowChanges:
     dependencies=[needs("predict")],
 )
 async def post_predict(request: Request) -> Response:
-    """Predict labels or targets with uncertainty, and flag unusual rows."""
+    """Predict labels or targets with uncertainty and flag unusual rows."""
     context = get_context(request)
     call = context.begin(request, has_rows=True)
     media_type = negotiate_media_type(request, JSON, NPZ)
@@ -131,7 +131,7 @@ async def read_work(
     max_rows: int,
     is_job: bool = False,
 ) -> RowWork[AnyEnvelope]:
-    """Parse the envelope and rows of a request, and find its model.
+    """Parse a request's envelope and rows, and find its model.
 
     An npy body or a file holds only rows, so the other fields are query parameters. A form has one
     part per row, and the other fields in further parts or the query. The deadline of a job
@@ -297,7 +297,7 @@ def _write(
     changes: RowChanges,
     encode: Encoder,
 ) -> tuple[list[bytes], int]:
-    """Encode the response in parts, and return them with the number of flagged rows.
+    """Encode the response in parts and return them with the number of flagged rows.
 
     Live requests update the metrics and, unless they have a seed, the drift test.
     """
@@ -323,7 +323,7 @@ def _write(
 def _decide(
     work: EngineWork, predicted: Predicted, options: DecisionOptions, changes: RowChanges
 ) -> tuple[Results, slice]:
-    """Compute the results, and return them with the slice for this request.
+    """Compute the results and return them with this request's slice.
 
     Small requests with the same options share the results of their micro-batch. With `fdr` they
     cannot, because decisions then depend on the other rows.

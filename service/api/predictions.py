@@ -33,7 +33,7 @@ from service.api.fields import (
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Predictions and decisions of N rows."""
+    """The predictions and decisions for N rows."""
 
     manifest: Manifest
     num_samples: int
@@ -56,7 +56,7 @@ class Results:
 
     @cached_property
     def scores(self) -> AnyScores:
-        """Scores, in the target's units for regression."""
+        """The scores. For regression, they are in the target's units."""
         scores = self.prediction.scores
         return scores if isinstance(scores, Scores) else scores.in_units
 
@@ -374,7 +374,7 @@ class PredictAnswer(BaseModel):
 
 
 def part_names(manifest: Manifest) -> dict[str, tuple[str, ...]]:
-    """Return the column names of each array that has several numbers per row."""
+    """Return the column names for each array with several numbers per row."""
     axes = {field.name: field.axes[0] for field in BY_TASK[manifest.task] if len(field.axes) == 1}
     return {
         name: (manifest.classes or ()) if isinstance(axis, str) else axis

@@ -97,7 +97,7 @@ def error_content(scope: Scope, error: DubitoError) -> tuple[int, bytes, str]:
 
 
 def error_response(scope: Scope, error: DubitoError) -> Response:
-    """Build the response to an error, and record its code."""
+    """Build the response to an error and record its code."""
     # The frames reference the body, in cycles that delay its release.
     clear_frames(error.__traceback__)
     record = get_record(scope)
@@ -119,7 +119,6 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_invalid_parameters(request: Request, error: Exception) -> Response:
-    """Respond to invalid path or query parameters."""
     assert isinstance(error, RequestValidationError)
     return error_response(request.scope, merge_errors([_invalid(each) for each in error.errors()]))
 
@@ -159,7 +158,7 @@ def _utf8(text: str) -> str:
 
 
 def all_problems() -> list[tuple[str, int, str, str]]:
-    """Return the code, status, meaning and remedy of each error class, sorted by status."""
+    """List each error class's code, status, meaning and remedy, sorted by status."""
     rows = {
         (kind.code, kind.status, _meaning(kind), kind.remedy)
         for kind in _subclasses(DubitoError)

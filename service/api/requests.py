@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 def header(request: Request, name: bytes, default: str = "") -> str:
-    """Return the first header with this lower-case name.
+    """Return the value of the first header with this lower-case name.
 
     Building Starlette's `Headers` takes several times longer.
     """
@@ -200,7 +200,7 @@ async def read_rows(
     max_rows: int,
     endings: Mapping[str, str],
 ) -> tuple[AnyEnvelope, Rows | None]:
-    """Parse the envelope and the rows of a request.
+    """Parse a request's envelope and rows.
 
     The rows are None if they are in a file: a body with a media type of `endings`, or a file named
     in the envelope.
@@ -270,7 +270,10 @@ async def run_parser(context: Context, call: RequestContext, size: int, work: Ca
 
 
 def check_row_count(field: str, rows: int, max_rows: int, advice: str = "") -> None:
-    """Check that there are 1 to `max_rows` rows. `advice` is added to the error message."""
+    """Check that there are 1 to `max_rows` rows.
+
+    `advice` is appended to the error message.
+    """
     if rows == 0:
         raise InvalidInput(field, "at least one row", "none")
     if rows > max_rows:

@@ -1,4 +1,4 @@
-"""Scopes of keys and routes.
+"""The scopes of API keys and routes.
 
 Every route declares its scope with `dependencies=[needs("read")]`, or is public with
 `[OPEN_TO_ALL]`. The service does not start if a route declares neither.
@@ -78,7 +78,7 @@ def needed_scope(route: APIRoute) -> Scope | None:
 
 
 def can_see_names(scope: AsgiScope) -> bool:
-    """Return whether the response to a public route may contain model names."""
+    """Check whether the response to a public route may contain model names."""
     return bool(scope[SCOPES_KEY]) and allowed_models(scope) is None
 
 

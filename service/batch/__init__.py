@@ -1,1 +1,1 @@
-"""Background jobs, and commands that score or rank data sets."""
+"""Background jobs and commands that score or rank data sets."""

@@ -160,7 +160,7 @@ class Computation:
         draws: DrawSet,
         groups: Int64[np.ndarray, "n"] | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Predict rows, and mark the rows with finite scores.
+        """Predict rows and mark those with finite scores.
 
         Missing cells of `x` are filled in place.
         """

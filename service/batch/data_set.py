@@ -1,4 +1,4 @@
-"""Split a data set of Parquet files into shards, and read their rows.
+"""Split a data set of Parquet files into shards and read their rows.
 
 The output folder stores the plan, that is the request and the files, as `job.json`. A repeated
 command must have the same plan.

@@ -36,7 +36,7 @@ class DataFile:
 
     @property
     def partition_values(self) -> dict[str, str | None]:
-        """Columns defined by folder names such as `date=2024-01-01`."""
+        """The columns defined by folder names such as `date=2024-01-01`."""
         pairs = (folder.partition("=") for folder in self.name.split("/")[:-1])
         values = {unquote(name): unquote(value) for name, mark, value in pairs if mark}
         return {name: None if value == NO_VALUE else value for name, value in values.items()}
@@ -139,7 +139,7 @@ class BucketFiles:
 
     @cached_property
     def _read(self) -> tuple[Objects, str | None]:
-        """The bucket folder, and the object's name if the URL refers to a single object."""
+        """The bucket folder and, if the URL refers to a single object, its name."""
         parent, _, name = self.url.rpartition("/")
         if not name.endswith(ENDING) or parent.endswith("/") or self.objects.entries():
             return self.objects, None

@@ -192,7 +192,7 @@ class JobRows:
         return columns
 
     def write(self, name: str, write: Callable[[Path], Any]) -> str:
-        """Write the answer atomically, and return its file name."""
+        """Write the answer atomically and return its file name."""
         draft = self.folder / f"{name}.draft"
         write(draft)
         with draft.open("rb") as file:
@@ -204,7 +204,7 @@ class JobRows:
 
 
 def predict(job: JobRows) -> str:
-    """Predict a job's rows as /predict does, and return the answer's file name."""
+    """Predict a job's rows as /predict does. Return the answer's file name."""
     request, computation = job.request, job.computation
     assert request.options is not None
     ids = job.ids() if job.has_ids else None
@@ -253,7 +253,7 @@ def _table(
 
 
 def acquire(job: JobRows, database: Database) -> str:
-    """Rank a job's rows as /acquire does, and return the answer's file name."""
+    """Rank a job's rows as /acquire does. Return the answer's file name."""
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
     ranked_rows, control = np.arange(request.rows), np.empty(0, dtype=np.int64)
@@ -371,7 +371,7 @@ class JobPool(Pool):
 def _compute_parallel(
     compute: Callable[[int, Float32[np.ndarray, "n I"]], T], first: int, parts: RowParts
 ) -> Iterator[tuple[Float32[np.ndarray, "n I"], T]]:
-    """Process several parts in parallel, and yield each part and its result in order."""
+    """Process several parts in parallel, yielding each part and its result in order."""
     with ThreadPoolExecutor(MAX_ACTIVE_PARTS, "parts") as pool:
         pending: deque[tuple[Float32[np.ndarray, "n I"], Future[T]]] = deque()
         for x in parts:
@@ -400,7 +400,7 @@ def main() -> int:
 
 
 def run(database: Database, options: dict[str, Any], ending: threading.Event) -> int:
-    """Run a job, and record its outcome."""
+    """Run a job and record its outcome."""
     jobs, start = Jobs(database), time.monotonic()
     job, max_bytes = jobs.get(options["job"]), options["max_bytes"]
 

@@ -77,7 +77,7 @@ class Worker:
         self._is_ready = False
 
     def result(self, number: int) -> ShardResult:
-        """Process a shard, and report any error in the result."""
+        """Process a shard, reporting any error in the result."""
         try:
             if not self._is_ready:
                 self._prepare()
@@ -200,7 +200,7 @@ class Worker:
 def run_rounds(
     run_round: Callable[[list[int]], Iterable[ShardResult]], todo: list[int]
 ) -> Generator[ShardResult, None, None]:
-    """Process shards in rounds, and yield their results.
+    """Process shards in rounds and yield their results.
 
     Args:
         run_round: tries shards once. It omits the shards of workers that died.

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """A micro-batch's predictions, and the results that its requests share."""
+    """A micro-batch's predictions and the results that its requests share."""
 
     prediction: Prediction
     cache: dict[Hashable, Any] = field(default_factory=dict)  # None after a key's first request

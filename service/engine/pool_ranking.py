@@ -114,7 +114,7 @@ def control_predictions(manifest: Manifest, prediction: Prediction) -> list[dict
 def control_rows(
     indices: Sequence[int], ids: Sequence[str], num_ranked: int
 ) -> list[dict[str, Any]]:
-    """Return control rows in the format of /acquire, ranked after all other rows."""
+    """Return control rows in the format that /acquire uses, ranked after all others."""
     return [
         {"rank": rank, "index": i, "id": ids[i], "score": None, "control": True}
         for rank, i in enumerate(indices, start=num_ranked + 1)

@@ -53,7 +53,7 @@ class FairThreads:
             piece.is_active = False
 
     def close(self) -> None:
-        """Cancel all work, and wait for the threads."""
+        """Cancel all work and wait for the threads."""
         with self._lock:
             self.is_closed = True
             self._run_next()
@@ -138,12 +138,12 @@ class Pool:
             raise
 
     def close(self) -> None:
-        """Cancel queued work, and wait for running work."""
+        """Cancel queued work and wait for running work."""
         self._executor.shutdown(cancel_futures=True)
 
 
 class Threads:
-    """The thread pools of the service."""
+    """The service's thread pools."""
 
     def __init__(self, deadline_s: float) -> None:
         self.jobs = Pool("jobs", 2, deadline_s)  # short queries about jobs

@@ -97,7 +97,7 @@ class Models:
         self._load_lock = threading.Lock()
 
     def close(self) -> None:
-        """Stop the threads that prepare draws."""
+        """Stop the threads that prepare posterior draws."""
         for loaded in self.loaded():
             loaded.reservoir.close()
         for loaded in self.loaded():
@@ -279,7 +279,7 @@ class Models:
         return manifest
 
     def _await_preflight(self, name: str, version: str) -> Manifest:
-        """Wait for a version's preflight, and return its manifest."""
+        """Wait for a version's preflight and return its manifest."""
         with self._record_errors(name, version):
             manifest = self._manifest(name, version)
             self.preflights.check(manifest)
@@ -317,7 +317,7 @@ class Models:
     # Memory
 
     def _make_room(self) -> None:
-        """Unload the least recently used versions until the rest fit in memory."""
+        """Unload the least recently used versions until the others fit in memory."""
         while True:
             with self._lock:
                 manifests = [loaded.model.manifest for loaded in self._loaded.values()]

@@ -25,7 +25,7 @@ RETRY_FAILED_S = 600.0  # before a requested version is tried again
 
 
 class Preflights:
-    """Runs preflights, and stores their outcomes by version digest. Thread-safe."""
+    """Runs preflights and stores their outcomes by version digest. Thread-safe."""
 
     def __init__(
         self, settings: Settings, ending: threading.Event, folder: Path | None = None
@@ -57,7 +57,7 @@ class Preflights:
             return future
 
     def check(self, manifest: Manifest) -> None:
-        """Wait for a version's preflight.
+        """Wait for a version's preflight to pass.
 
         Raises:
             BrokenArtifact: if it failed.

@@ -48,7 +48,7 @@ class Watcher:
         return [text for text in (self.store_problem, *self.problems.values()) if text is not None]
 
     def start(self) -> None:
-        """Start the thread, and wait until the latest versions are loaded.
+        """Start the thread and wait until the latest versions are loaded.
 
         A bucket may be slow, so the wait for it is limited.
         """
@@ -82,7 +82,7 @@ class Watcher:
         self._thread.join()
 
     def refresh_now(self) -> None:
-        """Refresh immediately, and retry versions that were recently broken."""
+        """Refresh immediately and retry versions that were recently broken."""
         with self._refresh_lock:
             self.models.forget_broken()
             self.refresh(MAX_PREFLIGHT_WAIT_S)
@@ -99,7 +99,7 @@ class Watcher:
                 self._try_refresh()
 
     def refresh(self, max_wait_s: float = 0.0) -> None:
-        """Update aliases and versions, and wait up to `max_wait_s` for preflights."""
+        """Update aliases and versions, waiting up to `max_wait_s` seconds for preflights."""
         end = time.monotonic() + max_wait_s
         self._refresh_once()
         while self.has_pending_preflights and time.monotonic() < end and not self._ending.is_set():
@@ -117,7 +117,7 @@ class Watcher:
             self.last_read = time.time()
 
     def _read_storage(self) -> None:
-        """Read the storage, and log when it becomes unreachable or reachable again."""
+        """Read the storage and log when it becomes unreachable or reachable again."""
         try:
             self.store.storage.refresh()
         except StoreUnreachable as error:
@@ -155,7 +155,7 @@ class Watcher:
         return is_complete
 
     def _follow(self, name: str, stored: Aliases) -> None:
-        """Move a model's aliases to their targets, but skip broken versions."""
+        """Move a model's aliases to their targets, skipping broken versions."""
         before, broken = self.models.aliases(name), self.models.errors(name)
         targets, unreadable = stored.versions, dict(stored.problems)
         if LATEST in before and LATEST not in targets:

@@ -164,7 +164,7 @@ class Connections:
         self._failed_keys_end = 0.0
 
     def add(self, connection: "HttpConnection") -> None:
-        """Register a new connection, and close an idle one if the limit is reached."""
+        """Register a new connection, closing an idle one if the limit is reached."""
         max_per_client = self.max_connections - self.max_connections // 4
         if self.clients[connection.client] >= max_per_client:
             has_room = self._evict(connection.client)
@@ -213,7 +213,7 @@ class Connections:
         return "refusal" if is_refused else "request", address
 
     def _has_failed_too_often(self, address: Hashable) -> bool:
-        """Count a wrong key, and check whether its address has sent too many."""
+        """Count a wrong key and check whether its address has sent too many."""
         time_s = asyncio.get_running_loop().time()
         if time_s >= self._failed_keys_end:
             self._failed_keys.clear()
@@ -443,7 +443,7 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _has_turn(self) -> bool:
-        """Begin a turn or queue for one, and return whether it has begun."""
+        """Begin a turn or queue for one. Return whether the turn has begun."""
         if self._turn is None and not self._is_queued:
             head = bytes(self._buffer).partition(b"\r\n\r\n")[0]
             account = self.shared.identify(head, self.client)
@@ -486,7 +486,7 @@ class HttpConnection(asyncio.Protocol):
         self._buffer, self._parser = StrictBuffer(), None
 
     def _update(self) -> None:
-        """Update the timers, the flow control and the memory budget."""
+        """Update the timers, flow control and memory budget."""
         exchange = self.exchange
         if exchange is not None and not self._is_reading_body:  # the application is working
             self.shared.waiting.pop(self, None)
@@ -549,7 +549,7 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(504 if self._is_queued else 408)
 
     def _refuse(self, status: int) -> None:
-        """Respond to an incomplete request with an error, and close the connection."""
+        """Respond to an incomplete request with an error and close the connection."""
         if self._ending or self.transport.is_closing():
             return
         exchange = self.exchange

@@ -50,7 +50,7 @@ def cannot_listen(host: str, port: int) -> str | None:
 
 
 def allow_open_files(connections: int) -> int:
-    """Raise the limit on open files, and return how many connections it allows.
+    """Raise the limit on open files and return how many connections it allows.
 
     If more connections could open, idle ones would leave no files for health requests.
     """

@@ -116,7 +116,7 @@ class Shares(Generic[T]):
         return pieces
 
     def take(self, pieces: Sequence[Piece[T]], free: Sequence[Piece[T]] = ()) -> None:
-        """Remove pieces of work, and charge their clients for all but the `free` ones."""
+        """Remove pieces of work and charge their clients for all but the `free` ones."""
         removed = {piece.number for piece in (*pieces, *free)}
         waited = {
             client: len(self._accounts[client].waiting)

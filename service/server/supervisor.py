@@ -46,7 +46,7 @@ class WorkerPlace:
         return cls(int(worker), int(listener), int(heartbeat), Path(folder))
 
     async def beat(self) -> None:
-        """Send heartbeats, and stop the process if the supervisor has exited."""
+        """Send heartbeats and stop the process if the supervisor has exited."""
         os.set_blocking(self.heartbeat, False)
         try:
             while True:
@@ -111,7 +111,7 @@ class Worker:
 
 
 def supervise(settings: Settings) -> int:
-    """Serve with several workers until SIGTERM or SIGINT, and return the exit code."""
+    """Serve with several workers until SIGTERM or SIGINT. Return the exit code."""
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
