@@ -1,1 +1,1 @@
-"""Reproduction of the papers' results, certification of posteriors, and active learning."""
+"""Reproduce the papers' results, certify posteriors and simulate active learning."""

@@ -86,7 +86,10 @@ class AttackedModel:
 
     @torch.no_grad()
     def theta(self, draws: AttackDraws, step: int = 0) -> Float[Tensor, "K 1 D"]:
-        """Sample theta for a step, reusing draws if the posterior has only a limited number."""
+        """Sample theta for a step.
+
+        Draws are reused if the posterior has a limited number of them.
+        """
         max_draws = self.posterior.max_draws
         count = min(draws.count, max_draws or draws.count)
         first = count * step if draws.fresh and max_draws is None else 0
@@ -217,7 +220,7 @@ def quiet_pgd(
     statistic: Statistic,
     start_seed: int = 0,
 ) -> X:
-    """Attack rows within `radius` of x so that they are misclassified but not flagged.
+    """Attack rows within `radius` so that they are misclassified but not flagged.
 
     Return the point of each row's path with the lowest statistic among points with a lost label, or
     the last point if the label was never lost.
@@ -256,7 +259,10 @@ class _Ball:
     radius: float  # in the data's units
 
     def start(self, seed: int) -> Tensor:
-        """Draw a uniform starting point in each row's ball, determined by the seed and the row."""
+        """Draw a uniform starting point in each row's ball.
+
+        It depends only on the seed and the row.
+        """
         normal = torch.from_numpy(standard_normal(seed, 0, *self.centre.shape))
         return self.project(self.centre + self.radius * (2.0 * torch.special.ndtr(normal) - 1.0))
 

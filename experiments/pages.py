@@ -145,7 +145,7 @@ def column_values(cells: list[Cell], key: str) -> list[float]:
 
 
 def notes(target: Target, results: Results) -> list[str]:
-    """List the reasons for empty rows, and the commits and torch versions of the cells."""
+    """List the reasons for empty rows, and remarks on revisions and temperatures."""
     lines = []
     not_run = [f"`{row}`" for row, cells in results.items() if not cells]
     if not_run:

@@ -219,7 +219,7 @@ def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
 
 
 def best_at(line: list[Manifest], metric: str) -> Manifest | None:
-    """Return the version with the best value of a metric, or None if no version has it."""
+    """Return the version with the best value of a metric, or None if none has it."""
     measured = [version for version in line if metric in version.quality]
 
     def distance(version: Manifest) -> float:
@@ -229,7 +229,7 @@ def best_at(line: list[Manifest], metric: str) -> Manifest | None:
 
 
 def measure_loss(best: Manifest, manifest: Manifest, metric: str) -> dict[str, Any]:
-    """Measure and log how much worse a candidate is than the best version of its lineage."""
+    """Measure and log how much worse a candidate is than its lineage's best version."""
     before, after = best.quality[metric], manifest.quality[metric]
     loss = worse_by(metric, after, before)
     message = "%s: %.6g against %.6g of version %s, the best of its lineage: %s"

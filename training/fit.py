@@ -85,7 +85,10 @@ class Fitted:
         return model.predict(rows, eps.to(device)).cpu().numpy()
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
-        """Compute log mean_k p(y | x, theta_k) for raw rows, in nats and the target's units."""
+        """Compute log-likelihoods for raw rows, in nats and the target's units.
+
+        The log-likelihood is log mean_k p(y | x, theta_k).
+        """
         return self.score(rows)[1]
 
     def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:

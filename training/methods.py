@@ -100,7 +100,10 @@ class DrawnMethod(Method):
 
 
 class RealNVP(DrawnMethod):
-    """A coupling flow over the scales of weight-normalised layers (Krueger et al. 2017)."""
+    """A coupling flow over the layers' scales (Krueger et al. 2017).
+
+    Layers are weight-normalised.
+    """
 
     name = "bhn-realnvp"
     is_variational = True
@@ -318,7 +321,7 @@ class GaussianProcessLayer(Laplace):
 
 
 class MaximumLikelihood(Method):
-    """A single network without uncertainty, e.g. as a starting point for other methods."""
+    """A single network without uncertainty, e.g. as a start for other methods."""
 
     name = "mle"
 
@@ -349,7 +352,7 @@ class MaximumLikelihood(Method):
 
 
 class Ensemble(MaximumLikelihood):
-    """An ensemble of networks with different initial weights (Lakshminarayanan et al. 2017)."""
+    """An ensemble of differently initialised networks (Lakshminarayanan et al. 2017)."""
 
     name = "ensemble"
 

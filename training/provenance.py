@@ -89,6 +89,6 @@ class Provenance(Record):
         return cls.model_validate(description.training)
 
     def derived(self, **facts: Any) -> "Provenance":
-        """Return the provenance of a derived version, excluding its parent's training run."""
+        """Return a derived version's provenance, excluding its parent's training run."""
         content = {name: value for name, value in self.content().items() if name != "run"}
         return Provenance.model_validate({**content, **facts})

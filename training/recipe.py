@@ -237,7 +237,7 @@ class LikelihoodSection(Section):
 
 
 class ServingSection(Section):
-    """The `[serving]` section: request defaults, calibration, and detectors used for the flag."""
+    """The `[serving]` section: request defaults, calibration and the flag's detectors."""
 
     draws: Annotated[int, Field(ge=2, le=1000)] = 100
     precision: Literal["float32", "int8"] = "float32"

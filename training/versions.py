@@ -110,7 +110,7 @@ def refuse_derived(
 
 
 def match_version(data: Dataset, manifest: Manifest, field: str) -> Dataset:
-    """Renumber classes to match a version, and check that its input shape and ids match."""
+    """Renumber classes to match a version, and check the input shape and the ids."""
     data, spec = renumber(data, manifest.classes or ()), manifest.input
     if data.shape != spec.shape:
         expected = f"rows of shape {spec.shape}, the input of {manifest.label}"

@@ -1,1 +1,1 @@
-"""Comparison of approximate posteriors with exact ones and Hamiltonian Monte Carlo."""
+"""Compare approximate posteriors with exact ones and Hamiltonian Monte Carlo."""

@@ -99,7 +99,7 @@ def recipe(
     training: Mapping[str, Any] | None = None,
     **posterior: Any,
 ) -> Recipe:
-    """Create a recipe with default settings, except for the initial scale and schedule.
+    """Create a recipe with default settings, except for initial scale and schedule.
 
     An empty `training` keeps the default schedule.
     """

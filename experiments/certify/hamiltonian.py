@@ -1,4 +1,7 @@
-"""Hamiltonian Monte Carlo for small networks, for comparison with approximate posteriors."""
+"""Hamiltonian Monte Carlo for small networks.
+
+Its draws are compared with approximate posteriors.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Comparison of posteriors with Hamiltonian Monte Carlo on two interleaved classes."""
+"""Compare posteriors with Hamiltonian Monte Carlo on two interleaved classes."""
 
 from functools import cache, partial
 from pathlib import Path
@@ -99,7 +99,7 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 def compare(
     probs: Float64[np.ndarray, "K N"], exact: Float64[np.ndarray, "J N"], rows: np.ndarray
 ) -> dict[str, Any]:
-    """Compare predictive distributions and BALD near the training rows and far from them."""
+    """Compare predictive distributions and BALD near and far from the training rows."""
     distance = cKDTree(rows).query(GRID)[0]
     scores, exact_scores = bald(probs), bald(exact)
     values: dict[str, Any] = {

@@ -1,4 +1,7 @@
-"""Accuracy on MNIST and CIFAR-10: Tables 1 of Krueger et al. 2017 and of Blundell et al. 2015."""
+"""Accuracy on MNIST and CIFAR-10.
+
+Table 1 of Krueger et al. 2017, and Table 1 of Blundell et al. 2015.
+"""
 
 from dataclasses import replace
 from functools import cache, partial

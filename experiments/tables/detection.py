@@ -73,7 +73,7 @@ def _measure_left_out(recipe: str, changes: dict[str, Any], digit: int, runs: Pa
 
 
 def read_report(report: dict[str, Any]) -> dict[str, float]:
-    """Read a report's test metrics, and the AUROC in % for each score and outlier set.
+    """Read a report's test metrics, and the AUROC in % by score and outlier set.
 
     For attacks, also read the accuracy, the flag rate and the share of wrong unflagged rows in %.
     """

@@ -1,4 +1,7 @@
-"""Active learning on MNIST: Figure 4 of Krueger et al. 2017, "Bayesian hypernetworks"."""
+"""Active learning on MNIST.
+
+Figure 4 of Krueger et al. 2017, "Bayesian hypernetworks".
+"""
 
 from functools import partial
 from pathlib import Path

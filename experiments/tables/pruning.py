@@ -77,7 +77,7 @@ def request_times_ms(models: list[Model], row: Float32[np.ndarray, "1 I"]) -> li
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Plot the ratio's density and CDF by seed, and the error against the pruned share."""
+    """Plot the ratio's density and CDF, and the error against the pruned share."""
     figure, (density, cdf, error) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for color, kind in enumerate(FITS):
         by_percent = {p: results.get(f"{kind}{p}", []) for p in ERRORS}

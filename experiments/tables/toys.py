@@ -45,7 +45,9 @@ Draw = Callable[
 
 
 def draw_sines(generator: np.random.Generator, rows: int) -> tuple[Any, Any]:
-    """Draw y = x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e for x in [0, 0.5].
+    """Draw noisy sums of sines for x in [0, 0.5].
+
+    y = x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e.
 
     Blundell et al. 2015, section 5.2.
     """
@@ -55,7 +57,10 @@ def draw_sines(generator: np.random.Generator, rows: int) -> tuple[Any, Any]:
 
 
 def draw_cubic(generator: np.random.Generator, rows: int) -> tuple[Any, Any]:
-    """Draw y = x^3 + e, e ~ N(0, 9), for x in [-4, 4] (Hernandez-Lobato and Adams 2015)."""
+    """Draw noisy cubes y = x^3 + e, e ~ N(0, 9), for x in [-4, 4].
+
+    Hernandez-Lobato and Adams 2015.
+    """
     x = generator.uniform(-4.0, 4.0, rows)
     return x, x**3 + generator.normal(0.0, 3.0, rows)
 

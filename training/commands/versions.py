@@ -162,5 +162,5 @@ def _try_candidate(options: argparse.Namespace, state: Path) -> None:
 
 
 def _format(value: float) -> str:
-    """Format a number with four decimals, or with four significant digits if it is small."""
+    """Format a number with four decimals, or four significant digits if it is small."""
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Loaders for `npz:FILE`, `idx:DIR` (the MNIST file format), and scikit-learn's `digits`."""
+"""Loaders for `npz:FILE`, `idx:DIR` (MNIST's file format) and `digits`."""
 
 import gzip
 import math
@@ -31,7 +31,10 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Resolve a path against `root`, or against the current folder if it exists only there."""
+    """Resolve a path against `root`, falling back to the current folder.
+
+    The current folder is used if the path exists there but not in `root`.
+    """
     check_not_workbook(rest, field)
     path = root / rest
     return Path(rest) if not path.exists() and Path(rest).exists() else path
@@ -44,7 +47,10 @@ def check_not_workbook(name: str, field: str) -> None:
 
 
 def digits() -> Dataset:
-    """Load scikit-learn's 1,797 handwritten digits, 8x8 pixels from 0 to 16 (UCI, 1998)."""
+    """Load scikit-learn's 1,797 handwritten digits (UCI, 1998).
+
+    Images have 8x8 pixels with values from 0 to 16.
+    """
     from sklearn.datasets import load_digits  # This import is slow.
 
     bunch = load_digits()

@@ -209,9 +209,10 @@ def as_numbers(values: Numbers | Categories) -> Float64[np.ndarray, "N"]:
 
 
 def describe_leak(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
-    """Describe how well a column alone predicts the target, or return None if there is no leak.
+    """Describe how well a column alone predicts the target.
 
-    A small decision tree is fitted on half of the rows and tested on the other half.
+    Returns None if there is no leak. A small decision tree is fitted on half of the rows and tested
+    on the other half.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 

@@ -1,4 +1,4 @@
-"""Table columns: values read from Arrow columns, and encodings fitted on training rows.
+"""Table columns: their values, and encodings fitted on training rows.
 
 A column contains times if every value is a time in one format. If two formats match, as for
 03/04/2024, `data.date_format` must select one. If most but not all values are numbers or times, an
@@ -131,7 +131,7 @@ def read_column(
 def find_times(
     column: Column, name: str, date_format: str | None, is_required: bool = False
 ) -> Values | None:
-    """Parse times and detect their date format, or return None if the column has no times.
+    """Parse a column's times and detect their format, or return None if it has none.
 
     If a date format is set, whole numbers such as 20240531 can be times.
     """
@@ -168,7 +168,7 @@ def _merge_equal(name: str, column: Column) -> Categories:
 def _times(
     values: Sequence[str | None], name: str, date_format: str | None, is_required: bool
 ) -> Values | None:
-    """Parse times and infer their date format, or return None if a value is not a time.
+    """Parse times and infer their format, or return None if a value is not a time.
 
     Missing values become NaN. The format is "" for ISO 8601, or if several formats fit.
     """

@@ -1,4 +1,4 @@
-"""Loader for image folders and zip files with one folder per class (`images:PATH`).
+"""Load `images:PATH`, a folder or zip file with one subfolder per class.
 
 Images are in `train/CLASS/*` and `test/CLASS/*`, or in `CLASS/*`. In the latter case, a share of
 the images becomes test rows. Files are PNG, JPEG, WebP, BMP or TIFF. Other files are skipped, but a

@@ -206,7 +206,7 @@ def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Renumber the classes to match the order of `classes`, which can include unused classes."""
+    """Renumber classes in the order of `classes`, which can include unused classes."""
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
         expected = f"rows of the classes {list(classes)[:MAX_SHOWN]}"

@@ -43,7 +43,7 @@ def kinds_for(data: Dataset) -> tuple[str, ...]:
 
 
 def needs_float64(y: Float[np.ndarray, "N"]) -> bool:
-    """Check whether targets vary too little for float32, such as 1e9 plus small noise."""
+    """Check whether targets vary too little for float32, such as 1e9 plus noise."""
     step = np.spacing(np.abs(y).max().astype(np.float32))
     return bool(0.0 < y.std() < MIN_STEPS * step)
 
@@ -90,9 +90,10 @@ def _standardise(train: Float64[np.ndarray, "N"]) -> RankTransform:
 def _log(
     train: Float64[np.ndarray, "N"], targets: Float64[np.ndarray, "M"], is_counts: bool
 ) -> LogTransform:
-    """Choose log(y) for positive targets, log(1 + y) for counts, and log(c + y) otherwise.
+    """Choose log(y), log(1 + y) or log(c + y) as the transform.
 
-    c is the lower quartile of the positive targets, so the transform does not depend on their unit.
+    The first is for positive targets, the second for counts, and the third for all others. c is the
+    lower quartile of the positive targets, so the transform does not depend on their unit.
     """
     if (targets < 0).any():
         expected = "`none` or `rank`, because some targets are negative"
@@ -106,11 +107,12 @@ def _log(
 
 
 def _rank(train: Float64[np.ndarray, "N"], minimum: float | None) -> RankTransform:
-    """Map targets to normal scores by linear interpolation between training quantiles.
+    """Map targets to normal scores by interpolation between training quantiles.
 
-    The scores of the quantiles are equally spaced. The smallest and the largest target have the
-    scores of the ranks 1/2 and N - 1/2 of N. At least `MIN_KNOT_ROWS` rows lie between two
-    quantiles, because the outer segments extrapolate. Equal targets get the mean of their scores.
+    The interpolation is linear, and the scores of the quantiles are equally spaced. The smallest
+    and the largest target have the scores of the ranks 1/2 and N - 1/2 of N. At least
+    `MIN_KNOT_ROWS` rows lie between two quantiles, because the outer segments extrapolate. Equal
+    targets get the mean of their scores.
     """
     rows = len(train)
     max_score = -NormalDist().inv_cdf(0.5 / rows)

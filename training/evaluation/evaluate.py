@@ -209,7 +209,7 @@ def log_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
 
 
 def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
-    """Load a source in the version's format, and check whether the model was fitted on it."""
+    """Load a source for a version, and check whether the model was fitted on it."""
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])

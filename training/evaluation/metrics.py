@@ -37,7 +37,9 @@ Labels = Int64[np.ndarray, "N"]
 
 
 def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Figure]:
-    """Compute accuracy, log-likelihood (nats per row), Brier score and calibration errors.
+    """Compute accuracy, log-likelihood, Brier score and calibration errors.
+
+    The log-likelihood is in nats per row. The calibration errors are:
 
     * expected: of the label's probability, in bins of equal width
     * adaptive: of the label's probability, in bins with equal numbers of rows (Nguyen and O'Connor,
@@ -69,7 +71,7 @@ def regression_figures(
     intervals: Float64[np.ndarray, "N 2"],
     y: np.ndarray,
 ) -> dict[str, Figure]:
-    """Compute RMSE, log-likelihood, mean standard deviation, and interval coverage and width.
+    """Compute the RMSE, log-likelihood, mean standard deviation and interval metrics.
 
     The log-likelihood is in nats per row, for a density in the target's units. `intervals` have
     nominal coverage .95. The mean width is left out if it is infinite.

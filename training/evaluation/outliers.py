@@ -143,7 +143,7 @@ def takes_even_rows(spec: InputSpec, x: Inputs) -> bool:
 
 
 def even_rows(spec: InputSpec, x: Inputs, rows: int, *seed: int) -> OutlierRows:
-    """Draw each column independently and uniformly from its values or its range in `x`.
+    """Draw each column independently and uniformly from its values or range in `x`.
 
     Missing values are left out. If no columns are declared, each number counts as a column.
     """

@@ -73,7 +73,7 @@ class ServedPrediction:
 
 @dataclass(frozen=True)
 class ServedPredictor:
-    """A predictor that behaves like the service, with a separate seed for each named set."""
+    """A predictor that behaves like the service, with a seed for each named set."""
 
     model: Model
     draws: int

@@ -183,7 +183,7 @@ def draft_version(
 
 
 def fit_warnings(provenance: Provenance) -> Iterator[str]:
-    """Warn about a tempered posterior, an overconfident network or a collapsed posterior."""
+    """Warn about a tempered or collapsed posterior, or an overconfident network."""
     recipe, rows, tempering = provenance.recipe, provenance.rows, provenance.temperature
     if recipe is not None and rows is not None and recipe["training"].get("kl_weight") is not None:
         temperature = recipe["training"]["kl_weight"] * rows["train"]
@@ -230,7 +230,10 @@ def _agreement_warnings(
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:
-    """Publish a draft as the next version of `name`, after a preflight in a new process."""
+    """Publish a draft as the next version of `name`, after a preflight.
+
+    The preflight runs in a new process.
+    """
     scratch = store.storage.scratch  # /tmp may be too small for a version
     scratch.mkdir(parents=True, exist_ok=True)
     for trial in scratch.glob(f"{PREFIX}*"):

@@ -1,4 +1,4 @@
-"""The gate, which refuses versions that are significantly worse than another version.
+"""The gate, which refuses versions that are significantly worse than another.
 
 The recipe names the metrics, and how much worse each may be. Both versions are scored as served on
 the same test rows and compared in pairs (`training.evaluation.pairs`).
@@ -143,7 +143,7 @@ def describe_loss(loss: float, interval: Ends | None = None) -> str:
 def encode_rows_for(
     manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path
 ) -> Rows | None:
-    """Encode the test rows for another version, or return None if it cannot read them."""
+    """Encode test rows for another version, or return None if it cannot read them."""
     description = draft.description
     if manifest.task != description.task or not _has_same_text(manifest, draft):
         return None

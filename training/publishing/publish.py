@@ -106,7 +106,7 @@ def assemble(result: "Fitted") -> Draft:
 
 
 def assemble_with_constant(result: "Fitted") -> Draft:
-    """Export, calibrate and measure a model, and fit the constant baseline for tables."""
+    """Export, calibrate and measure a model, with the constant baseline for tables."""
     recipe, data, splits = result.recipe, result.data, result.splits
     shares = None
     output: TargetSpec | ClassSpec = TargetSpec(

@@ -41,7 +41,10 @@ class MeasuredRows:
 
     @property
     def noise(self) -> Rows:
-        """Rows of uniform noise, random ids or uniformly drawn columns, with unused labels."""
+        """Rows of uniform noise, random ids or uniformly drawn columns.
+
+        Their labels are not used.
+        """
         shape = (min(len(self.test), NOISE_ROWS), self.test.x.shape[1])
         if self.inputs is not None and self.inputs.takes_ids:
             ids = random_ids(
@@ -79,7 +82,7 @@ def disagreement(scores: AnyScores) -> float:
 
 
 def measure(model: Model, rows: MeasuredRows) -> Quality:
-    """Measure the predictions on test rows, and the flag rate on test rows and on noise.
+    """Measure predictions on test rows, and the flag rate on test and noise rows.
 
     Rows are scored as served, in requests of `REQUEST_ROWS` rows (or more, if more must share a
     draw set) with the default draws. The flag's rates are at fpr .05.
@@ -126,7 +129,7 @@ def _find_reliable(test: Prediction) -> Bool[np.ndarray, "N"]:
 def _reorder(
     probs: Float64[np.ndarray, "N C"], names: tuple[str, ...], classes: tuple[str, ...]
 ) -> Float64[np.ndarray, "N D"]:
-    """Reorder class probabilities to match `classes`, with additional classes at the end.
+    """Reorder class probabilities to match `classes`, with extra classes at the end.
 
     Classes that are not in `names` get probability 0.
     """
