@@ -118,6 +118,7 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         app,
         host=settings.host,
         port=settings.port,
+        loop="asyncio",  # uvloop accepts one connection per step, so a flood delays all others
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         timeout_graceful_shutdown=settings.shutdown_timeout_s,

@@ -48,10 +48,11 @@ def send_requests(port, seconds, address):
     return statuses, 1e3 * np.array(predicted), 1e3 * np.array(health)
 
 
-def test_small_requests_are_let_in_while_others_send_the_largest_pools(serve, digits_store):
+@pytest.mark.parametrize("kind", ["pools", "connections"])
+def test_small_requests_are_let_in_during_a_flood(serve, digits_store, kind):
     with serve(digits_store) as (url, _):
         port = int(url.rpartition(":")[2])
-        with greedy(port, "pools", GREEDY, 10.0):
+        with greedy(port, kind, GREEDY, 10.0):
             statuses, _, _ = send_requests(port, 2.0, OTHER)
     assert set(statuses) == {200}
     assert statuses[200] >= 10
@@ -60,7 +61,6 @@ def test_small_requests_are_let_in_while_others_send_the_largest_pools(serve, di
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_does_not_stall_another_client(serve, digits_store, kind):
-    """Figures are on the page of results; the limits here are wider."""
     keys = {"DUBITO_API_KEYS": KEY} if kind == "wrong_keys" else {}
     with serve(digits_store, **keys) as (url, _):
         port = int(url.rpartition(":")[2])
@@ -79,8 +79,8 @@ def test_a_flood_does_not_stall_another_client(serve, digits_store, kind):
     )
     print(f"{counts}, {processor_s:.1f} s of processor time", file=sys.stderr)
     assert set(statuses) == {200}
-    assert p50 < 5 * unloaded_p50
-    assert p99 < 10 * unloaded_p99
+    assert p50 < 3 * unloaded_p50
+    assert p99 < 3 * unloaded_p99
     assert np.quantile(health, 0.99) < 200
 
 

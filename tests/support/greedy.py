@@ -27,6 +27,11 @@ def rows():
     return 64, request("POST", "/predict", ONE)
 
 
+def connections():
+    """Send one-row requests on many connections."""
+    return 600, request("POST", "/predict", ONE)
+
+
 def wrong_keys():
     """Send one-row requests with an unknown key."""
     return 600, request("POST", "/predict", ONE, headers=[("X-API-Key", "unknown-key-0123456789")])
@@ -74,7 +79,8 @@ def pages(port, address, seconds):
         time.sleep(0.05)
 
 
-LOOPS = {kind.__name__: kind for kind in (rows, wrong_keys, documents, pools, json_pools, samples)}
+KINDS = (rows, connections, wrong_keys, documents, pools, json_pools, samples)
+LOOPS = {kind.__name__: kind for kind in KINDS}
 
 
 def main():
