@@ -114,7 +114,7 @@ def make_measured(result: Fitted, values: dict[str, Any]) -> Measured:
 
 
 def find_moving_curves(result: Fitted) -> list[str]:
-    """Describe the validation curves that still change over their last fifth.
+    """Describe the validation curves that are still changing in their last fifth.
 
     The result is empty if the fit stopped because its curves were level.
     """

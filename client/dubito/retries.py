@@ -84,7 +84,7 @@ class Limits:
     ends: float = math.inf
 
     def within(self, deadline_s: float | None) -> "Limits":
-        """Limit the call to `deadline_s` seconds from now."""
+        """Give the call a deadline of `deadline_s` seconds from now."""
         return self if deadline_s is None else replace(self, ends=time.monotonic() + deadline_s)
 
     @property

@@ -36,7 +36,7 @@ DROPPED_SCORE = float(np.finfo(np.float64).min)
 
 @dataclass(frozen=True, eq=False)
 class Lap:
-    """A race's request for row scores and their standard errors at a given draw count."""
+    """A request, made by a race, for row scores and standard errors at a draw count."""
 
     rows: Int64[np.ndarray, "n"]
     num_draws: int

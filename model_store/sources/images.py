@@ -48,7 +48,7 @@ _short_texts = Override(
 
 
 class BoundedFile(io.BytesIO):
-    """A file with a limited number of reads.
+    """A file that can be read only a limited number of times.
 
     Otherwise a small file with many tiny parts could keep Pillow busy for minutes.
     """

@@ -211,7 +211,7 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
 def _agreement_warnings(
     quality: Quality, method: type[Method], max_draws: int | None
 ) -> Iterator[str]:
-    """Warn if draws hardly disagree, both on test rows and on noise."""
+    """Warn if draws hardly disagree on either test rows or noise."""
     shares = quality.disagreement, quality.disagreement_on_noise
     if max_draws == 1 or max(shares) > MIN_DISAGREEMENT:
         return
