@@ -190,4 +190,4 @@ def test_a_log_that_nobody_reads_blocks_neither_requests_nor_the_end(serve, tmp_
             for _ in range(400):  # more than a pipe holds
                 client.get("/health/live")
         process.terminate()
-        assert process.wait(15) == 0
+        assert process.wait(30) == 0
