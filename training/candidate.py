@@ -8,11 +8,9 @@ With `--promote`, `latest` moves to the candidate under these conditions:
 
 * The candidate is not significantly worse than `latest` on test rows.
 * It is not significantly worse on labelled control rows, if there are enough of them.
-* It is not significantly worse than the best version of its lineage, so small losses do not add up.
 * All labels were sent with a key.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 
-from model_store.artifacts.manifest import TOKENIZER, Manifest
+from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST, ModelStore
-from model_store.errors import StoreError
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.transforms import Transform, to_fitted
 from model_store.state.database import Database
@@ -39,28 +36,20 @@ from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.evaluation import evaluate
 from training.evaluation.figures import Figure, Resamples
-from training.evaluation.pairs import difference, worse_by
+from training.evaluation.pairs import difference
+from training.evaluation.quality import MeasuredRows, measure
 from training.fit import fit, publish
 from training.provenance import AddedLabels, Provenance
-from training.publishing.draft import Draft
-from training.publishing.gate import (
-    GateError,
-    check_gate,
-    check_no_worse,
-    describe_loss,
-    list_worse_metrics,
-)
+from training.publishing.gate import list_worse_metrics
 from training.publishing.publish import quality_rows
-from training.publishing.quality import MeasuredRows, measure
-from training.recipe import GateSection
 from training.versions import Parent, fitted_data, manifests, open_parent
 
 CANDIDATE = "candidate"
 NO_WORSE = "no worse"
 UNKNOWN_KEYS = "some labels were sent without a key"
 APPROVE = "approve it on the page, or run `dubito store alias {name} latest {version}`"
-# The metrics of recipes without a gate, and the tolerated loss in each metric.
-GATES: dict[str, dict[str, float]] = {
+# Metrics with their tolerated losses, for recipes without a gate.
+TOLERANCES: dict[str, dict[str, float]] = {
     "classification": {"test_accuracy": 0.0, "test_log_likelihood": 0.01},
     "regression": {"test_rmse": 0.0, "test_log_likelihood": 0.01},
 }
@@ -186,117 +175,40 @@ def count_labels(store: ModelStore, name: str, version: str) -> int:
     return 0 if labels is None else labels.rows
 
 
-@dataclass(frozen=True)
-class Verdict:
-    reason: str
-    test: dict[str, Any]  # comparison with `latest` on test rows
-    control: dict[str, Any] | None  # and on labelled control rows
-    losses: dict[str, Any]  # by metric, relative to the best version of the lineage
-
-    def content(self) -> dict[str, Any]:
-        comparisons = {"test": self.test, "control": self.control, "lost": self.losses}
-        return {"reason": self.reason, **comparisons}
-
-
-def lineage(store: ModelStore, manifest: Manifest) -> list[Manifest]:
-    """Return a version and its ancestors, newest first.
-
-    A version's parent is the version to which it added labels. The lineage ends before the first
-    version with other data or without an entry in the store.
-    """
-    line = [manifest]
-    with suppress(StoreError):
-        while (
-            facts := Provenance.of(line[-1])
-        ).labels is not None and facts.warm_start is not None:
-            parent = store.manifest(manifest.name, facts.warm_start.version)
-            if int(parent.version) >= int(line[-1].version):  # an imported version
-                break
-            if Provenance.of(parent).data_digest != facts.data_digest:  # different test rows
-                break
-            line.append(parent)
-    return line
-
-
-def best_at(line: list[Manifest], metric: str) -> Manifest | None:
-    """Return the version with the best value of a metric, or None if none has it."""
-    measured = [version for version in line if metric in version.quality]
-
-    def distance(version: Manifest) -> float:
-        return worse_by(metric, version.quality[metric], measured[0].quality[metric])
-
-    return min(measured, key=distance, default=None)
-
-
-def measure_loss(best: Manifest, manifest: Manifest, metric: str) -> dict[str, Any]:
-    """Measure and log how much worse a candidate is than its lineage's best version."""
-    before, after = best.quality[metric], manifest.quality[metric]
-    loss = worse_by(metric, after, before)
-    message = "%s: %.6g against %.6g of version %s, the best of its lineage: %s"
-    log.info(message, metric, after, before, best.version, describe_loss(loss))
-    return {"version": best.version, "best": before, "candidate": after, "worse_by": loss}
-
-
 def judge(
-    store: ModelStore, sources: CandidateData, manifest: Manifest, root: Path, promote: bool = False
-) -> Verdict:
+    store: ModelStore, sources: CandidateData, manifest: Manifest, promote: bool = False
+) -> dict[str, Any]:
+    """Compare a candidate with `latest` on the test rows and on labelled control rows.
+
+    Returns the reason why it is not promoted, and both comparisons.
+    """
     name, recipe = manifest.name, sources.parent.recipe
-    gate = GateSection(against=LATEST, metrics=GATES[recipe.task])
-    if recipe.gate is not None:
-        gate = recipe.gate.model_copy(update={"against": LATEST})
-    gated = recipe.model_copy(update={"gate": gate})
-    artifact = store.open(name, manifest.version, (*NEEDED, TOKENIZER))
-    candidate = Model.load(artifact)
-    latest = Model.load(store.open(name, sources.parent.manifest.version, NEEDED))
+    tolerances = TOLERANCES[recipe.task] if recipe.gate is None else recipe.gate.metrics
+    label = f"{LATEST} (version {sources.parent.manifest.version})"
+    candidate, latest = (
+        Model.load(store.open(name, version, NEEDED))
+        for version in (manifest.version, sources.parent.manifest.version)
+    )
+
+    def compare(rows: MeasuredRows, kind: str) -> tuple[dict[str, Any], list[str]]:
+        before, after = (measure(model, rows).figures for model in (latest, candidate))
+        worse = list_worse_metrics(tolerances, after, before, label, recipe.seed, kind)
+        return compare_figures(before, after, recipe.seed), worse
+
     rows = quality_rows(recipe, sources.data, sources.splits)
-    draft = Draft(artifact.manifest, dict(artifact.files), measure(candidate, rows).figures)
-    reasons, losses = [], {}
-    try:
-        check_gate(gated, store, name, draft, rows, root)
-    except GateError as error:
-        reasons.append(str(error))
-    line = lineage(store, sources.parent.manifest)
-    for metric, allowed in gate.metrics.items():
-        best = best_at(line, metric)
-        if best is None or metric not in manifest.quality:
-            continue
-        losses[metric] = measure_loss(best, manifest, metric)
-        if best.version != sources.parent.manifest.version:
-            one_metric = gate.model_copy(update={"metrics": {metric: allowed}})
-            label = "the best of its lineage"
-            try:
-                check_no_worse(recipe, one_metric, best, label, store, draft, rows, root)
-            except GateError as error:
-                reasons.append(str(error))
-    test = compare_figures(measure(latest, rows).figures, draft.figures, recipe.seed)
+    test, worse = compare(rows, "test rows")
+    reasons = [f"{name} is worse than {label} in", *worse] if worse else []
     control = None
     if len(sources.control) < MIN_CONTROL_ROWS:
         message = "%d labelled control rows are too few for a comparison (it needs %d)"
         log.info(message, len(sources.control), MIN_CONTROL_ROWS)
     else:
-        control, worse = _compare_on_control(sources, latest, candidate, gate, rows)
+        control, worse = compare(replace(rows, test=sources.control), "control rows")
         if worse:
             reasons += ["on control rows it is worse in", *worse]
     if promote and not reasons and not sources.labels.have_keys:
         reasons.append(UNKNOWN_KEYS)
-    return Verdict("\n".join(reasons) or NO_WORSE, test, control, losses)
-
-
-def _compare_on_control(
-    sources: CandidateData,
-    latest: Model,
-    candidate: Model,
-    gate: GateSection,
-    rows: MeasuredRows,
-) -> tuple[dict[str, Any], list[str]]:
-    manifest, seed = sources.parent.manifest, sources.parent.recipe.seed
-    control_rows = replace(rows, test=sources.control)
-    figures, latest_figures = (
-        measure(model, control_rows).figures for model in (candidate, latest)
-    )
-    label = f"{LATEST} (version {manifest.version})"
-    worse = list_worse_metrics(gate, figures, latest_figures, label, seed, "control rows")
-    return compare_figures(latest_figures, figures, seed), worse
+    return {"reason": "\n".join(reasons) or NO_WORSE, "test": test, "control": control}
 
 
 def compare_figures(
@@ -341,14 +253,13 @@ def make_candidate(
     if manifest.version in promoted:
         log.info("%s version %s was promoted and rolled back before", name, manifest.version)
         return
-    verdict = judge(store, sources, manifest, root, promote)
-    content = verdict.content()
+    verdict = judge(store, sources, manifest, promote)
     counts = sources.provenance.rows, len(sources.control)
-    save_candidate(database, name, manifest.version, parent.version, *counts, False, content)
-    if promote and verdict.reason == NO_WORSE:
+    save_candidate(database, name, manifest.version, parent.version, *counts, False, verdict)
+    if promote and verdict["reason"] == NO_WORSE:
         store.set_alias(name, LATEST, manifest.version)
-        save_candidate(database, name, manifest.version, parent.version, *counts, True, content)
+        save_candidate(database, name, manifest.version, parent.version, *counts, True, verdict)
         log.info("%s: promoted", manifest.label)
     else:
-        log.info("%s: %s", manifest.label, verdict.reason)
+        log.info("%s: %s", manifest.label, verdict["reason"])
         log.info("to serve it, " + APPROVE.format(name=name, version=manifest.version))

@@ -1,8 +1,9 @@
 """Score rows as the service does, with exported graphs and one seed per request."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -99,21 +100,26 @@ def served_scores(
 
 
 def served_prediction(
-    model: Model, rows: Rows, num_draws: int, seed: int, share: int
-) -> tuple[Prediction, Float64[np.ndarray, "N"] | None]:
+    model: Model,
+    rows: Rows,
+    num_draws: int,
+    seed: int,
+    share: int,
+    measure: Callable[..., Any] | None = log_density,
+) -> tuple[Prediction, Any]:
     """Make predictions from the outputs of `served_outputs`.
 
-    Returns the prediction and, for regression, the log-likelihood of each row under the mixture of
-    draws, in nats.
+    Returns the prediction and, for regression, the measures of each target: by default, its
+    log-likelihood under the mixture of draws, in nats.
     """
-    predictions, likelihoods, first = [], [], 0
+    predictions, measures, first = [], [], 0
     for outputs, density in served_outputs(model.runtime, rows, num_draws, seed, share):
         y = rows.y[first : first + len(density)].astype(np.float64)
         first += len(density)
         predictions.append(model.prediction(outputs, density))
-        if model.manifest.task == "regression":
-            likelihoods.append(log_density(outputs, y, model.manifest.transform))
-    return Prediction.concatenate(predictions), concatenate(likelihoods) if likelihoods else None
+        if measure is not None and model.manifest.task == "regression":
+            measures.append(measure(outputs, y, model.manifest.transform))
+    return Prediction.concatenate(predictions), concatenate(measures) if measures else None
 
 
 def score(

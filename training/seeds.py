@@ -56,7 +56,6 @@ class EvaluationStream(IntEnum):
     TEST_ROWS = 30
     OUTLIER_ROWS = 31
     RESAMPLES = 32  # bootstrap resamples for intervals
-    EVEN = 34
 
 
 def generator(*key: int) -> np.random.Generator:

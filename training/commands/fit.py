@@ -68,7 +68,7 @@ def fit(options: argparse.Namespace) -> None:
     start = options.warm_start and open_parent(store, options.warm_start, "--warm-start")
     data = load_for(recipe, data_root(), start)
     splits = split(data, split_sizes(recipe))
-    for line in similar_class_warnings(data.classes) + duplicate_warnings(splits, data.takes_ids):
+    for line in similar_class_warnings(data.classes) + duplicate_warnings(splits):
         log.info("! %s", line)
 
     # Importing torch is slow, so errors in recipes and data are reported first.

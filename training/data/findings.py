@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
 from model_store.sources.cells import category_text
@@ -30,13 +29,11 @@ from training.data.column_findings import (
 from training.data.columns import read_column, take
 from training.data.images import survey_images
 from training.data.row_findings import split_warnings, total_warnings
-from training.data.rows import Rows, Splits
+from training.data.rows import Rows, Splits, row_digest
 from training.recipe import DataSection
 
 MIN_CLASS_ROWS = 10  # smaller classes cause a warning
 MAX_PIXELS = 64  # per side, for large images or several sizes
-NEAR_DIGITS = 3  # compared decimals, in standard deviations
-CHUNK_ROWS = 1024
 MIN_SHARE = 0.01  # share of duplicates in a split that causes a warning
 ADVICE = (
     "duplicates in calibration and test rows make a model look too certain; keep related rows in "
@@ -272,47 +269,21 @@ def similar_class_warnings(classes: Iterable[str]) -> list[str]:
     return [f"{message}: {'; '.join(groups[:10])}"] if groups else []
 
 
-def count_near_duplicates(
-    train: Rows, other_splits: Mapping[str, Rows], takes_ids: bool = False
-) -> dict[str, int]:
-    """Count the near-duplicates of training rows in each split.
-
-    If rows consist of ids, only equal rows count.
-    """
-    scale = 1.0 if takes_ids else _scale(train.x)
-    train_keys = set(_keys(train, scale))
-    return {
-        name: sum(key in train_keys for key in _keys(rows, scale))
+def describe_duplicates(train: Rows, other_splits: Mapping[str, Rows]) -> str:
+    """Count the rows of each split that equal a training row."""
+    digests = set(map(row_digest, train.x))
+    counts = {
+        name: sum(row_digest(row) in digests for row in rows.x)
         for name, rows in other_splits.items()
     }
-
-
-def describe_duplicates(
-    train: Rows, other_splits: Mapping[str, Rows], takes_ids: bool = False
-) -> str:
     return ", ".join(
         f"{count} of {len(other_splits[name])} {name}"
-        for name, count in count_near_duplicates(train, other_splits, takes_ids).items()
+        for name, count in counts.items()
         if count > max(1.0, MIN_SHARE * len(other_splits[name]))
     )
 
 
-def duplicate_warnings(splits: Splits, takes_ids: bool = False) -> list[str]:
+def duplicate_warnings(splits: Splits) -> list[str]:
     other_splits = {name: rows for name, rows in vars(splits).items() if name != "train"}
-    counts = describe_duplicates(splits.train, other_splits, takes_ids)
-    return [f"rows that nearly equal a training row: {counts}; {ADVICE}"] if counts else []
-
-
-def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:
-    spread = float(np.std(x[:CHUNK_ROWS].astype(np.float64)))
-    return 10.0**NEAR_DIGITS / spread if spread > 0 else 1.0
-
-
-def _keys(rows: Rows, scale: float) -> list[int]:
-    """Hash rounded rows, so that near-duplicates share a key."""
-    keys = []
-    for first in range(0, len(rows), CHUNK_ROWS):
-        chunk = rows.x[first : first + CHUNK_ROWS].astype(np.float64)
-        rounded = np.round(chunk * scale) + 0.0  # The sum turns -0 into 0.
-        keys += [hash(row.tobytes()) for row in rounded]
-    return keys
+    counts = describe_duplicates(splits.train, other_splits)
+    return [f"rows that equal a training row: {counts}; {ADVICE}"] if counts else []

@@ -8,9 +8,7 @@ import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
-from model_store.scores.classification import Scores
 from training import log
-from training.calibration.calibrate import match_groups
 from training.data import Rows
 from training.evaluation.evaluate import (
     EvaluationOptions,
@@ -23,14 +21,12 @@ from training.evaluation.figures import (
     LEVEL,
     RESAMPLES,
     Figure,
-    Mean,
     Resamples,
     RiskCoverage,
     Share,
 )
-from training.evaluation.metrics import class_figures, regression_figures
 from training.evaluation.pairs import Difference, Pairs, difference
-from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
+from training.evaluation.quality import ServedPredictor, losses, main_figures
 from training.provenance import Provenance
 from training.versions import Parent
 
@@ -123,21 +119,11 @@ def compare_versions(
 def _figures(
     predictor: ServedPredictor, test: Rows, group_names: tuple[str, ...]
 ) -> dict[str, Figure]:
-    calibration = predictor.model.calibration
-    groups = match_groups(calibration, test, group_names)
-    predicted = predictor("test", test.x.astype(np.float32), groups)
+    predicted = predictor.test(test, group_names)
     prediction, scores = predicted.prediction, predicted.prediction.scores
-    if isinstance(scores, Scores):
-        figures = class_figures(scores.probabilities, test.y)
-    else:
-        measures, ends = target_measures(predictor, test), prediction.intervals(0.95)
-        assert ends is not None
-        figures = regression_figures(scores.in_units, measures.log_likelihood, ends, test.y)
-        figures["crps"] = Mean(measures.crps)
-    p_value = prediction.judged_p_values.p_value
-    for fpr in FPRS:
-        if fpr >= calibration.smallest_fpr:
-            figures[f"flagged.{fpr:g}"] = Share(p_value <= fpr)
+    figures = main_figures(predicted, test.y)
+    for fpr in predicted.flagged:
+        figures[f"flagged.{fpr}"] = Share(prediction.judged_p_values.p_value <= float(fpr))
     score = predicted.scores[scores.overall]
     figures[f"aurc.{scores.overall}"] = RiskCoverage(score, losses(scores, test.y))
     return figures

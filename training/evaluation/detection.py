@@ -1,4 +1,4 @@
-"""Metrics for outlier detection, error detection and classification.
+"""Metrics for the detection of outliers and errors.
 
 Scores are higher for rows more unlike the data and for more uncertain predictions. Shapes: P
 positive rows (outliers, errors), N negative rows. Confidence intervals, at `figures.LEVEL`:
@@ -15,7 +15,7 @@ from scipy.special import ndtri
 from sklearn import metrics
 
 from model_store.state.live import wilson_interval
-from training.evaluation.figures import LEVEL, Ends, Record, share_interval
+from training.evaluation.figures import LEVEL, Ends, Record
 
 EDGE = 1e-12  # the root search stays this far from 0 and 1
 Z = float(ndtri((1.0 + LEVEL) / 2.0))
@@ -65,32 +65,6 @@ def auroc_interval(area: float, positive: int, negative: int) -> Ends:
     low = 0.0 if area <= EDGE else optimize.brentq(excess, 0.0, min(area, 1.0 - EDGE))
     high = 1.0 if area >= 1.0 - EDGE else optimize.brentq(excess, max(area, EDGE), 1.0)
     return float(low), float(high)
-
-
-def by_class(
-    label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]
-) -> list[Record]:
-    """Compute the recall, precision and confusion matrix row for each class.
-
-    Recall is None if the class has no rows, and precision is None if it was never predicted.
-    """
-    confusion = metrics.confusion_matrix(y, label, labels=range(len(classes)))
-    results = []
-    for c, name in enumerate(classes):
-        hits = int(confusion[c, c])
-        counts = {"recall": int(confusion[c].sum()), "precision": int(confusion[:, c].sum())}
-        shares = {key: hits / count if count else None for key, count in counts.items()}
-        ends = {key: share_interval(hits, count) for key, count in counts.items() if count}
-        results.append(
-            {
-                "name": name,
-                "rows": counts["recall"],
-                "labelled": confusion[c].tolist(),
-                **shares,
-                "confidence_intervals": ends,
-            }
-        )
-    return results
 
 
 def _pool(

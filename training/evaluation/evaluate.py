@@ -14,7 +14,6 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import MAX_SEED
 from training import log, silence
-from training.calibration.calibrate import match_groups
 from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
 from training.evaluation import plots
@@ -88,10 +87,9 @@ def evaluate_version(
             bar.update()
             bar.report(f"measured {name}")
 
-        groups = match_groups(model.calibration, test, data.group_names)
-        predicted = predictor("test", test.x.astype(np.float32), groups)
+        predicted = predictor.test(test, data.group_names)
         advance("test")
-        measures = measure_test(predictor, predicted, test, data.classes)
+        measures = measure_test(predicted, test, data.classes, options.seed)
         predicted_sets = {}
         for name, rows in sets.items():
             predicted_sets[name] = predictor(name, rows)
@@ -236,7 +234,7 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
         rows = data.rows if data.is_held_out else data.test
         counts = describe_duplicates(fit_data.train, {f"rows of {source}": rows})
         if counts:
-            message = "%s are nearly the same as training rows of %s: quality may be overestimated"
+            message = "%s are training rows of %s: quality may be overestimated"
             log.info(message, counts, version.label)
     return data, False
 

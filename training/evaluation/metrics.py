@@ -5,6 +5,7 @@ draw and row, in the units of the target or of the transformed target.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from jaxtyping import Bool, Float, Float64, Int64
 from scipy import stats
 from scipy.special import ndtr
 
-from model_store.scores.classification import MIN_PROBABILITY
-from model_store.scores.regression import MixtureScores, log_density
+from model_store.inference.prediction import Prediction
+from model_store.scores.classification import MIN_PROBABILITY, Scores
+from model_store.scores.regression import log_density
 from model_store.scores.transforms import Transform, to_fitted, to_target
 from training.bayes.likelihoods import crps
 from training.evaluation.figures import (
@@ -28,9 +30,8 @@ from training.evaluation.figures import (
 
 BINS = 15  # for confidences
 PIT_BINS = 10
-LEVELS = 200
-HALVINGS = 60  # steps of the search for a quantile
-MAX_STDS = 10.0  # half width of its first bracket, in standard deviations
+STEPS = 200  # of the integral on each side of a target
+MAX_STDS = 10.0  # range of the integral beyond the means, in standard deviations
 
 Values = Float64[np.ndarray, "N"]
 Labels = Int64[np.ndarray, "N"]
@@ -66,16 +67,16 @@ def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Fig
 
 
 def regression_figures(
-    scores: MixtureScores,
-    log_likelihood: Values,
-    intervals: Float64[np.ndarray, "N 2"],
-    y: np.ndarray,
+    prediction: Prediction, log_likelihood: Values, y: np.ndarray
 ) -> dict[str, Figure]:
     """Compute the RMSE, log-likelihood, mean standard deviation and interval metrics.
 
-    The log-likelihood is in nats per row, for a density in the target's units. `intervals` have
-    nominal coverage .95. The mean width is left out if it is infinite.
+    The log-likelihood is in nats per row, for a density in the target's units. Intervals have
+    nominal coverage .95. Their mean width is left out if it is infinite.
     """
+    assert not isinstance(prediction.scores, Scores)
+    scores, intervals = prediction.scores.in_units, prediction.intervals(0.95)
+    assert intervals is not None
     width = intervals[:, 1] - intervals[:, 0]
     figures: dict[str, Figure] = {
         "rmse": RootMean(np.square(scores.mean - y)),
@@ -154,31 +155,25 @@ def transformed_crps(
 ) -> Values:
     """Compute the CRPS for a transformed target, which has no closed form.
 
-    It is twice the mean of the pinball losses at `LEVELS` equidistant quantiles (Laio and Tamea,
-    "Verification tools for probabilistic forecasts of continuous hydrological variables", 2007,
-    equation 17).
+    It is the integral of (F(t) - 1[t >= y])^2 over the target's values t, by the midpoint rule on
+    each side of y. Beyond `MAX_STDS`, F is 0 or 1.
     """
-    losses = []
-    for q in ((np.arange(LEVELS) + 0.5) / LEVELS).tolist():
-        error = y - to_target(transform, mixture_quantile(outputs, q))
-        losses.append(np.maximum(q * error, (q - 1.0) * error))
-    return 2.0 * np.mean(losses, axis=0)
+    mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
+    low, high = (mean - MAX_STDS * std).min(axis=0), (mean + MAX_STDS * std).max(axis=0)
+    z = np.clip(to_fitted(transform, y), low, high)
+    crps: Values = np.abs(y - to_target(transform, z))
+    for end, is_above in ((low, 0.0), (high, 1.0)):
+        for first, last in pairwise(np.linspace(z, end, STEPS + 1)):
+            width = np.abs(to_target(transform, last) - to_target(transform, first))
+            gap = distribution_function(outputs, 0.5 * (first + last)) - is_above
+            crps += np.square(gap) * width
+    return crps
 
 
 def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> Values:
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
     below: np.ndarray = ndtr((y - mean) / std).mean(axis=0)
     return below
-
-
-def mixture_quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
-    mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
-    low, high = (mean - MAX_STDS * std).min(axis=0), (mean + MAX_STDS * std).max(axis=0)
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        is_below = distribution_function(outputs, middle) < q
-        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-    return 0.5 * (low + high)
 
 
 def pit_measures(pit: Values) -> Record:

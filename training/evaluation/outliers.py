@@ -94,11 +94,21 @@ def sample_rows(x: np.ndarray, max_rows: int, seed: int) -> np.ndarray:
 
 
 def noise_sets(spec: InputSpec, x: Inputs, seed: int) -> dict[str, Rows]:
+    noise = noise_rows(spec, x, len(x), seed, EvaluationStream.UNIFORM)
     if spec.takes_ids:
-        return {"uniform": random_ids(spec, x, seed, EvaluationStream.UNIFORM)}
+        return {"uniform": noise}
     if takes_even_rows(spec, x):
-        return {"even": even_rows(spec, x, len(x), seed, EvaluationStream.EVEN)}
-    return {"uniform": uniform(spec, len(x), seed), "gaussian": gaussian(spec, len(x), seed)}
+        return {"even": noise}
+    return {"uniform": noise, "gaussian": gaussian(spec, len(x), seed)}
+
+
+def noise_rows(spec: InputSpec, x: Inputs, rows: int, *seed: int) -> Rows:
+    """Draw uniform noise, random ids or uniformly drawn columns in the format of `x`."""
+    if spec.takes_ids:
+        return random_ids(spec, x[:rows], *seed)
+    if takes_even_rows(spec, x):
+        return even_rows(spec, x, rows, *seed)
+    return uniform(spec, rows, *seed)
 
 
 def near_rows(
@@ -121,9 +131,12 @@ def near_rows(
     return sets
 
 
-def uniform(spec: InputSpec, rows: int, seed: int) -> Rows:
-    random = generator(seed, EvaluationStream.UNIFORM)
-    return random.uniform(spec.minimum, spec.maximum, (rows, _size(spec))).astype(np.float32)
+def uniform(spec: InputSpec, rows: int, *seed: int) -> Rows:
+    random = generator(*seed)
+    x = np.empty((rows, _size(spec)), dtype=np.float32)
+    for row in x:  # drawing all rows at once would need three times the memory
+        row[:] = random.uniform(spec.minimum, spec.maximum, len(row))
+    return x
 
 
 def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:

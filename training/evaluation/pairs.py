@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
 from scipy import optimize, stats
 
 from training.evaluation.figures import (
@@ -47,16 +46,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Worsening:
-    """The amount by which a figure is worse than a baseline."""
-
-    value: float
-    interval: Ends
-    p_value: float  # if the figure is worse by exactly the allowed amount
-    test: str
-
-
-@dataclass(frozen=True)
 class Pairs:
     """The numbers of rows that only one of two versions predicts correctly."""
 
@@ -71,12 +60,8 @@ class Pairs:
 
     def mcnemar(self) -> float:
         """Compute the two-sided McNemar p-value."""
-        swapped = Pairs(self.lost, self.gained, self.rows)
-        return min(1.0, 2.0 * min(self.mcnemar_lost(), swapped.mcnemar_lost()))
-
-    def mcnemar_lost(self) -> float:
-        """Compute the one-sided McNemar p-value for the second version being worse."""
-        return float(stats.binom.sf(self.lost - 1, self.gained + self.lost, 0.5))
+        rows = self.gained + self.lost
+        return float(stats.binomtest(self.lost, rows).pvalue) if rows else 1.0
 
     def score(self, difference: float) -> float:
         """Compute Tango's score statistic for a hypothesised difference in proportions."""
@@ -113,26 +98,25 @@ def difference(first: Figure, second: Figure, resamples: Resamples) -> Differenc
     return Difference(first.value, second.value, ends, p_value, "bootstrap")
 
 
-def worsening(
-    metric: str, figure: Figure, baseline: Figure, allowed: float, resamples: Resamples
-) -> Worsening:
-    value = worse_by(metric, figure.value, baseline.value)
+def measure_loss(
+    metric: str, figure: Figure, baseline: Figure, resamples: Resamples
+) -> tuple[float, Ends]:
+    """Compute by how much a figure is worse than a baseline, with an interval."""
     better = BETTER[metric]
-    if isinstance(figure, Share) and isinstance(baseline, Share) and isinstance(better, str):
-        is_more_better = better == "more"
-        pairs = Pairs.count(baseline, figure) if is_more_better else Pairs.count(figure, baseline)
-        low, high = pairs.interval()
-        if allowed > 0:
-            p_value = float(stats.norm.cdf(pairs.score(-allowed)))
-            return Worsening(value, (-high, -low), p_value, "score")
-        return Worsening(value, (-high, -low), pairs.mcnemar_lost(), "mcnemar")
+    if isinstance(better, float):
+        sampled, values = (
+            np.abs(new - better) - np.abs(old - better)
+            for new, old in (
+                (resamples.values(figure), resamples.values(baseline)),
+                (figure.value, baseline.value),
+            )
+        )
+        return float(values), percentiles(sampled)
     if better == "less":
-        lower, upper = _excess(baseline, figure, resamples)
+        change = difference(baseline, figure, resamples)
     else:
-        figures, baselines = resamples.values(figure), resamples.values(baseline)
-        lower = upper = _worse_by_sample(metric, figures, baselines)
-    ends = percentiles(lower)[0], percentiles(upper)[1]
-    return Worsening(value, ends, _tail(lower <= allowed), "bootstrap")
+        change = difference(figure, baseline, resamples)
+    return change.value, change.interval
 
 
 def _excess(first: Figure, second: Figure, resamples: Resamples) -> tuple[Values, Values]:
@@ -144,21 +128,6 @@ def _excess(first: Figure, second: Figure, resamples: Resamples) -> tuple[Values
     lower = (second.value - second_chance) - (2.0 * first.value - first_sampled)
     upper = (2.0 * second.value - second_sampled) - (first.value - first_chance)
     return lower, upper
-
-
-def worse_by(metric: str, value: float, baseline: float) -> float:
-    return float(_worse_by_sample(metric, np.array([value]), np.array([baseline]))[0])
-
-
-def _worse_by_sample(
-    metric: str, values: Float64[np.ndarray, "R"], baselines: Float64[np.ndarray, "R"]
-) -> Float64[np.ndarray, "R"]:
-    better = BETTER[metric]
-    if better == "more":
-        return baselines - values
-    if better == "less":
-        return values - baselines
-    return np.abs(values - better) - np.abs(baselines - better)
 
 
 def _tail(is_extreme: np.ndarray) -> float:

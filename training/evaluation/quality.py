@@ -1,25 +1,26 @@
-"""Measurements of a published version's predictions, scores and flag.
+"""Measurements of a version's predictions, scores and flag.
 
 Predictions are computed as in the service, in requests of `REQUEST_ROWS` rows with one seed each.
 Scores are higher for more uncertain rows and for rows more unlike the data. N is the number of
 rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
+from sklearn.metrics import confusion_matrix
 
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
-from model_store.scores.records import concatenate
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training import log
+from training.calibration.calibrate import match_groups
 from training.data import Rows
-from training.evaluation.detection import by_class, detection
+from training.evaluation.detection import detection
 from training.evaluation.figures import (
     Ends,
     Figure,
@@ -42,8 +43,9 @@ from training.evaluation.metrics import (
     regression_figures,
     reliability,
 )
-from training.scoring import served_outputs
-from training.seeds import hash_key
+from training.evaluation.outliers import noise_rows
+from training.scoring import rows_per_draw_set, served_prediction
+from training.seeds import ServedRows, hash_key
 
 REQUEST_ROWS = 16
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
@@ -51,6 +53,9 @@ FPRS = (0.01, 0.05, 0.1)
 SPREAD_BINS = 5
 PART_COVERAGE, PART_FPR = 0.95, 0.05
 MAX_GROUPS = 100  # the largest groups
+NOISE_ROWS = 1000
+RELIABLE_PROBABILITY = 0.9  # as the web page rates answers
+MIN_UNCERTAINTY = 1e-300  # avoids a division by 0
 
 LARGEST = np.finfo(np.float64).max
 Values = Float64[np.ndarray, "N"]
@@ -59,7 +64,7 @@ Bounds = Float64[np.ndarray, "N 2"]
 
 @dataclass(frozen=True, eq=False)
 class ServedPrediction:
-    """A version's predictions for N rows.
+    """A version's predictions for N rows, and for regression the measures of their targets.
 
     `scores` contains the posterior scores, the detectors (densities as surprisals) and the flag's
     statistic. `flagged` contains the share of flagged rows by false-positive rate. Rows with
@@ -69,6 +74,7 @@ class ServedPrediction:
     prediction: Prediction
     scores: dict[str, Values]
     flagged: dict[str, float]
+    targets: TargetMeasures | None = None
 
 
 @dataclass(frozen=True)
@@ -82,18 +88,25 @@ class ServedPredictor:
     def request_seed(self, name: str) -> int:
         return hash_key(self.seed, *name.encode())
 
-    def outputs(self, name: str, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        return served_outputs(
-            self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS
-        )
+    def __call__(self, name: str, x: np.ndarray) -> ServedPrediction:
+        return self._predict(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
 
-    def __call__(
-        self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None
+    def test(self, test: Rows, group_names: tuple[str, ...]) -> ServedPrediction:
+        """Predict test rows by their groups, and measure the targets of a regression."""
+        return self._predict("test", test, group_names, TargetMeasures.compute)
+
+    def _predict(
+        self,
+        name: str,
+        rows: Rows,
+        group_names: tuple[str, ...] = (),
+        measure: Callable[..., TargetMeasures] | None = None,
     ) -> ServedPrediction:
-        parts = self.outputs(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
-        prediction = Prediction.concatenate([self.model.prediction(*part) for part in parts])
-        if groups is not None:
-            prediction = prediction.with_groups(groups)
+        seed = self.request_seed(name)
+        prediction, targets = served_prediction(
+            self.model, rows, self.draws, seed, REQUEST_ROWS, measure
+        )
+        prediction = _by_group(self.model, prediction, rows, group_names)
         is_refused = ~np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
         if is_refused.any():
             log.warning(
@@ -101,7 +114,7 @@ class ServedPredictor:
                 "they count as detected",
                 name,
                 is_refused.sum(),
-                len(x),
+                len(rows),
             )
         calibration = self.model.calibration
         p_value = np.where(is_refused, 0.0, prediction.judged_p_values.p_value)
@@ -110,51 +123,57 @@ class ServedPredictor:
         densities = {name: prediction.surprisals[name] for name in calibration.standards}
         scores = {**prediction.detected, **densities, "flag": prediction.statistic}
         scores = {name: np.where(is_refused, LARGEST, score) for name, score in scores.items()}
-        return ServedPrediction(prediction, scores, flagged)
+        return ServedPrediction(prediction, scores, flagged, targets)
+
+
+def _by_group(
+    model: Model, prediction: Prediction, rows: Rows, group_names: tuple[str, ...]
+) -> Prediction:
+    groups = match_groups(model.calibration, rows, group_names)
+    return prediction if groups is None else prediction.with_groups(groups)
+
+
+def main_figures(predicted: ServedPrediction, y: np.ndarray) -> dict[str, Figure]:
+    """Compute the metrics of the predictions of test rows."""
+    prediction = predicted.prediction
+    if isinstance(prediction.scores, Scores):
+        return class_figures(prediction.scores.probabilities, y)
+    assert predicted.targets is not None
+    figures = regression_figures(prediction, predicted.targets.log_likelihood, y)
+    return figures | {"crps": Mean(predicted.targets.crps)}
 
 
 def measure_test(
-    predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
+    predicted: ServedPrediction, test: Rows, classes: tuple[str, ...], seed: int
 ) -> Record:
-    scores, resamples = predicted.prediction.scores, Resamples.draw(len(test), predictor.seed)
+    scores, resamples = predicted.prediction.scores, Resamples.draw(len(test), seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
     facts = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
     if isinstance(scores, Scores):
-        probs = scores.probabilities
-        figures = class_figures(probs, test.y)
+        confusion = confusion_matrix(test.y, scores.label, labels=range(len(classes)))
         facts |= {
-            "reliability": reliability(probs.max(axis=1), loss == 0),
-            "by_class": by_class(scores.label, test.y, classes),
+            "reliability": reliability(scores.probabilities.max(axis=1), loss == 0),
+            "classes": list(classes),
+            "confusion": confusion.tolist(),
             "error_detection": error_detection(predicted, loss),
         }
     else:
-        measures, scores = target_measures(predictor, test), scores.in_units
+        assert predicted.targets is not None
         bounds = {
             nominal: interval
             for nominal in COVERAGES
             if (interval := predicted.prediction.intervals(nominal)) is not None
         }
-        figures = regression_figures(scores, measures.log_likelihood, bounds[0.95], test.y)
-        figures["crps"] = Mean(measures.crps)
         facts |= {
-            "pit": pit_measures(measures.pit),
+            "pit": pit_measures(predicted.targets.pit),
             "intervals": [_interval(*item, test.y, resamples) for item in bounds.items()],
-            "by_spread": _by_spread(scores, bounds[0.95], test.y, predictor.seed),
+            "by_spread": _by_spread(scores.in_units, bounds[0.95], test.y, seed),
         }
-    record = make_record(figures, resamples, **facts)
+    record = make_record(main_figures(predicted, test.y), resamples, **facts)
     record["confidence_intervals"] |= intervals(areas, resamples, "aurc.")
     record["confidence_intervals"] |= _flag_intervals(predicted, len(test))
     return record
-
-
-def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
-    transform, parts, first = predictor.model.manifest.transform, [], 0
-    for outputs, _ in predictor.outputs("test", test):
-        last = first + outputs.shape[1]
-        parts.append(TargetMeasures.compute(outputs, test.y[first:last], transform))
-        first = last
-    return concatenate(parts)
 
 
 def losses(scores: AnyScores, y: np.ndarray) -> Values:
@@ -284,3 +303,101 @@ def _flag_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:
         f"flagged.{fpr}": share_interval(round(rate * rows), rows)
         for fpr, rate in predicted.flagged.items()
     }
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRows:
+    """The test rows of a publication, with the names of their class and group numbers.
+
+    Regression has no classes.
+    """
+
+    test: Rows
+    classes: tuple[str, ...]
+    seed: int
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Quality:
+    figures: dict[str, Figure]
+    disagreement: float  # between draws, on test rows
+    disagreement_on_noise: float
+
+
+def disagreement(scores: AnyScores) -> float:
+    """Compute the share of the uncertainty that is due to disagreement between draws.
+
+    It is mean BALD / mean entropy, or mean epistemic variance / mean variance. It is 0 if all draws
+    agree.
+    """
+    if isinstance(scores, Scores):
+        part, total = scores.bald, scores.entropy
+    else:
+        part, total = np.square(scores.epistemic_std), np.square(scores.std)
+    return float(part.mean() / max(total.mean(), MIN_UNCERTAINTY))
+
+
+def measure(model: Model, rows: MeasuredRows) -> Quality:
+    """Measure predictions on test rows, and the flag rate on test and noise rows.
+
+    Rows are scored as served, in requests of `REQUEST_ROWS` rows (or more, if more must share a
+    draw set) with the default draws. The flag's rates are at fpr .05.
+    """
+    draws = int(model.calibration.draw_counts[-1])
+    share = max(REQUEST_ROWS, rows_per_draw_set(model.runtime, len(rows.test), draws))
+    seed = hash_key(rows.seed, ServedRows.TEST)
+    noise_seed = hash_key(rows.seed, ServedRows.NOISE)
+    test, likelihoods = served_prediction(model, rows.test, draws, seed, share)
+    test = _by_group(model, test, rows.test, rows.groups)
+    noise_x = noise_rows(
+        model.manifest.input,
+        rows.test.x,
+        min(len(rows.test), NOISE_ROWS),
+        rows.seed,
+        ServedRows.NOISE_VALUES,
+    )
+    noise, _ = served_prediction(model, Rows(noise_x, rows.test.y), draws, noise_seed, share, None)
+    if isinstance(test.scores, Scores):
+        probs = _reorder(test.scores.probabilities, model.manifest.classes or (), rows.classes)
+        figures = class_figures(probs, rows.test.y)
+        is_reliable = _find_reliable(test)
+        if is_reliable.any():
+            figures["reliable_accuracy"] = Share((probs.argmax(axis=1) == rows.test.y)[is_reliable])
+    else:
+        figures = regression_figures(test, likelihoods, rows.test.y)
+    figures = {f"test_{key}": figure for key, figure in figures.items()}
+    figures["flag_rate_at_05"] = Share(test.judged_p_values.p_value <= 0.05)
+    figures["uniform_noise_flagged_at_05"] = Share(noise.judged_p_values.p_value <= 0.05)
+    return Quality(figures, disagreement(test.scores), disagreement(noise.scores))
+
+
+def _find_reliable(test: Prediction) -> Bool[np.ndarray, "N"]:
+    """Mark unflagged rows with a probable label and a single-class prediction set.
+
+    The prediction set has a coverage of 95 %.
+    """
+    sets = test.prediction_sets(0.95)
+    assert sets is not None
+    assert isinstance(test.scores, Scores)
+    is_probable = test.scores.probabilities.max(axis=1) > RELIABLE_PROBABILITY
+    is_flagged = test.judged_p_values.p_value <= 0.05
+    return is_probable & ~is_flagged & (sets.sum(axis=1) == 1)
+
+
+def _reorder(
+    probs: Float64[np.ndarray, "N C"], names: tuple[str, ...], classes: tuple[str, ...]
+) -> Float64[np.ndarray, "N D"]:
+    """Reorder class probabilities to match `classes`, with extra classes at the end.
+
+    Classes that are not in `names` get probability 0.
+    """
+    if classes == names:
+        return probs
+    index = {name: c for c, name in enumerate(names)}
+    extra = [name for name in names if name not in classes]
+    columns = [
+        probs[:, index[name]] if name in index else np.zeros(len(probs))
+        for name in (*classes, *extra)
+    ]
+    return np.stack(columns, axis=1)

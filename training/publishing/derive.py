@@ -15,13 +15,13 @@ from training.data import Dataset, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import transform_splits
 from training.evaluation import figures
+from training.evaluation.quality import MeasuredRows
 from training.fit import Fitted, temper
 from training.provenance import Provenance, Pruning, Recalibration
 from training.publishing.baselines import CLEAR_ERRORS, LOG_LIKELIHOOD, check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.pruning import is_weight, prune, select_strongest
 from training.publishing.publish import assemble
-from training.publishing.quality import MeasuredRows
 from training.recipe import override
 from training.seeds import Stream, generator
 from training.versions import (
@@ -155,11 +155,10 @@ def recalibrate(
         seed=seed,
         data_digest=data.digest(),
     )
-    extent, classes = (data.minimum, data.maximum), manifest.classes or ()
     draft = draft_version(
         Exported.from_artifact(parent),
         rows,
-        MeasuredRows(rows.test, extent, classes, seed, data.group_names, data.input),
+        MeasuredRows(rows.test, manifest.classes or (), seed, data.group_names),
         None if manifest.abstention is None else manifest.abstention.risk,
         CategoryChoice.from_config(kind, data, column),
         manifest.method,

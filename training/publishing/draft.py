@@ -41,10 +41,10 @@ from training import log
 from training.calibration.calibrate import CategoryChoice, calibrate
 from training.data import Rows
 from training.evaluation.figures import Figure, values
+from training.evaluation.quality import MeasuredRows, Quality, measure
 from training.fitting.convergence import change_warning
 from training.methods import METHODS, Laplace, Method
 from training.provenance import Provenance
-from training.publishing.quality import MeasuredRows, Quality, measure
 from training.scoring import rows_per_draw_set
 
 PREFLIGHT_S = 120.0  # to load a version and predict with it

@@ -28,6 +28,7 @@ from training import log
 from training.calibration.calibrate import CategoryChoice
 from training.data import Dataset, Rows, Splits
 from training.data.rows import class_shares
+from training.evaluation.quality import MeasuredRows
 from training.export.graphs import export, load_runtime, parity
 from training.export.local import localise
 from training.export.quantise import quantisation_error, quantise_network
@@ -37,7 +38,6 @@ from training.provenance import Provenance
 from training.publishing.baselines import add_baselines, check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.gate import check_gate
-from training.publishing.quality import MeasuredRows
 from training.recipe import Recipe
 from training.scoring import draw_counts
 from training.seeds import Stream, generator
@@ -96,8 +96,7 @@ def _find_published(store: ModelStore, name: str, run: str | None) -> Manifest |
 
 
 def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
-    extent, groups = (data.minimum, data.maximum), data.group_names
-    return MeasuredRows(splits.test, extent, data.classes, recipe.seed, groups, data.input)
+    return MeasuredRows(splits.test, data.classes, recipe.seed, data.group_names)
 
 
 def assemble(result: "Fitted") -> Draft:

@@ -323,7 +323,7 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
         with print_messages():
             assert load_data(version, people_folder, source)[1] == is_fitted
         is_told = re.search(
-            r"[5-9]\d of 100 rows of csv:part.csv are nearly the same as training rows of people version 1",
+            r"[5-9]\d of 100 rows of csv:part.csv are training rows of people version 1",
             message := capsys.readouterr().err,
         )
         assert bool(is_told) != is_fitted
