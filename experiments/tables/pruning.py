@@ -22,8 +22,7 @@ from experiments.tables.accuracy import WIDE_SPIKE, layers, make_recipe
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from training.fit import fit, publish
-from training.publishing.derive import prune_version
-from training.publishing.pruning import is_weight, signal_to_noise
+from training.publishing.derive import is_weight, prune_version, signal_to_noise
 from training.versions import open_parent
 
 ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of removed weights

@@ -101,8 +101,8 @@ def compare(options: argparse.Namespace) -> None:
     artifacts = [open_version(store, name, files) for name in names]
     versions = [load_parent(artifact, "model") for artifact in artifacts]
 
-    from training.evaluation.comparison import compare_versions
     from training.evaluation.evaluate import EvaluationOptions
+    from training.evaluation.pairs import compare_versions
 
     evaluation = EvaluationOptions(
         rows=options.rows, draws=options.draws, seed=options.seed, source=options.data

@@ -30,8 +30,7 @@ from training.data.rows import (
     split,
 )
 from training.data.splitting import SplitSizes
-from training.data.tables import MAX_GROUPS, make_table_dataset, uci
-from training.data.texts import TextRows
+from training.data.tables import MAX_GROUPS, TextRows, make_table_dataset, uci
 from training.recipe import IMAGE_DENSITIES, Recipe
 
 __all__ = [

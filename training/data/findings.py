@@ -25,10 +25,11 @@ from training.data.column_findings import (
     describe_nearly_numbers,
     group_similar,
     inspect_column,
+    split_warnings,
+    total_warnings,
 )
 from training.data.columns import read_column, take
 from training.data.images import survey_images
-from training.data.row_findings import split_warnings, total_warnings
 from training.data.rows import Rows, Splits, row_digest
 from training.recipe import DataSection
 

@@ -8,26 +8,85 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Float32, Float64, Int64, Shaped
 
-from model_store.artifacts.manifest import CategoricalColumn, column_width
-from model_store.errors import InvalidInput
+from model_store.artifacts.manifest import LARGEST_ID, CategoricalColumn, TextSpec, column_width
+from model_store.errors import InvalidInput, one_line
 from model_store.sources.cells import Categories, Numbers, category_text
 from model_store.sources.columns import Columns, encode, fill_missing, presence
 from training import log
+from training.data.arrays import resolve_path
 from training.data.cells import column_names
 from training.data.columns import Values, find_times, fit_column, read_column, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.targets import needs_float64
-from training.data.texts import TextRows
 
 if TYPE_CHECKING:
+    from model_store.sources.text import TextEncoder
     from training.recipe import DataSection
 
 MAX_GROUPS = 1000  # for calibration and evaluation by group
 
 Index = Int64[np.ndarray, "M"]
+MAX_TOKENIZER_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, eq=False)
+class TextRows:
+    encoder: "TextEncoder"
+    tokenizer: bytes
+
+    @classmethod
+    def load(cls, section: "DataSection", root: Path, tokenizer: bytes | None) -> "TextRows":
+        from model_store.sources.text import TextEncoder, text_spec  # This import is slow.
+
+        assert section.text is not None
+        content = _content(section, root) if tokenizer is None else tokenizer
+        try:
+            spec = text_spec(content, section.text, section.max_tokens)
+            encoder = TextEncoder(content, spec)
+        except ValueError as error:
+            expected, _, received = one_line(error).removeprefix("expected ").partition(", got ")
+            raise InvalidInput("data.tokenizer", expected, received) from None
+        if encoder.vocabulary > LARGEST_ID + 1:
+            largest = f"{encoder.vocabulary - 1}"
+            raise InvalidInput("data.tokenizer", f"token ids up to {LARGEST_ID}", largest)
+        return cls(encoder, content)
+
+    @property
+    def spec(self) -> TextSpec:
+        return self.encoder.spec
+
+    def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
+        """Tokenise texts, truncating long ones and treating missing ones as empty."""
+        x = np.empty((len(texts), self.spec.max_tokens), dtype=np.float32)
+        truncated_texts = 0
+        for n, text in enumerate(texts):
+            field = f"column {self.spec.column}, row {n}"
+            self.encoder.bytes_for(text or "", field)
+            try:
+                x[n], is_truncated = self.encoder.encoded(text or "")
+            except ValueError:
+                expected = "text that the tokenizer can encode"
+                raise InvalidInput(field, expected, "other text") from None
+            truncated_texts += is_truncated
+        if truncated_texts:
+            max_tokens = self.spec.max_tokens
+            message = "truncating %d of %d texts to %d tokens"
+            log.info(message, truncated_texts, len(texts), max_tokens)
+        return x
+
+
+def _content(section: "DataSection", root: Path) -> bytes:
+    assert section.tokenizer is not None
+    path = resolve_path(root, section.tokenizer, "data.tokenizer")
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_TOKENIZER_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or "an error"
+        raise InvalidInput("data.tokenizer", f"a tokenizer.json at {path}", reason) from None
 
 
 def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:

@@ -16,10 +16,16 @@ from model_store.inference.noise import MAX_SEED
 from training import log, silence
 from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
-from training.evaluation import plots
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends, Record
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
-from training.evaluation.page import report_page
+from training.evaluation.page import (
+    pit_plot,
+    predicted_plot,
+    reliability_plot,
+    report_page,
+    risk_coverage_plot,
+    roc_plot,
+)
 from training.evaluation.quality import (
     PART_COVERAGE,
     REQUEST_ROWS,
@@ -308,15 +314,15 @@ def _plots(
 ) -> dict[str, bytes]:
     if "accuracy" in measures:
         main, label = "entropy", "error of the answered rows"
-        files = {"reliability.png": plots.reliability_plot(measures["reliability"])}
+        files = {"reliability.png": reliability_plot(measures["reliability"])}
     else:
         main, label = "std", "mean squared error of the answered rows"
         files = {
-            "pit.png": plots.pit_plot(measures["pit"], measures["by_spread"]),
-            "predicted.png": plots.predicted_plot(test.prediction, rows.y),
+            "pit.png": pit_plot(measures["pit"], measures["by_spread"]),
+            "predicted.png": predicted_plot(test.prediction, rows.y),
         }
     loss = losses(test.prediction.scores, rows.y)
     return files | {
-        "risk-coverage.png": plots.risk_coverage_plot(test, loss, label),
-        **({"roc.png": plots.roc_plot(test, sets, ["flag", main])} if sets else {}),
+        "risk-coverage.png": risk_coverage_plot(test, loss, label),
+        **({"roc.png": roc_plot(test, sets, ["flag", main])} if sets else {}),
     }

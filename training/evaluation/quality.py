@@ -20,7 +20,6 @@ from model_store.scores.tasks import AnyScores
 from training import log
 from training.calibration.calibrate import match_groups
 from training.data import Rows
-from training.evaluation.detection import detection
 from training.evaluation.figures import (
     Ends,
     Figure,
@@ -38,6 +37,7 @@ from training.evaluation.figures import (
 from training.evaluation.metrics import (
     TargetMeasures,
     class_figures,
+    detection,
     is_within,
     pit_measures,
     regression_figures,

@@ -17,9 +17,8 @@ from tests.support.recipes import get_recipe, write_recipe
 from tests.support.refusals import refused
 from tests.support.texts import VOCABULARY, tokenizer, write_reviews
 from training.__main__ import main
-from training.data import load, split, split_sizes
-from training.data.findings import count_near_duplicates
-from training.data.texts import TextRows
+from training.data import load
+from training.data.tables import TextRows
 from training.evaluation.outliers import OutlierSource, cross, random_ids, shuffle_ids
 from training.recipe import COMBINED_SCORES, DENSITY_NAMES, FEATURE_DENSITIES
 from training.versions import match_version
@@ -186,21 +185,6 @@ def test_other_sources_have_no_ids(tmp_path):
     refused(
         lambda: load(get_recipe("digits", vocabulary="auto"), tmp_path),
         "data.vocabulary: expected an `npz:` source",
-    )
-
-
-def test_ids_are_near_to_none_but_themselves(tmp_path):
-    x = np.repeat(np.arange(40)[:, None] * 2, 5, axis=1).astype(np.float32)
-    x[1::2] = x[0::2] + 1e-3
-    write_ids(tmp_path, x=x.round().astype(np.int64) * 1000)
-    data = load(get_recipe("npz:ids.npz", vocabulary="auto"), tmp_path)
-    splits = split(data, split_sizes(get_recipe("npz:ids.npz", vocabulary="auto")))
-    observed = {tuple(row) for row in splits.train.x.tolist()}
-    expected = sum(tuple(row) in observed for row in splits.test.x.tolist())
-    assert (
-        count_near_duplicates(splits.train, {"test": splits.test}, takes_ids=True)["test"]
-        == expected
-        > 0
     )
 
 

@@ -6,10 +6,6 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from model_store.state.live import wilson_interval
-from training.evaluation.detection import (
-    auroc_interval,
-    average_precision,
-)
 from training.evaluation.figures import (
     BinnedGap,
     Mean,
@@ -18,6 +14,10 @@ from training.evaluation.figures import (
     RootMean,
     Share,
     share_interval,
+)
+from training.evaluation.metrics import (
+    auroc_interval,
+    average_precision,
 )
 
 SAMPLES = 250

@@ -5,9 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn import metrics
 
-from training.evaluation.detection import by_class, detection, roc_curve
 from training.evaluation.figures import RiskCoverage, values
-from training.evaluation.metrics import class_figures, reliability, risk_coverage
+from training.evaluation.metrics import (
+    by_class,
+    class_figures,
+    detection,
+    reliability,
+    risk_coverage,
+    roc_curve,
+)
 
 # Few values, so that there are many ties.
 SCORES = st.integers(1, 12).flatmap(

@@ -19,7 +19,7 @@ from training.export.graphs import CHECKED_DETECTORS, export, load_runtime, pari
 from training.export.local import localise
 from training.export.served import served_network
 from training.model import build, initialise
-from training.publishing.pruning import is_weight, prune, select_strongest, signal_to_noise
+from training.publishing.derive import is_weight, prune, select_strongest, signal_to_noise
 from training.versions import open_parent
 
 SHAPE, CLASSES, ROWS = (5, 6), 4, 12
