@@ -11,10 +11,8 @@ import * as strengths from "./strengths.js";
 const MAX_VERSIONS = 10; // loaded at first
 const PLOTS = {
   "reliability.png": "Reliability: accuracy by confidence",
-  "pit.png": "Probability integral transform of the targets",
   "predicted.png": "Predicted and true targets",
   "risk-coverage.png": "Error rate by share of rows answered",
-  "roc.png": "ROC curves: unfamiliar rows against test rows",
 };
 const order = ([file]) => Object.keys(PLOTS).indexOf(file);
 

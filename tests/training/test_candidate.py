@@ -18,10 +18,8 @@ from model_store.state.labels import (
 )
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
-from tests.support.stores import tiny_description, tiny_files
 from training.__main__ import main
 from training.provenance import Provenance
-from training.publishing.gate import GateError
 
 pytestmark = pytest.mark.usefixtures("fits")
 HELD_OUT = 3  # labelled rows that are test rows
@@ -152,58 +150,6 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     assert count_tried_labels(work.store, work.database, "digits", promote=True) == 140
     assert "digits is worse than latest (version 1) in" in retained["reason"]
     assert "test_accuracy" in retained["reason"]
-
-
-def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
-    from training.candidate import best_at, lineage, measure_loss
-
-    store = ModelStore(tmp_path)
-    accuracies = [0.97, 0.986, 0.985, 0.983]
-    for number, accuracy in enumerate(accuracies, start=1):
-        training = {"data_digest": "of the data"}
-        if number > 1:
-            training["warm_start"] = {"name": "tiny", "version": str(number - 1)}
-            training["labels"] = {"rows": 15 * number, "digest": str(number), "left_out": {}}
-        described = tiny_description().model_copy(
-            update={"training": training, "quality": {"test_accuracy": accuracy}}
-        )
-        store.publish("tiny", described, tiny_files())
-    parent = store.manifest("tiny", "4")
-    line = lineage(store, parent)
-    assert [version.version for version in line] == ["4", "3", "2", "1"]
-    best = best_at(line, "test_accuracy")
-    assert best.version == "2"
-    assert best_at(line, "test_rmse") is None
-    candidate = parent.model_copy(update={"quality": {"test_accuracy": 0.981}})
-    lost = measure_loss(best, candidate, "test_accuracy")
-    assert (lost["version"], lost["best"], lost["candidate"]) == ("2", 0.986, 0.981)
-    assert np.isclose(lost["worse_by"], 0.005)
-    store.delete("tiny", "3")
-    assert [version.version for version in lineage(store, parent)] == ["4"]
-
-
-def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch):
-    from training import candidate as candidates_made
-
-    parent = work.store.manifest("digits", "1")
-    better = parent.model_copy(
-        update={"version": "0", "quality": {**parent.quality, "test_accuracy": 1.0}}
-    )
-    stored = []
-
-    def hold(recipe, gate, manifest, called, *_):
-        stored.append((manifest.quality["test_accuracy"], [*gate.metrics], called))
-        raise GateError("worse than the best of its line")
-
-    monkeypatch.setattr(candidates_made, "lineage", lambda *_: [parent, better])
-    monkeypatch.setattr(candidates_made, "check_no_worse", hold)
-    label(work, work.truth, key="team")
-    assert candidate(work, "--promote") == 0
-    assert stored == [(1.0, ["test_accuracy"], "the best of its lineage")]
-    (retained,) = candidates(work.database, "digits")
-    assert not retained["promoted"] and "the best of its line" in retained["reason"]
-    assert retained["lost"]["test_accuracy"]["best"] == 1.0
-    assert work.store.aliases("digits")["latest"] == "1"
 
 
 def test_without_state_there_is_nothing_to_do_and_wrong_options_are_named(work, capsys):

@@ -19,12 +19,10 @@ from training.data.findings import describe_duplicates
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends, Record
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
 from training.evaluation.page import (
-    pit_plot,
     predicted_plot,
     reliability_plot,
     report_page,
     risk_coverage_plot,
-    roc_plot,
 )
 from training.evaluation.quality import (
     PART_COVERAGE,
@@ -96,11 +94,10 @@ def evaluate_version(
         predicted = predictor.test(test, data.group_names)
         advance("test")
         measures = measure_test(predicted, test, data.classes, options.seed)
-        predicted_sets = {}
+        outliers = {}
         for name, rows in sets.items():
-            predicted_sets[name] = predictor(name, rows)
+            outliers[name] = measure_set(predicted, predictor(name, rows))
             advance(name)
-        outliers = {name: measure_set(predicted, rows) for name, rows in predicted_sets.items()}
         shift = _measure_shift(version, data, predictor, predicted, test) if is_fitted else None
     figures, intervals = _summary(measures, outliers)
     report = {
@@ -128,7 +125,7 @@ def evaluate_version(
         "shift": shift,
         "outliers": outliers,
     }
-    files = _plots(predicted, predicted_sets, test, measures)
+    files = _plots(predicted, test, measures)
     files["report.html"] = report_page(report, files).encode()
     return publish_report(store, manifest.name, manifest.version, report, files)
 
@@ -306,23 +303,12 @@ def _summary(test: Record, outliers: dict[str, Record]) -> tuple[dict[str, float
     return figures, intervals
 
 
-def _plots(
-    test: ServedPrediction,
-    sets: dict[str, ServedPrediction],
-    rows: Rows,
-    measures: Record,
-) -> dict[str, bytes]:
+def _plots(test: ServedPrediction, rows: Rows, measures: Record) -> dict[str, bytes]:
     if "accuracy" in measures:
-        main, label = "entropy", "error of the answered rows"
+        label = "error of the answered rows"
         files = {"reliability.png": reliability_plot(measures["reliability"])}
     else:
-        main, label = "std", "mean squared error of the answered rows"
-        files = {
-            "pit.png": pit_plot(measures["pit"], measures["by_spread"]),
-            "predicted.png": predicted_plot(test.prediction, rows.y),
-        }
+        label = "mean squared error of the answered rows"
+        files = {"predicted.png": predicted_plot(test.prediction, rows.y)}
     loss = losses(test.prediction.scores, rows.y)
-    return files | {
-        "risk-coverage.png": risk_coverage_plot(test, loss, label),
-        **({"roc.png": roc_plot(test, sets, ["flag", main])} if sets else {}),
-    }
+    return files | {"risk-coverage.png": risk_coverage_plot(test, loss, label)}

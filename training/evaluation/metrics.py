@@ -33,7 +33,6 @@ from training.evaluation.figures import (
 )
 
 BINS = 15  # for confidences
-PIT_BINS = 10
 STEPS = 200  # of the integral on each side of a target
 MAX_STDS = 10.0  # range of the integral beyond the means, in standard deviations
 
@@ -44,7 +43,6 @@ Z = float(ndtri((1.0 + LEVEL) / 2.0))
 
 Positive = Float64[np.ndarray, "P"]
 Negative = Float64[np.ndarray, "N"]
-Curve = tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]
 
 
 def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Figure]:
@@ -192,13 +190,8 @@ def pit_measures(pit: Values) -> Record:
     They are uniform if the predictive distributions are right. The distance and the p-value belong
     to a Kolmogorov-Smirnov test.
     """
-    test, rows = stats.kstest(pit, "uniform"), len(pit)
-    counts = np.bincount(probability_bins(pit, PIT_BINS), minlength=PIT_BINS).tolist()
-    bins = [
-        {"share": c / rows, "confidence_intervals": {"share": share_interval(c, rows)}}
-        for c in counts
-    ]
-    return {"distance": float(test.statistic), "p_value": float(test.pvalue), "bins": bins}
+    test = stats.kstest(pit, "uniform")
+    return {"distance": float(test.statistic), "p_value": float(test.pvalue)}
 
 
 def detection(positive: Positive, negative: Negative) -> Record:
@@ -210,11 +203,6 @@ def detection(positive: Positive, negative: Negative) -> Record:
         "average_precision": wilson_interval(precision, len(positive)),
     }
     return {"auroc": area, "average_precision": precision, "confidence_intervals": ends}
-
-
-def roc_curve(positive: Positive, negative: Negative) -> Curve:
-    false, true, _ = metrics.roc_curve(*_pool(positive, negative), drop_intermediate=False)
-    return false, true
 
 
 def average_precision(positive: Positive, negative: Negative) -> float:

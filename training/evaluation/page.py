@@ -14,18 +14,14 @@ from matplotlib.figure import Figure
 from model_store.inference.prediction import Prediction
 from model_store.scores.regression import MixtureScores
 from training.evaluation.figures import Ends, Record
-from training.evaluation.metrics import risk_coverage, roc_curve
+from training.evaluation.metrics import risk_coverage
 from training.evaluation.quality import ServedPrediction
 from training.fitting.plots import render_png
 from training.methods import AnchoredEnsemble, MaximumLikelihood
 
-MEASURES = {
-    "auroc": "AUROC",
-    "average_precision": "Average precision",
-}
+MEASURES = {"auroc": "AUROC", "average_precision": "Average precision"}
 SHADES = colormaps["tab20"].colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
-MIN_RATE = 1e-3
 DPI = 100
 
 
@@ -93,7 +89,8 @@ def reliability_plot(bins: list[Record]) -> bytes:
     figure, (axis, counts) = _panels(2)
     confidence, rows = np.array([(b["confidence"], b["rows"]) for b in bins]).T
     axis.plot([0, 1], [0, 1], color="grey", linestyle=":")
-    _dots(axis, confidence, bins, "accuracy")
+    axis.plot(confidence, [b["accuracy"] for b in bins], "o")
+    axis.vlines(confidence, *np.array([b["confidence_intervals"]["accuracy"] for b in bins]).T)
     axis.set(xlabel="confidence", ylabel="accuracy (95 % interval)")
     axis.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
     counts.bar(confidence, rows, width=0.02)
@@ -115,60 +112,14 @@ def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
     return _png(figure, "Targets against predictions")
 
 
-def pit_plot(pit: Record, by_spread: list[Record]) -> bytes:
-    figure, (histogram, covered, error) = _panels(3, width=5.0)
-    edges = np.linspace(0, 1, len(pit["bins"]) + 1)
-    middle = 0.5 * (edges[1:] + edges[:-1])
-    shares = [b["share"] for b in pit["bins"]]
-    histogram.bar(middle, shares, width=edges[1], color=SHADES[1], edgecolor="white")
-    histogram.vlines(middle, *_ends(pit["bins"], "share"))
-    histogram.axhline(1 / len(pit["bins"]), color="grey", linestyle=":")
-    histogram.set(
-        xlabel="share of the predictive distribution below the target", ylabel="share of test rows"
-    )
-    title = f"distance from uniform {pit['distance']:.3f}, p = {pit['p_value']:.2g}"
-    histogram.set_title(title, fontsize="medium")
-    std = np.array([b["std"] for b in by_spread])
-    covered.axhline(0.95, color="grey", linestyle=":")
-    _dots(covered, std, by_spread, "covered")
-    covered.set(xlabel="predicted standard deviation", ylabel="coverage of 95 % intervals")
-    error.plot([std.min(), std.max()], [std.min(), std.max()], color="grey", linestyle=":")
-    _dots(error, std, by_spread, "rmse")
-    error.set(xlabel="predicted standard deviation", ylabel="root mean squared error")
-    for axis in (covered, error):
-        axis.locator_params(axis="x", nbins=5)
-    return _png(figure, "Predictive distributions against targets")
-
-
 def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
     figure, (axis,) = _panels(1, width=8.0)
     for colour, (name, score) in zip(COLOURS, test.scores.items(), strict=False):
         coverage, risk = risk_coverage(score, loss)
         axis.plot(coverage, risk, label=name, color=colour)
     axis.set(xlabel="coverage: share of rows answered, surest first", ylabel=label)
-    _legend_outside(axis)
+    axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
     return _png(figure, "Risk against coverage")
-
-
-def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: list[str]) -> bytes:
-    figure, axes = _panels(len(scores), width=5.0)
-    for axis, score in zip(axes, scores, strict=True):
-        for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
-            false, true = roc_curve(predicted.scores[score], test.scores[score])
-            axis.step(np.maximum(false, MIN_RATE), true, where="post", label=name, color=colour)
-        axis.set(xscale="log", xlim=(MIN_RATE, 1), ylim=(0, 1.02), title=score)
-        axis.set(xlabel="false-positive rate (test rows)", ylabel="detection rate")
-    _legend_outside(axes[-1])
-    return _png(figure, "ROC curves")
-
-
-def _ends(records: list[Record], key: str) -> np.ndarray:
-    return np.array([record["confidence_intervals"][key] for record in records]).reshape(-1, 2).T
-
-
-def _dots(axis: Axes, x: np.ndarray, records: list[Record], key: str) -> None:
-    axis.vlines(x, *_ends(records, key))
-    axis.plot(x, [record[key] for record in records], "o")
 
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:
@@ -177,10 +128,6 @@ def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:
     for axis in axes[0]:
         axis.grid(alpha=0.3)
     return figure, list(axes[0])
-
-
-def _legend_outside(axis: Axes) -> None:
-    axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
 
 
 def _png(figure: Figure, title: str) -> bytes:

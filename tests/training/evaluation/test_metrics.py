@@ -7,12 +7,10 @@ from sklearn import metrics
 
 from training.evaluation.figures import RiskCoverage, values
 from training.evaluation.metrics import (
-    by_class,
     class_figures,
     detection,
     reliability,
     risk_coverage,
-    roc_curve,
 )
 
 # Few values, so that there are many ties.
@@ -27,13 +25,6 @@ def test_auroc_is_the_share_of_pairs_in_order_ties_counting_half(positive, negat
     assert detection(positive, negative)["auroc"] == pytest.approx(
         np.mean((pairs > 0) + 0.5 * (pairs == 0))
     )
-
-
-@given(SCORES, SCORES)
-def test_the_area_under_the_roc_curve_is_auroc(positive, negative):
-    false, true = roc_curve(positive, negative)
-    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
-    assert np.trapezoid(true, false) == pytest.approx(detection(positive, negative)["auroc"])
 
 
 def without_intervals(record):
@@ -144,28 +135,3 @@ def test_calibration_errors_are_those_of_their_definitions():
     actual = values(class_figures(probs, y))
     assert actual["adaptive_calibration_error"] == pytest.approx(adaptive)
     assert actual["classwise_calibration_error"] == pytest.approx(classwise)
-
-
-def test_classes_are_scikit_learns():
-    rng = np.random.default_rng(2)
-    y, label = rng.integers(0, 4, 80), rng.integers(0, 3, 80)
-    matrix = metrics.confusion_matrix(y, label, labels=range(5))
-    actual = by_class(label, y, ("a", "b", "c", "d", "e"))
-    recall = metrics.recall_score(y, label, labels=range(5), average=None, zero_division=np.nan)
-    precision = metrics.precision_score(
-        y, label, labels=range(5), average=None, zero_division=np.nan
-    )
-    assert [item["labelled"] for item in actual] == matrix.tolist()
-    for item, its_recall, its_precision in zip(actual, recall, precision, strict=True):
-        assert item["recall"] == (None if np.isnan(its_recall) else pytest.approx(its_recall))
-        assert item["precision"] == (
-            None if np.isnan(its_precision) else pytest.approx(its_precision)
-        )
-        assert set(item["confidence_intervals"]) == {
-            key for key in ("recall", "precision") if item[key] is not None
-        }
-    assert (actual[4]["recall"], actual[4]["precision"], actual[3]["precision"]) == (
-        None,
-        None,
-        None,
-    )

@@ -73,7 +73,6 @@ def test_every_figure_has_an_interval(report):
     assert set(content["summary_intervals"]) == set(content["summary"])
     records = [
         content["test"],
-        *content["test"]["by_class"],
         *content["outliers"].values(),
     ]
     by_design = {"base_rate"}  # not an estimate
@@ -88,25 +87,22 @@ def test_every_figure_has_an_interval(report):
     for entry in content["test"]["reliability"]:
         low, high = entry["confidence_intervals"]["accuracy"]
         assert low <= entry["accuracy"] <= high
-    assert (
-        np.sum([item["labelled"] for item in content["test"]["by_class"]])
-        == content["test"]["rows"]
-    )
+    assert np.sum(content["test"]["confusion"]) == content["test"]["rows"]
 
 
 def test_classes_and_labels_are_measured_by_themselves(report):
     content = report.report
-    for by, share in (("class", "recall"), ("label", "precision")):
+    confusion = np.array(content["test"]["confusion"])
+    for by, counts in (("class", confusion.sum(1)), ("label", confusion.sum(0))):
         parts = {part["name"]: part for part in content["parts"] if part["by"] == by}
         assert sum(part["rows"] for part in parts.values()) == content["test"]["rows"]
-        for item in content["test"]["by_class"]:
-            if item[share] is not None:
-                part = parts[item["name"]]
-                assert part["accuracy"] == pytest.approx(item[share])
-                assert part["confidence_intervals"]["accuracy"] == pytest.approx(
-                    item["confidence_intervals"][share]
-                )
-                assert {"accuracy", "covered", "flagged"} == set(part["confidence_intervals"])
+        for name, hits, count in zip(
+            content["test"]["classes"], confusion.diagonal(), counts, strict=True
+        ):
+            if count:
+                assert parts[name]["accuracy"] == pytest.approx(hits / count)
+                ends = parts[name]["confidence_intervals"]
+                assert {"accuracy", "covered", "flagged"} == set(ends)
         flagged = sum(part["rows"] * part["flagged"] for part in parts.values())
         assert flagged == pytest.approx(
             content["test"]["flagged"]["0.05"] * content["test"]["rows"]
@@ -212,7 +208,6 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch):
     assert covered == sorted(covered)
     test = report["test"]
     assert {"rmse", "log_likelihood", "crps"} <= set(test)
-    assert sum(entry["share"] for entry in test["pit"]["bins"]) == pytest.approx(1)
     assert sum(entry["rows"] for entry in test["by_spread"]) == 80
     stored = sum(entry["rows"] * entry["covered"] for entry in test["by_spread"]) / 80
     assert stored == pytest.approx(test["interval_coverage_at_95"])

@@ -5,7 +5,6 @@ from scipy import integrate, stats
 from training.evaluation.metrics import (
     TargetMeasures,
     distribution_function,
-    mixture_quantile,
     pit_measures,
 )
 
@@ -31,12 +30,6 @@ def test_measures_of_a_target_are_their_integrals(y):
     assert measures.log_likelihood[0] == pytest.approx(np.log(density), rel=1e-5)
 
 
-@pytest.mark.parametrize("q", [0.05, 0.5, 0.75])
-def test_quantiles_are_where_the_distribution_function_is_q(q):
-    actual = mixture_quantile(OUTPUTS, q)
-    assert distribution_function(OUTPUTS, actual)[0] == pytest.approx(q, abs=1e-9)
-
-
 def test_transforms_are_uniform_where_the_distribution_is_right_and_not_where_it_is_too_narrow():
     generator = np.random.default_rng(1)
     rows = 2000
@@ -46,9 +39,6 @@ def test_transforms_are_uniform_where_the_distribution_is_right_and_not_where_it
     assert right["distance"] < 0.06
     narrow = pit_measures(distribution_function(outputs, 2 * generator.normal(size=rows)))
     assert narrow["p_value"] < 1e-6
-    shares = [entry["share"] for entry in narrow["bins"]]
-    assert shares[0] > 0.2
-    assert shares[-1] > 0.2
     assert narrow["distance"] == pytest.approx(
         0.16, abs=0.04
     )  # of N(0, 4) from N(0, 1), near 1.4 deviations

@@ -12,6 +12,7 @@ from training.__main__ import main
 from training.bayes.diagnostics import guess_nll
 from training.data import Rows, Splits
 from training.evaluation.figures import Mean, Share
+from training.evaluation.quality import Quality, disagreement
 from training.methods import METHODS
 from training.provenance import Provenance, TemperatureChoice
 from training.publishing.baselines import (
@@ -25,7 +26,6 @@ from training.publishing.baselines import (
     warn_if_worse,
 )
 from training.publishing.draft import _agreement_warnings, fit_warnings
-from training.publishing.quality import Quality, disagreement
 
 RANDOM = np.random.default_rng(3)
 
