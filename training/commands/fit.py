@@ -28,19 +28,16 @@ from training.versions import find_fitted, load_for, open_parent
 FINDING_KEYS = ("source", "rows", "task", "reason", "target", "shape", "classes", "notes")
 COLUMN_KEYS = ("name", "kind", "reason", "missing", "notes")
 KINDS = ("numeric", "categorical", "time", "ignored")
+SECTION_OPTIONS = ("group", "time", "date_format", "decimal", "thousands")  # keys of `[data]`
 
 
 def _data_section(options: argparse.Namespace) -> DataSection:
     keys: dict[str, Any] = {
         "source": options.data,
         "target": options.target,
-        "group": options.group,
-        "time": options.time,
         "missing_values": options.missing_value,
-        "date_format": options.date_format,
-        "decimal": options.decimal,
-        "thousands": options.thousands,
         "columns": _column_kinds(options),
+        **{name: getattr(options, name) for name in SECTION_OPTIONS},
     }
     try:
         return DataSection.model_validate({k: v for k, v in keys.items() if v is not None})
@@ -108,8 +105,7 @@ def _as_json(manifest: Manifest, is_new: bool) -> str:
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
-    file_options = ("missing_value", "date_format", "decimal", "thousands", "ignore", "column")
-    for name in ("task", "group", "time", *file_options, "recipe_out"):
+    for name in ("task", *SECTION_OPTIONS, "missing_value", "ignore", "column", "recipe_out"):
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(option, "no value, because the recipe sets it", "one")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from model_store.artifacts.manifest import Description, Manifest
+    from model_store.artifacts.manifest import Manifest
     from model_store.artifacts.store import ModelStore
     from model_store.inference.prediction import Prediction
     from training.fitting.run import Callback
@@ -213,9 +213,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(store, ModelStore):
             store = store_from_environment() if store is None else ModelStore(Path(store))
         store.storage.check_writable()
-        options = {"name": name, "alias": alias, "anyway": anyway}
+        draft = self._with_baselines()
         with _value_errors():
-            return publish(self._result, store, draft=self._with_baselines(), **options)
+            return publish(self._result, store, name=name, alias=alias, anyway=anyway, draft=draft)
 
     def plot(self) -> "Figure":
         """Plot the fit's metrics by epoch."""
@@ -225,7 +225,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self)
         if not self.history_:
-            raise ValueError(f"plot: {self.recipe_.method} has trained no epochs to plot")
+            method = self.recipe_.method
+            raise ValueError(f"plot: {method} trained no epochs, so there is nothing to plot")
         figure = plt.figure()
         draw_run(figure, self.history_, self.recipe_.method)
         return figure
@@ -233,7 +234,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def report(self) -> str:
         """Render the model's test metrics, baselines and warnings as HTML."""
         check_is_fitted(self)
-        return _summary(self._with_baselines().description)
+        return self._summary(self._with_baselines())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -256,7 +257,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _html_repr(self) -> str:
         html: str = super()._html_repr()
-        return html + _summary(self._draft.description) if self.__sklearn_is_fitted__() else html
+        return html + self._summary(self._draft) if self.__sklearn_is_fitted__() else html
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         from model_store.inference.frames import is_frame
@@ -308,20 +309,20 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         with _value_errors():
             return predict(self._model, X, self._names, num_samples, seed)
 
+    def _summary(self, draft: "Draft") -> str:
+        from training.evaluation.page import render
+        from training.publishing.baselines import table
+
+        description = draft.description
+        baselines = table(description) if len(description.baselines) > 1 else []
+        return render("summary.html", description=description, baselines=baselines)
+
     def _with_baselines(self) -> "Draft":
         from training.publishing.baselines import add_baselines
 
         if len(self._draft.description.baselines) < 2:
             self._draft = add_baselines(self._draft, self._result)
         return self._draft
-
-
-def _summary(description: "Description") -> str:
-    from training.evaluation.page import render
-    from training.publishing.baselines import table
-
-    baselines = table(description) if len(description.baselines) > 1 else []
-    return render("summary.html", description=description, baselines=baselines)
 
 
 @contextmanager

@@ -168,9 +168,6 @@ def recalibrate(
         MeasuredRows(rows.test, manifest.classes or (), seed, data.group_names),
         None if manifest.abstention is None else manifest.abstention.risk,
         CategoryChoice.from_config(kind, data, column),
-        manifest.method,
-        manifest.input,
-        manifest.output,
         Provenance.of(manifest).derived(recalibrated=recalibrated),
     )
     return publish_draft(store, name, draft)

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -21,10 +21,7 @@ from model_store.artifacts.manifest import (
     ClassSpec,
     Description,
     DetectorSpec,
-    EncoderSpec,
-    InputSpec,
     Manifest,
-    NoiseSpec,
     TargetSpec,
 )
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
@@ -45,13 +42,14 @@ from training.evaluation.quality import MeasuredRows, Quality, measure
 from training.fitting.convergence import change_warning
 from training.methods import METHODS, Laplace, Method
 from training.provenance import Provenance
-from training.scoring import rows_per_draw_set
+from training.scoring import draw_counts, rows_per_draw_set
 
 PREFLIGHT_S = 120.0  # to load a version and predict with it
 ABANDONED_S = 3600.0  # age of a preflight's files after its process was killed
 TEMPERATURE_TOLERANCE = 0.02  # a posterior this close to 1 is not tempered
 MAX_TEMPERATURE = 2.0  # higher temperatures cause a warning
 MIN_DISAGREEMENT = 0.001  # share of the total uncertainty
+MODEL_FIELDS = ("method", "input", "output", "noise", "encoder", "precision", "parity")
 PREFIX = ".trial-"  # stores skip folders with this prefix
 
 
@@ -71,31 +69,20 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """A model's exported files, with their runtime and manifest entries."""
+    """A model's exported files, with their runtime and manifest fields."""
 
     files: dict[str, bytes | Path]
     runtime: Runtime
-    noise: NoiseSpec
     detectors: DetectorNames
-    draw_counts: tuple[int, ...]
-    precision: Literal["float32", "int8"]
-    parity: dict[str, float]
-    encoder: EncoderSpec | None = None
+    fields: dict[str, Any]  # `MODEL_FIELDS` of the manifest
 
     @classmethod
     def from_artifact(cls, artifact: Artifact) -> "Exported":
-        manifest, detectors = artifact.manifest, artifact.manifest.detectors
+        manifest = artifact.manifest
         encoder = {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
-        return cls(
-            {**artifact.files, **encoder},
-            Model.load(artifact).runtime,
-            manifest.noise,
-            detectors.names,
-            detectors.draw_counts,
-            manifest.precision,
-            manifest.parity,
-            manifest.encoder,
-        )
+        fields = {name: getattr(manifest, name) for name in MODEL_FIELDS}
+        files, runtime = {**artifact.files, **encoder}, Model.load(artifact).runtime
+        return cls(files, runtime, manifest.detectors.names, fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,17 +101,15 @@ def draft_version(
     measured: MeasuredRows,
     risk: float | None,
     by_category: CategoryChoice | None,
-    method: str,
-    inputs: InputSpec,
-    output: ClassSpec | TargetSpec,
     provenance: Provenance,
 ) -> Draft:
     """Calibrate exported graphs, and measure their quality as served.
 
     `risk` is the default risk of requests.
     """
-    runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
-    splits = rows.reference, rows.ranking
+    runtime, names, splits = exported.runtime, exported.detectors, (rows.reference, rows.ranking)
+    noise, output = exported.fields["noise"], exported.fields["output"]
+    counts = draw_counts(noise.default_draws)
     log.info("calibrating on %d reference and %d ranking rows", *map(len, splits))
     num_labels = len(output.classes) if isinstance(output, ClassSpec) else 1
     transform = output.transform if isinstance(output, TargetSpec) else None
@@ -136,7 +121,7 @@ def draft_version(
         two_sided=names.two_sided,
         attributed=names.attributed,
         combined=names.combined,
-        draw_counts=exported.draw_counts,
+        draw_counts=tuple(counts),
         reference_rows=len(rows.reference),
         ranking_rows=len(rows.ranking),
         ranking_copies=len(rows.ranking) - len({row.tobytes() for row in rows.ranking.x}),
@@ -149,20 +134,14 @@ def draft_version(
         log.warning("%s", too_few)
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
     description = Description(
-        method=method,
+        **exported.fields,
         task=runtime.task,
-        input=inputs,
-        output=output,
-        noise=exported.noise,
-        encoder=exported.encoder,
         detectors=detectors,
         abstention=abstention,
         categories=categories,
         too_few_rows=too_few,
         training=provenance.content(),
-        precision=exported.precision,
         quality={},
-        parity=exported.parity,
     )
     log.info("measuring on %d test rows", len(measured.test))
     # Publishing adds the name, version and files
@@ -170,7 +149,7 @@ def draft_version(
     quality = measure(Model(manifest, runtime, calibration), measured)
     warnings = (
         *fit_warnings(provenance),
-        *_agreement_warnings(quality, METHODS[method], exported.noise.max_draws),
+        *_agreement_warnings(quality, METHODS[description.method], noise.max_draws),
     )
     for warning in warnings:
         log.warning("%s", warning)

@@ -39,7 +39,6 @@ from training.publishing.baselines import add_baselines, check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.gate import check_gate
 from training.recipe import Recipe
-from training.scoring import draw_counts
 from training.seeds import Stream, generator
 from training.versions import WEIGHTS, manifests
 
@@ -120,14 +119,11 @@ def assemble_with_constant(result: "Fitted") -> Draft:
         priors = tuple(class_shares(splits.train.y, classes).tolist())
         output = ClassSpec(classes=data.classes, priors=priors)
     draft = draft_version(
-        _export(result),
+        _export(result, output),
         HeldOut(splits.reference, splits.ranking, splits.test, shares),
         quality_rows(recipe, data, splits),
         recipe.serving.risk,
         CategoryChoice.from_config(recipe.serving.calibration, data, recipe.data.group_column),
-        recipe.method,
-        data.input,
-        output,
         result.provenance.model_copy(
             update={"data_digest": data.digest(), "python": platform.python_version()}
         ),
@@ -135,7 +131,7 @@ def assemble_with_constant(result: "Fitted") -> Draft:
     return add_baselines(draft, result, only_constant=True)
 
 
-def _export(result: "Fitted") -> Exported:
+def _export(result: "Fitted", output: ClassSpec | TargetSpec) -> Exported:
     """Export a fitted model with its detectors, and check parity.
 
     int8 graphs are used if the recipe requests them and their error is below the Monte Carlo error.
@@ -165,7 +161,14 @@ def _export(result: "Fitted") -> Exported:
             precision, runtime, files = "int8", quantised, integers
         else:
             log.info("keeping float32, because the int8 error exceeds the Monte Carlo error")
-    draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
+    noise = NoiseSpec(
+        algorithm=posterior.algorithm,
+        dimension=posterior.noise_dimension,
+        theta_dimension=posterior.theta_dimension,
+        paired=served.network.is_paired,
+        default_draws=min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws),
+        max_draws=posterior.max_draws,
+    )
     extra_files = nearest_rows(splits.train, data, recipe, is_encoded=encoding is not None)
     if encoding is not None:
         runtime.encoder = encoding.encoder
@@ -174,25 +177,22 @@ def _export(result: "Fitted") -> Exported:
         extra_files[TOKENIZER] = data.tokenizer
     return Exported(
         files={**files, WEIGHTS: save(weights), **extra_files},
-        encoder=None if encoding is None else encoding.spec,
         runtime=runtime,
-        noise=NoiseSpec(
-            algorithm=posterior.algorithm,
-            dimension=posterior.noise_dimension,
-            theta_dimension=posterior.theta_dimension,
-            paired=served.network.is_paired,
-            default_draws=draws,
-            max_draws=posterior.max_draws,
-        ),
         detectors=DetectorNames(
             tuple(recipe.combined),
             tuple(network.density),
             network.two_sided,
             attributed=network.attributed if runtime.has_terms else (),
         ),
-        draw_counts=tuple(draw_counts(draws)),
-        precision=precision,
-        parity=differences,
+        fields={
+            "method": recipe.method,
+            "input": data.input,
+            "output": output,
+            "noise": noise,
+            "encoder": None if encoding is None else encoding.spec,
+            "precision": precision,
+            "parity": differences,
+        },
     )
 
 
