@@ -35,7 +35,7 @@ from model_store.state.live import MIN_CONTROL_ROWS
 from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.evaluation import evaluate
-from training.evaluation.figures import Figure, Resamples
+from training.evaluation.metrics import Figure, Resamples
 from training.evaluation.pairs import difference
 from training.evaluation.quality import MeasuredRows, measure
 from training.fit import fit, publish

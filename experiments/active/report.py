@@ -21,7 +21,7 @@ from experiments.active.rounds import (
 )
 from model_store.errors import InvalidInput
 from model_store.types import Task
-from training.evaluation.figures import LEVEL
+from training.evaluation.metrics import LEVEL
 from training.fitting.plots import render_png
 
 DPI = 100

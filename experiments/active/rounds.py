@@ -16,7 +16,7 @@ from torch import Tensor
 from experiments.active.protocol import Arm, End, is_at
 from model_store.errors import InvalidInput
 from model_store.types import Task
-from training.evaluation.figures import LEVEL
+from training.evaluation.metrics import LEVEL
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 
 

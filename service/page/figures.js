@@ -14,8 +14,6 @@ const FIGURES = {
   log_likelihood: ["Log-likelihood", number, "higher", "per row, in nats"],
   brier: ["Brier score", number, "lower", "squared error of the probabilities"],
   expected_calibration_error: ["Calibration error", number, "lower", "mean gap between confidence and accuracy"],
-  adaptive_calibration_error: ["Calibration error (adaptive)", number, "lower", "the same, in bins of equal size"],
-  classwise_calibration_error: ["Calibration error (per class)", number, "lower", "the same, averaged over the classes"],
   rmse: ["Error (RMSE)", number, "lower", "root mean squared error, in the target's units"],
   crps: ["CRPS", number, "lower", "distance between the predictive distribution and the true value"],
   std: ["Standard deviation", number, null, "mean predicted standard deviation"],

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from model_store.artifacts.manifest import NAME_PATTERN
-from model_store.conformal.calibration import DEFAULT_FPR
+from model_store.conformal.calibration import few_rows_warning
 from model_store.errors import InvalidInput
 from training.data.column_findings import tail_length
 from training.data.findings import Findings
@@ -104,7 +104,8 @@ def make_plan(findings: Findings, section: DataSection, name: str | None, seed: 
     else:
         row_s = _plan_layers(draft, findings, train) / MATRIX_RATE
     _plan_training(draft, train, row_s)
-    warnings += _too_few(sizes["ranking"])
+    too_few = few_rows_warning(sizes["ranking"])
+    warnings += [] if too_few is None else [too_few]
     return Plan(validate(draft.content, "plan"), draft.reasons, warnings)
 
 
@@ -182,34 +183,15 @@ def _plan_training(draft: _Draft, train: int, row_s: float) -> None:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    recipe = plan.recipe
-    network = recipe.network.kind
-    if recipe.network.hidden is not None:
-        network = f"hidden {recipe.network.hidden}"
-        bins = recipe.network.bins
-        network += "" if bins is None else f", numbers encoded by {bins} bins"
-    training = recipe.training
-    splits = [plan.reasons[f"data.{name}"].split(" of ")[0] + f" {name}" for name in SPLITS]
-    if recipe.data.test_fraction:
-        splits.append(f"{recipe.data.test_fraction:g} of all rows for test")
-    by = "by group" if recipe.data.group else "by time" if recipe.data.time else None
-    stopping = "early stopping" if training.early_stopping else "until convergence"
-    steps = (
-        f"batches of {training.batch_rows}, learning rate {recipe.learning_rate:g}, {stopping}, "
-        f"up to {training.max_epochs} epochs"
-    )
-    parts = {
-        "network": (f"{network}", plan.reasons.get("network")),
-        "method": (recipe.method, plan.reasons.get("method")),
-        "splits": (", ".join(splits), by),
-        "training": (steps, plan.reasons.get("training.max_epochs")),
-    }
-    if recipe.data.target_transform == "auto":
-        parts["target"] = ("transformed if better", plan.reasons.get("data.target_transform"))
-    lines = [
-        f"  {name:<9} {text}" + (f" ({reason})" if reason else "")
-        for name, (text, reason) in parts.items()
-    ]
+    """List the planned settings with their reasons, and the warnings."""
+    content = plan.recipe.model_dump()
+    lines = []
+    for key, reason in plan.reasons.items():
+        if key != "data.columns":  # The findings list the columns.
+            section, _, name = key.rpartition(".")
+            value = content[section][name] if section else content[name]
+            present = {k: v for k, v in value.items() if v} if isinstance(value, dict) else value
+            lines.append(f"  {key} = {_value(present)} ({reason})")
     return [*lines, *(f"! {warning}" for warning in plan.warnings)]
 
 
@@ -238,16 +220,6 @@ def _transform_reason(targets: np.ndarray | None) -> str | None:
         return None
     ranges = f"{np.round(tail):.6g} interquartile ranges"
     return f"a heavy tail ({ranges}): held-out rows select the target's scale"
-
-
-def _too_few(ranking: int) -> list[str]:
-    smallest = 1 / (ranking + 1)
-    if smallest <= DEFAULT_FPR:
-        return []
-    return [
-        f"{ranking} ranking rows are too few for the default `fpr` of {DEFAULT_FPR:g}, which needs "
-        f"19; requests must set an `fpr` of at least {smallest:.3g}"
-    ]
 
 
 def recipe_text(plan: Plan) -> str:

@@ -16,7 +16,7 @@ from model_store.inference.noise import MAX_SEED
 from training import log, silence
 from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
-from training.evaluation.figures import LEVEL, RESAMPLES, Ends, Record
+from training.evaluation.metrics import LEVEL, RESAMPLES, Ends, Record
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
 from training.evaluation.page import (
     predicted_plot,

@@ -1,17 +1,34 @@
-"""Accuracy, calibration and risk-coverage metrics for predictions.
+"""Metrics of predictions, with confidence intervals.
 
-Shapes: K draws, N rows, C classes. A regression's outputs are the mean and the log variance of each
-draw and row, in the units of the target or of the transformed target.
+A figure maps weights of shape (S, N) to S numbers. The weights count each row in each of S samples
+of N rows. So the same function computes the figure and its bootstrap, and two versions can be
+compared on the same samples.
+
+A record contains figures and facts about rows, and in `confidence_intervals` the interval of each
+figure by its name, or by its path if it is nested, such as `flagged.0.05`. Shares are from 0 to 1.
+
+Intervals have level `LEVEL`. They assume independent rows, and a fixed version and calibration.
+Shares use Clopper-Pearson intervals. AUROC and average precision use the intervals of Newcombe 2006
+and Wilson 1927, whose width is positive even for 0 or 1. All other figures use `RESAMPLES`
+bootstrap samples.
+
+Shapes: K draws, N rows, C classes, P positive rows (outliers, errors). A regression's outputs are
+the mean and the log variance of each draw and row, in the units of the target or of the transformed
+target. Scores are higher for more uncertain rows and for rows more unlike the data.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
-from scipy import optimize, stats
-from scipy.special import ndtr, ndtri
+from jaxtyping import Bool, Float, Float64, Int64, UInt16
+from scipy import optimize, sparse, stats
+from scipy.special import betaincinv, ndtr, ndtri
 from sklearn import metrics
 
 from model_store.inference.prediction import Prediction
@@ -20,57 +37,206 @@ from model_store.scores.regression import log_density
 from model_store.scores.transforms import Transform, to_fitted, to_target
 from model_store.state.live import wilson_interval
 from training.bayes.likelihoods import crps
-from training.evaluation.figures import (
-    LEVEL,
-    BinnedGap,
-    Ends,
-    Figure,
-    Mean,
-    Record,
-    RootMean,
-    Share,
-    share_interval,
-)
+from training.seeds import EvaluationStream, generator
 
+LEVEL = 0.95
+RESAMPLES = 1000
+CHUNK_NUMBERS = 4_000_000  # resamples x rows in one pass
 BINS = 15  # for confidences
 STEPS = 200  # of the integral on each side of a target
 MAX_STDS = 10.0  # range of the integral beyond the means, in standard deviations
-
-Values = Float64[np.ndarray, "N"]
-Labels = Int64[np.ndarray, "N"]
 EDGE = 1e-12  # the root search stays this far from 0 and 1
 Z = float(ndtri((1.0 + LEVEL) / 2.0))
 
+Ends = tuple[float, float]
+Record = dict[str, Any]  # a part of `report.json`
+Weights = Float64[np.ndarray, "S N"]
+Samples = Float64[np.ndarray, "S"]
+Values = Float64[np.ndarray, "N"]
+Labels = Int64[np.ndarray, "N"]
 Positive = Float64[np.ndarray, "P"]
 Negative = Float64[np.ndarray, "N"]
 
 
+@dataclass(frozen=True, eq=False)
+class Resamples:
+    """R bootstrap samples of N rows."""
+
+    counts: UInt16[np.ndarray, "R N"]  # of each row in each sample
+
+    @classmethod
+    def draw(cls, rows: int, seed: int, resamples: int = RESAMPLES) -> "Resamples":
+        random = generator(seed, EvaluationStream.RESAMPLES, rows)
+        counts = np.empty((resamples, rows), dtype=np.uint16)
+        for sample in counts:
+            sample[:] = np.bincount(random.integers(rows, size=rows), minlength=rows)
+        return cls(counts)
+
+    def values(
+        self, figure: Callable[[Weights], Float64[np.ndarray, "S *shape"]]
+    ) -> Float64[np.ndarray, "R *shape"]:
+        step = max(1, CHUNK_NUMBERS // self.counts.shape[1])
+        chunks = (self.counts[start : start + step] for start in range(0, len(self.counts), step))
+        return np.concatenate([figure(chunk.astype(np.float64)) for chunk in chunks])
+
+
+def percentiles(values: Float64[np.ndarray, "R"]) -> Ends:
+    low, high = np.quantile(values, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
+    return float(low), float(high)
+
+
+def share_interval(hits: int, rows: int, level: float = LEVEL) -> Ends:
+    """Compute the exact Clopper-Pearson interval for a proportion.
+
+    Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
+    binomial", 1934. It equals the interval of `scipy.stats.binomtest`, but is computed a thousand
+    times faster.
+    """
+    tail = (1.0 - level) / 2.0
+    low = 0.0 if hits == 0 else float(betaincinv(hits, rows - hits + 1, tail))
+    high = 1.0 if hits == rows else float(betaincinv(hits + 1, rows - hits, 1.0 - tail))
+    return low, high
+
+
+class Figure(ABC):
+    def __init__(self, row_values: np.ndarray) -> None:
+        self.row_values = row_values
+
+    @abstractmethod
+    def __call__(self, weights: Weights) -> Samples: ...
+
+    def interval(self, resamples: Resamples) -> Ends:
+        return percentiles(resamples.values(self))
+
+    @property
+    def rows(self) -> int:
+        return len(self.row_values)
+
+    @property
+    def value(self) -> float:
+        return float(self(np.ones((1, self.rows)))[0])
+
+
+class Mean(Figure):
+    def __call__(self, weights: Weights) -> Samples:
+        mean: np.ndarray = weights @ self.row_values / self.rows
+        return mean
+
+
+class Share(Mean):
+    def __init__(self, hits: Bool[np.ndarray, "N"]) -> None:
+        super().__init__(hits)
+
+    def interval(self, resamples: Resamples | None = None) -> Ends:  # noqa: ARG002
+        return share_interval(int(self.row_values.sum()), self.rows)
+
+
+class RootMean(Mean):
+    def __call__(self, weights: Weights) -> Samples:
+        return np.sqrt(super().__call__(weights))
+
+
+class BinnedGap(Figure):
+    """The calibration error sum_b |G_b| / N, where G_b sums the gaps in bin b.
+
+    A gap is an outcome (0 or 1) minus its predicted probability. Resampling does not change the
+    bins.
+
+    Chance biases the figure upwards, more with fewer rows, and again in each bootstrap sample. So
+    percentiles alone would exclude the true figure. The interval's lower end is therefore the
+    figure minus the bootstrap quantile of sum_b |G_b in the sample - G_b| / N, an upper bound
+    on the bias. The upper end is the percentile, which the bias only raises.
+    """
+
+    def __init__(
+        self, gaps: Float64[np.ndarray, "N"], bins: Int64[np.ndarray, "N"], num_bins: int
+    ) -> None:
+        super().__init__(gaps)
+        self.bins, self.num_bins = bins, num_bins
+
+    def __call__(self, weights: Weights) -> Samples:
+        return np.abs(weights @ self._table).sum(axis=1) / self.rows
+
+    def interval(self, resamples: Resamples) -> Ends:
+        tail = (1.0 + LEVEL) / 2.0
+        chance, sampled = np.quantile(self.chance(resamples), tail, axis=0)
+        return max(0.0, self.value - float(chance)), float(sampled)
+
+    def chance(self, resamples: Resamples) -> Float64[np.ndarray, "R 2"]:
+        """Compute the bound on the bias, and the figure, for each bootstrap sample."""
+        full = np.ones((1, self.rows)) @ self._table
+
+        def two_sums(weights: Weights) -> Float64[np.ndarray, "S 2"]:
+            by_bin = weights @ self._table
+            sums = np.stack([np.abs(by_bin - full).sum(axis=1), np.abs(by_bin).sum(axis=1)], axis=1)
+            return sums / self.rows
+
+        return resamples.values(two_sums)
+
+    @cached_property
+    def _table(self) -> sparse.csr_array:
+        places = np.arange(self.rows), self.bins
+        return sparse.csr_array((self.row_values, places), shape=(self.rows, self.num_bins))
+
+
+class RiskCoverage(Figure):
+    """The area under the risk-coverage curve (AURC); lower is better.
+
+    It is the mean over coverages 1/N to 1 of the mean loss of the answered rows, lowest scores
+    first (Geifman et al., "Bias-reduced uncertainty estimation for deep neural classifiers", 2019).
+    Rows of equal score count as in a random order.
+    """
+
+    def __init__(self, score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]) -> None:
+        self.order = np.argsort(score, kind="stable")
+        super().__init__(loss[self.order])
+        # Rows of equal score form a group.
+        self.starts = np.flatnonzero(np.append(True, np.diff(score[self.order]) > 0))
+        self.harmonic = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, len(score) + 1))])
+
+    def __call__(self, weights: Weights) -> Samples:
+        ordered = weights[:, self.order]
+        count = np.add.reduceat(ordered, self.starts, axis=1)
+        loss = np.add.reduceat(ordered * self.row_values, self.starts, axis=1)
+        before = np.cumsum(count, axis=1) - count
+        # A group of c rows with mean loss m, after k rows with total loss L, adds
+        # sum_{j=1..c} (L + j m) / (k + j).
+        mean = loss / np.maximum(count, 1.0)
+        loss_before = np.cumsum(loss, axis=1) - loss
+        first = np.rint(before).astype(np.int64)
+        steps = self.harmonic[first + np.rint(count).astype(np.int64)] - self.harmonic[first]
+        return (count * mean + (loss_before - mean * before) * steps).sum(axis=1) / self.rows
+
+
+def values(figures: Mapping[str, Figure]) -> dict[str, float]:
+    return {name: figure.value for name, figure in figures.items()}
+
+
+def intervals(
+    figures: Mapping[str, Figure], resamples: Resamples, path: str = ""
+) -> dict[str, Ends]:
+    return {f"{path}{name}": figure.interval(resamples) for name, figure in figures.items()}
+
+
+def make_record(figures: Mapping[str, Figure], resamples: Resamples, **facts: Any) -> Record:
+    ends = intervals(figures, resamples)
+    return {**facts, **values(figures), "confidence_intervals": ends}
+
+
 def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Figure]:
-    """Compute accuracy, log-likelihood, Brier score and calibration errors.
+    """Compute accuracy, log-likelihood, Brier score and expected calibration error.
 
-    The log-likelihood is in nats per row. The calibration errors are:
-
-    * expected: of the label's probability, in bins of equal width
-    * adaptive: of the label's probability, in bins with equal numbers of rows (Nguyen and O'Connor,
-      "Posterior calibration and exploratory analysis for natural language processing models", 2015)
-    * class-wise: of each class's probability in bins of equal width, averaged over classes (Kull et
-      al., "Beyond temperature scaling", 2019)
+    The log-likelihood is in nats per row. The calibration error is that of the label's probability,
+    in bins of equal width.
     """
     correct, confidence = probs.argmax(axis=1) == y, probs.max(axis=1)
-    is_true = np.eye(probs.shape[1])[y]
     likelihood = np.log(np.maximum(probs[np.arange(len(y)), y], MIN_PROBABILITY))
-    gap = (correct - confidence)[:, None]
-    # Ranking with ties puts rows of equal confidence into the same bin.
-    below = np.searchsorted(np.sort(confidence), confidence, side="left")
-    equal_count_bins = below * BINS // len(confidence)
-    equal_width_bins = probability_bins(confidence)
+    gap = BinnedGap(correct - confidence, probability_bins(confidence), BINS)
     return {
         "accuracy": Share(correct),
         "log_likelihood": Mean(likelihood),
-        "brier": Mean(np.square(probs - is_true).sum(axis=1)),
-        "expected_calibration_error": BinnedGap(gap, equal_width_bins[:, None], BINS),
-        "adaptive_calibration_error": BinnedGap(gap, equal_count_bins[:, None], BINS),
-        "classwise_calibration_error": BinnedGap(is_true - probs, probability_bins(probs), BINS),
+        "brier": Mean(np.square(probs - np.eye(probs.shape[1])[y]).sum(axis=1)),
+        "expected_calibration_error": gap,
     }
 
 
@@ -169,13 +335,13 @@ def transformed_crps(
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
     low, high = (mean - MAX_STDS * std).min(axis=0), (mean + MAX_STDS * std).max(axis=0)
     z = np.clip(to_fitted(transform, y), low, high)
-    crps: Values = np.abs(y - to_target(transform, z))
+    integral: Values = np.abs(y - to_target(transform, z))
     for end, is_above in ((low, 0.0), (high, 1.0)):
         for first, last in pairwise(np.linspace(z, end, STEPS + 1)):
             width = np.abs(to_target(transform, last) - to_target(transform, first))
             gap = distribution_function(outputs, 0.5 * (first + last)) - is_above
-            crps += np.square(gap) * width
-    return crps
+            integral += np.square(gap) * width
+    return integral
 
 
 def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> Values:
@@ -196,19 +362,16 @@ def pit_measures(pit: Values) -> Record:
 
 def detection(positive: Positive, negative: Negative) -> Record:
     """Compute a score's detection metrics, with confidence intervals."""
-    area = float(metrics.roc_auc_score(*_pool(positive, negative)))
-    precision = average_precision(positive, negative)
+    is_positive = np.repeat([1, 0], [len(positive), len(negative)])
+    scores = np.concatenate([positive, negative])
+    area = float(metrics.roc_auc_score(is_positive, scores))
+    # Rounding can push scikit-learn's sum above 1.
+    precision = min(1.0, float(metrics.average_precision_score(is_positive, scores)))
     ends = {
         "auroc": auroc_interval(area, len(positive), len(negative)),
         "average_precision": wilson_interval(precision, len(positive)),
     }
     return {"auroc": area, "average_precision": precision, "confidence_intervals": ends}
-
-
-def average_precision(positive: Positive, negative: Negative) -> float:
-    """Compute the average precision, which is about P / (P + N) for a random score."""
-    # Rounding can push scikit-learn's sum above 1.
-    return min(1.0, float(metrics.average_precision_score(*_pool(positive, negative))))
 
 
 def auroc_interval(area: float, positive: int, negative: int) -> Ends:
@@ -229,10 +392,3 @@ def auroc_interval(area: float, positive: int, negative: int) -> Ends:
     low = 0.0 if area <= EDGE else optimize.brentq(excess, 0.0, min(area, 1.0 - EDGE))
     high = 1.0 if area >= 1.0 - EDGE else optimize.brentq(excess, max(area, EDGE), 1.0)
     return float(low), float(high)
-
-
-def _pool(
-    positive: Positive, negative: Negative
-) -> tuple[Int64[np.ndarray, "M"], Float64[np.ndarray, "M"]]:
-    is_positive = np.repeat([1, 0], [len(positive), len(negative)])
-    return is_positive, np.concatenate([positive, negative])

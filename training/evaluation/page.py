@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from model_store.inference.prediction import Prediction
 from model_store.scores.regression import MixtureScores
-from training.evaluation.figures import Ends, Record
-from training.evaluation.metrics import risk_coverage
+from training.evaluation.metrics import Ends, Record, risk_coverage
 from training.evaluation.quality import ServedPrediction
 from training.fitting.plots import render_png
 from training.methods import AnchoredEnsemble, MaximumLikelihood

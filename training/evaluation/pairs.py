@@ -7,7 +7,7 @@ design", 1998), which has a positive width even if the versions agree on every r
 figures use the bootstrap, with the same samples of rows for both versions.
 
 Chance alone raises calibration errors above 0, especially for uncertain predictions
-(`figures.BinnedGap`). The comparison subtracts a bound on this bias, so it is conservative.
+(`metrics.BinnedGap`). The comparison subtracts a bound on this bias, so it is conservative.
 """
 
 import math
@@ -29,7 +29,7 @@ from training.evaluation.evaluate import (
     log_rows,
     test_rows,
 )
-from training.evaluation.figures import (
+from training.evaluation.metrics import (
     LEVEL,
     RESAMPLES,
     BinnedGap,
@@ -37,8 +37,8 @@ from training.evaluation.figures import (
     Figure,
     Resamples,
     RiskCoverage,
+    Samples,
     Share,
-    Values,
     percentiles,
 )
 from training.evaluation.quality import ServedPredictor, losses, main_figures
@@ -138,7 +138,7 @@ def measure_loss(
     return change.value, change.interval
 
 
-def _excess(first: Figure, second: Figure, resamples: Resamples) -> tuple[Values, Values]:
+def _excess(first: Figure, second: Figure, resamples: Resamples) -> tuple[Samples, Samples]:
     if not (isinstance(first, BinnedGap) and isinstance(second, BinnedGap)):
         sampled = resamples.values(second) - resamples.values(first)
         return sampled, sampled

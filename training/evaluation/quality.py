@@ -20,7 +20,7 @@ from model_store.scores.tasks import AnyScores
 from training import log
 from training.calibration.calibrate import match_groups
 from training.data import Rows
-from training.evaluation.figures import (
+from training.evaluation.metrics import (
     Ends,
     Figure,
     Mean,
@@ -29,19 +29,17 @@ from training.evaluation.figures import (
     RiskCoverage,
     RootMean,
     Share,
-    intervals,
-    make_record,
-    share_interval,
-    values,
-)
-from training.evaluation.metrics import (
     TargetMeasures,
     class_figures,
     detection,
+    intervals,
     is_within,
+    make_record,
     pit_measures,
     regression_figures,
     reliability,
+    share_interval,
+    values,
 )
 from training.evaluation.outliers import noise_rows
 from training.scoring import rows_per_draw_set, served_prediction

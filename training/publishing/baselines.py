@@ -32,8 +32,7 @@ from model_store.artifacts.manifest import Description
 from model_store.scores.transforms import to_target
 from training import log
 from training.data import Rows, Splits
-from training.evaluation.figures import Figure, Mean, RootMean, values
-from training.evaluation.metrics import class_figures
+from training.evaluation.metrics import Figure, Mean, RootMean, class_figures, values
 from training.publishing.draft import Draft
 from training.publishing.gate import GateError
 

@@ -21,7 +21,7 @@ from training.calibration.calibrate import CategoryChoice
 from training.data import Dataset, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import transform_splits
-from training.evaluation import figures
+from training.evaluation.metrics import Figure
 from training.evaluation.quality import MeasuredRows
 from training.fit import Fitted, temper
 from training.networks.networks import DrawnNetwork
@@ -90,7 +90,7 @@ def prune_version(
     return publish_draft(store, name, Draft(description, draft.files)), pruned
 
 
-def warn_of_loss(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str]:
+def warn_of_loss(parent: Parent, log_likelihood: Figure) -> Iterator[str]:
     """Warn if the test log-likelihood is clearly below the parent's."""
     before, current = parent.manifest.quality[LOG_LIKELIHOOD], log_likelihood.value
     error = float(log_likelihood.row_values.std()) / math.sqrt(log_likelihood.rows)

@@ -37,7 +37,7 @@ from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoryChoice, calibrate
 from training.data import Rows
-from training.evaluation.figures import Figure, values
+from training.evaluation.metrics import Figure, values
 from training.evaluation.quality import MeasuredRows, Quality, measure
 from training.fitting.convergence import change_warning
 from training.methods import METHODS, Laplace, Method

@@ -15,7 +15,7 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from training import log
 from training.data import Rows, load
-from training.evaluation.figures import LEVEL, Ends, Figure, Resamples
+from training.evaluation.metrics import LEVEL, Ends, Figure, Resamples
 from training.evaluation.pairs import measure_loss
 from training.evaluation.quality import MeasuredRows, measure
 from training.provenance import Provenance
@@ -104,9 +104,14 @@ def encode_rows_for(
     manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path
 ) -> Rows | None:
     """Encode test rows for another version, or return None if it cannot read them."""
-    description = draft.description
-    if manifest.task != description.task or not _has_same_text(manifest, draft):
+    description, text = draft.description, manifest.input.text
+    if manifest.task != description.task or text != description.input.text:
         return None
+    if text is not None:
+        tokenizer = draft.files[TOKENIZER]
+        assert isinstance(tokenizer, bytes)
+        if manifest.files[TOKENIZER].sha256 != sha256(tokenizer).hexdigest():
+            return None
     if manifest.input.columns == description.input.columns:
         return test if manifest.input.shape == description.input.shape else None
     if not manifest.input.columns:
@@ -116,12 +121,3 @@ def encode_rows_for(
     except InvalidInput:
         return None
     return replace(test, x=encoded.x) if len(encoded) == len(test) else None
-
-
-def _has_same_text(manifest: Manifest, draft: Draft) -> bool:
-    text = manifest.input.text
-    if text is None or text != draft.description.input.text:
-        return text == draft.description.input.text
-    tokenizer = draft.files[TOKENIZER]
-    assert isinstance(tokenizer, bytes)
-    return manifest.files[TOKENIZER].sha256 == sha256(tokenizer).hexdigest()

@@ -257,8 +257,7 @@ def test_too_few_rows_for_a_rate_are_told_in_words(tmp_path):
     write(tmp_path, **{name: cells[:80] for name, cells in COLUMNS.items()})
     (message,) = planned(tmp_path).warnings
     assert message.startswith(
-        "15 ranking rows are too few for the default `fpr` of 0.05, which needs 19; requests must "
-        "set an `fpr` of at least 0.0625"
+        "with 15 ranking rows the smallest fpr is 0.0625: requests without fpr are rejected"
     )
     write(tmp_path)
     assert planned(tmp_path).warnings == []
@@ -354,8 +353,8 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
     for text in (
         "csv:things.csv: 300 rows; classification",
         "ignored: id",
-        "network",
-        "19 reference",
+        'method = "batch-ensemble" (tested on a panel',
+        "data.reference = 0.08 (19 of 240 rows)",
         "stopped after",
     ):
         assert text in message

@@ -3,21 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 
 from model_store.state.live import wilson_interval
-from training.evaluation.figures import (
+from training.evaluation.metrics import (
     BinnedGap,
     Mean,
     Resamples,
     RiskCoverage,
     RootMean,
     Share,
-    share_interval,
-)
-from training.evaluation.metrics import (
     auroc_interval,
-    average_precision,
+    detection,
+    share_interval,
 )
 
 SAMPLES = 250
@@ -42,15 +39,11 @@ def test_intervals_of_detection_hold_the_truth(shift, std):
     generator = np.random.default_rng(1)
     true_area = stats.norm.cdf(shift / np.hypot(1.0, std))
     large = generator.normal(shift, std, 100_000), generator.normal(0.0, 1.0, 100_000)
-    true_precision = average_precision(*large)
+    true_precision = detection(*large)["average_precision"]
     stored = np.zeros(2, dtype=int)
     for _ in range(SAMPLES):
         positive, negative = generator.normal(shift, std, 100), generator.normal(0.0, 1.0, 100)
-        area = roc_auc_score(np.repeat([1, 0], 100), np.concatenate([positive, negative]))
-        ends = [
-            auroc_interval(area, 100, 100),
-            wilson_interval(average_precision(positive, negative), 100),
-        ]
+        ends = detection(positive, negative)["confidence_intervals"].values()
         truth = (true_area, true_precision)
         stored += [low <= true <= high for (low, high), true in zip(ends, truth, strict=True)]
     assert [holds(count) for count in stored] == [True] * 2, stored
@@ -79,7 +72,7 @@ def test_a_figure_of_a_sample_is_that_of_its_rows(kind):
     generator = np.random.default_rng(2)
     rows = 40
     score, loss = generator.integers(0, 8, rows).astype(float), generator.random(rows)
-    gaps, bins = generator.normal(size=(rows, 3)), generator.integers(0, 4, (rows, 3))
+    gaps, bins = generator.normal(size=rows), generator.integers(0, 4, rows)
 
     def figure(index):
         """The figure of the rows of these numbers."""
@@ -109,8 +102,8 @@ def test_the_area_under_risk_and_coverage_is_that_of_answering_row_after_row():
 
 def test_a_gap_is_the_distance_of_sums_bin_by_bin():
     generator = np.random.default_rng(4)
-    gaps, bins = generator.normal(size=(50, 3)), generator.integers(0, 4, (50, 3))
-    expected = sum(abs(gaps[bins[:, t] == b, t].sum()) for t in range(3) for b in range(4)) / 150
+    gaps, bins = generator.normal(size=50), generator.integers(0, 4, 50)
+    expected = sum(abs(gaps[bins == b].sum()) for b in range(4)) / 50
     assert BinnedGap(gaps, bins, 4).value == pytest.approx(expected)
 
 
@@ -137,8 +130,8 @@ def test_the_interval_of_a_calibration_error_holds_it_though_the_error_itself_is
     for _ in range(SAMPLES):
         confidence = generator.uniform(0.5, 1.0, rows)
         correct = generator.random(rows) < confidence - offset
-        index = np.minimum((confidence * bins).astype(int), bins - 1)[:, None]
-        figure = BinnedGap((correct - confidence)[:, None], index, bins)
+        index = np.minimum((confidence * bins).astype(int), bins - 1)
+        figure = BinnedGap(correct - confidence, index, bins)
         low, high = figure.interval(resamples)
         stored += low <= offset <= high
         actual.append(figure.value)

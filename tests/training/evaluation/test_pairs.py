@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from training.__main__ import main
-from training.evaluation.figures import BinnedGap, Mean, Resamples, Share
+from training.evaluation.metrics import BinnedGap, Mean, Resamples, Share
 from training.evaluation.pairs import Pairs, difference, measure_loss
 
 SAMPLES = 300
@@ -111,8 +111,8 @@ def test_a_calibrated_version_is_not_worse_calibrated_for_being_less_sure():
         for smallest, excess in ((0.9, 0.0), (0.5, 0.0), (0.7, 0.2)):
             confidence = generator.uniform(smallest, 1.0, rows)
             correct = generator.random(rows) < confidence - excess
-            index = np.minimum((confidence * bins).astype(int), bins - 1)[:, None]
-            figures.append(BinnedGap((correct - confidence)[:, None], index, bins))
+            index = np.minimum((confidence * bins).astype(int), bins - 1)
+            figures.append(BinnedGap(correct - confidence, index, bins))
         sure, unsure, overconfident = figures
         higher += unsure.value > sure.value
         for name, mine, its in (

@@ -11,7 +11,7 @@ from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.bayes.diagnostics import guess_nll
 from training.data import Rows, Splits
-from training.evaluation.figures import Mean, Share
+from training.evaluation.metrics import Mean, Share
 from training.evaluation.quality import Quality, disagreement
 from training.methods import METHODS
 from training.provenance import Provenance, TemperatureChoice
