@@ -12,7 +12,7 @@ const centred = { labelAnchor: "center", labelArrow: "none" };
 /** Create plots of a version; `report` may be null. */
 export function plots({ manifest }, report) {
   const test = report?.test ?? null;
-  const figures = test?.by_class ? [classPlot(test, manifest.output.classes), coveragePlot(test), confidencePlot(test)] : test?.by_spread ? [spreadPlot(test, manifest.output.target), intervalPlot(test)] : [];
+  const figures = test?.confusion ? [classPlot(report), coveragePlot(test), confidencePlot(test)] : test?.by_spread ? [spreadPlot(test, manifest.output.target), intervalPlot(test)] : [];
   return [...figures, baselinePlot(manifest)].filter(Boolean);
 }
 
@@ -26,12 +26,12 @@ export function sentence({ manifest: { task, quality } }, report) {
   return `${isRegression ? "Typical error (RMSE)" : "Accuracy"} on ${rows}: ${write(value)}${interval ? ` (95 % CI ${write(interval[0])} to ${write(interval[1])})` : ""}.`;
 }
 
-function classPlot({ by_class }, classes) {
-  const sorted = by_class.filter((entry) => entry.recall !== null).sort((a, b) => a.recall - b.recall);
-  const rows = sorted.slice(0, MAX_CLASSES).map((entry) => {
-    const [low, high] = entry.confidence_intervals.recall ?? [entry.recall, entry.recall];
-    const errors = entry.labelled.map((count, i) => [count, classes[i]]).filter(([count, name]) => count && name !== entry.name).sort((a, b) => b[0] - a[0]);
-    return { name: entry.name, value: entry.recall, low, high, rows: entry.rows, confusion: errors.length ? `${errors[0][1]} (${errors[0][0]})` : "–" };
+function classPlot({ parts, test: { classes, confusion } }) {
+  const sorted = parts.filter((part) => part.by === "class").sort((a, b) => a.accuracy - b.accuracy);
+  const rows = sorted.slice(0, MAX_CLASSES).map((part) => {
+    const [low, high] = part.confidence_intervals.accuracy;
+    const errors = confusion[classes.indexOf(part.name)].map((count, i) => [count, classes[i]]).filter(([count, name]) => count && name !== part.name).sort((a, b) => b[0] - a[0]);
+    return { name: part.name, value: part.accuracy, low, high, rows: part.rows, confusion: errors.length ? `${errors[0][1]} (${errors[0][0]})` : "–" };
   });
   if (!rows.length) return null;
   return figure(
