@@ -52,11 +52,6 @@ export async function requestJson(path, options) {
   return (await request(path, options)).json();
 }
 
-/** Fetch a picture and return an object URL; the caller revokes it. */
-export async function requestPictureUrl(path) {
-  return URL.createObjectURL(await (await request(path)).blob());
-}
-
 /** Encode a value for a query or form: objects become JSON. */
 export const asText = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 

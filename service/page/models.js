@@ -1,20 +1,14 @@
 // The view Models. `#/models/NAME` shows a model, `#/models/NAME/1` a version, and `#/models/NAME/1/2` compares two.
 
-import { request, requestJson, requestPictureUrl, ServiceError } from "./api.js";
+import { request, requestJson, ServiceError } from "./api.js";
 import { Differences } from "./comparison.js";
-import { address, Button, Card, download, Failure, Field, html, Notice, Table, useEffect, useFetch, useMemo, useState } from "./components.js";
+import { address, Button, Card, download, Failure, Field, html, Notice, Table, useFetch, useMemo, useState } from "./components.js";
 import { compareBaselines, describeFigure, mergeFigures } from "./figures.js";
 import { moment, number } from "./format.js";
 import { Comparison, Promotion } from "./learning.js";
 import * as strengths from "./strengths.js";
 
 const MAX_VERSIONS = 10; // loaded at first
-const PLOTS = {
-  "reliability.png": "Reliability: accuracy by confidence",
-  "predicted.png": "Predicted and true targets",
-  "risk-coverage.png": "Error rate by share of rows answered",
-};
-const order = ([file]) => Object.keys(PLOTS).indexOf(file);
 
 export default function Models({ app, model, path }) {
   const [maxVersions, setMaxVersions] = useState(MAX_VERSIONS);
@@ -96,7 +90,6 @@ const useReport = (version) => useFetch((signal) => (version.report ? requestJso
 function Version({ version }) {
   const { manifest, report: links } = version;
   const { data: report, error, isPending } = useReport(version);
-  const [isOpen, setIsOpen] = useState(false);
   const plots = useMemo(() => (isPending ? [] : strengths.plots(version, report)), [report, isPending]);
   const save = (file) => async () => {
     const answer = await request(links.files[file]);
@@ -110,21 +103,12 @@ function Version({ version }) {
     <p class="says">${strengths.sentence(version, report)}</p>
     <div class="plots">${plots}</div>
     <details><summary>All figures</summary><${QualityTable} version=${version} report=${report} /></details>
-    ${links ? html`<details ontoggle=${(event) => setIsOpen(event.target.open)}><summary>Evaluation report</summary>
+    ${links ? html`<details><summary>Evaluation report</summary>
       ${report && html`<p>Created ${moment(report.created)} on ${number(report.test?.rows)} test rows of ${report.data}, with ${number(report.draws)} draws.${report.convergence ? ` Convergence: ${report.convergence.summary}.` : ""}</p>`}
-      <p class="actions">${files.filter((file) => !file.endsWith(".png")).map((file) => html`<${Button} onclick=${save(file)}>Save ${file}<//>`)}</p>
-      ${isOpen && html`<div class="plots">${Object.entries(links.files).filter(([file]) => file.endsWith(".png")).sort((a, b) => order(a) - order(b)).map(([file, href]) => html`<${Picture} key=${href} title=${PLOTS[file] ?? file} href=${href} />`)}</div>`}
+      <p class="actions">${files.map((file) => html`<${Button} onclick=${save(file)}>Save ${file}<//>`)}</p>
     </details>` : html`<p class="quiet">There is no evaluation report. Create one with <code>dubito evaluate ${version.name}:${version.version}</code>.</p>`}
     <details><summary>Properties</summary><${Properties} manifest=${manifest} /></details>
   <//>`;
-}
-
-/** Show a plot of a report, fetched with the key. */
-function Picture({ title, href }) {
-  const { data: url, error } = useFetch(() => requestPictureUrl(href), [href]);
-  useEffect(() => () => url && URL.revokeObjectURL(url), [url]);
-  if (error) return html`<${Notice}>${title}: ${error.message}<//>`;
-  return html`<figure><figcaption>${title}</figcaption>${url && html`<a href=${url} target="_blank"><img src=${url} alt=${title} /></a>`}</figure>`;
 }
 
 /** Show all quality figures, with intervals if there is a report. */

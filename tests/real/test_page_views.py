@@ -42,7 +42,6 @@ const tables = [...document.querySelectorAll('table')];
 const found = tables.find((table) => table.caption?.textContent.startsWith(arguments[0]));
 return found ? [...found.tBodies].flatMap((body) => [...body.rows].map(cells)) : null;
 """
-LOADED = "const i = arguments[0].querySelector('img'); return i?.complete && i.naturalWidth > 100"
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +173,7 @@ def test_models_match_the_api(driver, service):
     assert console_errors(driver) == []
 
 
-def test_a_report_shows_intervals_and_plots(driver, service):
+def test_a_report_shows_intervals(driver, service):
     report = httpx.get(f"{service}/models/digits/versions/1/report").json()
     open_page(driver, f"{service}/#/models/digits/1")
     until(driver, lambda: get_table(driver, "Accuracy per class"))
@@ -182,14 +181,6 @@ def test_a_report_shows_intervals_and_plots(driver, service):
     low, high = report["summary_intervals"]["test_accuracy"]
     assert quality["Accuracy"][2] == f"{100 * report['summary']['test_accuracy']:.1f} %"
     assert quality["Accuracy"][3] == f"{100 * low:.1f} % to {100 * high:.1f} %"
-    pictures = [file for file in report["files"] if file.endswith(".png")]
-    driver.execute_script(
-        "for (const d of document.querySelectorAll('.version > details')) d.open = true"
-    )
-    selector = ".version > details .plots figure"
-    until(driver, lambda: len(driver.find_elements("css selector", selector)) == len(pictures) > 3)
-    for figure in driver.find_elements("css selector", selector):
-        until(driver, lambda figure=figure: driver.execute_script(LOADED, figure))
     assert console_errors(driver) == []
 
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -82,28 +82,32 @@ def inspect_column(
         return ColumnFinding(name, "refused", reason, missing, values)
     values = take(values, rows)
     if isinstance(values, list):
-        is_declared = types.is_dictionary(column.type)
-        return _inspect_categories(name, values, missing, config, is_declared)
+        if config is not None:
+            return ColumnFinding(name, config, CONFIGURED, missing, values)
+        return _inspect_categories(name, values, missing, types.is_dictionary(column.type))
     missing = float(np.isnan(values).mean()) if len(values) else 0.0
-    if not isinstance(written, str):
-        return _inspect_numbers(name, values, missing, rows, config)
-    ends = (0.0, 0.0) if missing == 1.0 else (np.nanmin(values), np.nanmax(values))
-    first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
-    reason = CONFIGURED if config == "ignored" else f"dates or times, {first} to {last}"
-    return ColumnFinding(name, config or "time", reason, missing, values)
+    if isinstance(written, str):
+        ends = (0.0, 0.0) if missing == 1.0 else (np.nanmin(values), np.nanmax(values))
+        first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
+        reason = f"dates or times, {first} to {last}"
+        finding = ColumnFinding(name, "time", reason, missing, values)
+    else:
+        finding = _inspect_numbers(name, values, missing, rows)
+    if config is None:
+        return finding
+    is_id = finding.is_id and config == "ignored"
+    return replace(finding, kind=config, reason=CONFIGURED, is_id=is_id)
 
 
-def _inspect_numbers(
-    name: str, numbers: Numbers, missing: float, rows: Index, config: Any
-) -> ColumnFinding:
+def _inspect_numbers(name: str, numbers: Numbers, missing: float, rows: Index) -> ColumnFinding:
     present = numbers[~np.isnan(numbers)]
     distinct = np.unique(present)
-    if config is None and len(distinct) < 2:
+    if len(distinct) < 2:
         reason = (
             f"the same in every row ({distinct[0]:g})" if len(distinct) else "no value in any row"
         )
         return ColumnFinding(name, "ignored", reason, missing, numbers)
-    reason = f"numbers, {distinct[0]:g} to {distinct[-1]:g}" if len(distinct) else "numbers"
+    reason = f"numbers, {distinct[0]:g} to {distinct[-1]:g}"
     kind: Kind = "numeric"
     notes = []
     is_integer = bool((present == np.round(present)).all())
@@ -120,9 +124,7 @@ def _inspect_numbers(
     if kind == "numeric" and (tail := tail_length(present)) > HEAVY:
         distance = f"{np.round(tail):.6g} interquartile ranges from the median"
         notes.append(f"a heavy tail: its furthest value is {distance}")
-    is_id = kind == "ignored" and config in (None, "ignored") and missing == 0.0
-    if config is not None:
-        kind, reason = config, CONFIGURED
+    is_id = kind == "ignored" and missing == 0.0
     return ColumnFinding(name, kind, reason, missing, numbers, notes, is_id)
 
 
@@ -136,10 +138,8 @@ def tail_length(present: Numbers) -> float:
 
 
 def _inspect_categories(
-    name: str, values: Categories, missing: float, config: Any, is_declared: bool
+    name: str, values: Categories, missing: float, is_declared: bool
 ) -> ColumnFinding:
-    if config is not None:
-        return ColumnFinding(name, config, CONFIGURED, missing, values)
     counts = Counter(value for value in values if value is not None)
     present = counts.total()
     if len(counts) < 2:

@@ -211,10 +211,6 @@ def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
     if unknown:
         expected = f"rows of the classes {list(classes)[:MAX_SHOWN]}"
         raise InvalidInput("data.source", expected, f"rows of {unknown[:MAX_SHOWN]}"[:300])
-    return _number_classes(data, classes)
-
-
-def _number_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     if not data.classes:
         return data
     number = np.array([classes.index(name) for name in data.classes], dtype=np.int64)

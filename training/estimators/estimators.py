@@ -310,7 +310,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             return predict(self._model, X, self._names, num_samples, seed)
 
     def _summary(self, draft: "Draft") -> str:
-        from training.evaluation.page import render
+        from training.evaluation.evaluate import render
         from training.publishing.baselines import table
 
         description = draft.description

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.report import EvaluationReport, publish_report
@@ -18,23 +19,17 @@ from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
 from training.evaluation.metrics import LEVEL, RESAMPLES, Ends, Record
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
-from training.evaluation.page import (
-    predicted_plot,
-    reliability_plot,
-    report_page,
-    risk_coverage_plot,
-)
 from training.evaluation.quality import (
     PART_COVERAGE,
     REQUEST_ROWS,
     ServedPrediction,
     ServedPredictor,
-    losses,
     measure_parts,
     measure_set,
     measure_shift,
     measure_test,
 )
+from training.methods import AnchoredEnsemble, MaximumLikelihood
 from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import override
@@ -125,8 +120,7 @@ def evaluate_version(
         "shift": shift,
         "outliers": outliers,
     }
-    files = _plots(predicted, test, measures)
-    files["report.html"] = report_page(report, files).encode()
+    files = {"report.html": report_page(report).encode()}
     return publish_report(store, manifest.name, manifest.version, report, files)
 
 
@@ -303,12 +297,34 @@ def _summary(test: Record, outliers: dict[str, Record]) -> tuple[dict[str, float
     return figures, intervals
 
 
-def _plots(test: ServedPrediction, rows: Rows, measures: Record) -> dict[str, bytes]:
-    if "accuracy" in measures:
-        label = "error of the answered rows"
-        files = {"reliability.png": reliability_plot(measures["reliability"])}
-    else:
-        label = "mean squared error of the answered rows"
-        files = {"predicted.png": predicted_plot(test.prediction, rows.y)}
-    loss = losses(test.prediction.scores, rows.y)
-    return files | {"risk-coverage.png": risk_coverage_plot(test, loss, label)}
+def percent(share: float | None, ends: Ends | None = None) -> str:
+    if share is None:
+        return ""
+    text = f"{100 * share:.2f}"
+    return text if ends is None else f"{text} ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+
+
+def number(value: float | None, ends: Ends | None = None) -> str:
+    if value is None:
+        return "infinite"
+    return f"{value:.4g}" if ends is None else f"{value:.4g} ({ends[0]:.3g} to {ends[1]:.3g})"
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("training.evaluation"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+_TEMPLATES.filters["percent"] = percent
+_TEMPLATES.globals.update(percent=percent, number=number)
+
+
+def render(template: str, **values: Any) -> str:
+    return _TEMPLATES.get_template(template).render(values)
+
+
+def report_page(report: Record) -> str:
+    has_gaps = report["method"] not in (AnchoredEnsemble.name, MaximumLikelihood.name)
+    return render("report.html", report=report, has_gaps=has_gaps)

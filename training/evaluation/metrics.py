@@ -289,16 +289,6 @@ def reliability(
     return results
 
 
-def risk_coverage(
-    score: Values, loss: Values
-) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Compute the risk-coverage curve of a score."""
-    order = np.argsort(score, kind="stable")
-    last = np.append(np.diff(score[order]) > 0, True)
-    covered = np.arange(1, len(score) + 1)[last]
-    return covered / len(score), np.cumsum(loss[order])[last] / covered
-
-
 @dataclass(frozen=True, eq=False)
 class TargetMeasures:
     """Metrics for N targets under Gaussian mixture predictions."""

@@ -10,7 +10,6 @@ from training.evaluation.metrics import (
     class_figures,
     detection,
     reliability,
-    risk_coverage,
     values,
 )
 
@@ -48,9 +47,6 @@ def test_a_score_that_says_all_detects_all():
 def test_risk_against_coverage_by_hand():
     score = np.array([0.1, 0.5, 0.5, 0.9])
     loss = np.array([0.0, 1.0, 0.0, 1.0])
-    coverage, risk = risk_coverage(score, loss)
-    assert coverage.tolist() == [0.25, 0.75, 1.0]
-    assert risk.tolist() == pytest.approx([0.0, 1 / 3, 0.5])
     # the two of equal score in either order: risks 0, 1/2 or 0, then 1/3, 1/2
     assert RiskCoverage(score, loss).value == pytest.approx((0 + 1 / 4 + 1 / 3 + 1 / 2) / 4)
 

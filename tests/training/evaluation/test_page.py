@@ -1,11 +1,10 @@
-import base64
 from html.parser import HTMLParser
 
 import pytest
 
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.store import ModelStore
-from training.evaluation.page import report_page
+from training.evaluation.evaluate import report_page
 
 HOSTILE = """<script>alert(1)</script> "a"|b`c`</td>&amp;<img src=x onerror='y'>"""
 VOID = {"meta", "img", "br"}
@@ -36,14 +35,9 @@ def found(evaluated_store):
     return evaluation_report(ModelStore(evaluated_store), "digits", "1")
 
 
-def test_the_page_holds_all_tables_and_plots_and_needs_nothing_else(found):
+def test_the_page_holds_all_tables_and_needs_nothing_else(found):
     text = found.read("report.html").decode()
     read = Reader(text)
-    images = [attributes["src"] for tag, attributes in read.elements if tag == "img"]
-    plots = [name for name in found.files if name.endswith(".png")]
-    assert [base64.b64decode(src.removeprefix("data:image/png;base64,")) for src in images] == [
-        found.read(name) for name in sorted(plots)
-    ]
     assert {tag for tag, _ in read.elements} <= {
         *(
             "html",
@@ -61,7 +55,7 @@ def test_the_page_holds_all_tables_and_plots_and_needs_nothing_else(found):
             "table",
             "thead",
         ),
-        *("tbody", "tr", "th", "td", "figure", "figcaption", "img"),
+        *("tbody", "tr", "th", "td"),
     }
     for _, attributes in read.elements:
         assert set(attributes) <= {
@@ -87,9 +81,8 @@ def test_a_report_with_hostile_classes_is_written(found):
         **content["test"],
         "classes": [HOSTILE for _ in content["test"]["classes"]],
     }
-    read = Reader(report_page(content, {f"{HOSTILE}.png": b"x"}))
+    read = Reader(report_page(content))
     assert ("td", HOSTILE) in read.texts
     tags = [tag for tag, _ in read.elements]
-    assert "script" not in tags
-    assert tags.count("img") == 1
+    assert not {"script", "img"} & {*tags}
     assert not any("onerror" in attributes for _, attributes in read.elements)

@@ -11,7 +11,6 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
 from tests.support.models import publish_unfitted
-from tests.support.pictures import look_at_legends
 from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.commands import print_messages
@@ -199,7 +198,7 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch):
     store = ModelStore(tmp_path / "models")
     written = evaluation_report(store, "line", "1")
     assert written.report["test"]["rows"] == 80
-    assert "predicted.png" in written.files and written.report["outliers"] == {}
+    assert written.report["outliers"] == {}
     assert main(["evaluate", "line", "--rows", "80", "--quiet"]) == 0
     report = evaluation_report(store, "line", "1").report
     assert set(report["outliers"]) == {"uniform", "gaussian", "shuffled"}
@@ -233,7 +232,6 @@ def test_later_rows_and_new_groups_are_compared_with_ranking_rows(
     publish_unfitted(store, recipe_with(name="visits", data=data), tmp_path)
     for name, folder in (("STORE", "models"), ("DATA", "")):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
-    monkeypatch.setattr("training.evaluation.evaluate._plots", lambda *_: {})
     assert main(["evaluate", "visits", "--quiet"]) == 0
     assert f"  {rows} by key: coverage " in capsys.readouterr().out
     actual = evaluation_report(store, "visits", "1")
@@ -341,10 +339,8 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
     recipe = write_recipe(
         tmp_path, method="mle", data=data, network={"hidden": [16]}, training=schedule
     )
-    legends = look_at_legends(monkeypatch)
     assert main(["fit", str(recipe), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
     assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
-    assert len(legends) >= 2
     custom = evaluation_report(ModelStore(store), "small", "1").report
     test = digits().test
     strange = np.isin(test.y, [0, 6])
