@@ -128,7 +128,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.leave_out:
         section = section.model_copy(update={"leave_out": options.leave_out})
     findings = inspect_source(section, data_root(), options.task)
-    log.info("%s", "\n".join(findings.report(is_full=False)))
+    log.info("%s", "\n".join(findings.report()))
     plan = make_plan(findings, section, options.name, options.seed)
     log.info("%s", "\n".join(plan_lines(plan)))
     return plan
@@ -151,7 +151,7 @@ def inspect(options: argparse.Namespace) -> None:
         content["warnings"] = [*findings.warnings, *lines]
         print(json.dumps(content))
         return
-    print("\n".join([*findings.report(is_full=True), *(f"! {line}" for line in lines)]))
+    print("\n".join([*findings.report(len(findings.columns)), *(f"! {line}" for line in lines)]))
 
 
 def _select(record: object, keys: tuple[str, ...]) -> dict[str, Any]:

@@ -41,8 +41,8 @@ ADVICE = (
     "one split by data.group or --group COLUMN"
 )
 KINDS = ("csv", "parquet", "npz", "images")
-USED_KINDS = ("numeric", "categorical", "time")
 MAX_SHOWN = 12  # names per line
+MAX_COLUMNS = 30  # in the log of a fit
 NAME_WIDTH = 24
 
 
@@ -68,11 +68,8 @@ class Findings:
         """The columns that a model uses."""
         return [column for column in self.columns if column.kind not in ("ignored", "refused")]
 
-    def report(self, is_full: bool) -> list[str]:
-        """Describe the data source in lines of text.
-
-        Columns are listed one by one if `is_full`; otherwise only the ignored ones are named.
-        """
+    def report(self, max_columns: int = MAX_COLUMNS) -> list[str]:
+        """Describe the data source and up to `max_columns` columns, ignored ones first."""
         shape = f" of shape {self.shape}" if self.shape else ""
         task = self.task or "no task"
         lines = [f"{self.source}: {self.rows} rows{shape}; {task}: {self.reason}"]
@@ -84,30 +81,24 @@ class Findings:
             with np.errstate(over="ignore"):  # A fit refuses such targets.
                 moments = f"mean {y.mean():.4g}, standard deviation {y.std():.4g}"
             lines.append(f"target: {y.min():.4g} to {y.max():.4g}, {moments}")
-        if self.columns:
-            lines += self._all_columns() if is_full else self._left_out()
+        columns = self.columns
+        if len(columns) > max_columns:
+            columns = sorted(columns, key=lambda column: column.kind != "ignored")
+        lines += self._column_lines(columns[:max_columns])
+        if len(columns) > max_columns:
+            lines.append(f"  and {len(columns) - max_columns} more (see `dubito inspect`)")
         return [*lines, *self.notes, *(f"! {warning}" for warning in self.warnings)]
 
-    def _all_columns(self) -> list[str]:
-        lines = ["columns:"]
-        width = min(NAME_WIDTH, max(len(column.name) for column in self.columns))
-        for column in self.columns:
+    def _column_lines(self, columns: list[ColumnFinding]) -> list[str]:
+        lines = ["columns:"] if columns else []
+        width = min(NAME_WIDTH, max((len(column.name) for column in columns), default=0))
+        for column in columns:
             missing = f"; {100 * column.missing:.3g} % missing" if column.missing else ""
             name = f"  {column.name[:width]:<{width}}  {column.kind:<11}"
             lines.append(f"{name}  {column.reason}{missing}")
             if column.kind != "ignored":  # The warnings contain the notes of ignored columns.
                 lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in column.notes]
         return lines
-
-    def _left_out(self) -> list[str]:
-        kinds = [column.kind for column in self.columns]
-        counts = [f"{kinds.count(kind)} {kind}" for kind in USED_KINDS if kind in kinds]
-        lines = [f"columns: {', '.join(counts) or 'none'}"]
-        ignored = [f"{c.name} ({c.reason})" for c in self.columns if c.kind == "ignored"]
-        if ignored:
-            lines.append(f"ignored: {_shorten(ignored, '; ')}")
-        notes = [f"! column {c.name}: {note}" for c in self.columns for note in c.notes]
-        return lines + notes[:MAX_SHOWN]
 
 
 def _shorten(texts: list[str], separator: str) -> str:
