@@ -122,9 +122,7 @@ def _have_known_values(
     return np.isfinite(targets if transform is None else to_fitted(transform, targets))
 
 
-def fit_candidate(
-    store: ModelStore, sources: CandidateData, runs: Path, root: Path, device: torch.device
-) -> Manifest:
+def fit_candidate(store: ModelStore, sources: CandidateData, device: torch.device) -> Manifest:
     name, origin = sources.parent.manifest.name, sources.parent.provenance
     for manifest in manifests(store, name):
         facts = Provenance.of(manifest)
@@ -143,12 +141,11 @@ def fit_candidate(
         start=sources.parent,
         extra=sources.train,
         device=device,
-        runs=runs,
     )
     provenance = result.provenance.model_copy(update={"labels": sources.provenance})
     manifest = publish(replace(result, provenance=provenance), store, name=name, alias=CANDIDATE)
     log.info("published %s version %s as %s", name, manifest.version, CANDIDATE)
-    evaluate.write_report(store, manifest, sources.data, root)
+    evaluate.write_report(store, manifest, sources.data)
     return manifest
 
 
@@ -237,8 +234,6 @@ def make_candidate(
     store: ModelStore,
     database: Database,
     sources: CandidateData,
-    runs: Path,
-    root: Path,
     device: torch.device,
     promote: bool = False,
 ) -> None:
@@ -248,7 +243,7 @@ def make_candidate(
     promoted and rolled back before is not promoted again.
     """
     name, parent = sources.parent.manifest.name, sources.parent.manifest
-    manifest = fit_candidate(store, sources, runs, root, device)
+    manifest = fit_candidate(store, sources, device)
     promoted = {row["version"] for row in candidates(database, name) if row["promoted"]}
     if manifest.version in promoted:
         log.info("%s version %s was promoted and rolled back before", name, manifest.version)

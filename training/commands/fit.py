@@ -85,7 +85,7 @@ def fit(options: argparse.Namespace) -> None:
     result = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
     manifest = publish(result, store, anyway=options.anyway)
     log.info("writing the report")
-    report = write_report(store, manifest, data, data_root())
+    report = write_report(store, manifest, data)
     if options.json:
         print(_as_json(manifest, is_new=True))
         return

@@ -2,9 +2,10 @@
 
 import argparse
 import json
+import logging
 import os
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.state.database import Database
 from model_store.state.labels import has_state
-from training import log, silence
-from training.folders import data_root, open_store, runs_folder
+from training import log
+from training.folders import data_root, open_store
 from training.versions import WEIGHTS, fitted_data, load_parent, open_parent, open_version
 
 # Functions import modules that need torch only after they have checked their options.
@@ -39,11 +40,8 @@ def prune(options: argparse.Namespace) -> None:
 
 
 def calibrate(options: argparse.Namespace) -> None:
-    with silence() if options.quiet else nullcontext():
-        _calibrate(options)
-
-
-def _calibrate(options: argparse.Namespace) -> None:
+    if options.quiet:
+        log.setLevel(logging.WARNING)
     store = open_store()
     parent = open_version(store, options.model, ALL_FILES)
     if options.seed < 0:
@@ -144,9 +142,9 @@ def _try_candidate(options: argparse.Namespace, state: Path) -> None:
     from training.candidate import count_labels, count_tried_labels, gather_labels, make_candidate
     from training.fit import find_device
 
-    store, root, runs, name = open_store(), data_root(), runs_folder(), options.model
+    store, name = open_store(), options.model
     with closing(Database(state)) as database:
-        sources = gather_labels(store, database, name, root, options.data)
+        sources = gather_labels(store, database, name, data_root(), options.data)
         for reason, count in sources.provenance.left_out.items():
             log.info("! leaving out %d labels: %s", count, reason)
         if options.watch:
@@ -157,8 +155,7 @@ def _try_candidate(options: argparse.Namespace, state: Path) -> None:
         if new < options.min_labels:
             log.info("%d of %d required new labels", max(new, 0), options.min_labels)
             return
-        device = find_device(options.device)
-        make_candidate(store, database, sources, runs, root, device, options.promote)
+        make_candidate(store, database, sources, find_device(options.device), options.promote)
 
 
 def _format(value: float) -> str:

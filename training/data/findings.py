@@ -75,7 +75,8 @@ class Findings:
         lines = [f"{self.source}: {self.rows} rows{shape}; {task}: {self.reason}"]
         if self.classes:
             counts = [f"{label} {count}" for label, count in self.classes.items()]
-            lines.append(f"{len(counts)} classes: {_shorten(counts, ', ')}")
+            rest = f" and {len(counts) - MAX_SHOWN} more" if len(counts) > MAX_SHOWN else ""
+            lines.append(f"{len(counts)} classes: {', '.join(counts[:MAX_SHOWN])}{rest}")
         elif self.targets is not None and len(self.targets):
             y = self.targets
             with np.errstate(over="ignore"):  # A fit refuses such targets.
@@ -99,11 +100,6 @@ class Findings:
             if column.kind != "ignored":  # The warnings contain the notes of ignored columns.
                 lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in column.notes]
         return lines
-
-
-def _shorten(texts: list[str], separator: str) -> str:
-    rest = f" and {len(texts) - MAX_SHOWN} more" if len(texts) > MAX_SHOWN else ""
-    return separator.join(texts[:MAX_SHOWN]) + rest
 
 
 def inspect_source(section: DataSection, root: Path, task: Task | None = None) -> Findings:

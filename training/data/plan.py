@@ -244,12 +244,10 @@ def recipe_text(plan: Plan) -> str:
 
 def write_recipe(plan: Plan, path: Path) -> Recipe:
     text = recipe_text(plan)
-    if path.exists():
-        if load(path) != plan.recipe:
+    try:
+        if path.exists() and path.read_text(encoding="utf-8") != text:
             expected = "a path without another recipe (`fit RECIPE` fits an existing recipe)"
             raise InvalidInput("--recipe-out", expected, str(path))
-        return load(path)
-    try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         received = f"{path}: {error.strerror}"

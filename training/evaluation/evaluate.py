@@ -29,6 +29,7 @@ from training.evaluation.quality import (
     measure_shift,
     measure_test,
 )
+from training.folders import data_root
 from training.methods import AnchoredEnsemble, MaximumLikelihood
 from training.progress import Bar
 from training.provenance import Provenance
@@ -124,9 +125,7 @@ def evaluate_version(
     return publish_report(store, manifest.name, manifest.version, report, files)
 
 
-def write_report(
-    store: ModelStore, manifest: Manifest, data: Dataset, root: Path
-) -> EvaluationReport:
+def write_report(store: ModelStore, manifest: Manifest, data: Dataset) -> EvaluationReport:
     """Evaluate a new version on its fit's test rows, and store the report.
 
     Sets of unusual rows are left out, since they can take longer than a short fit.
@@ -135,7 +134,7 @@ def write_report(
     version, model = load_parent(artifact, "version"), Model.load(artifact)
     with silence():
         options = EvaluationOptions(has_unusual_sets=False)
-        return evaluate_version(store, version, model, root, options, True, data)
+        return evaluate_version(store, version, model, data_root(), options, True, data)
 
 
 def _publication_facts(manifest: Manifest) -> dict[str, Any]:
