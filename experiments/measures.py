@@ -87,9 +87,7 @@ class Published:
     def evaluate(self, rows: int, outliers: Sequence[OutlierSource] = ()) -> dict[str, Any]:
         """Evaluate a version on up to `rows` test rows and on each outlier set."""
         options = EvaluationOptions(tuple(outliers), rows=rows)
-        return evaluate_version(
-            self.store, self.parent, self.model, data_root(), options, quiet=True
-        ).report
+        return evaluate_version(self.store, self.parent, self.model, options, quiet=True).report
 
     def attack(self, rows: int) -> dict[str, Any]:
         return measure_attacks(self.parent, self.model, data_root(), rows)

@@ -57,4 +57,4 @@ def publish_unfitted(store: ModelStore, recipe: Recipe, root: Path) -> None:
     temperature = temper(model, recipe, splits.validation)
     if temperature is not None:
         provenance = provenance.model_copy(update={"temperature": temperature})
-    publish(Fitted(model, recipe, data, splits, provenance), store, root=root, anyway=True)
+    publish(Fitted(model, recipe, data, splits, provenance), store, anyway=True)

@@ -79,8 +79,8 @@ def evaluate(options: argparse.Namespace) -> None:
     sources = tuple(OutlierSource.parse(text, data_root()) for text in options.outliers)
     rows, draws, seed, data = options.rows, options.draws, options.seed, options.data
     evaluation = EvaluationOptions(sources, rows, draws, seed, data)
-    model, root = Model.load(artifact), data_root()
-    result = evaluate_version(store, version, model, root, evaluation, options.quiet)
+    model = Model.load(artifact)
+    result = evaluate_version(store, version, model, evaluation, options.quiet)
     if options.json:
         print(json.dumps(result.report))
         return
@@ -106,7 +106,7 @@ def compare(options: argparse.Namespace) -> None:
         rows=options.rows, draws=options.draws, seed=options.seed, source=options.data
     )
     models = [Model.load(artifact) for artifact in artifacts]
-    comparison = compare_versions(versions, models, data_root(), evaluation)
+    comparison = compare_versions(versions, models, evaluation)
     if options.json:
         print(json.dumps(comparison.content(), indent=1, allow_nan=False))
     else:

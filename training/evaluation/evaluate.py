@@ -63,7 +63,6 @@ def evaluate_version(
     store: ModelStore,
     version: Parent,
     model: Model,
-    root: Path,
     options: EvaluationOptions,
     quiet: bool = False,
     fit_data: Dataset | None = None,
@@ -75,7 +74,9 @@ def evaluate_version(
     manifest = version.manifest
     check_options(version, options)
     draws = options.draws or version.manifest.noise.default_draws
-    data, is_fitted = (fit_data, True) if fit_data else load_data(version, root, options.source)
+    data, is_fitted = fit_data, True
+    if data is None:
+        data, is_fitted = load_data(version, data_root(), options.source)
     source = options.source or version.recipe.data.source
     test = test_rows(data, is_fitted, options)
     log_rows(test, data, is_fitted, source)
@@ -134,7 +135,7 @@ def write_report(store: ModelStore, manifest: Manifest, data: Dataset) -> Evalua
     version, model = load_parent(artifact, "version"), Model.load(artifact)
     with silence():
         options = EvaluationOptions(has_unusual_sets=False)
-        return evaluate_version(store, version, model, data_root(), options, True, data)
+        return evaluate_version(store, version, model, options, True, data)
 
 
 def _publication_facts(manifest: Manifest) -> dict[str, Any]:

@@ -12,7 +12,6 @@ Chance alone raises calibration errors above 0, especially for uncertain predict
 
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from training.evaluation.metrics import (
     percentiles,
 )
 from training.evaluation.quality import ServedPredictor, losses, main_figures
+from training.folders import data_root
 from training.provenance import Provenance
 from training.recipe import BETTER
 from training.versions import Parent
@@ -189,7 +189,7 @@ class Comparison:
 
 
 def compare_versions(
-    versions: list[Parent], models: list[Model], root: Path, options: EvaluationOptions
+    versions: list[Parent], models: list[Model], options: EvaluationOptions
 ) -> Comparison:
     first, second = versions
     if first.manifest.task != second.manifest.task or first.classes != second.classes:
@@ -197,7 +197,7 @@ def compare_versions(
         raise InvalidInput("the second version", expected, f"those of {second.label}")
     source = options.source or first.recipe.data.source
     data, fit_sources = zip(
-        *(load_data(v, root, options.source if v is first else source) for v in versions),
+        *(load_data(v, data_root(), options.source if v is first else source) for v in versions),
         strict=True,
     )
     is_fitted = any(fit_sources)

@@ -18,6 +18,7 @@ from training.data import Rows, load
 from training.evaluation.metrics import LEVEL, Ends, Figure, Resamples
 from training.evaluation.pairs import measure_loss
 from training.evaluation.quality import MeasuredRows, measure
+from training.folders import data_root
 from training.provenance import Provenance
 from training.publishing.draft import Draft
 from training.recipe import Recipe
@@ -30,7 +31,7 @@ class GateError(DubitoError):
 
 
 def check_gate(
-    recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path
+    recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows
 ) -> None:
     """Compare a draft with the version that the gate's alias refers to, if any.
 
@@ -49,7 +50,7 @@ def check_gate(
         log.info("gate: passed, because %s has no alias %s yet", name, gate.against)
         return
     manifest, label = store.manifest(name, version), f"{gate.against} (version {version})"
-    test = encode_rows_for(manifest, recipe, draft, rows.test, root)
+    test = encode_rows_for(manifest, recipe, draft, rows.test, data_root())
     if test is None:
         raise GateError(
             f"gate: {label} takes rows of another format, so it cannot be compared; move the "

@@ -33,7 +33,7 @@ from training.export.graphs import export, load_runtime, parity
 from training.export.local import localise
 from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fit_detectors, fold
-from training.folders import data_root, hold
+from training.folders import hold
 from training.provenance import Provenance
 from training.publishing.baselines import add_baselines, check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
@@ -54,7 +54,6 @@ def publish(
     *,
     name: str | None = None,
     alias: str = LATEST,
-    root: Path | None = None,
     anyway: bool = False,
     draft: Draft | None = None,
 ) -> Manifest:
@@ -64,7 +63,6 @@ def publish(
     killed after the publication.
 
     Args:
-        root: data folder for the gate, by default DUBITO_DATA.
         anyway: publish a model under `latest` even if it is worse than the constant baseline.
         draft: an earlier result of `assemble`.
 
@@ -83,7 +81,7 @@ def publish(
                 check_constant(name, draft)
             if recipe.gate is not None and alias == LATEST:
                 rows = quality_rows(recipe, result.data, result.splits)
-                check_gate(recipe, store, name, draft, rows, root or data_root())
+                check_gate(recipe, store, name, draft, rows)
             manifest = publish_draft(store, name, draft, alias)
         result.discard_checkpoint()
     return manifest

@@ -1,6 +1,5 @@
 import re
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,7 +162,7 @@ def test_versions_that_take_other_rows_cannot_be_compared(own_store):
     draft = Draft(manifest.model_copy(update={"input": wider}), {})
     recipe = recipe_with(gate={"metrics": {"test_accuracy": 0.01}})
     with pytest.raises(GateError, match="takes rows of another format"):
-        check_gate(recipe, own_store, "digits", draft, rows, Path())
+        check_gate(recipe, own_store, "digits", draft, rows)
 
 
 @pytest.mark.parametrize(
