@@ -36,11 +36,10 @@ from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.evaluation import evaluate
 from training.evaluation.metrics import Figure, Resamples
-from training.evaluation.pairs import difference
+from training.evaluation.pairs import difference, list_worse_metrics
 from training.evaluation.quality import MeasuredRows, measure
 from training.fit import fit, publish
 from training.provenance import AddedLabels, Provenance
-from training.publishing.gate import list_worse_metrics
 from training.publishing.publish import quality_rows
 from training.versions import Parent, fitted_data, manifests, open_parent
 

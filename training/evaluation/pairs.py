@@ -47,6 +47,7 @@ from training.recipe import BETTER
 from training.versions import Parent
 
 MIN_VARIANCE = 1e-12  # absorbs rounding
+ROUNDING = 1e-12
 EDGE = 1e-6  # the root search stays this far from -1 and 1
 TESTS = {"mcnemar": "McNemar, exact", "bootstrap": "bootstrap"}
 
@@ -152,6 +153,43 @@ def _excess(first: Figure, second: Figure, resamples: Resamples) -> tuple[Sample
 def _tail(is_extreme: np.ndarray) -> float:
     """Compute a bootstrap p-value, counting the observed data as one sample."""
     return float((1 + np.count_nonzero(is_extreme)) / (len(is_extreme) + 1))
+
+
+def list_worse_metrics(
+    tolerances: dict[str, float],
+    figures: dict[str, Figure],
+    baselines: dict[str, Figure],
+    label: str,
+    seed: int,
+    kind: str = "rows",
+) -> list[str]:
+    """List the metrics that are significantly worse, and log the others.
+
+    The interval of their loss lies above the tolerated loss.
+    """
+    lines = []
+    for metric, allowed in tolerances.items():
+        figure, baseline = figures.get(metric), baselines.get(metric)
+        if figure is None or baseline is None:
+            lines.append(f"  {metric}: it was not measured for both versions")
+            continue
+        loss, interval = measure_loss(metric, figure, baseline, Resamples.draw(figure.rows, seed))
+        line = (
+            f"  {metric}: {figure.value:.6g} against {baseline.value:.6g} of {label} on the same "
+            f"{figure.rows} {kind}, {describe_loss(loss, interval)}, allowed {allowed:g}"
+        )
+        if interval[0] > allowed + ROUNDING:
+            lines.append(line)
+        else:
+            log.info("gate: %s", line.strip())
+    return lines
+
+
+def describe_loss(loss: float, interval: Ends) -> str:
+    """Describe a loss and its interval. A negative loss reads as an improvement."""
+    low, high = sorted(-end for end in interval) if loss < 0 else interval
+    ends = f"{100 * LEVEL:g} % interval {low:.4g} to {high:.4g}"
+    return f"{'better' if loss < 0 else 'worse'} by {abs(loss):.6g} ({ends})"
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from model_store.scores.transforms import to_target
 from training import log
 from training.data import Rows, Splits
 from training.evaluation.metrics import Figure, Mean, RootMean, class_figures, values
-from training.publishing.draft import Draft
-from training.publishing.gate import GateError
+from training.publishing.draft import Draft, GateError
 
 if TYPE_CHECKING:
     from training.fit import Fitted

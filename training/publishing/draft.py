@@ -53,6 +53,10 @@ MODEL_FIELDS = ("method", "input", "output", "noise", "encoder", "precision", "p
 PREFIX = ".trial-"  # stores skip folders with this prefix
 
 
+class GateError(DubitoError):
+    """Raised if a version is not good enough to be published."""
+
+
 class PreflightError(DubitoError):
     """Raised if the service cannot load a version or predict with it."""
 

@@ -2,7 +2,8 @@
 
 import platform
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,13 +23,16 @@ from model_store.artifacts.manifest import (
     TargetSpec,
 )
 from model_store.artifacts.store import LATEST, ModelStore
+from model_store.errors import InvalidInput
+from model_store.inference.model import NEEDED, Model
 from model_store.inference.training_rows import MAX_ID_BYTES, TrainingRows
 from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoryChoice
-from training.data import Dataset, Rows, Splits
+from training.data import Dataset, Rows, Splits, load
 from training.data.rows import class_shares
-from training.evaluation.quality import MeasuredRows
+from training.evaluation.pairs import list_worse_metrics
+from training.evaluation.quality import MeasuredRows, measure
 from training.export.graphs import export, load_runtime, parity
 from training.export.local import localise
 from training.export.quantise import quantisation_error, quantise_network
@@ -36,8 +40,14 @@ from training.export.served import fit_detectors, fold
 from training.folders import hold
 from training.provenance import Provenance
 from training.publishing.baselines import add_baselines, check_constant
-from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
-from training.publishing.gate import check_gate
+from training.publishing.draft import (
+    Draft,
+    Exported,
+    GateError,
+    HeldOut,
+    draft_version,
+    publish_draft,
+)
 from training.recipe import Recipe
 from training.seeds import Stream, generator
 from training.versions import WEIGHTS, manifests
@@ -90,6 +100,66 @@ def publish(
 def _find_published(store: ModelStore, name: str, run: str | None) -> Manifest | None:
     versions = manifests(store, name) if run is not None else ()
     return next((manifest for manifest in versions if Provenance.of(manifest).run == run), None)
+
+
+def check_gate(
+    recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows
+) -> None:
+    """Compare a draft with the version that the gate's alias refers to, if any.
+
+    `rows` are the rows on which the draft's quality was measured.
+
+    Raises:
+        GateError: if the draft is significantly worse, or the versions cannot be compared.
+    """
+    gate = recipe.gate
+    assert gate is not None
+    aliases = store.read_aliases(name)
+    if gate.against in aliases.problems:
+        raise GateError(f"gate: model {name}: {aliases.problems[gate.against]}")
+    version = aliases.versions.get(gate.against)
+    if version is None:
+        log.info("gate: passed, because %s has no alias %s yet", name, gate.against)
+        return
+    manifest, label = store.manifest(name, version), f"{gate.against} (version {version})"
+    test = encode_rows_for(manifest, recipe, draft, rows.test, data_root())
+    if test is None:
+        raise GateError(
+            f"gate: {label} takes rows of another format, so it cannot be compared; move the "
+            f"alias {gate.against}, or remove [gate] from the recipe"
+        )
+    if Provenance.of(manifest).data_digest != Provenance.of(draft.description).data_digest:
+        message = "gate: %s was fitted on other data, which may include some of these test rows"
+        log.info(message, label)
+    model = Model.load(store.open(name, version, files=NEEDED))
+    baseline = measure(model, replace(rows, test=test)).figures
+    worse = list_worse_metrics(gate.metrics, draft.figures, baseline, label, rows.seed)
+    if worse:
+        raise GateError("\n".join([f"gate: {name} is worse than {label} in", *worse]))
+    log.info("gate: no worse than %s in %s", label, ", ".join(gate.metrics))
+
+
+def encode_rows_for(
+    manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path
+) -> Rows | None:
+    """Encode test rows for another version, or return None if it cannot read them."""
+    description, text = draft.description, manifest.input.text
+    if manifest.task != description.task or text != description.input.text:
+        return None
+    if text is not None:
+        tokenizer = draft.files[TOKENIZER]
+        assert isinstance(tokenizer, bytes)
+        if manifest.files[TOKENIZER].sha256 != sha256(tokenizer).hexdigest():
+            return None
+    if manifest.input.columns == description.input.columns:
+        return test if manifest.input.shape == description.input.shape else None
+    if not manifest.input.columns:
+        return None
+    try:
+        encoded = load(recipe, root, manifest.input.columns).test
+    except InvalidInput:
+        return None
+    return replace(test, x=encoded.x) if len(encoded) == len(test) else None
 
 
 def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:

@@ -12,9 +12,10 @@ from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Rows, digits
 from training.data import load as data_of
+from training.evaluation.pairs import describe_loss
 from training.evaluation.quality import MeasuredRows, measure
-from training.publishing.draft import Draft
-from training.publishing.gate import GateError, check_gate, describe_loss, encode_rows_for
+from training.publishing.draft import Draft, GateError
+from training.publishing.publish import check_gate, encode_rows_for
 from training.recipe import load
 
 POSTERIOR = {"couplings": 2, "hidden": 8}
