@@ -37,7 +37,7 @@ from training.export.graphs import export, load_runtime, parity
 from training.export.local import localise
 from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fit_detectors, fold
-from training.folders import hold
+from training.folders import data_root, hold
 from training.provenance import Provenance
 from training.publishing.baselines import add_baselines, check_constant
 from training.publishing.draft import (
