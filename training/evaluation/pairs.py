@@ -1,4 +1,4 @@
-"""Paired tests and intervals for two versions on the same rows.
+"""Comparison of two versions on the same rows, by paired tests and intervals.
 
 Shares of rows use the exact, binomial test of McNemar ("Note on the sampling error of the
 difference between correlated proportions or percentages", 1947) and the interval of Tango

@@ -1,4 +1,12 @@
-"""Pruning and recalibration of published versions."""
+"""Pruning and recalibration of published versions.
+
+Pruning removes weights by their signal-to-noise ratio |mu| / sigma (Blundell et al. 2015, "Weight
+uncertainty in neural networks", sections 3.2 and 5.1). A removed weight is 0 in every draw. Noise
+and theta then contain only the remaining weights, which the network inserts into matrices of zeros,
+because ONNX has no sparse product. In a chain of Linear layers, units without outgoing weights are
+removed together with their incoming weights, because no output depends on them. Units without
+incoming weights remain, because their biases matter.
+"""
 
 import copy
 import math
