@@ -241,22 +241,13 @@ def _targets(values: Numbers | Categories, section: "DataSection", split_keys: K
 def _groups(
     table: pa.Table, section: "DataSection", index: Index
 ) -> tuple[tuple[str, ...], Index | None]:
-    """Return the group names and each row's group number.
-
-    If there are more than `MAX_GROUPS` groups, none are returned. This is an error only if a
-    calibration group is set.
-    """
+    """Return the group names and each row's group number, if there are up to `MAX_GROUPS`."""
     column = section.group_column
     if column is None:
         return (), None
     field = "data.group" if section.calibration_group is None else "data.calibration_group"
     names, numbers = _number_groups(table, column, field, index)
-    if len(names) <= MAX_GROUPS:
-        return tuple(names.tolist()), numbers
-    if section.calibration_group is None:
-        return (), None
-    expected = f"a column of up to {MAX_GROUPS} groups"
-    raise InvalidInput(field, expected, f"{len(names)} groups in {column!r}"[:200])
+    return (tuple(names.tolist()), numbers) if len(names) <= MAX_GROUPS else ((), None)
 
 
 def _number_groups(

@@ -117,20 +117,8 @@ def write_rows(
         return _write(content.getvalue(), {**data, "source": f"npz:{file}"}, folder / file)
     table = to_table(X, names)
     kinds = {} if is_frame(X) else dict.fromkeys(table.column_names, "numeric")
-    return write_table(table, y, target, kinds, data, folder)
-
-
-def write_table(
-    table: pa.Table,
-    y: Shaped[np.ndarray, "N"],
-    target: object,
-    kinds: Mapping[str, str],
-    data: Mapping[str, Any],
-    folder: Path,
-) -> DataSection:
-    names = table.column_names
-    target_name = target if isinstance(target, str) and target not in names else "y"
-    while target_name in names:
+    target_name = target if isinstance(target, str) and target not in table.column_names else "y"
+    while target_name in table.column_names:
         target_name += "_"
     content = to_parquet(table.append_column(target_name, pa.array(y)))
     file = f"rows-{sha256(content).hexdigest()[:16]}.parquet"

@@ -25,7 +25,7 @@ from training.__main__ import main
 from training.data import load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
-from training.estimators.recipes import make_recipe, write_table
+from training.estimators.recipes import make_recipe, write_rows
 from training.recipe import DataSection
 
 N = 60
@@ -222,7 +222,7 @@ def test_a_dataframe_column_of_several_types_is_refused_by_its_name():
 
 def test_an_estimator_warns_once_of_the_columns_that_it_leaves_out(tmp_path):
     frame = pd.DataFrame({"x": np.arange(N) % 7 / 3, **IGNORED})
-    section = write_table(to_table(frame, list(frame)), Y, "y", {}, {}, tmp_path)
+    section = write_rows(frame, Y, "y", list(frame), {"data": None, "start": None}, tmp_path)
     parameters = dict.fromkeys(
         ["method", "network", "start", "posterior", "training", "likelihood", "serving"]
     )
