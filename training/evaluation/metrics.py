@@ -85,14 +85,14 @@ def percentiles(values: Float64[np.ndarray, "R"]) -> Ends:
     return float(low), float(high)
 
 
-def share_interval(hits: int, rows: int, level: float = LEVEL) -> Ends:
+def share_interval(hits: int, rows: int) -> Ends:
     """Compute the exact Clopper-Pearson interval for a proportion.
 
     Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
     binomial", 1934. It equals the interval of `scipy.stats.binomtest`, but is computed a thousand
     times faster.
     """
-    tail = (1.0 - level) / 2.0
+    tail = (1.0 - LEVEL) / 2.0
     low = 0.0 if hits == 0 else float(betaincinv(hits, rows - hits + 1, tail))
     high = 1.0 if hits == rows else float(betaincinv(hits + 1, rows - hits, 1.0 - tail))
     return low, high

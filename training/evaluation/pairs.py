@@ -96,8 +96,8 @@ class Pairs:
         variance = n * (2.0 * share + difference * (1.0 - difference))
         return above / math.sqrt(max(variance, MIN_VARIANCE))
 
-    def interval(self, level: float = LEVEL) -> Ends:
-        z = float(stats.norm.ppf((1.0 + level) / 2.0))
+    def interval(self) -> Ends:
+        z = float(stats.norm.ppf((1.0 + LEVEL) / 2.0))
         estimate = (self.gained - self.lost) / self.rows
         start, end = -1.0 + EDGE, 1.0 - EDGE
         low, high = -1.0, 1.0
