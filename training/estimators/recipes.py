@@ -109,12 +109,12 @@ def write_rows(
             expected = "no value, because X and y determine it"
             raise InvalidInput(f"data.{key}", expected, repr(data[key]))
     if not is_frame(X) and (X.ndim > 2 or parameters["start"] is not None):
-        content = io.BytesIO()
-        np.savez(content, x=X, y=y)
+        buffer = io.BytesIO()
+        np.savez(buffer, x=X, y=y)
         digest = sha256(np.ascontiguousarray(X).data)
         digest.update(repr((X.shape, X.dtype, y.tolist())).encode())
         file = f"rows-{digest.hexdigest()[:16]}.npz"
-        return _write(content.getvalue(), {**data, "source": f"npz:{file}"}, folder / file)
+        return _write(buffer.getvalue(), {**data, "source": f"npz:{file}"}, folder / file)
     table = to_table(X, names)
     kinds = {} if is_frame(X) else dict.fromkeys(table.column_names, "numeric")
     target_name = target if isinstance(target, str) and target not in table.column_names else "y"

@@ -85,8 +85,8 @@ class Exported:
         manifest = artifact.manifest
         encoder = {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
         fields = {name: getattr(manifest, name) for name in MODEL_FIELDS}
-        files, runtime = {**artifact.files, **encoder}, Model.load(artifact).runtime
-        return cls(files, runtime, manifest.detectors.names, fields)
+        runtime = Model.load(artifact).runtime
+        return cls({**artifact.files, **encoder}, runtime, manifest.detectors.names, fields)
 
 
 @dataclass(frozen=True, eq=False)
