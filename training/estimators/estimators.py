@@ -117,9 +117,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         name = getattr(y, "name", None)
         X, y = self._validate(X, y, reset=True)
         y = self._targets(y)
-        temporary = TemporaryDirectory(prefix="dubito-")
-        with _value_errors(), temporary if self.runs is None else nullcontext(self.runs) as runs:
-            folder = Path(runs)
+        runs = TemporaryDirectory(prefix="dubito-") if self.runs is None else nullcontext(self.runs)
+        with _value_errors(), runs as folder_name:
+            folder = Path(folder_name)
             section = write_rows(X, y, name, self._names, self.get_params(deep=False), folder)
             recipe = make_recipe(self._task, self.get_params(deep=False), section, folder)
             if recipe.network.encoder is not None and self.runs is None:
