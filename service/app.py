@@ -23,15 +23,13 @@ from service.api import (
     jobs,
     labels,
     models,
-    new_jobs,
     openapi,
     page,
-    pool_files,
     predict,
     problems,
 )
 from service.api.dependencies import check_query_is_read
-from service.api.middleware import Compression, ConditionalGet, Shortcut
+from service.api.middleware import Compression, HeadAsGet, Shortcut
 from service.auth.auth import AuthMiddleware
 from service.auth.keys import KeyRing
 from service.auth.scopes import needed_scope
@@ -54,8 +52,8 @@ NO_TELEMETRY: TelemetryConfig = {
 FREQUENT = {"/predict", "/acquire"}  # POST routes that bypass most of FastAPI
 DESCRIPTION = (
     "Predictions of Bayesian neural networks with their uncertainty, and a calibrated flag for "
-    "unusual inputs.\nEntropies and mutual information are in nats. The examples are rows of the "
-    "served models, or of the digits model\nif no model is served or the API needs a key.\n"
+    "unusual inputs.\nEntropies and mutual information are in nats. The examples are for the "
+    "digits model.\n"
 )
 
 
@@ -136,7 +134,7 @@ def _lifespan(
 
 
 def _add_routes(app: FastAPI, context: Context) -> None:
-    parts = [predict, acquire, examples, pool_files, new_jobs, jobs, labels, models]
+    parts = [predict, acquire, examples, jobs, labels, models]
     if context.key_ring.keys.has_administration:
         parts.append(admin)
     tolerant = [openapi.router, health.router, problems.router]  # accept any query string
@@ -155,7 +153,8 @@ def _add_routes(app: FastAPI, context: Context) -> None:
     app.state.routes = [route for route in routes if isinstance(route, APIRoute)]
     for route in app.state.routes:
         needed_scope(route)  # raises if the route declares none
-    app.openapi = openapi.OpenApiDocument(app, context, app.state.routes)  # type: ignore[method-assign]
+    keys = context.key_ring.keys
+    app.openapi = openapi.OpenApiDocument(app, keys, app.state.routes)  # type: ignore[method-assign]
 
 
 def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> None:
@@ -165,7 +164,7 @@ def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> 
     integrations = installed_integrations().values()
     frequent = FREQUENT.union(*(integration.short_paths for integration in integrations))
     routes = [route for route in app.state.routes if route.path in frequent]
-    app.add_middleware(ConditionalGet)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Compression)
     app.add_middleware(Shortcut, routes=routes)
     app.add_middleware(AuthMiddleware, ring=ring, hosts=hosts, origins=origins)
@@ -175,7 +174,7 @@ def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> 
             allow_origins=sorted(origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["Location", "Retry-After", "X-Request-ID", "ETag"],
+            expose_headers=["Location", "Retry-After", "X-Request-ID"],
         )
     app.add_middleware(
         Observe,

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,8 @@ class Context:
         self.preflights = Preflights(settings, self.ending, preflights)
         self.models = Models(settings, idle, self.preflights, backend)
         self.watcher = Watcher(self.models, self.ending)
-        actions: dict[str, Callable[..., Any]] = {
-            "refresh": self.watcher.refresh_now,
-            "reset_drift": self.models.reset_drift,
-        }
-        self.shared_state = SharedState(
-            backend, actions, self.metrics_page, self.models.send_drift_rows
-        )
+        send_drift_rows = self.models.send_drift_rows
+        self.shared_state = SharedState(backend, self.metrics_page, send_drift_rows)
         self.metrics = Metrics()
         self.models.on_retain = self.metrics.retain
         self.metrics.max_queued_row_draws.set(limits.MAX_QUEUED_ROW_DRAWS)

@@ -1,29 +1,22 @@
-"""State shared by a service's processes: notices, metrics and drift tests.
+"""State shared by a service's processes: metrics and drift tests.
 
 Workers of a supervisor share a folder. Replicas on Ray use `integrations.ray.shared_state`.
 """
 
 import fcntl
 import hashlib
-import json
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from safetensors.numpy import load, save
 
-from model_store.errors import DubitoError
 from service.models.drift import Drift, DriftReport, DriftTarget, Evidence, LiveRows
 
 logger = logging.getLogger("dubito")
-
-NOTICES = "notices"
-
-Notice = list[str]  # action and arguments
 
 
 class StateBackend(Evidence, Protocol):
@@ -33,19 +26,11 @@ class StateBackend(Evidence, Protocol):
 
     Attributes:
         name: unique name of this process, the label `worker` of its metrics.
-        notices_s: seconds between polls for notices.
-        metrics_s: seconds between updates of this process's metrics.
+        update_s: seconds between updates of this process's metrics and live rows.
     """
 
     name: str
-    notices_s: float
-    metrics_s: float
-
-    def post(self, notice: Notice) -> None:
-        """Send a notice to all other processes."""
-
-    def new_notices(self) -> list[Notice]:
-        """Return the notices that other processes have sent since the last call."""
+    update_s: float
 
     def put_metrics(self, page: bytes) -> None:
         """Store this process's metrics in Prometheus text format."""
@@ -55,33 +40,14 @@ class StateBackend(Evidence, Protocol):
 
 
 class FolderBackend:
-    """Shared state in a folder.
+    """Shared state in a folder, with a file for each worker's metrics and version's drift test."""
 
-    Notices are lines of one file. Each worker's metrics and each version's drift test have a file.
-    """
-
-    notices_s = 0.2
-    metrics_s = 1.0
+    update_s = 1.0
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)  # /tmp may have been cleaned
-        with (self.folder / NOTICES).open("a") as file:
-            self._read = file.tell()
-
-    def post(self, notice: Notice) -> None:
-        line = json.dumps([self.name, *notice]) + "\n"
-        with (self.folder / NOTICES).open("ab", buffering=0) as file:
-            file.write(line.encode())  # a single write is atomic
-
-    def new_notices(self) -> list[Notice]:
-        with (self.folder / NOTICES).open("rb") as file:
-            file.seek(self._read)
-            lines = file.readlines()
-        self._read += sum(map(len, lines))
-        notices = [json.loads(line) for line in lines]
-        return [notice for worker, *notice in notices if worker != self.name]
 
     def put_metrics(self, page: bytes) -> None:
         self._write(self.folder / f"{self.name}.prom", page)
@@ -126,7 +92,6 @@ class SharedState:
 
     Args:
         backend: None if there is only one process.
-        actions: functions that notices call, by name.
         local_metrics: returns the metrics of this process.
         send_drift_rows: sends the live rows of this process to the shared drift tests.
     """
@@ -134,15 +99,12 @@ class SharedState:
     def __init__(
         self,
         backend: StateBackend | None,
-        actions: Mapping[str, Callable[..., Any]],
         local_metrics: Callable[[], bytes],
         send_drift_rows: Callable[[], None],
     ) -> None:
         self.backend = backend
-        self._actions = actions
         self._local_metrics = local_metrics
         self._send_drift_rows = send_drift_rows
-        self._next_metrics = 0.0
         self._metrics_lock = threading.Lock()  # an older page must not replace a newer one
         self._is_reachable = True
         self._stopping = threading.Event()
@@ -154,14 +116,6 @@ class SharedState:
 
     def stop(self) -> None:
         self._stopping.set()
-
-    def post(self, action: str, *arguments: str) -> None:
-        """Trigger an action in all other processes of the service."""
-        if self.backend is not None:
-            try:
-                self.backend.post([action, *arguments])
-            except OSError as error:
-                logger.error("%s did not reach the other processes: %s", action, error)
 
     def metrics(self) -> bytes:
         """Return the merged metrics of all processes.
@@ -183,9 +137,10 @@ class SharedState:
 
     def _run(self) -> None:
         assert self.backend is not None
-        while not self._stopping.wait(self.backend.notices_s):
+        while not self._stopping.wait(self.backend.update_s):
             try:
-                self._update(self.backend)
+                self._send_drift_rows()
+                self._put_metrics(self.backend)
             except OSError as error:
                 if self._is_reachable:
                     logger.error("the shared state is unreachable: %s; trying again", error)
@@ -196,23 +151,6 @@ class SharedState:
                 if not self._is_reachable:
                     logger.info("the shared state is reachable again")
                 self._is_reachable = True
-
-    def _update(self, backend: StateBackend) -> None:
-        for notice in backend.new_notices():
-            self._act(notice)
-        self._send_drift_rows()
-        if time.monotonic() >= self._next_metrics:
-            self._put_metrics(backend)
-            self._next_metrics = time.monotonic() + backend.metrics_s
-
-    def _act(self, notice: Notice) -> None:
-        action, *arguments = notice
-        try:
-            self._actions[action](*arguments)
-        except DubitoError as error:  # this process may not have the version
-            logger.info("another process's %s: %s", action, error)
-        except Exception:
-            logger.exception("another process's %s failed", action)
 
 
 def merge_metrics(pages: dict[str, bytes]) -> bytes:

@@ -31,7 +31,7 @@ def request_options(options: argparse.Namespace, names: Iterable[str]) -> dict[s
     name, _, version = (options.model or "").partition(":")
     if version and options.version:
         raise DubitoError("--version: expected no version in --model, got two versions")
-    request = {option: getattr(options, option) for option in (*names, "encoded")}
+    request = {option: getattr(options, option) for option in names}
     return request | {"model": name or None, "version": version or options.version}
 
 

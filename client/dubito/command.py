@@ -137,8 +137,6 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     add("--version", metavar="VERSION", help="version or alias, instead of NAME:VERSION")
     help = "run as a job; `predict` always does so for CSV, Parquet, npz and zip"
     add("--job", action="store_true", help=help)
-    help = "for tables: rows are already encoded as numbers"
-    add("--encoded", action="store_true", default=None, help=help)
 
 
 def add_acquire_options(parser: argparse.ArgumentParser) -> None:

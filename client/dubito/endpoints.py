@@ -261,7 +261,6 @@ def add_labels(
     model: str | None = None,
     inputs: Mapping[str, Any] | None = None,
     replace: bool = False,
-    encoded: bool = False,
 ) -> Steps[LabelsKept]:
     """Send class labels or regression targets. The service stores all of them or none.
 
@@ -272,7 +271,6 @@ def add_labels(
         model: name of the model; optional if the service has only one.
         inputs: mapping from row ids to rows, for rows that the service has not stored.
         replace: whether to replace existing labels.
-        encoded: for tables, whether rows are encoded numbers.
     """
     inputs = {} if inputs is None else inputs
     for field, values in (("labels", labels), ("inputs", inputs)):
@@ -287,7 +285,7 @@ def add_labels(
         entry = {"id": encode_id(name, "labels"), field: to_json(value, f"labels.{name}")}
         row = {"input": encode_row(inputs[name], f"inputs.{name}")} if name in inputs else {}
         entries.append({**entry, **row})
-    content = {"model": model, "labels": entries, "replace": replace, "encoded": encoded or None}
+    content = {"model": model, "labels": entries, "replace": replace}
     return (yield from _post(LabelsKept, limits, json_request("/labels", _options(content))))
 
 

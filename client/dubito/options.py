@@ -19,8 +19,6 @@ class _Common(TypedDict, total=False):
     """Seed of the draws, for repeatable answers; random by default."""
     priors: Mapping[str, float]
     """Class shares among these rows, if they differ from the training data."""
-    encoded: bool
-    """For tables: whether rows are encoded numbers instead of objects."""
     missing: Literal["flag", "reject"]
     """For missing values in columns that were complete in training: use the usual value and flag
     the row (the default), or raise an error."""

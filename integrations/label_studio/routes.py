@@ -148,7 +148,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     context = get_context(request)
     settings, call = context.settings, context.begin(request)
     content = await _read(context, call, limits.MAX_JSON_BYTES)
-    envelope = PredictRequest(inputs=[], model=name, encoded=True)
+    envelope = PredictRequest(inputs=[], model=name)
     loaded = await context.find_model(call, envelope)
     manifest = loaded.model.manifest
     config = parse_config(content.get("label_config"), manifest)
@@ -160,7 +160,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     x, errors = await context.threads.integrations(
         partial(_read_rows, _fetch, loaded, config, tasks, call)
     )
-    work = PredictWork(call, envelope, loaded, x, "tasks", is_live=False)
+    work = PredictWork(call, envelope, loaded, x, "tasks", is_live=False, is_encoded=True)
     write = partial(_write_predictions, model_version(loaded), config, errors)
     return response(await predict(context, work, write), JSON)
 

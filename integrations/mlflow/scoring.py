@@ -20,8 +20,7 @@ from service import limits
 from service.api.health import check_ready
 from service.api.json_blocks import JsonRows
 from service.api.media_types import JSON
-from service.api.pool_files import open_file
-from service.api.predict import PredictWork, predict
+from service.api.predict import PredictWork, open_file, predict
 from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
     build_envelope,
@@ -109,7 +108,6 @@ async def _read(context: Context, call: RequestContext) -> PredictWork:
     del body, parse  # frees the memory of the body
     loaded = await context.find_model(call, envelope)
     spec = loaded.model.manifest.input
-    spec = spec.encoded if envelope.encoded else spec
     rows = await run_parser(
         context, call, size, partial(read_rows, form, content, spec, settings.max_rows)
     )
@@ -121,7 +119,7 @@ async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
     body = await read_body(call, limits.MAX_JSON_BYTES)
     envelope = read_params({})
     loaded = await context.find_model(call, envelope)
-    pool = await open_file(context, call, body, loaded, "body", envelope.encoded, ".csv")
+    pool = await open_file(context, call, body, loaded, "body", ".csv")
     check_row_count("body", pool.rows, settings.max_rows)
     return PredictWork(call, envelope, loaded, pool)
 

@@ -260,7 +260,6 @@ def read_rows(
     max_rows: int,
     is_passed_on: bool,
     call: RequestContext,
-    encoded: bool = False,
 ) -> tuple[Rows, list[str] | None]:
     """Convert tensors to rows for `/predict`. Also return the groups if the model has any.
 
@@ -271,7 +270,7 @@ def read_rows(
     if group_tensor is not None and is_by_group(manifest):
         groups = _groups(group_tensor, call)
         tensors = [tensor for tensor in tensors if tensor is not group_tensor]
-    spec = manifest.input.encoded if encoded else manifest.input
+    spec = manifest.input
     if spec.columns:
         return _cells(tensors, spec, max_rows, is_passed_on, call), groups
     inputs = [tensor for tensor in tensors if tensor.name == INPUT]
@@ -334,7 +333,7 @@ def _cells(
     names = [column.name for column in spec.columns]
     missing = next((name for name in names if name not in by_name), None)
     if missing is not None:
-        expected = f"a tensor for each of the {len(names)} columns (or a single one with `encoded`)"
+        expected = f"a tensor for each of the {len(names)} columns"
         raise InvalidInput("inputs", expected, f"none for {missing!r}"[:100])
     extra = next((tensor for tensor in tensors if tensor.name not in names), None)
     if extra is not None and not is_passed_on:

@@ -31,7 +31,6 @@ from service.api.media_types import JSON
 from service.api.predict import PredictWork, predict
 from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
-    body_parts,
     build_envelope,
     header,
     parse_json,
@@ -148,7 +147,7 @@ async def read_inflated(call: RequestContext, max_bytes: int) -> Content:
         raise Unsupported("Content-Encoding", f"none, {' or '.join(WINDOWS)}", "another")
     error = InvalidInput("body", f"a body compressed with {coding} (Content-Encoding)", "another")
     inflater, body = zlib.decompressobj(WINDOWS[coding]), bytearray()
-    async for part in body_parts(call.request):
+    async for part in call.request.stream():
         left, inflated = part, None
         # zlib may keep output back after a full step.
         while left or inflated is None or len(inflated) == STEP_BYTES:
@@ -186,8 +185,8 @@ async def _read(
     envelope = build_envelope({**infer.fields, "model": name, "version": version}, "parameters")
     loaded = await context.find_model(call, envelope)
     manifest, max_rows = loaded.model.manifest, settings.max_rows
-    tensors, is_passed_on, encoded = infer.tensors, infer.is_passed_on, envelope.encoded
-    make = partial(read_rows, tensors, manifest, max_rows, is_passed_on, call, encoded)
+    tensors, is_passed_on = infer.tensors, infer.is_passed_on
+    make = partial(read_rows, tensors, manifest, max_rows, is_passed_on, call)
     size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
     rows, groups = await run_parser(context, call, size, make)
     infer.tensors.clear()

@@ -6,50 +6,29 @@ starts over, which is logged, and metrics return after a few seconds.
 
 import logging
 import time
-from collections import deque
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from service.models.drift import Drift, DriftReport, DriftTarget, LiveRows
-from service.shared_state import Notice
 
 logger = logging.getLogger("dubito")
 
 NAME, NAMESPACE = "dubito-shared-state", "dubito"
 TIMEOUT_S = 5.0  # per call to the actor
-MAX_NOTICES = 1000
 MAX_AGE_S = 20.0  # of a replica's metrics
 
 
 class StateActor:
     def __init__(self) -> None:
         self._start_ns = time.time_ns()  # identifies this start of the actor
-        self._count = 0  # notices since the start
-        self._notices: deque[tuple[int, str, Notice]] = deque(maxlen=MAX_NOTICES)
         self._metrics: dict[str, tuple[float, bytes]] = {}
         self._drifts: dict[DriftTarget, Drift] = {}
 
-    def last(self) -> tuple[int, int]:
-        return self._start_ns, self._count
-
-    def post(self, name: str, notice: Notice) -> None:
-        self._count += 1
-        self._notices.append((self._count, name, notice))
-
-    def new_notices(
-        self, name: str, since: tuple[int, int]
-    ) -> tuple[tuple[int, int], list[Notice]]:
-        """Return the notices from other replicas after `since`. Also return the new position."""
-        start_ns, last = since
-        if start_ns != self._start_ns:
-            last = 0
-        notices = [notice for n, sender, notice in self._notices if n > last and sender != name]
-        return self.last(), notices
-
-    def put_metrics(self, name: str, page: bytes) -> None:
+    def put_metrics(self, name: str, page: bytes) -> int:
         self._metrics[name] = time.monotonic(), page
+        return self._start_ns
 
     def metrics(self) -> dict[str, bytes]:
         oldest = time.monotonic() - MAX_AGE_S
@@ -74,8 +53,7 @@ class StateActor:
 
 
 class RayBackend:
-    notices_s = 1.0
-    metrics_s = 5.0
+    update_s = 5.0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,20 +69,13 @@ class RayBackend:
             )
             .remote()
         )
-        self._position: tuple[int, int] = self._call("last")
-
-    def post(self, notice: Notice) -> None:
-        self._call("post", self.name, notice)
-
-    def new_notices(self) -> list[Notice]:
-        position, notices = self._call("new_notices", self.name, self._position)
-        if position[0] != self._position[0]:
-            logger.warning("the cluster's shared state was lost: drift detection starts over")
-        self._position = position
-        return list(notices)
+        self._start_ns: int | None = None  # of the actor
 
     def put_metrics(self, page: bytes) -> None:
-        self._call("put_metrics", self.name, page)
+        start_ns: int = self._call("put_metrics", self.name, page)
+        if self._start_ns not in (None, start_ns):
+            logger.warning("the cluster's shared state was lost: drift detection starts over")
+        self._start_ns = start_ns
 
     def metrics(self) -> dict[str, bytes]:
         return dict(self._call("metrics"))

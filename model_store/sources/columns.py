@@ -123,7 +123,7 @@ def _ends(columns: Columns) -> Int64[np.ndarray, "C"]:
 
 def columns_expected(field: str, received: str) -> InvalidInput:
     """Create the error for numeric rows where the model expects objects keyed by column."""
-    expected = "rows as objects keyed by column (or encoded numbers, if `encoded` is true)"
+    expected = "rows as objects keyed by column"
     return InvalidInput(field, expected, received)
 
 

@@ -1,13 +1,15 @@
-"""`POST /acquire`: rank an unlabelled pool."""
+"""`POST /acquire` and `POST /acquire/preview`: rank an unlabelled pool, and preview its file."""
 
+import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from jaxtyping import Int64
-from pydantic import BaseModel
+from jaxtyping import Float32, Int64
+from pydantic import BaseModel, Field
 
 from model_store.acquisition.choice import RANDOM
 from model_store.acquisition.control import Selection, select
@@ -15,16 +17,24 @@ from model_store.acquisition.ranking import Choice, rank_pool
 from model_store.errors import InvalidInput
 from model_store.sources.columns import fill_missing, unknown_categories
 from model_store.sources.files import check_ids
-from model_store.sources.row_file import RowFile, text_bytes
+from model_store.sources.row_file import Part, RowFile, text_bytes
 from model_store.state.labels import Acquisition, row_format, save_acquired
+from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.media_types import JSON
-from service.api.openapi import request_body
+from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
-from service.api.predict import RowWork, read_work, to_numbers
-from service.api.requests import negotiate_media_type
+from service.api.predict import RowWork, open_file, read_work, to_numbers
+from service.api.requests import (
+    ENDINGS,
+    describe_media_type,
+    negotiate_media_type,
+    parse_query,
+    read_body,
+    request_media_type,
+)
 from service.api.responses import json_response
 from service.api.rows import add_row_id, name_rows
-from service.api.schemas import AcquireRequest
+from service.api.schemas import AcquireRequest, ModelRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
 from service.context import Context, get_context
@@ -32,14 +42,18 @@ from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, work_bytes
 from service.engine.pool_ranking import (
     EnginePool,
     acquired_rows,
+    answer_rows,
     check_keep,
     control_predictions,
-    control_rows,
 )
+from service.errors import Unsupported
 from service.models.reservoir import fresh_seed
 
 ID_BYTES = 200  # per id
 CHECK_BYTES = 100  # per id, while duplicates are searched
+MAX_CHARACTERS = 1000  # of a text in a preview
+MAX_PREVIEW_BYTES = 64 << 20
+NUMBER_BYTES = 12  # in JSON, approximately
 
 
 class RankedRow(BaseModel):
@@ -70,6 +84,34 @@ class AcquireAnswer(BaseModel):
     ranking: list[RankedRow]
 
 
+class PreviewRequest(ModelRequest):
+    """A request to preview rows of a file."""
+
+    rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
+        default=list(range(10)), max_length=1000
+    )
+    """indices of the rows to show; indices out of range are skipped"""
+
+
+class PreviewRow(BaseModel):
+    """A row of a file: an object, the start of a text, a base64 image file or numbers."""
+
+    index: int
+    id: str
+    row: dict[str, Any] | list[float] | str
+
+
+class PreviewAnswer(BaseModel):
+    """A preview of a file's rows, as the service reads them."""
+
+    model: str
+    version: str
+    rows: int
+    read_as: str
+    ignored_columns: list[str]
+    preview: list[PreviewRow]
+
+
 router = APIRouter(tags=["Acquire"])
 
 
@@ -86,100 +128,102 @@ async def post_acquire(request: Request) -> Response:
     call = context.begin(request, has_rows=True)
     negotiate_media_type(request, JSON)
     work = await read_work(context, call, AcquireRequest, "pool", settings.max_pool_rows)
-    envelope, loaded, pool_size = work.envelope, work.loaded, len(work.rows)
-    model, manifest = loaded.model, loaded.model.manifest
-    fields = ranking_fields(envelope, model)
-    acquisition, priors, beta = (fields[name] for name in ("acquisition", "priors", "beta"))
-    num_samples = resolve_num_samples(envelope, model, settings)
+    loaded, pool_size = work.loaded, len(work.rows)
+    fields = ranking_fields(work.envelope, loaded.model)
+    num_samples = resolve_num_samples(work.envelope, loaded.model, settings)
+    computation = ComputationRequest(
+        model=loaded.name, version=loaded.version, num_samples=num_samples, seed=0, **fields
+    )
+    encoding_draws = loaded.model.encoding_draws
     with context.admission.admit(
-        pool_size, num_samples, BATCH_ROW_DRAWS, call.client, model.encoding_draws, call.length
+        pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding_draws, call.length
     ):
-        reservation = call.reservation
-        names = await find_names(context, work)
-        try:
-            x = await to_numbers(context, work)
-            fill_missing(x, manifest.input.columns)
-        except InvalidInput as error:
-            raise (add_row_id(error, names) if isinstance(work.rows, RowFile) else error) from None
-        work.rows = []
-        reservation.shrink(x.nbytes)
-        reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
-        if names is None and envelope.keep:
-            name = partial(name_rows, [x], manifest.input, call)
-            names = await context.threads.requests.run(call, ID_BYTES * pool_size, name)
-        pool_x, has_ids = x, names is not None
-        ids = RowNumbers(pool_size) if names is None else names
-        seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
-        find = partial(select_rows, context, envelope, loaded.name, ids, has_ids, seed or 0)
-        selection = await context.threads.state(find)
-        if len(selection.ranked) < len(x):
-            reservation.reserve(x.nbytes, "pool")
-            copy = partial(np.take, x, selection.ranked, axis=0)
-            x = await context.threads.requests.run(call, x.nbytes, copy)
-        places = selection.ranked
-        ranked_ids = ids if len(x) == len(pool_x) else [ids[i] for i in places.tolist()]
-        scored = EngineWork(
-            loaded, x, num_samples, seed, call, acquisition=acquisition, priors=priors
-        )
-        k = envelope.k - len(selection.control)
-        choice = Choice(manifest.task, acquisition, k, num_samples, envelope.race, beta)
-        to_rank = EnginePool(context.engine, context.threads.answers, scored, ranked_ids, choice)
-        try:
-            ranked = await rank_pool(to_rank, choice)
-        except InvalidInput as error:
-            raise _add_pool_index(error, places) from None
-        columns = manifest.input.columns
-        unknown = {} if acquisition == RANDOM else unknown_categories(x, columns)
-        indices = places[[row["index"] for row in ranked.rows]].tolist()
-        answered = [
-            {**row, "index": i, "control": False}
-            for row, i in zip(ranked.rows, indices, strict=True)
-        ]
-        predictions: list[dict[str, Any]] = []
-        if len(selection.control):
-            control = EngineWork(loaded, pool_x[selection.control], num_samples, to_rank.seed, call)
-            reservation.reserve(work_bytes(control), "pool")
-            await context.engine.compute(control)
-            predictions = control_predictions(manifest, control.predicted.prediction)
-            answered += control_rows(selection.control.tolist(), ids, len(answered))
-        if envelope.keep:
-            numbers, seed = row_format(manifest), to_rank.seed
-            acquired = Acquisition(*loaded.key, numbers, acquisition, seed, num_samples)
-            stored_rows = acquired_rows(pool_x, answered, predictions)
-            await context.threads.state(lambda: save_acquired(context.state, acquired, stored_rows))
-            row_counts = {"acquired_rows": len(stored_rows), "control_rows": len(selection.control)}
-            context.metrics.count(loaded.key, **row_counts)
-        call.record.add_phases(to_rank.phases)
-    draws = 0 if acquisition == RANDOM else num_samples
+        x, names = await _read_pool(context, work)
+        answer = await _rank(context, work, computation, x, names)
+    draws = 0 if computation.acquisition == RANDOM else num_samples
     context.metrics.count(loaded.key, pool_rows=pool_size, draws=draws)
     call.record.set_usage(loaded.name, loaded.version, pool_size, draws)
-    has_labels = not has_ids or not envelope.exclude_labelled or settings.state is not None
-    excluded = selection.excluded if has_labels else None
-    computation = ComputationRequest(
-        model=loaded.name,
-        version=loaded.version,
-        num_samples=num_samples,
-        seed=to_rank.seed,
-        **fields,
-    )
-    counts = pool_size, excluded, unknown, envelope.race, ranked.finalists
-    return json_response(acquire_answer(manifest, computation, answered, *counts))
+    return json_response(answer)
 
 
-class RowNumbers(Sequence[str]):
-    """Row numbers as ids, converted to strings on demand.
+async def _read_pool(
+    context: Context, work: RowWork[AcquireRequest]
+) -> tuple[Float32[np.ndarray, "N I"], list[str] | None]:
+    """Convert a pool to numbers and return its ids, if any.
 
-    A list of strings would take long to free.
+    With `keep`, rows without ids are named by their content.
     """
+    call, spec = work.call, work.loaded.model.manifest.input
+    names = await find_names(context, work)
+    try:
+        x = await to_numbers(context, work)
+        fill_missing(x, spec.columns)
+    except InvalidInput as error:
+        raise (add_row_id(error, names) if isinstance(work.rows, RowFile) else error) from None
+    work.rows = []
+    call.reservation.shrink(x.nbytes)
+    call.reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
+    if names is None and work.envelope.keep:
+        name = partial(name_rows, [x], spec, call)
+        names = await context.threads.requests.run(call, ID_BYTES * len(x), name)
+    return x, names
 
-    def __init__(self, rows: int) -> None:
-        self._numbers = range(rows)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: Any) -> Any:
-        return str(self._numbers[index])
+async def _rank(
+    context: Context,
+    work: RowWork[AcquireRequest],
+    computation: ComputationRequest,
+    x: Float32[np.ndarray, "N I"],
+    names: list[str] | None,
+) -> dict[str, Any]:
+    """Rank a pool, store the ranked rows with `keep`, and return the answer."""
+    call, envelope, loaded = work.call, work.envelope, work.loaded
+    reservation, manifest = call.reservation, loaded.model.manifest
+    acquisition, num_samples = computation.acquisition, computation.num_samples
+    ids = list(map(str, range(len(x)))) if names is None else names
+    seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
+    find = partial(select_rows, context, envelope, loaded.name, ids, names is not None, seed or 0)
+    selection = await context.threads.state(find)
+    ranked_x, ranked_ids = x, ids
+    if len(selection.ranked) < len(x):
+        reservation.reserve(x.nbytes, "pool")
+        copy = partial(np.take, x, selection.ranked, axis=0)
+        ranked_x = await context.threads.requests.run(call, x.nbytes, copy)
+        ranked_ids = [ids[i] for i in selection.ranked.tolist()]
+    priors = computation.priors
+    scored = EngineWork(
+        loaded, ranked_x, num_samples, seed, call, acquisition=acquisition, priors=priors
+    )
+    k = envelope.k - len(selection.control)
+    choice = Choice(manifest.task, acquisition, k, num_samples, envelope.race, computation.beta)
+    pool = EnginePool(context.engine, context.threads.answers, scored, ranked_ids, choice)
+    try:
+        ranked = await rank_pool(pool, choice)
+    except InvalidInput as error:
+        raise _add_pool_index(error, selection.ranked) from None
+    columns = manifest.input.columns
+    unknown = {} if acquisition == RANDOM else unknown_categories(ranked_x, columns)
+    rows = answer_rows(ranked, selection, ids)
+    predictions: list[dict[str, Any]] = []
+    if len(selection.control):
+        control = EngineWork(loaded, x[selection.control], num_samples, pool.seed, call)
+        reservation.reserve(work_bytes(control), "pool")
+        await context.engine.compute(control)
+        predictions = control_predictions(manifest, control.predicted.prediction)
+    if envelope.keep:
+        acquired = Acquisition(
+            *loaded.key, row_format(manifest), acquisition, pool.seed, num_samples
+        )
+        stored_rows = acquired_rows(x, rows, predictions)
+        await context.threads.state(lambda: save_acquired(context.state, acquired, stored_rows))
+        row_counts = {"acquired_rows": len(stored_rows), "control_rows": len(selection.control)}
+        context.metrics.count(loaded.key, **row_counts)
+    call.record.add_phases(pool.phases)
+    knows_labels = context.settings.state is not None or names is None
+    excluded = selection.excluded if knows_labels or not envelope.exclude_labelled else None
+    computation = replace(computation, seed=pool.seed)
+    counts = len(x), excluded, unknown, envelope.race, ranked.finalists
+    return acquire_answer(manifest, computation, rows, *counts)
 
 
 def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> InvalidInput:
@@ -217,3 +261,81 @@ def select_rows(
     excludes_labelled = has_ids and envelope.exclude_labelled
     labelled = context.find_labelled_ids(model, ids) if excludes_labelled else set[str]()
     return select(ids, labelled, envelope.control, envelope.k, seed)
+
+
+@router.post(
+    "/acquire/preview",
+    response_model=PreviewAnswer,
+    openapi_extra=file_body(PreviewRequest, ENDINGS),
+    dependencies=[needs("acquire")],
+)
+async def post_preview(request: Request, context: CurrentContext, call: CurrentRequest) -> Response:
+    """Preview rows of a file, as the service reads them."""
+    body = await read_body(call, context.settings.max_body_bytes)
+    ending = ENDINGS.get(request_media_type(request))
+    if ending is None:
+        raise Unsupported(
+            "Content-Type", f"one of {', '.join(ENDINGS)}", describe_media_type(request)
+        )
+    query = parse_query(request, PreviewRequest)
+    loaded = await context.find_model(call, query)
+    pool = await open_file(context, call, body, loaded, "pool", ending)
+    work = partial(preview_rows, pool, query.rows)
+    preview = await context.threads.requests.run(call, len(body), work)
+    answer = {
+        "model": loaded.name,
+        "version": loaded.version,
+        "rows": pool.rows,
+        "read_as": pool.read_as,
+        "ignored_columns": pool.ignored,
+        "preview": preview,
+    }
+    return json_response(answer)
+
+
+def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
+    """Return the requested rows that exist, up to `MAX_PREVIEW_BYTES` in total."""
+    ids = pool.ids()
+    values: dict[int, Any] = {}
+    remaining_bytes, first, sorted_rows = MAX_PREVIEW_BYTES, 0, sorted(set(rows))
+    for part in pool.parts() if sorted_rows else ():
+        size = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
+        for row in sorted_rows:
+            if first <= row < first + size:
+                value, size_bytes = _as_json(part, row - first, pool.spec.text is not None)
+                remaining_bytes -= size_bytes
+                if remaining_bytes < 0:
+                    break
+                pool.bounds.reserve(2 * size_bytes, "rows")
+                values[row] = value
+        first += size
+        pool.bounds.pause()
+        if first > sorted_rows[-1] or remaining_bytes < 0:
+            break
+    return [
+        {"index": row, "id": str(row) if ids is None else ids[row], "row": values[row]}
+        for row in rows
+        if row in values
+    ]
+
+
+def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
+    """Convert a row to JSON-serialisable values and estimate its size in bytes."""
+    if isinstance(part, dict):
+        cells = {name: _plain(values[row]) for name, values in part.items()}
+        return cells, sum(len(str(cell)) for cell in cells.values())
+    value = part[row]
+    if isinstance(value, np.ndarray):
+        with np.errstate(over="ignore"):
+            return value.ravel().astype(np.float32), NUMBER_BYTES * value.size
+    if isinstance(value, bytes) and not is_text:
+        return base64.b64encode(value).decode(), 2 * len(value)
+    text = value.decode("utf-8-sig", "replace") if isinstance(value, bytes) else str(value)
+    text = text[:MAX_CHARACTERS]
+    return text, len(text)
+
+
+def _plain(cell: Any) -> Any:
+    if isinstance(cell, float | np.floating):
+        return float(cell) if np.isfinite(cell) else None
+    return cell if isinstance(cell, int | str | None) else str(cell)

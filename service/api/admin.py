@@ -1,12 +1,13 @@
 """Administration routes.
 
-Changes reach all workers within a second. The service writes to the store only to move `latest`.
+Other workers detect changes to the store within `DUBITO_POLL_INTERVAL_S`. The service writes to the
+store only to move `latest`.
 """
 
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from model_store.artifacts.store import LATEST
@@ -19,11 +20,10 @@ from service.api.dependencies import (
     CurrentContext,
     CurrentRequest,
     ModelName,
-    Owner,
 )
 from service.api.jobs import JobAnswer, cancel_job, job_json
 from service.api.schemas import Envelope
-from service.auth.scopes import key_name, needs
+from service.auth.scopes import get_owner, key_name, needs
 from service.batch.candidate import can_fit, command, last_lines
 from service.context import Context
 from service.errors import NotDone
@@ -79,18 +79,13 @@ router = APIRouter(tags=["Administration"], dependencies=[needs("admin")])
 async def post_refresh(context: CurrentContext, allowed: AllowedModels) -> dict[str, Any]:
     """Reread the store and list each model's served and broken versions."""
     models = context.models
-    await _refresh(context)
+    await context.threads.loads(context.watcher.refresh_now)
     content = {}
     for name in models.names(allowed):
         latest = models.latest(name)
         serving = None if latest is None else latest.version
         content[name] = {"serving": serving, "broken": models.errors(name)}
     return {"models": content}
-
-
-async def _refresh(context: Context) -> None:
-    await context.threads.files(partial(context.shared_state.post, "refresh"))
-    await context.threads.loads(context.watcher.refresh_now)
 
 
 @router.post("/admin/models/{name}/versions/{version}/promote", response_model=PromoteAnswer)
@@ -112,7 +107,7 @@ async def post_promote(
     except OSError as error:
         expected = "a writable store"
         raise NotDone(LATEST, expected, str(error.strerror)) from None
-    await _refresh(context)
+    await context.threads.loads(context.watcher.refresh_now)
     key = key_name(call.request.scope)
     return {"model": loaded.name, "version": loaded.version, "before": before, "key": key}
 
@@ -125,7 +120,7 @@ async def get_candidate(context: CurrentContext, name: ModelName) -> dict[str, A
 
 @router.post("/admin/models/{name}/candidate", status_code=202, response_model=CandidateJobAnswer)
 async def post_candidate(
-    context: CurrentContext, owner: Owner, name: ModelName, audit: Audit
+    request: Request, context: CurrentContext, name: ModelName, audit: Audit
 ) -> dict[str, Any]:
     """Create a job that fits a candidate to the labels, or return the unfinished job."""
     latest = context.models.latest(name)
@@ -141,11 +136,11 @@ async def post_candidate(
         jobs = Jobs(context.state)
         last = jobs.latest_candidate(name)
         if last is None or last.is_over:
-            request = {"model": name, "version": latest.version, "num_samples": 1, "seed": 0}
-            request |= {"rows": counts(context.state, name)["labels"]}
-            request |= {"read_as": "labels", "ignored": []}
+            rows, owner = counts(context.state, name)["labels"], get_owner(request.scope)
+            fit = {"model": name, "version": latest.version, "num_samples": 1, "seed": 0}
+            fit |= {"rows": rows, "read_as": "labels", "ignored": []}
             job, max_bytes = jobs.new_folder()[0], context.settings.max_job_bytes
-            jobs.add(job, "candidate", owner, owner, request, 1, lambda _: True, max_bytes)
+            jobs.add(job, "candidate", owner, owner, fit, 1, lambda _: True, max_bytes)
             before = None if last is None else last.state
             audit("fit candidate", name, latest.version, before, "queued", job)
         return _candidate(context, name)
@@ -201,5 +196,4 @@ async def post_drift_reset(
         return number, report is not None
 
     number, was_reset = await context.threads.files(reset)
-    await context.threads.files(partial(context.shared_state.post, "reset_drift", name, number))
     return {"model": name, "version": number, "reset": was_reset}

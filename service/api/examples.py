@@ -75,11 +75,11 @@ async def get_examples(
 ) -> Response:
     """Return training rows that were published with a version."""
     loaded = await context.find_model(call, query)
-    rows = await context.threads.files(lambda: example_rows(loaded, query.encoded, query.id))
+    rows = await context.threads.files(lambda: example_rows(loaded, query.id))
     return json_response({"model": loaded.name, "version": loaded.version, **rows})
 
 
-def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) -> dict[str, Any]:
+def example_rows(loaded: ServedModel, ids: Sequence[str] = ()) -> dict[str, Any]:
     """Return the training rows with the given ids, or rows evenly spaced by label.
 
     The rows have the form that /predict accepts. The result is empty if the version has an encoder
@@ -95,7 +95,7 @@ def example_rows(loaded: ServedModel, encoded: bool, ids: Sequence[str] = ()) ->
         order = np.array([stored.ids.index(name) for name in ids if name in stored.ids], dtype=int)
     count = min(len(order), MAX_ROWS, MAX_NUMBERS // stored.x.shape[1])
     index = order[np.arange(count) * len(order) // max(count, 1)]
-    rows = _decode(stored.x[index], spec, encoded)
+    rows = _decode(stored.x[index], spec)
     valid = [n for n, row in enumerate(rows) if row is not None]
     labels: list[Any] | None = None
     if stored.labels is not None:
@@ -125,7 +125,7 @@ def describe_drift(loaded: ServedModel) -> dict[str, Any]:
         live = np.stack([x for _, x in recent])
         shifts, limit = column_shifts(spec.columns, model.training_rows.x, live)
     count = min(MAX_UNUSUAL, MAX_NUMBERS // model.row_size)
-    inputs = [(p, _decode(x[None], spec, False)) for p, x in recent[:count]]
+    inputs = [(p, _decode(x[None], spec)) for p, x in recent[:count]]
     return {
         "model": loaded.name,
         "version": loaded.version,
@@ -136,12 +136,12 @@ def describe_drift(loaded: ServedModel) -> dict[str, Any]:
     }
 
 
-def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec, encoded: bool) -> list[Any]:
+def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec) -> list[Any]:
     """Convert rows to the form that /predict accepts.
 
     A row with an unknown category becomes None.
     """
-    if spec.columns and not encoded:
+    if spec.columns:
         return list(map(_decoder(spec), rows))
     nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()
     return nested

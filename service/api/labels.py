@@ -23,10 +23,9 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import MIN_CONTROL_ROWS, live_figures
-from model_store.types import Content
 from service.api.dependencies import AllowedModels, Audit, CurrentContext, CurrentRequest, ModelName
 from service.api.openapi import json_body
-from service.api.requests import parse_json, read_body, require_json, validate
+from service.api.requests import Validated, parse_json, read_body, require_json, validate
 from service.api.responses import format_timestamp, json_response
 from service.api.rows import rows_array
 from service.api.schemas import (
@@ -146,7 +145,7 @@ class CandidateAnswer(BaseModel):
 
 
 class LabelFiguresAnswer(BaseModel):
-    """Label counts and live quality. `null_because` explains null fields."""
+    """Label counts and live quality."""
 
     model: str
     acquired: int
@@ -155,7 +154,6 @@ class LabelFiguresAnswer(BaseModel):
     control_labels: int
     live: list[LiveAnswer]
     candidates: list[CandidateAnswer]
-    null_because: dict[str, str]
 
 
 router = APIRouter(tags=["Labels"])
@@ -171,22 +169,21 @@ async def post_labels(
     context: CurrentContext, call: CurrentRequest, audit: Audit
 ) -> dict[str, Any]:
     """Store either all of the labels or none. Repeating a request has no effect."""
-    require_json(call.request)
-    body = await _body(call)
-    envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
+    envelope = await _read(context, call, LabelsRequest)
     count, max_labels = len(envelope.labels), context.settings.max_rows
     if count > max_labels:
         raise TooLarge("labels", f"at most {max_labels}", str(count))
     loaded = await context.find_model(call, Envelope(model=envelope.model))
-    options = envelope.replace, envelope.encoded
-    work = partial(keep_labels, context, loaded, envelope.labels, call, audit, *options)
+    replace = envelope.replace
+    work = partial(keep_labels, context, loaded, envelope.labels, call, audit, replace)
     return await context.threads.state(work)
 
 
-async def _body(call: RequestContext) -> Content:
+async def _read(context: Context, call: RequestContext, kind: type[Validated]) -> Validated:
+    require_json(call.request)
     body = await read_body(call, MAX_BODY_BYTES)
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
-    return body
+    return await context.threads.state(lambda: validate(kind, parse_json(body)))
 
 
 @router.get("/labels", response_model=LabelListAnswer, dependencies=[needs("label")])
@@ -223,11 +220,9 @@ async def post_labels_delete(
     context: CurrentContext, call: CurrentRequest, audit: Audit
 ) -> dict[str, Any]:
     """Delete labels by row id. Ids without a label are skipped."""
-    require_json(call.request)
-    body = await _body(call)
+    request = await _read(context, call, LabelsDeletion)
 
     def delete() -> dict[str, Any]:
-        request = validate(LabelsDeletion, parse_json(body))
         name = context.models.name(request.model, allowed_models(call.request.scope))
         state = context.find_state()
         if state is None:
@@ -247,7 +242,6 @@ def keep_labels(
     call: RequestContext,
     audit: AuditLog,
     replace: bool,
-    encoded: bool = False,
 ) -> dict[str, Any]:
     """Store all of a request's labels or none. Return the response.
 
@@ -266,7 +260,7 @@ def keep_labels(
             if entry.id in ids:
                 raise InvalidInput(f"labels.{n}.id", "a unique id", "a repeated one")
             ids.add(entry.id)
-            row = _row(loaded, entry, n, call, encoded)
+            row = _row(loaded, entry, n, call)
             labels.append(Label(entry.id, label_value(manifest, entry, n), row, entry.comment))
         except InvalidInput as error:
             invalid.append(error)
@@ -304,15 +298,12 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     return value
 
 
-def _row(
-    loaded: ServedModel, entry: LabelEntry, n: int, call: RequestContext, encoded: bool
-) -> Any:
+def _row(loaded: ServedModel, entry: LabelEntry, n: int, call: RequestContext) -> Any:
     if entry.input is None:
         return None
     model = loaded.model
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
-    spec = spec.encoded if encoded else spec
     try:
         x = rows_array([entry.input], spec, "input", call, encoder)
         fill_missing(x, spec.columns)
@@ -348,27 +339,13 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
         by_version[serving] = []
     for version, prediction, value in rows:
         by_version.setdefault(version, []).append((prediction, value))
-    null_because, live = {}, []
-    for version in sorted(by_version, key=int, reverse=True):
-        pairs = by_version[version]
-        figures = live_figures(pairs) if len(pairs) >= MIN_CONTROL_ROWS else None
-        if figures is None:
-            null_because[f"live.{version}.figures"] = (
-                f"too few labelled control rows of version {version}: "
-                f"{len(pairs)}, needs {MIN_CONTROL_ROWS}"
-            )
-        live.append(
-            {
-                "version": version,
-                "serving": version == serving,
-                "control_labels": len(pairs),
-                "figures": figures,
-            }
-        )
-    return {
-        "model": name,
-        **numbers,
-        "live": live,
-        "candidates": tried,
-        "null_because": null_because,
-    }
+    live = [
+        {
+            "version": version,
+            "serving": version == serving,
+            "control_labels": len(pairs),
+            "figures": live_figures(pairs) if len(pairs) >= MIN_CONTROL_ROWS else None,
+        }
+        for version, pairs in sorted(by_version.items(), key=lambda item: -int(item[0]))
+    ]
+    return {"model": name, **numbers, "live": live, "candidates": tried}

@@ -1,27 +1,24 @@
-"""Middleware for frequent routes, HEAD, conditional GET and compression."""
+"""Middleware for frequent routes, HEAD and compression."""
 
 from collections.abc import Sequence
-from hashlib import sha256
 
 from fastapi.routing import APIRoute
-from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import (
     DEFAULT_EXCLUDED_CONTENT_TYPES,
     GZipResponder,
     IdentityResponder,
 )
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from model_store.errors import DubitoError
-from service.api.media_types import accepts_gzip, list_header
+from service.api.media_types import accepts_gzip
 from service.api.problems import error_response
 from service.api.requests import NPZ, PARQUET
 from service.api.responses import PartsResponse
 from service.auth.scopes import SCOPES_KEY, authorize, needed_scope
 from service.auth.scopes import Scope as KeyScope
 
-READ_METHODS = {"GET", "HEAD"}
 GZIP_LEVEL = 1  # reduces JSON to a quarter, at 100 MB/s
 MIN_GZIP_BYTES = 500
 MIN_FREQUENT_GZIP_BYTES = 64 << 10  # of answers by `Shortcut`
@@ -89,52 +86,18 @@ class Compression:
         await app(scope, receive, send)
 
 
-class ConditionalGet:
-    """Middleware for HEAD requests and conditional GET requests.
-
-    HEAD is answered like GET, but without a body. GET is answered with 304 if the client already
-    has the answer.
-    """
+class HeadAsGet:
+    """Middleware that routes HEAD requests like GET. The server omits the body of the answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in READ_METHODS:
-            await self.app(scope, receive, send)
-            return
-        method, if_none_match = scope["method"], list_header(scope, b"if-none-match")
-        start: Message | None = None  # delayed, because the ETag depends on the body
-        is_over = False
-
-        async def send_part(message: Message) -> None:
-            nonlocal start, is_over
-            if message["type"] == "http.response.start":
-                scope["method"] = method
-                start = message
-            elif start is not None:
-                head, start = start, None
-                _set_etag(head, message, if_none_match)
-                is_over = head["status"] == 304 or method == "HEAD"
-                await send(head)
-                await send({"type": "http.response.body"} if is_over else message)
-            elif not is_over:
-                await send(message)
-
-        scope["method"] = "GET"  # the method of routes
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        if is_head:
+            scope["method"] = "GET"
         try:
-            await self.app(scope, receive, send_part)
+            await self.app(scope, receive, send)
         finally:
-            scope["method"] = method
-
-
-def _set_etag(start: Message, body: Message, if_none_match: str) -> None:
-    """Set the answer's ETag. If the client has the answer, change the status to 304."""
-    headers = MutableHeaders(raw=start["headers"])
-    if start["status"] == 200 and not body.get("more_body"):
-        headers.setdefault("etag", f'W/"{sha256(body["body"]).hexdigest()[:32]}"')
-        headers.setdefault("cache-control", "private, no-cache")
-    etag = headers.get("etag")
-    if etag is not None and (if_none_match == "*" or etag.removeprefix("W/") in if_none_match):
-        start["status"] = 304
-        del headers["content-length"]
+            if is_head:
+                scope["method"] = "HEAD"

@@ -248,9 +248,18 @@ async def get_report_file(
 
 
 async def _file(context: Context, name: str, version: str, file: str) -> Response:
-    content, media_type = await context.threads.files(
-        partial(report_file, context.models, name, version, file)
-    )
+    models = context.models
+
+    def read() -> bytes:
+        number = models.resolve(name, version)
+        evaluation = evaluation_report(models.store, name, number)
+        if evaluation is None:
+            report = f"a report of model {name} version {number}"
+            raise NotFound("report", report, f"none: run `dubito evaluate {name}:{number}`")
+        return evaluation.read(file)
+
+    content = await context.threads.files(read)
+    media_type = MEDIA_TYPES.get(file.rpartition(".")[2], UNKNOWN_FILE)
     return Response(content, media_type=media_type, headers=CONFINED)
 
 
@@ -279,13 +288,3 @@ def report_links(
     except TypeError:  # integers beyond 64 bits or lone surrogates in a damaged report
         return None
     return links
-
-
-def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
-    """Read a file from a report and return it with its media type."""
-    number = models.resolve(name, version)
-    evaluation = evaluation_report(models.store, name, number)
-    if evaluation is None:
-        advice = f"run `dubito evaluate {name}:{number}`"
-        raise NotFound("report", f"a report of model {name} version {number}", f"none: {advice}")
-    return evaluation.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], UNKNOWN_FILE)

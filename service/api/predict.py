@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, Generic
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from model_store.artifacts.manifest import InputSpec
+from model_store.errors import InvalidInput, describe_value
 from model_store.inference.explanation import explain, replace_each_column
 from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
 from model_store.sources.columns import (
@@ -25,8 +26,9 @@ from model_store.sources.columns import (
     unknown_categories,
     unusual_cells,
 )
-from model_store.sources.row_file import RowFile
-from model_store.types import Pause
+from model_store.sources.files import open_rows
+from model_store.sources.row_file import Bounds, RowFile, Source
+from model_store.types import Content, Pause
 from service.api.explanations import ExplainedRows, explanation_bytes
 from service.api.json_blocks import JsonRows
 from service.api.media_types import JSON
@@ -37,18 +39,21 @@ from service.api.options import (
     resolve_groups,
     resolve_num_samples,
 )
-from service.api.pool_files import open_rows_file
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
     ENDINGS,
     FILE_ENDINGS,
+    FORM,
     NPZ,
+    PARQUET,
     AnyEnvelope,
     check_row_count,
     is_test,
     negotiate_media_type,
+    parse_rows,
     read_body,
-    read_rows,
+    request_media_type,
+    run_parser,
 )
 from service.api.responses import (
     NUMBERS_AT_ONCE,
@@ -59,18 +64,18 @@ from service.api.responses import (
     response,
 )
 from service.api.rows import MAX_FAST_BYTES, Cells, Rows, file_array, rows_array
-from service.api.schemas import PredictRequest
-from service.auth.scopes import SCOPES_KEY, needs
+from service.api.schemas import Envelope, PredictRequest
+from service.auth.scopes import POOLS_KEY, SCOPES_KEY, needs
 from service.context import Context, get_context
-from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted, work_bytes
+from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, work_bytes
 from service.engine.threads import SLICE_BYTES
 from service.models.models import ServedModel
 from service.request_context import RequestContext
 
-Groups = Int64[np.ndarray, "N"] | None
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
 BODY = request_body(PredictRequest)
+PARQUET_ENDING = FILE_ENDINGS[PARQUET]
 FEW_NUMBERS = 2_500  # encoded on the event loop in less than a millisecond
 
 router = APIRouter(tags=["Predict"])
@@ -89,21 +94,21 @@ class RowWork(Generic[AnyEnvelope]):
     rows: Rows | RowFile
     field: str = "inputs"  # name of the rows in errors
     is_live: bool = True  # counted in drift and metrics
+    is_encoded: bool = False  # rows of a table are already numbers
 
 
 PredictWork = RowWork[PredictRequest]
 
 
-@dataclass(frozen=True, eq=False)
-class RowChanges:
-    """The inputs of a request that affect the decisions about its rows."""
+@dataclass(eq=False)
+class DecisionInputs:
+    """A request's inputs to the decisions about its rows, in addition to their prediction."""
 
-    groups: Groups = None
+    options: DecisionOptions
+    groups: Int64[np.ndarray, "N"] | None
     missing: Bool[np.ndarray, "N C"] | None = None
-    explain: Callable[[Prediction], ExplainedRows] | None = None
-
-    def __bool__(self) -> bool:
-        return any(value is not None for value in vars(self).values())
+    cells: list[UnusualCells] | None = None  # only for explanations, like `usual`
+    usual: Prediction | None = None  # of each row with each column's usual value
 
 
 @router.post(
@@ -147,8 +152,9 @@ async def read_work(
     if is_job:
         call.started = time.monotonic()
         call.deadline = call.started + settings.deadline_s
-    endings = ENDINGS if is_job else FILE_ENDINGS
-    envelope, inline = await read_rows(context, call, body, kind, field, max_rows, endings)
+    parse = partial(parse_rows, call, body, kind, field, max_rows, is_job)
+    size = len(body) if request_media_type(call.request) in (JSON, FORM) else 0
+    envelope, inline = await run_parser(context, call, size, parse)
     loaded = await context.find_model(call, envelope)
     if inline is not None:
         return RowWork(call, envelope, loaded, inline, field)
@@ -157,6 +163,75 @@ async def read_work(
         jobs = f"{call.request.scope['path']}/jobs"
         check_row_count(file.field, len(file), max_rows, f" ({jobs} takes more)")
     return RowWork(call, envelope, loaded, file, field)
+
+
+async def open_rows_file(
+    context: Context,
+    call: RequestContext,
+    body: Content,
+    envelope: Envelope,
+    loaded: ServedModel,
+    field: str,
+) -> RowFile:
+    """Open the row file that is the request body or is named in the envelope."""
+    file_field = f"{field}_file"
+    name = getattr(envelope, file_field, None)
+    if name is not None:
+        allowed = call.request.scope.get(POOLS_KEY)
+        path = await context.threads.state(
+            partial(resolve_path, context.settings.pools, name, file_field, allowed)
+        )
+        return await open_file(context, call, path, loaded, file_field)
+    ending = ENDINGS[request_media_type(call.request)]
+    return await open_file(context, call, body, loaded, field, ending)
+
+
+async def open_file(
+    context: Context,
+    call: RequestContext,
+    source: Source,
+    loaded: ServedModel,
+    field: str,
+    ending: str | None = None,
+) -> RowFile:
+    """Open a row file and reserve memory for it."""
+    bounds = Bounds(call.reservation.reserve, call.pause)
+    spec = loaded.model.manifest.input
+    if ending == PARQUET_ENDING and not isinstance(source, Path):
+        check = partial(context.file_preflights.reserve, source, spec, field, call)
+        await context.threads.preflights.run(call, len(source), check)
+    work = partial(open_rows, source, spec, field, ending, bounds)
+    return await context.threads.requests.run(call, SLICE_BYTES, work)
+
+
+def resolve_path(
+    folder: Path | None, name: str, field: str, allowed: frozenset[str] | None = None
+) -> Path:
+    """Return the path of a file in the pools folder.
+
+    Args:
+        allowed: the files and folders that the request's key can use, or None for all.
+    """
+    if folder is None:
+        expected = "none, because DUBITO_POOLS is not set"
+        raise InvalidInput(field, expected, "a name")
+    if "\0" in name or not name:
+        raise InvalidInput(field, "the name of a file", "none")
+    root = folder.resolve()
+    try:
+        path = (root / name).resolve()
+    except (OSError, RuntimeError):
+        raise InvalidInput(field, "the name of a file", describe_value(name)) from None
+    expected = "the name of a file in the folder of pools"
+    if Path(name).is_absolute() or not path.is_relative_to(root) or path == root:
+        raise InvalidInput(field, expected, "a path outside the folder")
+    if allowed is not None and not any(
+        path.is_relative_to((root / pool).resolve()) for pool in allowed
+    ):
+        raise InvalidInput(field, expected, "a missing file")
+    if not path.is_file():
+        raise InvalidInput(field, expected, "a missing file")
+    return path
 
 
 async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray, "N I"]:
@@ -171,8 +246,8 @@ async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray
         convert, is_slow = partial(file_array, rows, call, encoder), True
     else:
         call.reservation.reserve(size, field)
-        encoded = spec.encoded if work.envelope.encoded else spec
-        convert = partial(rows_array, rows, encoded, field, call, encoder)
+        spec = spec.encoded if work.is_encoded else spec
+        convert = partial(rows_array, rows, spec, field, call, encoder)
         is_slow = isinstance(rows, JsonRows | Cells) or (
             isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
         )
@@ -184,20 +259,15 @@ async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray
 
 
 async def find_unusual_cells(context: Context, work: RowWork[Any]) -> list[UnusualCells] | None:
-    """Find each row's unknown categories and missing values.
-
-    Returns None unless all rows are objects.
-    """
+    """Find each row's unknown categories and missing values, unless the rows are in a file."""
     rows, columns = work.rows, work.loaded.model.manifest.input.columns
     if isinstance(rows, RowFile):
         return None
 
-    def find() -> list[UnusualCells] | None:
+    def find() -> list[UnusualCells]:
         results = []
         blocks: Iterable[Any] = rows.parse_blocks() if isinstance(rows, JsonRows) else [rows]
         for row in chain.from_iterable(blocks):
-            if not isinstance(row, dict):
-                return None
             results.append(unusual_cells(row, columns))
             work.call.pause()
         return results
@@ -216,18 +286,21 @@ async def predict(
     reservation, manifest, num_rows = call.reservation, model.manifest, len(work.rows)
     num_samples = resolve_num_samples(envelope, model, context.settings)
     options = decision_options(envelope, model, num_samples)
-    groups = resolve_groups(envelope, num_rows, model)
+    inputs = DecisionInputs(options, resolve_groups(envelope, num_rows, model))
     check_answer_size(envelope, num_rows, num_samples, model)
-    extra = count_extra_rows(manifest.input) if envelope.explain else 0
+    columns, extra = manifest.input.columns, 0
+    if envelope.explain and columns:  # predicts each row also with each column's usual value
+        extra = 1 + len(columns)
     all_rows, encoding = num_rows * (1 + extra), model.encoding_draws
     with context.admission.admit(
         all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
     ):
         work.is_live = work.is_live and not is_test(call.request)
         x = await to_numbers(context, work)
-        columns = manifest.input.columns
-        missing = fill_missing(x, columns) if columns else None
-        cells = await find_unusual_cells(context, work) if extra else None
+        if columns:
+            inputs.missing = fill_missing(x, columns)
+        if extra:
+            inputs.cells = await find_unusual_cells(context, work)
         work.rows = []
         keep, priors = envelope.return_samples, options.priors
         computed = EngineWork(loaded, x, num_samples, envelope.seed, call, keep, priors=priors)
@@ -239,13 +312,9 @@ async def predict(
             size = explanation_bytes(manifest, num_rows, as_arrays) + extra * x.nbytes
             reservation.reserve(size + work_bytes(computed, extra * num_rows), "explain")
         await context.engine.compute(computed)
-        explanation = None
-        if envelope.explain:
-            replaced = await _predict_usual_rows(context, computed) if extra else None
-            has_scope = "rows" in call.request.scope[SCOPES_KEY]
-            explanation = partial(_explain, computed, replaced, cells, has_scope)
-        changes = RowChanges(groups, missing, explanation)
-        write = partial(_write, context, work, computed, options, changes, encode)
+        if extra:
+            inputs.usual = await _predict_usual_rows(context, computed)
+        write = partial(_write, context, work, computed, inputs, encode)
         is_plain = not keep and not envelope.explain
         if is_plain and _answer_numbers(computed) <= FEW_NUMBERS:
             parts, flags = write()
@@ -263,11 +332,6 @@ def _answer_numbers(work: EngineWork) -> int:
     return len(work.x) * (20 + 2 * work.served_model.model.manifest.output_size)
 
 
-def count_extra_rows(spec: InputSpec) -> int:
-    """Return the number of extra rows to predict when explaining a row."""
-    return 1 + len(spec.columns) if spec.columns else 0
-
-
 async def _predict_usual_rows(context: Context, work: EngineWork) -> Prediction:
     columns = work.served_model.model.manifest.input.columns
     make = partial(replace_each_column, columns, work.x, work.context.pause)
@@ -277,24 +341,11 @@ async def _predict_usual_rows(context: Context, work: EngineWork) -> Prediction:
     return usual_work.predicted.prediction
 
 
-def _explain(
-    work: EngineWork,
-    replaced: Prediction | None,
-    cells: list[UnusualCells] | None,
-    has_scope: bool,
-    prediction: Prediction,
-) -> ExplainedRows:
-    model, pause = work.model, work.context.pause
-    explanation = explain(model, prediction, work.x, replaced, pause, has_scope)
-    return ExplainedRows(model.manifest, explanation, cells, has_scope)
-
-
 def _write(
     context: Context,
     row_work: PredictWork,
     work: EngineWork,
-    options: DecisionOptions,
-    changes: RowChanges,
+    inputs: DecisionInputs,
     encode: Encoder,
 ) -> tuple[list[bytes], int]:
     """Encode the response in parts and return them with the number of flagged rows.
@@ -305,10 +356,10 @@ def _write(
     scores = predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
     check_computed(overall, row_work.field)
-    results, rows = _decide(work, predicted, options, changes)
+    results, rows = _decide(row_work, work, inputs)
     columns = loaded.model.manifest.input.columns
     unknown = unknown_categories(work.x, columns) if columns else {}
-    answer = Answer(results, rows, seed, options, unknown)
+    answer = Answer(results, rows, seed, inputs.options, unknown)
     num_flags = int(np.count_nonzero(answer.flags))
     parts = encode(answer, work.context.pause)
     if row_work.is_live:
@@ -321,7 +372,7 @@ def _write(
 
 
 def _decide(
-    work: EngineWork, predicted: Predicted, options: DecisionOptions, changes: RowChanges
+    row_work: PredictWork, work: EngineWork, inputs: DecisionInputs
 ) -> tuple[Results, slice]:
     """Compute the results and return them with this request's slice.
 
@@ -329,19 +380,26 @@ def _decide(
     cannot, because decisions then depend on the other rows.
     """
 
+    predicted, model, options = work.predicted, work.model, inputs.options
+    needs_explanation = row_work.envelope.explain
+
     def results(prediction: Prediction, explained: ExplainedRows | None = None) -> Results:
         decision, samples = decide(prediction, options), predicted.samples
-        manifest = work.served_model.model.manifest
+        manifest = model.manifest
         return Results(manifest, work.num_samples, prediction, decision, samples, explained)
 
-    is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE
-    is_plain = predicted.samples is None and not changes
+    is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE and not needs_explanation
+    is_plain = predicted.samples is None and inputs.groups is None and inputs.missing is None
     if is_small and is_plain and options.fdr is None:
         batch_results = predicted.batch.share(options, results)
         if batch_results is not None:
             return batch_results, predicted.rows
-    prediction = replace(predicted.prediction, missing=changes.missing)
-    if changes.groups is not None:
-        prediction = prediction.with_groups(changes.groups)
-    explained = None if changes.explain is None else changes.explain(prediction)
+    prediction = replace(predicted.prediction, missing=inputs.missing)
+    if inputs.groups is not None:
+        prediction = prediction.with_groups(inputs.groups)
+    if not needs_explanation:
+        return results(prediction), slice(None)
+    has_scope = "rows" in row_work.call.request.scope[SCOPES_KEY]
+    explanation = explain(model, prediction, work.x, inputs.usual, row_work.call.pause, has_scope)
+    explained = ExplainedRows(model.manifest, explanation, inputs.cells, has_scope)
     return results(prediction, explained), slice(None)

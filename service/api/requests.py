@@ -3,8 +3,8 @@
 import mimetypes
 import mmap
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import File, FormParser, parse_options_header
-from starlette.requests import ClientDisconnect
 
 from model_store.errors import (
     MAX_ERRORS,
@@ -30,7 +29,7 @@ from service.api.json_blocks import (
     JSON_OBJECT_BYTES,
     JsonRows,
     count_marks,
-    invalid_json,
+    parse,
     reserve_json,
     split_json,
 )
@@ -137,16 +136,6 @@ def require_json(request: Request) -> None:
         raise Unsupported("Content-Type", JSON, describe_media_type(request))
 
 
-async def body_parts(request: Request) -> AsyncIterator[bytes]:
-    is_complete = False
-    while not is_complete:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        is_complete = not message.get("more_body", False)
-        yield message.get("body", b"")
-
-
 async def read_body(call: RequestContext, limit: int) -> Content:
     """Read a request body of up to `limit` bytes.
 
@@ -168,7 +157,7 @@ async def read_body(call: RequestContext, limit: int) -> Content:
         raise TooLarge("body", expected, "more")
     body: Content = _map_memory(length) if length >= LARGE_BODY_BYTES else bytearray()
     size = 0
-    async for part in body_parts(request):
+    async for part in request.stream():
         size += len(part)
         if size > limit:
             raise TooLarge("body", expected, "more")
@@ -191,27 +180,47 @@ def _map_memory(size: int) -> mmap.mmap:
     return memory
 
 
-async def read_rows(
-    context: Context,
+def parse_rows(
     call: RequestContext,
     body: Content,
     kind: type[AnyEnvelope],
     field: str,
     max_rows: int,
-    endings: Mapping[str, str],
+    is_job: bool,
 ) -> tuple[AnyEnvelope, Rows | None]:
     """Parse a request's envelope and rows.
 
-    The rows are None if they are in a file: a body with a media type of `endings`, or a file named
-    in the envelope.
+    The rows are None if they are in a file: the body, or a file named in the envelope.
     """
-    media_type, rows = request_media_type(call.request), None
-    if media_type in endings:
-        envelope = parse_query(call.request, kind, field)
+    request, media_type = call.request, request_media_type(call.request)
+    rows: Rows | None = None
+    if media_type == JSON:
+        # A seed in the query would be ignored silently.
+        if request.scope["query_string"] and request.query_params:
+            expected = "no parameters, because a JSON body has all fields"
+            raise InvalidInput("query", expected, "some")
+        content, rows = read_json(body, field, max_rows, call)
+        if rows is None:
+            rows = content.get(field, [])
+            if isinstance(rows, list) and field in content:
+                content = {**content, field: []}
+        envelope = validate(kind, content)
+    elif media_type == FORM:
+        call.reservation.acquire(2 * len(body))  # parts exist twice while they are collected
+        max_parts = max_rows + MAX_FORM_FIELDS
+        parts = parse_form(body, request.headers["content-type"], max_parts, call.pause)
+        rows = [part for name, part in parts if name == field]
+        pairs = request.query_params.multi_items()
+        pairs += [(name, part.decode("utf-8", "replace")) for name, part in parts if name != field]
+        envelope = validate(kind, {field: [], **text_fields(pairs, kind, field, "form")})
+    elif media_type in ENDINGS:
+        envelope = parse_query(request, kind, field)
+        if media_type == NPY and not is_job:
+            rows = parse_npy(body, field)
+            call.reservation.acquire(ARRAY_BYTES * rows.size)
     else:
-        parse = partial(_parse, call, media_type, body, kind, field, max_rows)
-        size = 0 if media_type == NPY else len(body)
-        envelope, rows = await run_parser(context, call, size, parse)
+        names = ", ".join((JSON, NPY, *FILE_ENDINGS))
+        raise Unsupported("Content-Type", f"{names} or {FORM}", describe_media_type(request))
     if getattr(envelope, f"{field}_file", None) is not None:
         if rows is None or len(rows) > 0:
             raise InvalidInput(f"{field}_file", f"no value with other {field}", "both")
@@ -219,47 +228,6 @@ async def read_rows(
     if rows is not None:
         check_row_count(field, len(rows), max_rows)
     return envelope, rows
-
-
-def _parse(
-    call: RequestContext,
-    media_type: str,
-    body: Content,
-    kind: type[AnyEnvelope],
-    field: str,
-    max_rows: int,
-) -> tuple[AnyEnvelope, Rows]:
-    request, rows = call.request, list[Any]()
-    if media_type == JSON:
-        # A seed in the query would be ignored silently.
-        if request.scope["query_string"] and request.query_params:
-            expected = "no parameters, because a JSON body has all fields"
-            raise InvalidInput("query", expected, "some")
-        content, blocks = read_json(body, field, max_rows, call)
-        if blocks is not None:
-            return validate(kind, content), blocks
-        rows = content.get(field, rows)
-        if isinstance(rows, list) and field in content:
-            content = {**content, field: []}
-        return validate(kind, content), rows
-    if media_type == NPY:
-        envelope = parse_query(request, kind, field)
-        array = parse_npy(body, field)
-        call.reservation.acquire(ARRAY_BYTES * array.size)
-        return envelope, array
-    if media_type != FORM:
-        names = ", ".join((JSON, NPY, *FILE_ENDINGS))
-        raise Unsupported("Content-Type", f"{names} or {FORM}", describe_media_type(request))
-    call.reservation.acquire(2 * len(body))  # parts exist twice while they are collected
-    max_parts = max_rows + MAX_FORM_FIELDS
-    pairs = request.query_params.multi_items()
-    for name, part in parse_form(body, request.headers["content-type"], max_parts, call.pause):
-        if name == field:
-            rows.append(part)
-        else:
-            pairs.append((name, part.decode("utf-8", "replace")))
-    fields = text_fields(pairs, kind, field, "form")
-    return validate(kind, {field: [], **fields}), rows
 
 
 async def run_parser(context: Context, call: RequestContext, size: int, work: Callable[[], T]) -> T:
@@ -377,10 +345,7 @@ def parse_json(body: Content) -> dict[str, Any]:
         counting = "[ and { count ten times, : twice"
         expected = f"JSON of at most {MAX_PARSE_COST} punctuation marks ({counting})"
         raise TooLarge("body", expected, str(cost))
-    try:
-        content = orjson.loads(memoryview(body))
-    except orjson.JSONDecodeError as error:
-        raise invalid_json(error.msg) from None
+    content = parse(memoryview(body))
     if not isinstance(content, dict):
         raise InvalidInput("body", "a JSON object", describe_value(content))
     return content

@@ -68,9 +68,6 @@ class ModelRequest(ModelName):
     deadline_s: float | None = Field(default=None, gt=0, le=86_400)
     """time limit in seconds, after which the service responds with 504"""
 
-    encoded: bool = False
-    """for tabular models: rows are encoded numbers instead of objects"""
-
 
 class QueryModel(BaseModel):
     """Base class for query parameters. Unknown parameters are rejected."""
@@ -253,9 +250,6 @@ class LabelsRequest(ModelName):
 
     replace: bool = False
     """replace earlier labels of the same rows"""
-
-    encoded: bool = False
-    """rows are encoded numbers, as in /predict"""
 
 
 class LabelsDeletion(ModelName):

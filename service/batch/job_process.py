@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -23,6 +23,7 @@ from jaxtyping import Float32, Float64, Int64
 from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import Copies, group_copies, max_joint_candidates, row_digests
+from model_store.acquisition.control import Selection
 from model_store.acquisition.ranking import (
     Choice,
     Lap,
@@ -55,7 +56,7 @@ from service.batch.computation import (
     acquire_answer,
 )
 from service.batch.output import ColumnFiles, table_columns, table_metadata, write_parquet
-from service.engine.pool_ranking import acquired_rows, control_predictions, control_rows
+from service.engine.pool_ranking import acquired_rows, answer_rows, control_predictions
 
 OVER = 0  # exit code: the job has ended
 PUT_BACK = 3  # exit code: queue the job again
@@ -83,7 +84,6 @@ class JobRequest(ComputationRequest):
     rows: int
     read_as: str
     ignored: list[str]
-    encoded: bool = False  # table rows are already numbers
     inline: bool = False  # the file contains the encoded rows of a request
     race: float | None = None
     excluded: int = 0  # rows that already have labels
@@ -106,7 +106,7 @@ class JobRows:
         self.work, self.finished_work = request.rows * request.num_samples, 0
         self._report = report
         spec = model.manifest.input
-        self._spec = spec.encoded if request.encoded else spec
+        self._spec = spec.encoded if request.inline else spec
         self._synced = time.monotonic()
         self._file = self._open()
 
@@ -256,20 +256,18 @@ def acquire(job: JobRows, database: Database) -> str:
     """Rank a job's rows as /acquire does. Return the answer's file name."""
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
-    ranked_rows, control = np.arange(request.rows), np.empty(0, dtype=np.int64)
+    selection = Selection(np.arange(request.rows), np.empty(0, dtype=np.int64), request.excluded)
     if (job.folder / SELECTED_FILE).exists():
         with np.load(job.folder / SELECTED_FILE, allow_pickle=False) as selected:
-            ranked_rows, control = selected["ranked"], selected["control"]
-    k = request.k - len(control)
+            selection = replace(selection, **selected)
+    k = request.k - len(selection.control)
     choice = Choice(
         manifest.task, request.acquisition, k, request.num_samples, request.race, request.beta
     )
-    pool = JobPool(job, ranked_rows, [ids[i] for i in ranked_rows.tolist()], choice)
+    ranked_ids = [ids[i] for i in selection.ranked.tolist()]
+    pool = JobPool(job, selection.ranked, ranked_ids, choice)
     ranked: Ranked = rank_pool_sync(pool, choice)
-    rows = [
-        {**row, "index": int(ranked_rows[row["index"]]), "control": False} for row in ranked.rows
-    ]
-    rows += control_rows(control.tolist(), ids, len(rows))
+    rows = answer_rows(ranked, selection, ids)
     if request.keep:
         _store_acquired(job, rows, database)
     counts = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists

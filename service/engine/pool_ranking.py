@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from model_store.acquisition.choice import Copies, find_copies, max_joint_candidates
-from model_store.acquisition.ranking import Choice, Lap, Pool, Scored
+from model_store.acquisition.control import Selection
+from model_store.acquisition.ranking import Choice, Lap, Pool, Ranked, Scored
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
@@ -111,14 +112,17 @@ def control_predictions(manifest: Manifest, prediction: Prediction) -> list[dict
     return prediction_records(prediction, manifest.classes)
 
 
-def control_rows(
-    indices: Sequence[int], ids: Sequence[str], num_ranked: int
-) -> list[dict[str, Any]]:
-    """Return control rows in the format that /acquire uses, ranked after all others."""
-    return [
-        {"rank": rank, "index": i, "id": ids[i], "score": None, "control": True}
-        for rank, i in enumerate(indices, start=num_ranked + 1)
+def answer_rows(ranked: Ranked, selection: Selection, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the ranked rows, then the control rows, in the format of /acquire."""
+    rows = [
+        {**row, "index": int(selection.ranked[row["index"]]), "control": False}
+        for row in ranked.rows
     ]
+    control = [
+        {"rank": rank, "index": i, "id": ids[i], "score": None, "control": True}
+        for rank, i in enumerate(selection.control.tolist(), start=len(rows) + 1)
+    ]
+    return rows + control
 
 
 def acquired_rows(

@@ -422,10 +422,8 @@ def test_tables_that_are_wrong_are_named(client):
     def refused(*inputs):
         return refusal(post(client, {"inputs": inputs}, "people"))
 
-    assert refused(age) == (
-        "inputs: expected a tensor for each of the 2 columns (or a single one with `encoded`), got "
-        "none for 'city'"
-    )
+    missing = "inputs: expected a tensor for each of the 2 columns, got none for 'city'"
+    assert refused(age) == missing
     assert refused(age, city, strings(["x"], "more")).startswith(
         "inputs.2.name: expected one of the columns age, city"
     )

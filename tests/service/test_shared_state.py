@@ -129,23 +129,13 @@ def test_what_waits_for_others_who_cannot_be_reached_is_bounded(tmp_path, rankin
     assert 0 < drift.report().rows <= MAX_WAITING_ROWS
 
 
-def test_notices_reach_the_others_and_metrics_are_merged(tmp_path):
-    first, second = backends(tmp_path, 2)
-    heard, page = [], b"# HELP a What.\n# TYPE a gauge\na %d\n"
+def test_metrics_are_merged(tmp_path):
+    page = b"# HELP a What.\n# TYPE a gauge\na %d\n"
     item, other = (
-        SharedState(
-            backend,
-            {"say": lambda text, name=backend.name: heard.append((name, text))},
-            custom,
-            lambda: None,
-        )
-        for backend, custom in ((first, lambda: page % 1), (second, lambda: page % 2))
+        SharedState(backend, partial(page.__mod__, value), lambda: None)
+        for value, backend in enumerate(backends(tmp_path, 2), start=1)
     )
-    item.post("say", "hello")
-    assert first.new_notices() == []
-    for state in (item, other):
-        state._update(state.backend)
-    assert heard == [("1", "hello")]
+    other.metrics()
     expected = b'# HELP a What.\n# TYPE a gauge\na{worker="0"} 1\na{worker="1"} 2\n'
     assert item.metrics() == other.metrics() == expected
 
@@ -157,11 +147,11 @@ def test_no_counter_goes_back_from_one_scrape_to_the_next_whichever_process_answ
         return b"# HELP a_total What.\n# TYPE a_total counter\na_total %d\n" % counted[worker]
 
     states = [
-        SharedState(backend, {}, partial(page, worker), lambda: None)
+        SharedState(backend, partial(page, worker), lambda: None)
         for worker, backend in enumerate(backends(tmp_path, 2))
     ]
     for state in states:
-        state._update(state.backend)  # the next is due in a second
+        state.metrics()
     for request in (0, 1, 0, 0, 1, 1):
         counted[request] += 1
         here, there = (states[worker].metrics() for worker in (request, 1 - request))

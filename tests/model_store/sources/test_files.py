@@ -20,7 +20,7 @@ from model_store.sources import row_file
 from model_store.sources.columns import encode_cells, encode_objects
 from model_store.sources.files import check_ids, open_rows
 from model_store.sources.parquet import ParquetFile
-from service.api.pool_files import resolve_path
+from service.api.predict import resolve_path
 from service.batch.files import DataFile
 from tests.support.files import npy_bytes, npy_header, zip_bytes
 from tests.support.images import png_bytes

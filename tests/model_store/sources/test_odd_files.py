@@ -8,7 +8,7 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.files import check_ids, open_rows
 from model_store.sources.text import TextEncoder
-from service.api.pool_files import preview_rows
+from service.api.acquire import preview_rows
 from service.api.rows import rows_array
 from service.errors import TooLarge
 from service.request_context import RequestContext

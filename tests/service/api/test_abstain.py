@@ -81,11 +81,6 @@ def test_the_smallest_risk_is_stated_and_a_smaller_one_is_refused_with_it(client
     assert not abstains(predict(client, rows, risk=stated, fpr=0.5, num_samples=7)).all()
 
 
-@pytest.mark.parametrize("risk", [0, 1, -0.1, 2, "0.1", True, []])
-def test_what_is_no_probability_is_refused(client, rows, risk):
-    assert "risk: expected" in predict(client, rows[:1], 422, risk=risk)
-
-
 def test_no_risk_can_be_certified_where_the_flag_fires_on_all(client, rows):
     assert "risk: expected none" in predict(client, rows[:1], 422, risk=0.5, fpr=0.9999)
 

@@ -96,6 +96,8 @@ def test_too_few_draws_have_no_standard_error(ask, num_samples):
         errors = prediction["standard_error"]
         null = {name for name, error in errors.items() if error is None}
         assert null == ({*errors} if num_samples == 1 else {*errors} & DISAGREEMENT)
+        if not ask.is_regression:
+            assert (prediction["bald_corrected"] is None) == (num_samples == 1)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 64])

@@ -177,7 +177,11 @@ def test_an_unknown_version_is_not_found(client, version):
             for value in (0, 1, -1, 2, 0.0, 1.0, "0.05", True, [0.05], {})
         ),
         ("/predict", "fpr", 1e-9, "at least 0.004"),
-        *(("/predict", "fdr", value, "expected ") for value in (0, 1, -1, "0.05", True, [])),
+        *(
+            ("/predict", field, value, "expected ")
+            for field in ("fdr", "risk")
+            for value in (0, 1, -1, "0.05", True, [])
+        ),
         ("/predict", "fdr", 1e-9, "at least 0.004"),
         *(
             ("/predict", "coverage", value, "expected ")

@@ -94,7 +94,6 @@ def test_examples_are_training_rows_as_predict_takes_them(ask):
     assert len({str(row) for row in rows}) == 32
     answer = ask.client.post("/predict", json={"model": "people", "inputs": rows, **SEED}).json()
     assert sum(row["flag"] for row in answer["predictions"]) < 8
-    assert np.shape(examples("people", encoded=True)) == (32, 8)
     assert np.shape(examples("digits")) == (32, 8, 8)
     assert examples("hidden") == []
 
@@ -307,8 +306,13 @@ def test_what_a_version_cannot_say_is_null_with_the_reason(ask):
     assert old["detectors"]["distance"]["share"] > 0.5
 
 
-def test_of_encoded_rows_cells_are_not_known(ask):
-    (explanation,) = ask([[0.0] * 8], encoded=True)
+def test_of_files_cells_are_not_known(ask):
+    answer = ask.client.post(
+        "/predict?model=people&explain=true",
+        content=b"a,b,c,d,city\n0.1,0.1,-0.3,500,Rome\n",
+        headers={"Content-Type": "text/csv"},
+    )
+    explanation = answer.json()["predictions"][0]["explanation"]
     assert (explanation["unseen"], explanation["missing"]) == (None, None)
     assert "objects" in explanation["null_because"]["unseen"]
     assert explanation["columns"] is not None

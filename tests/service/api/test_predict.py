@@ -40,82 +40,30 @@ def model(digits_store):
     return Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED), threads=1)
 
 
+HEAD = (
+    "model version num_samples seed fpr fdr coverage confidence risk priors unknown_categories "
+    "predictions"
+)
+FIELDS = (
+    "label probabilities num_samples entropy expected_entropy bald bald_corrected mean_std "
+    "variation_ratio standard_error flag p_value category detectors prediction_set abstain"
+)
+
+
 def test_the_answer_has_the_contract_s_fields(client, digits_rows):
     answer = predict(client, digits_rows[:3].tolist(), seed=7)
-    assert set(answer) == {
-        *(
-            "model",
-            "version",
-            "num_samples",
-            "seed",
-            "fpr",
-            "fdr",
-            "coverage",
-            "confidence",
-            "risk",
-            "priors",
-        ),
-        "unknown_categories",
-        "predictions",
-    }
-    assert (answer["model"], answer["version"], answer["num_samples"], answer["seed"]) == (
-        "digits",
-        "1",
-        100,
-        7,
-    )
+    assert set(answer) == set(HEAD.split())
+    facts = {"model": "digits", "version": "1", "num_samples": 100, "seed": 7}
+    assert facts.items() <= answer.items()
     assert len(answer["predictions"]) == 3
-    fields = {
-        *(
-            "label",
-            "probabilities",
-            "num_samples",
-            "entropy",
-            "expected_entropy",
-            "bald",
-            "mean_std",
-        ),
-        *(
-            "variation_ratio",
-            "standard_error",
-            "flag",
-            "p_value",
-            "detectors",
-            "prediction_set",
-            "abstain",
-        ),
-        *("bald_corrected", "category"),
-    }
     for prediction in answer["predictions"]:
-        assert set(prediction) == fields
+        assert set(prediction) == set(FIELDS.split())
         assert prediction["num_samples"] == 100
         assert set(prediction["standard_error"]) == set(SCORE_NAMES)
         assert set(prediction["detectors"]) == {*SCORE_NAMES, *COMBINED_DENSITIES}
-        assert all(
-            set(detector) == {"score", "p_value", "fired"}
-            for detector in prediction["detectors"].values()
-        )
-
-
-def test_values_are_of_their_types_and_in_their_ranges(client, digits_rows):
-    for prediction in predict(client, digits_rows[:50].tolist())["predictions"]:
-        assert len(prediction["probabilities"]) == 10
-        assert all(type(p) is float and 0 <= p <= 1 for p in prediction["probabilities"])
-        assert sum(prediction["probabilities"]) == pytest.approx(1, abs=1e-5)
-        assert prediction["label"] in DIGITS
-        assert set(prediction["prediction_set"]) <= set(DIGITS)
-        assert type(prediction["flag"]) is bool
-        assert 0 < prediction["p_value"] <= 1
         for detector in prediction["detectors"].values():
-            assert 0 < detector["p_value"] <= 1
+            assert set(detector) == {"score", "p_value", "fired"}
             assert detector["fired"] is (detector["p_value"] <= 0.05)
-        for name in ("entropy", "expected_entropy", "bald"):
-            assert 0 <= prediction[name] <= math.log(10) + 1e-9
-        assert 0 <= prediction["mean_std"] <= 0.5
-        assert 0 <= prediction["variation_ratio"] <= 0.9 + 1e-9
-        assert all(
-            type(error) is float and error >= 0 for error in prediction["standard_error"].values()
-        )
 
 
 def test_fields_are_consistent_with_each_other(client, digits_rows):
@@ -183,13 +131,6 @@ def test_a_coverage_that_so_few_rows_cannot_keep_with_confidence_is_refused_with
         assert refusal.json()["detail"].startswith("confidence: ")
 
 
-def test_the_flag_fires_at_0_05_unless_another_rate_is_asked_for(client, digits_rows):
-    rows = digits_rows[:200].tolist()
-    by_default = predict(client, rows, seed=1)["predictions"]
-    assert by_default == predict(client, rows, seed=1, fpr=0.05)["predictions"]
-    assert all(p["flag"] == (p["p_value"] <= 0.05) for p in by_default)
-
-
 @pytest.mark.parametrize("num_noise", [0, 40])
 def test_a_false_discovery_rate_decides_the_flags_of_a_request_together(
     client, digits_rows, num_noise
@@ -234,15 +175,6 @@ def test_unseeded_answers_have_draws_of_their_own(client, digits_rows):
     assert len({answer["predictions"][0]["entropy"] for answer in answers}) == 20
 
 
-def test_one_draw_has_no_standard_error_and_no_disagreement(client, digits_rows):
-    for prediction in predict(client, digits_rows[:5].tolist(), num_samples=1)["predictions"]:
-        assert prediction["standard_error"] == dict.fromkeys(SCORE_NAMES)
-        assert prediction["bald"] == pytest.approx(0, abs=1e-12)
-        assert prediction["bald_corrected"] is None
-        assert prediction["mean_std"] == 0
-        assert prediction["entropy"] == pytest.approx(prediction["expected_entropy"], abs=1e-12)
-
-
 def test_the_service_answers_what_the_model_says_in_process(client, digits_rows, model):
     rows = digits_rows[:6]
     answer = predict(client, rows.tolist(), seed=11, num_samples=50, coverage=0.9)["predictions"]
@@ -260,32 +192,19 @@ def test_the_service_answers_what_the_model_says_in_process(client, digits_rows,
         ]
 
 
-def test_flat_and_nested_rows_agree(client, digits_rows):
-    flat = client.post("/predict", json={"inputs": digits_rows[:3].tolist(), "seed": 1})
-    nested = client.post(
-        "/predict", json={"inputs": digits_rows[:3].reshape(3, 8, 8).tolist(), "seed": 1}
-    )
-    assert nested.content == flat.content
-
-
-def test_integers_and_floats_agree(client, digits_rows):
-    floats = client.post("/predict", json={"inputs": digits_rows[:3].tolist(), "seed": 1})
-    integers = client.post(
-        "/predict", json={"inputs": digits_rows[:3].astype(int).tolist(), "seed": 1}
-    )
-    assert integers.content == floats.content
+def test_flat_nested_and_integer_rows_agree(client, digits_rows):
+    rows = digits_rows[:3]
+    answers = [
+        client.post("/predict", json={"inputs": form.tolist(), "seed": 1}).content
+        for form in (rows, rows.reshape(3, 8, 8), rows.astype(int))
+    ]
+    assert len(set(answers)) == 1
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2", "u1", "i1", "<i8", ">i8", "<u4"])
 def test_an_npy_body_of_any_number_type_is_answered_as_json_is(client, digits_rows, dtype):
-    query = {
-        "seed": 7,
-        "num_samples": 20,
-        "model": "digits",
-        "version": "latest",
-        "fpr": 0.1,
-        "coverage": 0.9,
-    }
+    query = {"seed": 7, "num_samples": 20, "model": "digits", "version": "latest"}
+    query |= {"fpr": 0.1, "coverage": 0.9}
     answer = client.post(
         "/predict", params=query, content=npy_bytes(digits_rows[:4].astype(dtype)), headers=NPY
     )

@@ -87,7 +87,7 @@ def test_files_in_a_zip_are_shown_in_base64_and_tables_as_objects(tmp_path):
         NumericColumn,
     )
     from model_store.sources.files import open_rows
-    from service.api.pool_files import preview_rows
+    from service.api.acquire import preview_rows
 
     spec = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
     pool = open_rows(zip_bytes({"a.png": b"one", "b.png": b"two"}), spec, "pool", ".zip")

@@ -198,11 +198,6 @@ def test_intervals_hold_the_target_as_often_as_stated(client, wavy, coverage, nu
 def test_the_answer_has_the_contract_s_fields(client, wavy):
     request = {"model": "wavy", "inputs": wavy["x_test"][:3].tolist(), "seed": 7}
     answer = client.post("/predict", json=request).json()
-    assert set(answer) == {
-        *("model", "version", "num_samples", "seed", "predictions"),
-        *("fpr", "fdr", "coverage", "confidence", "risk", "priors"),
-        "unknown_categories",
-    }
     fields = {
         *("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval"),
         *("num_samples", "standard_error", "flag", "p_value", "category", "detectors"),
@@ -217,14 +212,6 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
         assert prediction["flag"] == (prediction["p_value"] <= 0.05)
         for name in MIXTURE_SCORE_NAMES:
             assert prediction["detectors"][name]["score"] == prediction[name]
-
-
-def test_one_draw_says_nothing_of_disagreement(client, wavy):
-    for p in predict(client, wavy["x_test"][:5], num_samples=1):
-        assert p["epistemic_std"] is None
-        assert p["standard_error"] == dict.fromkeys(MIXTURE_ERROR_NAMES)
-        assert p["std"] == p["aleatoric_std"]
-        assert p["detectors"]["epistemic_std"]["p_value"] == 1.0
 
 
 def test_intervals_grow_with_coverage_until_they_have_no_bounds(client, wavy):
@@ -256,13 +243,6 @@ def test_a_model_says_its_task_and_target(client):
     assert {"test_rmse", "test_log_likelihood", "test_interval_coverage_at_95"} <= set(
         described["quality"]
     )
-
-
-def test_answers_have_the_fields_that_the_document_gives(client, wavy):
-    schemas = client.get("/openapi.json").json()["components"]["schemas"]
-    (answer,) = predict(client, wavy["x_test"][:1], return_samples=True, explain=True)
-    assert set(answer) == set(schemas["RegressionAnswer"]["properties"]) - {"missing"}
-    assert set(answer["samples"][0]) == set(schemas["GaussianAnswer"]["properties"])
 
 
 def test_the_measured_likelihood_is_that_of_each_row_s_mixture_as_served(folder, wavy):
@@ -355,16 +335,6 @@ def test_a_pool_is_ranked_by_epistemic_variance_unless_another_score_is_asked_fo
         client.post("/acquire", json={"model": "digits", "pool": [[0] * 64]}).json()["acquisition"]
         == "bald"
     )
-
-
-def test_random_ranks_a_pool_of_either_task(client, wavy):
-    request = {
-        "model": "wavy",
-        "pool": wavy["x_test"][:5].tolist(),
-        "acquisition": "random",
-        "seed": 1,
-    }
-    assert len(client.post("/acquire", json=request).json()["ranking"]) == 5
 
 
 @pytest.mark.parametrize(

@@ -100,20 +100,7 @@ def assert_refused(answer, says, status=422):
 # Objects
 
 
-def test_examples_of_the_openapi_document_are_requests_to_the_models_that_are_there(client):
-    for path in ("/predict", "/acquire"):
-        content = client.get("/openapi.json").json()["paths"][path]["post"]["requestBody"][
-            "content"
-        ]
-        examples = content["application/json"]["examples"]
-        assert {title.partition(",")[0] for title in examples} == {"people", "pictures"}
-        for example in examples.values():
-            answer = client.post(path, json=example["value"])
-            assert answer.status_code == 200, answer.text
-    assert examples["people"]["value"]["pool"][0]["city"] == "Oslo"
-
-
-def test_objects_are_answered_as_their_encoded_rows_are(client):
+def test_objects_are_rows_and_unknown_categories_are_counted(client):
     items = {model["name"]: model["columns"] for model in client.get("/models").json()["models"]}
     assert items["pictures"] == []
     assert items["people"] == [
@@ -122,39 +109,8 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
         {"name": "vip", "kind": "categorical", "categories": ["false", "true"]},
         {"name": "income", "kind": "numeric"},
     ]
-    columns = client.get("/models/people").json()["manifest"]["input"]["columns"]
-    assert [column["name"] for column in columns] == ["age", "city", "vip", "income"]
-    age, _, _, income = columns
-    rows = [
-        [
-            (20 - age["mean"]) / age["std"],
-            0,
-            1,
-            0,
-            0,
-            1,
-            0,
-            0,
-            (30.5 - income["mean"]) / income["std"],
-            0,
-        ],
-        [(71.5 - age["mean"]) / age["std"], 1, 0, 0, 1, 0, 0, 0, 0, 1],
-        [
-            (40 - age["mean"]) / age["std"],
-            0,
-            0,
-            1,
-            0,
-            0,
-            0,
-            1,
-            (-3 - income["mean"]) / income["std"],
-            0,
-        ],
-    ]
     answer = predict(client, PEOPLE)
     assert answer.status_code == 200, answer.text
-    assert answer.content == predict(client, rows, encoded=True).content
     assert answer.json()["unknown_categories"] == {"city": 1}
     assert predict(client, PEOPLE[:2]).json()["unknown_categories"] == {}
     for explain in (False, True):
@@ -164,12 +120,6 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
         client, [get_array(picture()).tolist()], model="pictures"
     )
     assert [p["label"] for p in answer.json()["predictions"][:2]] == ["young", "old"]
-
-
-def test_a_pool_of_objects_is_ranked(client):
-    answer = client.post("/acquire", json={"model": "people", "pool": PEOPLE, "k": 2, "seed": 1})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["pool_size"] == 3
 
 
 @pytest.mark.parametrize(
