@@ -163,7 +163,7 @@ def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> 
     hosts, origins = settings.parse_allowed_hosts(), settings.parse_allowed_origins()
     integrations = installed_integrations().values()
     frequent = FREQUENT.union(*(integration.short_paths for integration in integrations))
-    routes = [route for route in app.state.routes if route.path in frequent]
+    routes = [r for r in app.state.routes if r.path in frequent and r.methods == {"POST"}]
     app.add_middleware(HeadAsGet)
     app.add_middleware(Compression)
     app.add_middleware(Shortcut, routes=routes)

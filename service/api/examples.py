@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Query, Response
 from jaxtyping import Float32
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.artifacts.manifest import (
     AnyColumn,
@@ -18,7 +18,7 @@ from model_store.artifacts.manifest import (
 )
 from service.api.dependencies import CurrentContext, CurrentRequest, ModelName
 from service.api.responses import format_column_time, json_response
-from service.api.schemas import Envelope, ModelQuery
+from service.api.schemas import Envelope, ModelRequest
 from service.auth.scopes import needs
 from service.models.drift import column_shifts
 from service.models.models import ServedModel
@@ -48,7 +48,9 @@ class DriftDetailsAnswer(BaseModel):
     unusual: list[UnusualRow]
 
 
-class ExamplesQuery(ModelQuery):
+class ExamplesQuery(ModelRequest):
+    model_config = ConfigDict(strict=False)  # for a query
+
     id: list[str] = Field(default_factory=list, max_length=32)
     """ids of the rows to return, for example from `nearest` in an explanation"""
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
@@ -33,7 +33,7 @@ from service.api.schemas import (
     LabelEntry,
     LabelsDeletion,
     LabelsRequest,
-    QueryModel,
+    ModelNameRequest,
     Timestamp,
 )
 from service.auth.scopes import allowed_models, key_name, needs
@@ -58,11 +58,10 @@ class LabelsAnswer(BaseModel):
     labels: int
 
 
-class LabelsQuery(QueryModel):
+class LabelsQuery(ModelNameRequest):
     """The query parameters of GET /labels."""
 
-    model: str | None = None
-    """name of a published model; optional if there is only one"""
+    model_config = ConfigDict(strict=False)
 
     annotator: str | None = None
     """return only the labels sent with the API key of this name"""

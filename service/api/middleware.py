@@ -34,9 +34,7 @@ class Shortcut:
 
     def __init__(self, app: ASGIApp, routes: Sequence[APIRoute]) -> None:
         self.app = app
-        posts = [(route, needed_scope(route)) for route in routes if route.methods == {"POST"}]
-        self.paths = {post[0].path: post for post in posts if not post[0].param_convertors}
-        self.patterns = [post for post in posts if post[0].param_convertors]
+        self.routes = [(route, needed_scope(route)) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
@@ -60,9 +58,7 @@ class Shortcut:
         await answer(scope, receive, send)
 
     def _find(self, path: str) -> tuple[APIRoute, KeyScope | None, dict[str, str]] | None:
-        if path in self.paths:
-            return *self.paths[path], {}
-        for route, needed in self.patterns:
+        for route, needed in self.routes:
             match = route.path_regex.fullmatch(path)
             if match is not None:
                 return route, needed, match.groupdict()

@@ -142,6 +142,7 @@ class OpenApiDocument:
     @cached_property
     def _document(self) -> dict[str, Any]:
         document = self._build()
+        _remove_null(document)
         _add_schemas(document)
         if self._keys.names:
             _add_keys(document, self._routes, self._keys.api_is_open)
@@ -154,6 +155,15 @@ class OpenApiDocument:
             content = orjson.dumps({**self._document, **servers})
             self._contents[prefix] = StaticContent(content, JSON)
         return self._contents[prefix]
+
+
+def _remove_null(document: dict[str, Any]) -> None:
+    """Remove `null` from the schemas of query parameters."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "query":
+                    parameter["schema"] = query_schema(parameter["schema"])
 
 
 def _add_schemas(document: dict[str, Any]) -> None:

@@ -54,12 +54,12 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class ModelName(RequestModel):
+class ModelNameRequest(RequestModel):
     model: str | None = None
     """name of a published model; optional if there is only one"""
 
 
-class ModelRequest(ModelName):
+class ModelRequest(ModelNameRequest):
     """The fields common to all requests to a model."""
 
     version: str = "latest"
@@ -67,18 +67,6 @@ class ModelRequest(ModelName):
 
     deadline_s: float | None = Field(default=None, gt=0, le=86_400)
     """time limit in seconds, after which the service responds with 504"""
-
-
-class QueryModel(BaseModel):
-    """Base class for query parameters. Unknown parameters are rejected."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-
-class ModelQuery(ModelRequest):
-    """The model version named in a query."""
-
-    model_config = ConfigDict(strict=False)
 
 
 class Envelope(ModelRequest):
@@ -208,9 +196,6 @@ class AcquireRequest(Envelope):
     )
 
 
-LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
-
-
 class LabelEntry(RequestModel):
     """A label or regression target, with its row unless /acquire has stored it."""
 
@@ -223,7 +208,7 @@ class LabelEntry(RequestModel):
     id: str
     """row id"""
 
-    label: LabelText | None = None
+    label: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     """class name"""
 
     target: Annotated[float, Field(allow_inf_nan=False)] | None = None
@@ -236,7 +221,7 @@ class LabelEntry(RequestModel):
     """remark of the annotator"""
 
 
-class LabelsRequest(ModelName):
+class LabelsRequest(ModelNameRequest):
     """A request to store labels."""
 
     model_config = ConfigDict(
@@ -252,7 +237,7 @@ class LabelsRequest(ModelName):
     """replace earlier labels of the same rows"""
 
 
-class LabelsDeletion(ModelName):
+class LabelsDeletion(ModelNameRequest):
     """A request to delete labels."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["a"]}]})

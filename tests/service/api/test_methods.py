@@ -1,5 +1,4 @@
 import httpx
-import numpy as np
 import pytest
 
 from tests.support.environment import working_in
@@ -44,25 +43,6 @@ def predict(url, expected_status=200, **request):
     answer = httpx.post(f"{url}/predict", json=request, timeout=60)
     assert answer.status_code == expected_status, answer.text
     return answer.json()
-
-
-def test_it_predicts_digits_and_replays_its_answers(url, digits_rows):
-    from training.data import digits
-
-    rows, labels = digits_rows[:100], digits().test.y[:100]
-    answer = predict(url, inputs=rows.tolist())
-    right = [p["label"] == str(y) for p, y in zip(answer["predictions"], labels, strict=True)]
-    assert np.mean(right) > 0.8
-    again = predict(url, inputs=rows.tolist(), seed=answer["seed"])
-    assert again == answer
-
-
-def test_a_pool_is_ranked_by_it(url, digits_rows):
-    request = {"pool": digits_rows[:50].tolist(), "k": 5, "seed": 3}
-    answer = httpx.post(f"{url}/acquire", json=request, timeout=60).json()
-    scores = [row["score"] for row in answer["ranking"]]
-    assert scores == sorted(scores, reverse=True)
-    assert scores[0] > 0
 
 
 def test_an_ensemble_has_as_many_draws_as_members(url, digits_rows):
