@@ -63,7 +63,7 @@ class JsonRows:
             yield items
 
 
-def parse(text: bytes | bytearray | memoryview) -> Any:
+def parse(text: bytes | bytearray) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:

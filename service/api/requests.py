@@ -29,7 +29,7 @@ from service.api.json_blocks import (
     JSON_OBJECT_BYTES,
     JsonRows,
     count_marks,
-    parse,
+    invalid_json,
     reserve_json,
     split_json,
 )
@@ -345,7 +345,10 @@ def parse_json(body: Content) -> dict[str, Any]:
         counting = "[ and { count ten times, : twice"
         expected = f"JSON of at most {MAX_PARSE_COST} punctuation marks ({counting})"
         raise TooLarge("body", expected, str(cost))
-    content = parse(memoryview(body))
+    try:
+        content = orjson.loads(memoryview(body))
+    except orjson.JSONDecodeError as error:
+        raise invalid_json(error.msg) from None
     if not isinstance(content, dict):
         raise InvalidInput("body", "a JSON object", describe_value(content))
     return content
