@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.faults import prevent_writes
-from tests.support.files import npz_bytes
 from tests.support.serving import metric, open_client, serving, wait_until
 
 K = 20
@@ -223,18 +222,6 @@ def test_what_cannot_be_a_job_is_refused_at_once_and_leaves_nothing(service, bod
     answer = service.post("/acquire/jobs", json=body)
     assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
     assert service.get("/jobs").json() == before
-
-
-def test_a_broken_file_and_one_of_another_width_are_refused(service):
-    for content, words in (
-        (b"rubbish", "a whole npz file"),
-        (npz_bytes(x=np.zeros((3, 63))), "or (N, 64), got shape (3, 63)"),
-    ):
-        answer = service.post(
-            "/acquire/jobs", content=content, headers={"Content-Type": "application/x-npz"}
-        )
-        assert answer.status_code == 422
-        assert words in answer.json()["detail"]
 
 
 def test_a_row_that_cannot_be_computed_fails_the_job_and_is_named(service, pools, digits_rows):
@@ -458,31 +445,6 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
         assert client.get("/jobs").status_code == 200
         assert client.post("/predict/jobs", json=rows).status_code == 507
-
-
-@pytest.mark.slow
-def test_a_job_belongs_to_its_key_wherever_that_is_in_the_list(digits_store, pools, tmp_path):
-    a, b, c = (f"key-{name}-0123456789" for name in "abc")
-    settings = {"DUBITO_POOLS": str(pools), "DUBITO_STATE": str(tmp_path)}
-
-    def get_jobs(url, key):
-        headers = {"X-API-Key": key}
-        return [j["id"] for j in httpx.get(f"{url}/jobs", headers=headers).json()["jobs"]]
-
-    with serving(digits_store, DUBITO_API_KEYS=f"{a},{b}", **settings) as (url, _):
-        by_key = {}
-        for key in (a, b):
-            with httpx.Client(base_url=url, headers={"X-API-Key": key}) as client:
-                job = start_job(client, "/acquire/jobs", {"pool_file": "rows.npz", "k": 1})
-                by_key[key] = wait_for_job(client, job)["id"]
-    with serving(digits_store, DUBITO_API_KEYS=f"{b},{c}", **settings) as (url, _):
-        assert (get_jobs(url, b), get_jobs(url, c)) == ([by_key[b]], [])
-        for key in (b, c):
-            place = f"{url}/jobs/{by_key[a]}"
-            assert httpx.get(f"{place}/result", headers={"X-API-Key": key}).status_code == 404
-            assert httpx.delete(place, headers={"X-API-Key": key}).status_code == 404
-        place = f"{url}/jobs/{by_key[b]}"
-        assert httpx.get(f"{place}/result", headers={"X-API-Key": b}).status_code == 200
 
 
 def test_a_state_folder_that_cannot_be_written_to_is_told(digits_store, pools, tmp_path):

@@ -237,30 +237,6 @@ def test_rows_of_a_request_larger_than_one_chunk_are_answered_as_alone(client, d
         assert together[n] == alone[0]
 
 
-@pytest.mark.parametrize("size", [1e6, 1e18, 3e38])
-def test_rows_beyond_all_measure_are_flagged_or_named_and_every_number_of_an_answer_is_one(
-    client, digits_rows, size
-):
-    rows = digits_rows[:3].copy()
-    rows[1] = size
-    answer = client.post("/predict", json={"inputs": rows.tolist(), "seed": 1})
-    if answer.status_code == 422:
-        assert answer.json()["detail"].startswith(
-            "inputs.1: expected numbers that the model can compute with"
-        )
-        answer = client.post("/predict", json={"inputs": rows[[0, 2]].tolist(), "seed": 1})
-        assert answer.status_code == 200
-    else:
-        assert answer.json()["predictions"][1]["flag"]
-    for prediction in answer.json()["predictions"]:
-        assert None not in prediction["probabilities"]
-        assert None not in (
-            prediction[name]
-            for name in ("entropy", "bald", "mean_std", "variation_ratio", "p_value")
-        )
-        assert all(None not in detector.values() for detector in prediction["detectors"].values())
-
-
 def test_a_pool_loses_no_row_to_a_score_that_is_no_number(client, digits_rows):
     rows = digits_rows[:4].copy()
     rows[2] = 3e38
