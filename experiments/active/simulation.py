@@ -20,7 +20,7 @@ from model_store.acquisition.choice import Copies, find_copies
 from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_pool_sync
 from model_store.errors import InvalidInput
 from model_store.scores.joint import Candidates
-from model_store.scores.tasks import PREDICTIVES, AnyScores
+from model_store.scores.tasks import PREDICTIVES, AnyScores, race_scores
 from training.data import Dataset
 from training.progress import Bar
 from training.seeds import generator, hash_key
@@ -181,7 +181,8 @@ class LearnerPool(Pool):
 
     async def score_lap(self, lap: Lap) -> Scored:
         scored = self._scored(lap.rows, lap.num_draws, True)
-        parts = [self._predictive.race(part, self._choice.acquisition) for part in scored]
+        name = self._predictive.acquisition_scores[self._choice.acquisition]
+        parts = [race_scores(part, name) for part in scored]
         scores, errors = (np.concatenate(column) for column in zip(*parts, strict=True))
         return scores, errors
 

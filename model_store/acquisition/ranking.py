@@ -13,13 +13,15 @@ from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 from model_store.acquisition.choice import RANDOM, Copies, joint_ranking, power_scores, ranking
 from model_store.errors import InvalidInput, list_choices
+from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
+from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
-from model_store.scores.tasks import PREDICTIVES
+from model_store.scores.tasks import PREDICTIVES, race_scores
 from model_store.types import Pause, Task, no_pause
 
 T = TypeVar("T")
@@ -43,6 +45,42 @@ class Lap:
 
 
 Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]
+
+
+@dataclass(frozen=True, eq=False)
+class PoolScorer:
+    """A model's acquisition function. `priors` replaces the class shares from training."""
+
+    model: Model
+    acquisition: str
+    priors: tuple[float, ...] | None = None
+
+    def scores(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Float64[np.ndarray, "N"]:
+        """Compute the score of each row, or its individual gain if the score is joint."""
+        predictive, name = self.model.predictive, self.acquisition
+        if name in predictive.joint_scores:
+            return self.candidates(x, draws).gain
+        errors = [score for key, score in predictive.jackknife_scores.items() if key == name]
+        sums = predictive.sums(self._outputs(x, draws))
+        return predictive.acquisition(predictive.scores(sums, errors), name)
+
+    def race(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Scored:
+        predictive = self.model.predictive
+        sums = predictive.sums(self._outputs(x, draws))
+        score = predictive.acquisition_scores[self.acquisition]
+        return race_scores(predictive.scores(sums, [score]), score)
+
+    def candidates(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Candidates:
+        predictive = self.model.predictive
+        samples = predictive.samples(self._outputs(x, draws))
+        return predictive.joint_scores[self.acquisition].from_samples(samples)
+
+    def _outputs(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Float[np.ndarray, "K N C"]:
+        runtime = self.model.runtime
+        if self.acquisition in self.model.predictive.joint_scores and runtime.has_joint:
+            runtime, draws = runtime.joint, DrawSet(draws.seed, draws.num_draws, theta=None)
+        outputs = runtime.run_outputs(x, draws)
+        return outputs if self.priors is None else self.model.shifted(outputs, self.priors)
 
 
 @dataclass(frozen=True)

@@ -1,111 +1,62 @@
 """The text summary of a version, as printed by `dubito store show`."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from model_store.artifacts.manifest import (
-    AnyColumn,
-    CategoricalColumn,
-    CategorySpec,
-    DetectorSpec,
-    InputSpec,
-    Manifest,
-)
+from model_store.artifacts.manifest import CategorySpec, DetectorSpec
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.signature import MAX_SIGNATURES_BYTES, SIGNATURE
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, few_rows_warning
 from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS
 
-MAX_SHOWN = 12  # names of categories and classes
+MAX_SHOWN = 12  # items of a list
 MAX_SHOWN_FEW = 10  # names of categories with too few rows
-SUMMARISED = ("recipe", "convergence")  # shown in part
+HIDDEN = {"name", "version", "format_version", "format_minor", "files", "parity"}
 
 
 def summary(store: ModelStore, name: str, version: str) -> list[str]:
-    """Summarize a version's manifest, signature and report, without verifying its files."""
+    """Summarize a version's manifest, signature and report, without verifying its files.
+
+    The lines are named after the manifest's fields.
+    """
     manifest = store.manifest(name, version)
-    sizes = [file.size for file in manifest.files.values()]
     aliases = sorted(alias for alias, number in store.aliases(name).items() if number == version)
-    parts = {
-        "published": f"{manifest.created:%Y-%m-%d %H:%M %Z}",
-        "method": manifest.method,
-        "task": manifest.task,
-        "input": _rows(manifest.input),
-        **{f"column {column.name}": _column(column) for column in manifest.input.columns},
-        **_output(manifest),
-        "draws": f"{manifest.noise.default_draws} unless a request says otherwise",
-        "calibration": _calibration(manifest),
-        **{f"quality {key}": f"{value:.6g}" for key, value in manifest.quality.items()},
-        **{f"training {key}": value for key, value in _training(manifest.training).items()},
-        "size": f"{sum(sizes):,} bytes in {len(sizes)} files",
-        "digest": manifest.digest,
-        "signature": _signature(store, name, version),
-        "report": _report(store, name, version),
-    }
-    width = max(map(len, parts))
+    fields = manifest.model_dump(mode="json", exclude=HIDDEN, exclude_none=True)
+    training = fields["training"]
+    with suppress(KeyError, TypeError):
+        training["data"] = training.pop("recipe")["data"]["source"]
+    with suppress(KeyError, TypeError):
+        training["convergence"] = training.pop("convergence")["summary"]
+    sizes = [file.size for file in manifest.files.values()]
+    lines = dict(_lines(fields))
+    lines["calibration"] = too_few_rows(manifest.detectors, manifest.categories) or "enough rows"
+    lines["size"] = f"{sum(sizes):,} bytes in {len(sizes)} files"
+    lines["signature"] = _signature(store, name, version)
+    lines["report"] = _report(store, name, version)
+    width = max(map(len, lines))
     title = f"{name} version {version}" + (f" ({', '.join(aliases)})" if aliases else "")
-    return [title, *(f"  {key:{width}}  {text}" for key, text in parts.items())]
+    return [title, *(f"  {key:{width}}  {text}" for key, text in lines.items())]
 
 
-def _rows(spec: InputSpec) -> str:
-    shape = " x ".join(map(str, spec.shape))
-    if spec.text is not None:
-        vocabulary = f"{spec.maximum + 1:.0f}"
-        return f"text of column {spec.text.column}, {shape} tokens of a vocabulary of {vocabulary}"
-    if spec.takes_ids:
-        return f"{shape} ids from {spec.minimum:.0f} to {spec.maximum:.0f}"
-    kind = ""
-    if spec.image is not None:
-        kind = "images, grey, " if spec.image.mode == "L" else "images, colour, "
-    return f"{kind}{shape} numbers from {spec.minimum:g} to {spec.maximum:g}"
+def _lines(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each field."""
+    for key, value in fields.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _lines(value, f"{path}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            named = {str(part.get("name", n)): part.get("kind", "") for n, part in enumerate(value)}
+            yield from _lines(named, f"{path}.")
+        elif isinstance(value, list) and value:
+            rest = f", ... ({len(value)} in all)" if len(value) > MAX_SHOWN else ""
+            yield path, ", ".join(map(_text, value[:MAX_SHOWN])) + rest
+        elif value not in (None, [], ""):
+            yield path, _text(value)
 
 
-def _column(column: AnyColumn) -> str:
-    if isinstance(column, CategoricalColumn):
-        return f"categorical: {_shorten(column.categories)}"
-    return f"{column.kind}{', may be missing' if column.indicator else ''}"
-
-
-def _output(manifest: Manifest) -> dict[str, str]:
-    if manifest.classes is None:
-        return {"target": str(manifest.target)}
-    return {"classes": f"{len(manifest.classes)}: {_shorten(manifest.classes)}"}
-
-
-def _shorten(names: tuple[str, ...]) -> str:
-    rest = f", ... ({len(names)} in all)" if len(names) > MAX_SHOWN else ""
-    return ", ".join(names[:MAX_SHOWN]) + rest
-
-
-def _calibration(manifest: Manifest) -> str:
-    detectors = manifest.detectors
-    rows = f"{detectors.reference_rows} reference rows, {detectors.ranking_rows} ranking rows"
-    too_few = too_few_rows(detectors, manifest.categories)
-    if manifest.categories is not None:
-        rows += f", by {manifest.categories.kind}"
-    warning = "" if too_few is None else f"; {too_few}"
-    return f"{rows}, smallest fpr {detectors.smallest_fpr:.4g}{warning}"
-
-
-def _training(facts: dict[str, Any]) -> dict[str, str]:
-    lines = {key: _short(value) for key, value in facts.items() if key not in SUMMARISED}
-    with suppress(KeyError, TypeError):
-        lines["data"] = _short(facts["recipe"]["data"]["source"])
-    with suppress(KeyError, TypeError):
-        lines["convergence"] = _short(facts["convergence"]["summary"])
-    return {key: text for key, text in lines.items() if text}
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(
-            f"{key} {_short(part)}"
-            for key, part in value.items()
-            if not isinstance(part, dict | list)
-        )
-    if isinstance(value, list) or value is None:
-        return ""
+def _text(value: Any) -> str:
     return " ".join((f"{value:.6g}" if isinstance(value, float) else str(value)).split())
 
 

@@ -115,12 +115,10 @@ class RankTables:
         Sets contain all classes if there are too few calibration rows. With categories by class,
         `categories` is not used: each class is compared with the calibration rows of that class.
         """
-        if self.kind is None:
-            return mass <= quantile(self.nonconformity, coverage, confidence)
-        quantiles = self._quantiles(coverage, confidence)
         if self.kind == "class":
-            return mass <= quantiles[:-1]
-        return mass <= quantiles[_fill_unknown(categories, len(mass))][:, None]
+            tables = self.by_category
+            return mass <= [quantile(t.nonconformity, coverage, confidence) for t in tables]
+        return mass <= self._quantiles(len(mass), coverage, confidence, categories)[:, None]
 
     def intervals(
         self,
@@ -134,20 +132,21 @@ class RankTables:
 
         They are infinite if there are too few calibration rows.
         """
-        q: Values | float
-        if self.kind is None:
-            q = quantile(self.nonconformity, coverage, confidence)
-        else:
-            q = self._quantiles(coverage, confidence)[_fill_unknown(categories, len(mean))]
-        half_width = q * std
+        half_width = self._quantiles(len(mean), coverage, confidence, categories) * std
         return np.stack([mean - half_width, mean + half_width], axis=1)
 
-    def _quantiles(self, coverage: float, confidence: float | None) -> Float64[np.ndarray, "G1"]:
+    def _quantiles(
+        self, rows: int, coverage: float, confidence: float | None, categories: Numbers | None
+    ) -> Values:
+        """Return each row's quantile of the nonconformity scores."""
+        if self.kind is None:
+            return np.full(rows, quantile(self.nonconformity, coverage, confidence))
         quantiles, cautious = (
             [quantile(table.nonconformity, coverage, confidence) for table in tables]
             for tables in (self.by_category, self._cautious)
         )
-        return np.array([*quantiles, max(cautious)])
+        index = np.full(rows, UNKNOWN) if categories is None else categories
+        return np.array([*quantiles, max(cautious)])[index]
 
     @cached_property
     def _cautious(self) -> tuple["RankTables", ...]:
@@ -216,10 +215,6 @@ class RankTables:
         if self.abstention is None:
             raise ValueError("this calibration has no data for abstention")
         return self.abstention
-
-
-def _fill_unknown(categories: Numbers | None, rows: int) -> Numbers:
-    return np.full(rows, UNKNOWN) if categories is None else categories
 
 
 def conformal_p_value(score: Values, calibration: Float64[np.ndarray, "n"]) -> Values:

@@ -23,8 +23,7 @@ from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
-from model_store.scores.predictive import Predictive
-from model_store.scores.tasks import AnyScores, get_predictive
+from model_store.scores.tasks import AnyScores, Predictive, get_predictive
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder

@@ -34,8 +34,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from model_store.scores.joint import BatchBald, ClassMaxDet
-from model_store.scores.predictive import Predictive
+from model_store.scores.joint import BatchBald, ClassMaxDet, JointScore
 from model_store.scores.sums import GROUPS, MIN_SPREAD_GROUPS, Average, DrawSums
 
 SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
@@ -176,15 +175,33 @@ def _divergence(
     return divergence_N_G
 
 
-class Classes(Predictive):
+class Classes:
+    """The categorical predictive distribution of a classification.
+
+    Attributes:
+        output: the name of the network's output.
+        score_names: the uncertainty scores that detectors use.
+        acquisition_scores: the score of each acquisition that ranks rows separately.
+        joint_scores: the joint score of each acquisition of batches.
+        default_acquisition: used if a request names none.
+        sampling_acquisitions: acquisitions that sample rows with weights.
+        batch_acquisitions: acquisitions that select copies only if no other rows remain.
+        race_acquisitions: acquisitions whose scores have standard errors.
+        jackknife_scores: the score whose standard error an acquisition needs.
+    """
+
     output = "log_probs"
     score_names = SCORE_NAMES
     acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")} | {
         "power_bald": "bald"
     }
-    joint_scores: ClassVar = {"batchbald": BatchBald, "max_det": ClassMaxDet}
+    joint_scores: ClassVar[dict[str, type[JointScore]]] = {
+        "batchbald": BatchBald,
+        "max_det": ClassMaxDet,
+    }
     default_acquisition = "bald"
     sampling_acquisitions = ("power_bald",)
+    batch_acquisitions = (*sampling_acquisitions, *joint_scores)
     race_acquisitions = SCORE_NAMES
     jackknife_scores: ClassVar = {"bald_corrected": "bald"}
 
@@ -195,8 +212,13 @@ class Classes(Predictive):
         return predictive_scores(sums, standard_errors)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
+        """Return each draw's class probabilities."""
         return np.exp(outputs)
 
     def acquisition(self, scores: Any, name: str) -> Float64[np.ndarray, "N"]:
+        """Return the scores for ranking a pool. Rows with high scores should be labelled first."""
         score: Float64[np.ndarray, "N"] | None = getattr(scores, self.acquisition_scores[name])
         return scores.by_name()["bald"] if score is None else score
+
+    def ranking_scores(self, race_scores: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        return race_scores

@@ -18,7 +18,7 @@ few draws, and the bias grows with the batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,16 +51,10 @@ class Candidates:
     outputs: Float32[np.ndarray, "N D"]  # each draw's probabilities or centred means
 
 
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """An upper bound on the gains that BLAS computes quickly."""
-
-    compute: Callable[[Rows], Gains]
-    step: int  # rows within some milliseconds
-
-
 class JointScore(ABC):
     """Base class for joint scores, which compute gains given the selected rows."""
+
+    step: int  # rows for which `bound` takes some milliseconds
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         self.candidates = candidates
@@ -84,10 +78,9 @@ class JointScore(ABC):
     @abstractmethod
     def gains(self, rows: Rows) -> Gains: ...
 
-    @property
     @abstractmethod
-    def bounds(self) -> Sequence[Bound]:
-        """The upper bounds on the gains, ordered from cheapest to most expensive."""
+    def bound(self, rows: Rows) -> Gains:
+        """Compute upper bounds on the gains. This is faster, because it uses BLAS."""
 
     @abstractmethod
     def choose(self, row: int) -> None:
@@ -139,23 +132,12 @@ class BatchBald(JointScore):
     def gains(self, rows: Rows) -> Gains:
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
-    @property
-    def bounds(self) -> Sequence[Bound]:
-        return self._bounds
-
-    def _bound(
-        self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
-    ) -> Bound:
-        arguments = _to_float32(weights_S_K), _to_float32(mass_S)
+    def bound(self, rows: Rows) -> Gains:
         # Errors of a sum over K positive terms and of pairwise sums, times the derivative
         # |1 + log p| of the entropy
-        rounding = (
-            float(np.finfo(np.float32).eps)
-            * (self.num_draws / 2 + 32)
-            * (1.0 + np.log(self._classes))
-        )
-        step = max(1, STEP_NUMBERS // (self._classes * max(weights_S_K.shape)))
-        return Bound(lambda rows: np.maximum(self._gains(rows, *arguments), 0.0) + rounding, step)
+        factor = (self.num_draws / 2 + 32) * (1.0 + np.log(self._classes))
+        rounding = float(np.finfo(np.float32).eps) * factor
+        return np.maximum(self._gains(rows, *self._bounding), 0.0) + rounding
 
     def _gains(
         self, rows: Rows, weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
@@ -191,10 +173,11 @@ class BatchBald(JointScore):
         total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
         self._weights_S_K = weights_S_K / np.maximum(total_S_1, MIN_PROBABILITY)
         self._mass_S = mass_S
-        self._bounds = [self._bound(self._weights_S_K, mass_S)]
-        merged = _merge(self._weights_S_K, mass_S)
-        if len(merged[1]) * MIN_MERGED <= len(mass_S):
-            self._bounds.insert(0, self._bound(*merged))
+        bounding = _merge(self._weights_S_K, mass_S)
+        if len(bounding[1]) * MIN_MERGED > len(mass_S):
+            bounding = self._weights_S_K, mass_S
+        self._bounding = tuple(map(_to_float32, bounding))
+        self.step = max(1, STEP_NUMBERS // (self._classes * max(self._bounding[0].shape)))
 
     def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
         """Sample configurations systematically, stratified by draw."""
@@ -226,25 +209,22 @@ class MaxDet(JointScore):
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         super().__init__(candidates, num_draws, seed)
         self._directions = np.zeros((0, candidates.outputs.shape[1]))  # V
+        self.step = max(1, STEP_NUMBERS // candidates.outputs.shape[1])
 
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
         return 2 * 8 * k * cls.numbers_per_row(num_draws, outputs) + 4 * 8 * STEP_NUMBERS
 
     def gains(self, rows: Rows) -> Gains:
+        return self._gains(rows, _products)
+
+    def bound(self, rows: Rows) -> Gains:
+        return self._gains(rows, lambda a, b: a @ b.T) + ROUNDING
+
+    def _gains(self, rows: Rows, multiply: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Gains:
         vectors = self.candidates.outputs[rows].astype(np.float64)
-        variance = _variances(vectors, _products(vectors, self._directions))
+        variance = _variances(vectors, multiply(vectors, self._directions))
         return _information(variance, self.candidates.noise[rows])
-
-    @property
-    def bounds(self) -> Sequence[Bound]:
-        def compute(rows: Rows) -> Gains:
-            vectors = self.candidates.outputs[rows].astype(np.float64)
-            variance = _variances(vectors, vectors @ self._directions.T)
-            return _information(variance, self.candidates.noise[rows]) + ROUNDING
-
-        numbers = self.candidates.outputs.shape[1] + len(self._directions)
-        return [Bound(compute, max(1, STEP_NUMBERS // numbers))]
 
     def choose(self, row: int) -> None:
         vector = self.candidates.outputs[row].astype(np.float64)
@@ -377,14 +357,10 @@ def _find_best(joint: JointScore, bound: Float64[np.ndarray, "N"], rows: Rows, p
     order = np.argsort(-bound[rows], kind="stable")
     best, best_gain, start, size = -1, -np.inf, 0, MIN_STEP
     while start < len(order) and bound[rows[order[start]]] > best_gain:
-        step = order[start : start + min(size, joint.bounds[0].step)]
+        step = order[start : start + min(size, joint.step)]
         start, size = start + len(step), 2 * size
-        for upper in joint.bounds:
-            step = step[bound[rows[step]] > best_gain]
-            for first in range(0, len(step), upper.step):
-                part = rows[step[first : first + upper.step]]
-                bound[part] = np.minimum(bound[part], upper.compute(part))
-                pause()
+        bound[rows[step]] = np.minimum(bound[rows[step]], joint.bound(rows[step]))
+        pause()
         for index in step[np.argsort(-bound[rows[step]], kind="stable")].tolist():
             row = int(rows[index])
             if bound[row] <= best_gain:

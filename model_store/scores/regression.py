@@ -30,8 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from model_store.scores.joint import TargetMaxDet
-from model_store.scores.predictive import Predictive
+from model_store.scores.joint import JointScore, TargetMaxDet
 from model_store.scores.sums import GROUPS, MIN_SPREAD_GROUPS, Average, DrawSums
 from model_store.scores.transforms import (
     Transform,
@@ -189,13 +188,18 @@ def log_density(
     return largest + np.log(np.exp(terms - largest).mean(axis=0))
 
 
-class Target(Predictive):
+class Target:
+    """The predictive distribution of a regression. See `Classes` for the attributes."""
+
     output = "mean_log_variance"
     score_names = MIXTURE_SCORE_NAMES
     acquisition_scores: ClassVar = {"variance": "std", "epistemic_variance": "epistemic_std"}
-    joint_scores: ClassVar = {"max_det": TargetMaxDet}
+    joint_scores: ClassVar[dict[str, type[JointScore]]] = {"max_det": TargetMaxDet}
+    sampling_acquisitions: tuple[str, ...] = ()
+    batch_acquisitions = (*joint_scores,)
     race_acquisitions = ("variance", "epistemic_variance")
     default_acquisition = "epistemic_variance"
+    jackknife_scores: ClassVar[dict[str, str]] = {}
 
     def __init__(self, transform: Transform | None = None) -> None:
         self.transform = transform
@@ -211,6 +215,7 @@ class Target(Predictive):
         return mixture_scores(sums, bool(standard_errors))
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
+        """Return each draw's means and standard deviations, in the target's units."""
         if self.transform is not None:
             mean, log_variance = np.moveaxis(outputs.astype(np.float64), -1, 0)
             mean, variance = target_moments(self.transform, mean, np.exp(log_variance))
@@ -222,4 +227,5 @@ class Target(Predictive):
         return self.ranking_scores(scores.in_units.by_name()[score])
 
     def ranking_scores(self, race_scores: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        """Convert race scores to acquisition scores. This does not change the ranking."""
         return np.square(race_scores)

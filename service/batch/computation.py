@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from model_store.acquisition.choice import check_acquisition, check_beta
-from model_store.acquisition.scoring import PoolScorer
+from model_store.acquisition.ranking import PoolScorer
 from model_store.artifacts.manifest import InputSpec, Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.model import Model

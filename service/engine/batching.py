@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from model_store.acquisition.choice import MAX_JOINT_ROWS
-from model_store.acquisition.scoring import PoolScorer
+from model_store.acquisition.ranking import PoolScorer
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import MAX_DRAW_SET_BYTES, DrawSet

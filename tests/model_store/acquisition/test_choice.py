@@ -26,7 +26,7 @@ from model_store.acquisition.ranking import (
 from model_store.errors import InvalidInput
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import BatchBald
-from model_store.scores.tasks import PREDICTIVES
+from model_store.scores.tasks import PREDICTIVES, race_scores
 from service.engine.batching import TopCandidates
 
 DRAWS, ROWS = 8, 60
@@ -230,9 +230,7 @@ class DrawnPool(Pool):
         return self.predictive.acquisition(self.scored(self.outputs), "variance")
 
     async def score_lap(self, lap):
-        return self.predictive.race(
-            self.scored(self.outputs[: lap.num_draws, lap.rows]), "variance"
-        )
+        return race_scores(self.scored(self.outputs[: lap.num_draws, lap.rows]), "std")
 
     def scored(self, outputs):
         return self.predictive.scores(self.predictive.sums(outputs))

@@ -1,6 +1,4 @@
-import fcntl
 import io
-import os
 import stat
 
 import numpy as np
@@ -52,7 +50,7 @@ def test_what_is_restored_is_what_was_there(state, tmp_path):
     restored.requeue_orphans()
     assert [job.state for job in restored.all("me")] == ["queued", "queued", "done"]
     database.close()
-    assert not list(folder.glob("backup-*"))
+    assert not (folder / "backup.sqlite").exists()
 
 
 def test_a_folder_in_use_is_not_restored_to_and_rubbish_is_told(state, tmp_path):
@@ -81,11 +79,6 @@ def test_a_truncated_backup_leaves_the_folder_empty(state, tmp_path):
 
 def test_a_backup_deletes_the_copy_of_a_killed_one(state):
     folder, _ = state
-    (folder / "backup-abc").mkdir()
-    (folder / "backup-abc" / FILE).write_bytes(b"copy")
-    (folder / "backup-now").mkdir()
-    handle = os.open(folder / "backup-now", os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    (folder / "backup.sqlite").write_bytes(b"")
     back_up(folder, io.BytesIO())
-    os.close(handle)
-    assert [path.name for path in folder.glob("backup-*")] == ["backup-now"]
+    assert not (folder / "backup.sqlite").exists()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from model_store.acquisition.scoring import PoolScorer
+from model_store.acquisition.ranking import PoolScorer
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.runtime import Runtime

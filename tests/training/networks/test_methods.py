@@ -6,7 +6,7 @@ import torch
 from scipy.stats import ks_2samp
 from torch import nn
 
-from model_store.acquisition.scoring import PoolScorer
+from model_store.acquisition.ranking import PoolScorer
 from model_store.inference.noise import DRAW_INDEX
 from model_store.inference.noise import noise as draw
 from model_store.scores.classification import predictive_scores, predictive_sums
