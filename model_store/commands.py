@@ -100,7 +100,6 @@ def add_command(
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
-    """Parse the arguments, run the command and return its exit code."""
     options = parser.parse_args(arguments)
     code: int = options.run(options)
     return code

@@ -288,7 +288,6 @@ def prefer_oom_kill() -> None:
 
 
 def run_when_idle() -> None:
-    """Run this process at idle priority, or at the lowest if SCHED_IDLE is unavailable."""
     os.nice(MAX_NICE)
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

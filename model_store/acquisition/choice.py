@@ -115,7 +115,6 @@ def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "N 2"]:
 
 
 def group_copies(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
-    """Group rows with equal digests."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     is_new = np.ones(len(order), dtype=bool)
     is_new[1:] = (digests[order][1:] != digests[order][:-1]).any(axis=1)

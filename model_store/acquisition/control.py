@@ -24,8 +24,6 @@ NO_SEED = 0
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The indices of a pool's ranked rows and control rows."""
-
     ranked: Int64[np.ndarray, "R"]
     control: Int64[np.ndarray, "C"]
     excluded: int  # labelled rows

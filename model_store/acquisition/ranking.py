@@ -85,8 +85,6 @@ class PoolScorer:
 
 @dataclass(frozen=True)
 class Choice:
-    """The options for a ranking."""
-
     task: Task
     acquisition: str
     k: int
@@ -127,8 +125,6 @@ class Pool(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """A pool's ranked rows, in the `/acquire` format."""
-
     rows: list[dict[str, Any]]
     finalists: int | None = None  # rows of a race with all draws
 

@@ -39,8 +39,6 @@ Aliases = Mapping[str, Mapping[str, str]]  # the version of each alias, by model
 
 
 class SavedListing(BaseModel):
-    """The versions and aliases in the last listing of a bucket."""
-
     versions: dict[Name, list[Annotated[int, Field(ge=1)]]]
     aliases: dict[Name, dict[str, str]]
 

@@ -74,7 +74,6 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a file, creating it if necessary."""
     make_folder(path.parent)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -75,11 +75,9 @@ class Folder:
             raise StoreUnreachable(f"the store {self.root} is gone, or empty")
 
     def names(self) -> list[str]:
-        """Return the names of all models that have versions."""
         return [name for name in _folders(self.root) if is_name(name) and self.numbers(name)]
 
     def numbers(self, name: str) -> list[int]:
-        """Return the version numbers of all complete versions."""
         folders = _folders(self._model_folder(name))
         return [int(number) for number in folders if is_version(number)]
 

@@ -186,7 +186,6 @@ class InputSpec(Record):
 
     @cached_property
     def takes_ids(self) -> bool:
-        """True if the rows contain ids."""
         return self.dtype == "int32"
 
     @model_validator(mode="after")
@@ -290,7 +289,6 @@ class DetectorSpec(Record):
 
     @cached_property
     def names(self) -> DetectorNames:
-        """The names of the detectors in each role."""
         return DetectorNames(self.combined, self.density, self.two_sided, self.attributed)
 
     @model_validator(mode="after")
@@ -329,8 +327,6 @@ class CategorySpec(Record):
 
 
 class AbstentionSpec(Record):
-    """The settings for abstention (`model_store.conformal.abstention`)."""
-
     confidence: Annotated[float, Field(gt=0, lt=1)]
     # At the default draws and a false-positive rate of .05
     smallest_risk: Annotated[float, Field(gt=0, le=1)]

@@ -147,7 +147,6 @@ class Objects:
             return bytes(result.bytes()), result.meta["e_tag"] or ""
 
     def close(self) -> None:
-        """Cancel all downloads."""
         self._is_closed = True
 
     def put(self, path: str, content: bytes | Path) -> None:

@@ -93,7 +93,6 @@ def write_key_pair(path: Path) -> Path:
 
 
 def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
-    """Read an unencrypted private key."""
     ed25519, pem = _import_cryptography(field)
     key = _load_key(_read_file(path, field), partial(pem.load_pem_private_key, password=None))
     if not isinstance(key, ed25519.Ed25519PrivateKey):
@@ -151,7 +150,6 @@ def _load_key(content: bytes, load: Callable[[bytes], Any]) -> Any:
 
 
 def _import_cryptography(field: str) -> tuple[Any, Any]:
-    """Import the `cryptography` modules for Ed25519 keys and PEM files."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519

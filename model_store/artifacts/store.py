@@ -437,7 +437,6 @@ def store_from_environment(place: str | None = None) -> ModelStore:
 
 
 def first_error(error: ValidationError) -> str:
-    """Format the first error in a pydantic exception as `field: message`."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" if field else str(first["msg"])

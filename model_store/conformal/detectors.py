@@ -158,7 +158,6 @@ def flag_statistic(surprisals: Mapping[str, Scores], combined: tuple[str, ...]) 
 
 
 def harmonic_shares(surprisals: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Compute each detector's share of the sum of exp(surprisal_j)."""
     largest = np.max([*surprisals.values()], axis=0)
     parts = {name: np.exp(surprisal - largest) for name, surprisal in surprisals.items()}
     total = np.sum([*parts.values()], axis=0)

@@ -58,7 +58,6 @@ class Martingale:
         return self.largest >= ALARM_EVIDENCE
 
     def update(self, bins: Int64[np.ndarray, "N"]) -> None:
-        """Update the bets and counts with new p-values."""
         one_hot_N_B = np.zeros((len(bins), len(EDGES)))
         one_hot_N_B[np.arange(len(bins)), bins] = 1.0
         counts_B = one_hot_N_B.sum(axis=0)

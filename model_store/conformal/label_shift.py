@@ -62,14 +62,9 @@ class WeightedRows:
     ) -> Bool[np.ndarray, "N C"]:
         """Compute each row's prediction set from the probability mass above each class.
 
-        Classes that new rows never have are not in any set. There are no categories.
-
-        Raises:
-            ValueError: if a confidence is requested.
+        Classes that new rows never have are not in any set.
         """
-        assert categories is None
-        if confidence is not None:
-            raise ValueError("priors do not support a confidence")
+        assert confidence is None and categories is None
         inside = np.zeros(mass.shape, dtype=bool)
         for k, weight in enumerate(self.class_weights.tolist()):
             if weight > 0:
@@ -92,11 +87,7 @@ class LabelShift:
     def weigh_rows(
         self, calibration: Calibration, num_draws: int, priors: Float64[np.ndarray, "C"]
     ) -> WeightedRows:
-        unknown = self.unknown_classes(priors)
-        if len(unknown):
-            raise ValueError(
-                f"expected priors of 0 for classes without calibration rows: {unknown}"
-            )
+        assert len(self.unknown_classes(priors)) == 0
         j = calibration.draw_counts.tolist().index(num_draws)
         zeros = np.zeros_like(priors)
         class_weights = np.divide(priors, self.shares, out=zeros, where=self.shares > 0)

@@ -138,7 +138,6 @@ class RankTables:
     def _quantiles(
         self, rows: int, coverage: float, confidence: float | None, categories: Numbers | None
     ) -> Values:
-        """Return each row's quantile of the nonconformity scores."""
         if self.kind is None:
             return np.full(rows, quantile(self.nonconformity, coverage, confidence))
         quantiles, cautious = (

@@ -26,7 +26,6 @@ def result_columns(
     decision: Decision,
     labels: Shaped[np.ndarray, "N"] | None,
 ) -> dict[str, np.ndarray]:
-    """Convert predictions to table columns named after the API fields."""
     columns: dict[str, Any] = {}
     scores = prediction.scores
     if isinstance(scores, Scores):

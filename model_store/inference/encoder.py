@@ -33,8 +33,6 @@ MAX_TIMINGS, MAX_TIMING_S = 5, 0.1  # to measure the time per row
 
 
 class Encoder:
-    """An encoder that is loaded in memory. It is thread-safe."""
-
     def __init__(self, content: bytes, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
         """Load an encoder graph. With `threads=0`, use one thread per available processor.
 
@@ -87,7 +85,6 @@ class Encoder:
 
 
 def encoder_bytes(file: FileSpec) -> int:
-    """Estimate the memory that a loaded encoder occupies."""
     sessions = 2 if file.size <= MAX_ROW_SESSION_BYTES else 1
     return (LOADING_COPIES + sessions) * file.size
 

@@ -47,8 +47,6 @@ OPERATORS = frozenset(BY_FULL_NAME.split())
 
 
 class GraphError(ValueError):
-    """Raised if a graph is invalid."""
-
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
         self.file = file

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 CALIBRATION_FILE = "calibration.safetensors"
 TOKENIZER_COPIES = 25  # memory of a tokenizer, in file sizes
 DRAW_S = 1e-5  # approximate time of a row and draw
-NO_SHARES = "expected a version with class shares"
 LARGEST = float(np.finfo(np.float32).max)
 # The last two files are optional.
 NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, TOKENIZER)
@@ -174,19 +173,15 @@ class Model:
         Args:
             outputs: of each draw and row.
             density: the scores of the density detectors.
-            priors: class shares of the rows (`model_store.conformal.label_shift`). Detectors use
-                the unchanged outputs.
-
-        Raises:
-            ValueError: if the version does not support priors.
+            priors: class shares of the rows (`model_store.conformal.label_shift`), if the version
+                supports them. Detectors use the unchanged outputs.
         """
         num_draws, predictive = len(outputs), self.predictive
         calibrated = self.calibration.calibrated_draws(num_draws)
         sums = predictive.sums(outputs[:calibrated])
         tables: RankTables | WeightedRows
         if priors is not None:
-            if self.label_shift is None:
-                raise ValueError(NO_SHARES)
+            assert self.label_shift is not None
             scores = predictive.scores(predictive.sums(self.shifted(outputs, priors)))
             calibrated_scores = predictive.scores(sums, standard_errors=False)
             tables = self.label_shift.weigh_rows(self.calibration, calibrated, np.array(priors))
@@ -222,20 +217,10 @@ class Model:
     def shifted(
         self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
     ) -> Float64[np.ndarray, "K N C"]:
-        """Adjust the log class probabilities of each draw to new class shares.
-
-        Raises:
-            ValueError: if the version has no class shares, or a class had no training rows.
-        """
-        if self.manifest.priors is None:
-            raise ValueError(NO_SHARES)
-        pairs = zip(priors, self.manifest.priors, strict=True)
-        if any(new > 0 and old == 0 for new, old in pairs):
-            raise ValueError("expected priors of 0 for classes without training rows")
-        ratio = np.zeros(len(priors))  # 0 if both shares are 0
-        np.divide(priors, self.manifest.priors, out=ratio, where=np.array(priors) > 0)
+        """Adjust the log class probabilities of each draw to new class shares."""
+        assert self.manifest.priors is not None
         with np.errstate(divide="ignore"):
-            log_ratio = np.log(ratio)
+            log_ratio = np.log(np.divide(priors, self.manifest.priors))
         return shift_log_probs(outputs.astype(np.float64), log_ratio)
 
 

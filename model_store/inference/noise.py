@@ -1,23 +1,12 @@
 """Random noise for posterior draws, where `eps[k]` depends only on the seed and k.
 
-The algorithm is `philox4x64-10/linear-quantile`, the name in each manifest:
+`model_store/README.md` specifies the algorithms: Philox4x64-10 (Salmon, Moraes, Dror and Shaw,
+"Parallel random numbers: as easy as 1, 2, 3", 2011) makes 32-bit words, and `normal` maps them to
+quantiles of the normal distribution. With 256 nodes per power of two, linear interpolation is as
+exact in the tail as in the middle: the error is below 1e-6. The largest value is 6.34.
 
-1. A draw of D numbers uses B = ceil(D / 8) blocks. Block b = 1 .. B of draw k is Philox4x64-10
-   (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of the
-   counter k B + b, with the seed as its key. Its four 64-bit words are split into two 32-bit words
-   each, the low half first.
-2. A 32-bit word consists of a sign (the highest bit) and a number v of 31 bits. Let f = v + 1/2 in
-   float32. The absolute value of the normal number is the upper quantile of f / 2^32, interpolated
-   linearly in f. There are 256 nodes per power of two, so the tail, where v is small, is as exact
-   as the middle. The error is below 1e-6 everywhere. The largest value is 6.34.
-
-Step 2 is a conversion, an addition, and a multiplication and an addition with float32 numbers from
-a table, which has the exact quantiles at the nodes. IEEE 754 defines the rounding of each
-operation, so all machines produce the same bits.
-
-With `.../row-signs`, row n uses permuted noise, so that rows are nearly independent: number i of a
-draw of D numbers is s_i eps[(i + shift) mod D]. SHAKE128 of the row's float32 bytes (with 0 for -0)
-yields the shift, a 64-bit word modulo D, and then the signs, one bit each (1: negative).
+All operations are float32 conversions, additions and multiplications, whose rounding IEEE 754
+defines, so all machines produce the same bits.
 """
 
 import hashlib
@@ -122,7 +111,10 @@ def noise(
 
 @dataclass(frozen=True, eq=False)
 class RowSigns:
-    """The shift and signs that are applied to each row's noise."""
+    """Each row's shift and signs s, which make the noise of rows nearly independent.
+
+    Number i of a draw of D numbers is s_i eps[(i + shift) mod D].
+    """
 
     shifts: Int64[np.ndarray, "N"]
     signs: Float32[np.ndarray, "N D"]

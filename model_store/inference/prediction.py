@@ -71,8 +71,13 @@ class Prediction:
         """The p-values used for decisions, computed within categories if the model has any."""
         if self.categories is None:
             return self.p_values
-        assert isinstance(self.rank_tables, RankTables)  # Priors exclude categories.
-        return self.rank_tables.p_values(self.statistic, self.surprisals, self.categories)
+        return self._tables.p_values(self.statistic, self.surprisals, self.categories)
+
+    @property
+    def _tables(self) -> RankTables:
+        # Priors exclude categories, confidences, risks and regressions.
+        assert isinstance(self.rank_tables, RankTables)
+        return self.rank_tables
 
     def prediction_sets(
         self, coverage: float, confidence: float | None = None
@@ -92,9 +97,9 @@ class Prediction:
     ) -> Float64[np.ndarray, "N 2"] | None:
         """Compute prediction intervals in target units. Return None for classification."""
         scores = self.calibrated_scores
-        if not isinstance(scores, MixtureScores) or isinstance(self.rank_tables, WeightedRows):
+        if not isinstance(scores, MixtureScores):
             return None
-        ends = self.rank_tables.intervals(
+        ends = self._tables.intervals(
             scores.mean, scores.std, coverage, confidence, self.categories
         )
         return ends if self.transform is None else to_target(self.transform, ends)
@@ -103,9 +108,9 @@ class Prediction:
         self, fpr: float, confidence: float | None = None
     ) -> Float64[np.ndarray, "N"] | float:
         """Return the largest p-value at which the flag fires, for each row."""
-        if confidence is None or isinstance(self.rank_tables, WeightedRows):
+        if confidence is None:
             return fpr
-        return self.rank_tables.flag_levels(fpr, confidence, self.categories)
+        return self._tables.flag_levels(fpr, confidence, self.categories)
 
     def abstains(
         self, fpr: float, risk: float, confidence: float | None = None
@@ -113,13 +118,8 @@ class Prediction:
         """Mark the rows for which the service abstains.
 
         These include rows whose label differs between all draws and the calibrated draws.
-
-        Raises:
-            ValueError: in a regression, or with priors.
         """
-        if isinstance(self.rank_tables, WeightedRows):
-            raise ValueError("priors do not support a risk")
-        largest = self.rank_tables.thresholds(fpr, risk, self.categories, confidence)
+        largest = self._tables.thresholds(fpr, risk, self.categories, confidence)
         scores = self.calibrated_scores
         answers = (scores.by_name()["variation_ratio"] <= largest) & (
             self.judged_p_values.p_value > self.flag_levels(fpr, confidence)

@@ -221,7 +221,6 @@ class Runtime:
     def theta_by_row(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> Float32[np.ndarray, "K P D"]:
-        """Compute `theta` for `run`."""
         signs = self._row_signs(x)
         return theta if signs is None else signs.apply(theta, slice(None))
 
@@ -329,7 +328,6 @@ class Runtime:
         return outputs
 
     def _row_blocks(self, rows: int) -> list[slice]:
-        """Split rows into blocks of limited size for the threads."""
         max_rows = self.chunk_rows // self._min_draws
         size = min(max_rows, max(MIN_BLOCK_ROWS, -(-rows // self.threads)))
         return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]

@@ -25,7 +25,6 @@ def limit_session_memory(max_bytes: int) -> None:
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Create session options with the given number of threads per operator."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

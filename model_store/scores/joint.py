@@ -279,7 +279,6 @@ def _variances(
 def _merge(
     weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
 ) -> tuple[Float64[np.ndarray, "M K"], Float64[np.ndarray, "M"]]:
-    """Merge all configurations that share the same most probable draw."""
     draw_S = weights_S_K.argmax(axis=1)
     order = np.argsort(draw_S, kind="stable")
     starts = np.flatnonzero(np.diff(draw_S[order], prepend=-1))

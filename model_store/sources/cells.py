@@ -76,10 +76,11 @@ def cell_reader(
         has_commas: True if plain numbers have decimal commas.
     """
     texts = missing_texts(missing)
-    if isinstance(column, CategoricalColumn):
-        return _category_reader(column, texts)
+    categories = {*column.categories} if isinstance(column, CategoricalColumn) else set()
 
     def read(text: str) -> Any:
+        if text in categories:
+            return text
         text = text.strip()
         if text in texts:
             return None
@@ -94,17 +95,6 @@ def missing_texts(missing: Collection[str]) -> set[str]:
     The default texts are included unless `missing` contains "".
     """
     return {*missing} if "" in missing else {*MISSING, *missing}
-
-
-def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[str], str | None]:
-    categories = frozenset(column.categories)
-
-    def read(text: str) -> str | None:
-        if text in categories:
-            return text
-        return None if text.strip() in missing else match_category(text, categories)
-
-    return read
 
 
 def category_text(value: str | float | Decimal | date) -> str:

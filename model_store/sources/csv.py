@@ -175,8 +175,6 @@ def _can_decode(file: io.BufferedIOBase, encoding: str) -> bool:
 
 
 class CsvFile(RowFile):
-    """A CSV file for models that take columns or text as input."""
-
     ENDING = ".csv"
 
     def _open(self) -> None:

@@ -126,7 +126,6 @@ def open_rows(
 
 
 def file_stamp(path: Path) -> str:
-    """Return a file's size and modification time, for detecting changes."""
     stat = path.stat()
     return f"{stat.st_size}-{stat.st_mtime_ns}"
 

@@ -82,8 +82,6 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 class NpyFile(RowFile):
-    """An npy file that is read in chunks."""
-
     ENDING = ".npy"
     WHOLE = "a whole npy file of numbers"
 

@@ -55,7 +55,6 @@ def _open_file(
 
 
 def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
-    """Write tables with a common schema to a path or an open file."""
     writer = None
     for table in tables:
         writer = writer or parquet.ParquetWriter(sink, table.schema)
@@ -246,7 +245,6 @@ class ParquetFile(RowFile):
 
 @contextmanager
 def _python_values(field: str) -> Iterator[None]:
-    """Convert values to Python objects. Raise InvalidInput if this is not possible."""
     try:
         yield
     except (pa.ArrowException, ValueError, OverflowError) as error:

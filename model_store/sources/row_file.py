@@ -231,7 +231,6 @@ def cut(
 
 
 def text_bytes(texts: Sequence[str]) -> int:
-    """Return the memory occupied by texts, in bytes."""
     return sum(map(getsizeof, texts)) + 8 * len(texts)
 
 

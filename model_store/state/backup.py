@@ -23,7 +23,6 @@ COPY, LOCK = "backup.sqlite", "backup.lock"
 
 
 def back_up(folder: Path | None, archive: BinaryIO) -> None:
-    """Back up a state folder to a tar file."""
     if folder is None or not has_state(folder):
         raise InvalidInput("DUBITO_STATE", "the folder of a service's state", "none, or another")
     copy = folder / COPY

@@ -137,12 +137,10 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lock the connection for reading."""
         with self._lock, as_state_errors():
             yield self._connection
 
     def query(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
-        """Run a query and return all rows."""
         with self.reading() as connection:
             return connection.execute(sql, values).fetchall()
 

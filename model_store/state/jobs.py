@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -134,11 +134,8 @@ class Jobs:
         self, name: str, owner: str | None = None, models: Collection[str] | None = None
     ) -> Job:
         """Return a job. Raise NotFound if it belongs to another owner or model."""
-        rows = self._database.query(
-            "SELECT * FROM jobs WHERE id = ? AND owner = coalesce(?, owner)", (name, owner)
-        )
-        jobs = [job for job in map(_job, rows) if models is None or job.request["model"] in models]
-        if not jobs:
+        jobs = self._select("id = ? AND owner = coalesce(?, owner)", (name, owner))
+        if not jobs or (models is not None and jobs[0].request["model"] not in models):
             raise NotFound(
                 "job", "the id of one of your jobs, which may have expired", "another id"
             )
@@ -151,34 +148,22 @@ class Jobs:
             owner: only jobs of this owner, or None for all.
             models: only jobs of these models, or None for all.
         """
-        rows = self._database.query(
-            """
-            SELECT * FROM jobs WHERE owner = coalesce(:owner, owner) AND (:models IS NULL OR
-                request ->> 'model' IN (SELECT value FROM json_each(:models)))
-            ORDER BY rowid DESC
-            """,
-            {"owner": owner, "models": None if models is None else json.dumps(list(models))},
-        )
-        return [_job(row) for row in rows]
+        jobs = self._select("owner = coalesce(?, owner)", (owner,))
+        return [job for job in jobs if models is None or job.request["model"] in models]
 
     def unfinished(self) -> list[Job]:
-        """Return the queued and running jobs that are not being cancelled."""
-        rows = self._database.query(
-            "SELECT * FROM jobs WHERE state IN ('queued', 'running') AND NOT cancel"
-        )
-        return [_job(row) for row in rows]
+        return self._select("state IN ('queued', 'running') AND NOT cancel")
 
     def latest_candidate(self, model: str) -> Job | None:
-        """Return a model's newest candidate job."""
-        rows = self._database.query(
-            "SELECT * FROM jobs WHERE kind = 'candidate' AND request ->> 'model' = ? "
-            "ORDER BY rowid DESC LIMIT 1",
-            (model,),
-        )
-        return _job(rows[0]) if rows else None
+        jobs = self._select("kind = 'candidate' AND request ->> 'model' = ?", (model,))
+        return jobs[0] if jobs else None
+
+    def _select(self, condition: str, values: Sequence[Any] = ()) -> list[Job]:
+        """Return the jobs that meet a condition in SQL, newest first."""
+        query = f"SELECT * FROM jobs WHERE {condition} ORDER BY rowid DESC"
+        return [_job(row) for row in self._database.query(query, values)]
 
     def counts(self) -> tuple[int, int]:
-        """Return the number of queued jobs and the number of running jobs."""
         (row,) = self._database.query(
             "SELECT count(*) FILTER (WHERE state = 'queued'), "
             "count(*) FILTER (WHERE state = 'running') FROM jobs"
@@ -275,10 +260,7 @@ class Jobs:
 
     def clear_ended(self) -> None:
         """Delete the files of jobs that have ended, except their results."""
-        rows = self._database.query(
-            "SELECT * FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND NOT cleared"
-        )
-        for job in map(_job, rows):
+        for job in self._select("state IN ('done', 'failed', 'cancelled') AND NOT cleared"):
             size = self._clear(job)
             with self._database.writing() as connection:
                 connection.execute(

@@ -106,7 +106,6 @@ def row_format(manifest: Manifest) -> str:
 
 
 def has_state(folder: Path | None) -> bool:
-    """Check whether a folder contains a database."""
     with as_state_errors():
         return folder is not None and (folder / FILE).exists()
 
@@ -342,7 +341,6 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
 
 
 def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
-    """Return the version, prediction and label of each labelled control row."""
     rows = database.query(
         """
         SELECT a.version, a.prediction, l.label, l.target

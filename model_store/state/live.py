@@ -55,7 +55,6 @@ def prediction_records(
 
 
 def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
-    """Compute a version's quality metrics from its predictions and the true values."""
     with may_be_damaged("the prediction of a control row"):
         return _class_figures(rows) if "probabilities" in rows[0][0] else _target_figures(rows)
 
@@ -96,7 +95,6 @@ def _target_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[
 
 
 def wilson_interval(share: float, rows: int) -> tuple[float, float]:
-    """Compute the Wilson confidence interval for a proportion."""
     z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
     centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = (
