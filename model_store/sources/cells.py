@@ -81,10 +81,12 @@ def cell_reader(
     def read(text: str) -> Any:
         if text in categories:
             return text
-        text = text.strip()
-        if text in texts:
+        stripped = text.strip()
+        if stripped in texts:
             return None
-        return _number(text, column, has_commas) if isinstance(column, NumericColumn) else text
+        if isinstance(column, NumericColumn):
+            return _number(stripped, column, has_commas)
+        return match_category(text, categories) if categories else stripped
 
     return read
 

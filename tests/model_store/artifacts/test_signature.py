@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from model_store.artifacts.manifest import NO_DIGEST, manifest_digest
 from model_store.artifacts.signature import (
     SIGNATURE,
     TrustedKeys,
@@ -23,7 +22,7 @@ from model_store.artifacts.signature import (
     write_key_pair,
 )
 from model_store.artifacts.store import ModelStore
-from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
+from model_store.errors import BrokenArtifact, InvalidInput, NotFound
 from tests.support.environment import run_store
 from tests.support.stores import tiny_description, tiny_files
 
@@ -74,36 +73,13 @@ def test_every_changed_byte_of_a_signature_is_found(trusting):
     full = path.read_bytes()
     assert len(full) == 64
     for position in range(64):
-        for bit in (1, 128):
-            changed = bytearray(full)
-            changed[position] ^= bit
-            path.write_bytes(changed)
-            assert_refused(trusting, "m", "1", NOT_OURS)
-    for length in range(64):
-        path.write_bytes(full[:length])
+        changed = bytearray(full)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
         assert_refused(trusting, "m", "1", NOT_OURS)
-    path.write_bytes(full + b"\0")
-    assert_refused(trusting, "m", "1", NOT_OURS)
-
-
-def test_changed_bytes_of_the_manifest_are_found_also_with_its_digest_made_right(trusting):
-    path = trusting.root / "m" / "1" / "manifest.json"
-    text = path.read_bytes()
-    digest = json.loads(text)["digest"]
-    refused_by_signature = 0
-    for position in range(0, len(text), 5):
-        changed = bytearray(text)
-        changed[position] ^= 1 << (position % 8)
-        right = manifest_digest(bytes(changed), digest)
-        path.write_bytes(bytes(changed).replace(digest.encode(), right.encode(), 1))
-        with pytest.raises((BrokenArtifact, UnsupportedFormat)) as raised:
-            trusting.manifest("m", "1")
-        refused_by_signature += NOT_OURS in str(raised.value)
-    assert (
-        refused_by_signature > 10
-    )  # changes that without a signature are a manifest as good as another
-    path.write_bytes(text)
-    assert trusting.open("m", "1").files == tiny_files()
+    for changed in (full[:-1], full + b"\0", b""):
+        path.write_bytes(changed)
+        assert_refused(trusting, "m", "1", NOT_OURS)
 
 
 def test_changed_files_with_a_manifest_made_right_are_refused(trusting):
@@ -128,19 +104,6 @@ def test_signatures_of_other_versions_and_names_are_refused(trusting):
                 assert trusting.open(*place).files == tiny_files()
             else:
                 assert_refused(trusting, *place, NOT_OURS)
-
-
-def test_a_version_that_is_renamed_is_refused(trusting):
-    """Its manifest rewritten to say the new number, and its digest to be right, as anyone who can
-    write could."""
-    folder = trusting.root / "m" / "3"
-    shutil.copytree(trusting.root / "m" / "1", folder)
-    text = (folder / "manifest.json").read_bytes().replace(b'"version": "1"', b'"version": "3"', 1)
-    digest = json.loads(text)["digest"]
-    right = manifest_digest(text, digest)
-    (folder / "manifest.json").write_bytes(text.replace(digest.encode(), right.encode(), 1))
-    assert ModelStore(trusting.root).manifest("m", "3").digest == right != NO_DIGEST
-    assert_refused(trusting, "m", "3", NOT_OURS)
 
 
 def test_a_version_may_have_signatures_by_several_keys(trusting, key):
@@ -188,15 +151,6 @@ def test_a_link_or_a_pipe_in_place_of_a_signature_is_refused_without_waiting(tru
     os.mkfifo(path)
     with pytest.raises(BrokenArtifact, match=SIGNATURE):
         trusting.manifest("m", "1")
-
-
-def test_signatures_go_with_their_versions(trusting, tmp_path):
-    shutil.copytree(trusting.root, tmp_path / "copy")
-    copy = ModelStore(tmp_path / "copy", trusting.trusted)
-    assert copy.open("n", "1").files == tiny_files()
-    assert copy.keep("m", 1) == ["1"]
-    assert copy.open("m", "2").files == tiny_files()
-    assert not (copy.root / "m" / "1").exists()
 
 
 # Keys

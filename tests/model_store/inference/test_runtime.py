@@ -191,12 +191,6 @@ def test_a_draw_has_a_fixed_number_of_numbers_and_may_have_one():
     )
 
 
-def test_operators_take_no_threads_of_their_own():
-    created = tiny()
-    for session in (created._sampler, created._row_session, created._draw_session):
-        assert session.get_session_options().intra_op_num_threads == 1
-
-
 def test_a_sampler_is_not_a_network():
     assert_refused("network.onnx", sampler().SerializeToString(), "expected inputs")
 

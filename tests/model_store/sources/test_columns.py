@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn, TimeColumn
+from model_store.artifacts.manifest import CategoricalColumn, NumericColumn, TimeColumn
 from model_store.errors import InvalidInput
 from model_store.inference.explanation import replace_each_column
 from model_store.sources.columns import (
@@ -268,15 +268,6 @@ def test_arrays_of_a_table_and_objects_of_a_request_are_encoded_alike(row):
 )
 def test_categories_have_one_name_each(value, text):
     assert category_text(value) == text
-
-
-def test_a_manifest_s_columns_go_with_its_shape():
-    InputSpec(shape=(9,), minimum=0, maximum=1, columns=COLUMNS)
-    with pytest.raises(ValueError, match="as many numbers as in shape"):
-        InputSpec(shape=(8,), minimum=0, maximum=1, columns=COLUMNS)
-    for shape, mode in (((8, 8), "RGB"), ((3, 8, 8), "L"), ((64,), "L"), ((1, 8, 8), "L")):
-        with pytest.raises(ValueError, match="image"):
-            InputSpec(shape=shape, minimum=0, maximum=255, image={"mode": mode})
 
 
 def test_unseen_categories_and_missing_values_are_named():
