@@ -8,7 +8,6 @@ from model_store.artifacts.storage import is_version
 from model_store.artifacts.store import LATEST, ModelStore, store_from_environment
 from model_store.artifacts.summary import summary
 from model_store.errors import InvalidInput, StoreError
-from model_store.inference.preflight_process import check_version
 
 
 def list_versions(options: argparse.Namespace) -> None:
@@ -48,6 +47,8 @@ def alias(options: argparse.Namespace) -> None:
         store.remove_alias(options.name, options.alias)
         return
     if not options.anyway:
+        from model_store.inference.preflight import check_version  # loads onnxruntime
+
         check_version(store, options.name, options.version)
     store.set_alias(options.name, options.alias, options.version)
 

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 
-from model_store.inference.sessions import limit_session_memory
+from model_store.inference.runtime import limit_session_memory
 from model_store.version import read_version
 from service import limits
 from service.api import (

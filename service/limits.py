@@ -3,8 +3,6 @@
 Access limits as `limits.NAME`, so that tests can lower them.
 """
 
-from model_store.inference.preflight_process import WORKING_BYTES
-
 MAX_JSON_BYTES = 16 << 20  # per body; JSON is much slower to parse than arrays
 MAX_IMAGE_PIXELS = 100_000_000  # in all image files of a request
 MAX_ROW_DRAWS = 20_000_000  # rows x draws per request
@@ -20,4 +18,4 @@ MAX_QUEUED_ROW_DRAWS = 200_000  # in a burst
 OVERLOAD_ROW_DRAWS = 6_400  # during lasting overload, to keep the latency low
 
 # Working memory of graphs. A preflight gets this plus six times the size of the version.
-PREFLIGHT_BYTES = WORKING_BYTES
+PREFLIGHT_BYTES = 1 << 30

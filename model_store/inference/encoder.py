@@ -22,8 +22,7 @@ from jaxtyping import Float32
 from model_store.artifacts.disk import read_regular
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.graphs import GraphError, load_graph
-from model_store.inference.runtime import run_graph
-from model_store.inference.sessions import is_on_gpu, load_session
+from model_store.inference.runtime import is_on_gpu, load_session, run_graph
 from model_store.processes import processors
 
 INPUT, OUTPUT = "x", "encoded"

@@ -1,14 +1,16 @@
-"""The preflight process, which tests a version with limited memory.
+"""Test versions in a separate process before they are served.
 
-`model_store.inference.preflight_process` starts `python -m model_store.inference.preflight`. For
-each line of JSON, the process opens, verifies and loads a version like the service, predicts, and
-writes one line. It exits after the first failure, because its memory may be corrupt.
+A graph is untrusted data. Only a run shows its time and memory, so it first runs in a process that
+can be killed. That process, `python -m model_store.inference.preflight`, limits its memory, and its
+parent limits its time.
 """
 
 import json
 import sys
+import threading
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,28 +21,99 @@ from model_store.inference.explanation import explain
 from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
 from model_store.processes import (
     READY,
+    ChildProcess,
+    NoAnswer,
     become_child,
     is_out_of_memory,
     limit_memory,
 )
 
+PREFLIGHT = "model_store.inference.preflight"
+WORKING_BYTES = 1 << 30  # in addition to the files
+TIMEOUT_S = 120.0  # for commands
 ENCODED_ROWS = 4  # per run, since encoding may be slow
 COPIES = 6  # memory to load a file, in file sizes
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The reason why a version cannot be served, and the file responsible."""
+
+    file: str
+    reason: str
+    is_read: bool = True  # whether the files match the manifest
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.reason}"
+
+
+class PreflightProcess(ChildProcess):
+    """A process that checks several versions in turn and exits after the first failure."""
+
+    def __init__(self) -> None:
+        super().__init__(PREFLIGHT, {"CUDA_VISIBLE_DEVICES": ""})  # run on the CPU
+
+    def run(
+        self,
+        store: Path,
+        name: str,
+        version: str,
+        seconds: float,
+        working_bytes: int = WORKING_BYTES,
+        stopping: threading.Event | None = None,
+    ) -> Failure | None:
+        """Check a version. Return the failure, or None if the version can be served.
+
+        Raises:
+            StopRequested: if `stopping` is set during the check.
+        """
+        request = {
+            "store": str(store.resolve()),
+            "name": name,
+            "version": version,
+            "working_bytes": working_bytes,
+        }
+        try:
+            failure = self.ask(request, seconds, stopping or threading.Event())
+        except NoAnswer as error:
+            reason = f"the preflight process with {working_bytes} bytes ended ({error})"
+            if error.is_late:
+                reason = f"expected a prediction within {seconds:g} s, got none"
+            return Failure("network.onnx", reason)
+        return None if failure is None else Failure(**failure)
+
+
+def check_version(store: ModelStore, name: str, version: str) -> None:
+    """Check a version in a new preflight process. `version` can be an alias.
+
+    Raises:
+        NotFound: if the version does not exist.
+        BrokenArtifact: if it cannot be served.
+    """
+    manifest = store.manifest(name, store.resolve(name, version))
+    with closing(PreflightProcess()) as process, closing(store.storage.lease(manifest)) as lease:
+        failure = process.run(lease.root, name, manifest.version, TIMEOUT_S)
+    if failure is not None:
+        raise manifest.broken(failure.file, failure.reason)
+
+
 def main() -> int:
+    """Answer requests in the child process.
+
+    It exits after the first failure, because its memory may be corrupt.
+    """
     send = become_child()
     send(READY)
     for line in sys.stdin:
         failure = check(**json.loads(line))
-        send(failure)
+        send(None if failure is None else asdict(failure))
         if failure is not None:
             return 1
     return 0
 
 
-def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, Any] | None:
-    """Check whether a version can be served. If it cannot, return the fields of a `Failure`.
+def check(store: str, name: str, version: str, working_bytes: int) -> Failure | None:
+    """Open, verify and load a version like the service, and predict. Return any failure.
 
     Memory is limited to `working_bytes` more than the files need.
     """
@@ -59,7 +132,7 @@ def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, 
             file, reason = error.file, error.reason
         if is_out_of_memory(error):
             reason = f"it needs more than {working_bytes} bytes of memory, without its files"
-        return {"file": file or "network.onnx", "reason": reason, "is_read": is_read}
+        return Failure(file or "network.onnx", reason, is_read)
     return None
 
 

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Request, Response
 from jaxtyping import Float32, Int64
 from pydantic import BaseModel, Field
 
-from model_store.acquisition.choice import RANDOM
-from model_store.acquisition.control import Selection, select
+from model_store.acquisition.choice import RANDOM, Selection, select
 from model_store.acquisition.ranking import Choice, rank_pool
 from model_store.errors import InvalidInput
 from model_store.sources.columns import fill_missing, unknown_categories

@@ -31,7 +31,7 @@ from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.noise import ROW_NOISE
 from model_store.inference.prediction import Prediction
-from model_store.inference.preflight_process import Failure
+from model_store.inference.preflight import Failure
 from service import limits
 from service.errors import NotReady, TooLargeToLoad
 from service.models.drift import Drift, DriftReport, DriftTarget, Evidence, row_digests

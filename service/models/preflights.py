@@ -13,7 +13,7 @@ from model_store.artifacts.disk import locked
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import open_store
 from model_store.errors import StoreUnreachable
-from model_store.inference.preflight_process import Failure, PreflightProcess
+from model_store.inference.preflight import Failure, PreflightProcess
 from model_store.processes import StopRequested
 from service import limits
 from service.errors import ShuttingDown

@@ -12,7 +12,7 @@ import pytest
 
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
-from model_store.inference.preflight_process import PreflightProcess
+from model_store.inference.preflight import PreflightProcess
 from service import limits
 from service.models.preflights import Preflights
 from service.settings import Settings
@@ -72,7 +72,7 @@ def test_an_endless_graph_stops_neither_the_start_nor_other_models_nor_the_end(
 
 def test_the_process_that_tries_a_version_ends_with_the_one_that_started_it_however_that_ends():
     code = (
-        "import time; from model_store.inference.preflight_process import PreflightProcess as P; "
+        "import time; from model_store.inference.preflight import PreflightProcess as P; "
         "p = P(); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:

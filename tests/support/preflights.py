@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from model_store.inference.preflight_process import Failure, PreflightProcess
+from model_store.inference.preflight import Failure, PreflightProcess
 
 
 class KeptPreflight:

@@ -31,7 +31,7 @@ from model_store.conformal.calibration import DEFAULT_FPR, Calibration
 from model_store.conformal.label_shift import LabelShift
 from model_store.errors import DubitoError
 from model_store.inference.model import CALIBRATION_FILE, Model
-from model_store.inference.preflight_process import PreflightProcess
+from model_store.inference.preflight import PreflightProcess
 from model_store.inference.runtime import Runtime
 from model_store.types import DetectorNames
 from training import log

@@ -12,7 +12,6 @@ from model_store.acquisition.choice import (
     joint_ranking,
     random_scores,
     ranking,
-    top,
 )
 from model_store.acquisition.ranking import (
     DROPPED_SCORE,
@@ -70,11 +69,6 @@ def test_random_scores_are_uniform_from_0_to_below_1():
 def test_a_hash_is_that_of_the_id_keyed_by_the_eight_bytes_of_the_seed(seed):
     expected = blake2b(b"row 3", digest_size=8, key=seed.to_bytes(8, "little")).digest()
     assert id_hashes(["row 1", "row 3"], seed)[1].tobytes() == expected
-
-
-def test_the_largest_of_equal_scores_is_decided_by_hash():
-    hashes = np.array([3, 1, 2], dtype=np.uint64)
-    assert top(np.ones(3), hashes, 2).tolist() == [1, 2]
 
 
 def test_an_acquisition_of_another_task_is_refused_and_none_is_the_default():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from model_store.acquisition.control import select
+from model_store.acquisition.choice import select
 
 IDS = [f"row {i}" for i in range(2000)]
 

@@ -12,8 +12,7 @@ from model_store.inference import runtime as runtimes
 from model_store.inference.graphs import OPERATORS, GraphError
 from model_store.inference.model import Model
 from model_store.inference.noise import standard_normal
-from model_store.inference.runtime import CHUNK_ROWS, DrawSet, Runtime, run_graph
-from model_store.inference.sessions import CUDA, PROCESSORS
+from model_store.inference.runtime import CHUNK_ROWS, CUDA, PROCESSORS, DrawSet, Runtime, run_graph
 
 INPUTS, CLASSES, NOISE = 3, 4, 5
 MATRIX = np.random.default_rng(0).normal(size=(NOISE, CLASSES)).astype(np.float32)

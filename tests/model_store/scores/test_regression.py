@@ -114,30 +114,6 @@ def test_other_units_scale_every_score(factor):
         )
 
 
-# Standard errors
-
-
-@pytest.mark.parametrize(("num_draws", "least"), [(10, 0.85), (30, 0.89), (100, 0.92), (250, 0.92)])
-def test_standard_errors_cover_the_expected_score(num_draws, least):
-    """95 % t intervals hold the estimator's expectation nearly as often as they say.
-
-    They are first order, and a standard deviation of few draws is skewed: those of `epistemic_std`
-        cover 88 % with 10
-    draws, 92 % with 30 and 94 % with 100. The share of 4000 replicates is known to .005: the bounds
-    are five of those off.
-    """
-    replicates = 4000
-    generator = np.random.default_rng(num_draws)
-    mean = generator.normal(size=(num_draws, replicates))
-    std = np.exp(0.3 * generator.normal(size=(num_draws, replicates)))
-    scores = score(mean, std)
-    width = stats.t.ppf(0.975, min(num_draws, GROUPS) - 1)
-    for name in ARRAYS:
-        values = getattr(scores, name)
-        covered = np.mean(np.abs(values - values.mean()) <= width * scores.standard_error[name])
-        assert least <= covered <= 0.975, (name, covered)
-
-
 # Helpers
 
 
