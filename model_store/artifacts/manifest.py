@@ -291,15 +291,6 @@ class DetectorSpec(Record):
     def names(self) -> DetectorNames:
         return DetectorNames(self.combined, self.density, self.two_sided, self.attributed)
 
-    @model_validator(mode="after")
-    def _check_densities(self) -> "DetectorSpec":
-        for field in ("two_sided", "attributed"):
-            if not set(received := getattr(self, field)) <= set(self.density):
-                raise ValueError(
-                    f"{field}: expected some of {list(self.density)}, got {list(received)}"
-                )
-        return self
-
 
 class CategorySpec(Record):
     """The categories that have separate guarantees (`model_store.conformal.mondrian`).

@@ -2,8 +2,8 @@
 
 The figures use the predictions that were saved with the control rows. Intervals have level 95 %:
 Wilson's intervals for shares ("Probable inference, the law of succession, and statistical
-inference", 1927), and bootstrap intervals for other figures. The interval of the calibration error
-is corrected for its bias.
+inference", 1927), and normal intervals for means. The interval of the calibration error is
+corrected for its bias.
 """
 
 import math
@@ -21,11 +21,11 @@ from model_store.state.database import may_be_damaged
 MIN_CONTROL_ROWS = 50  # labelled control rows
 LEVEL = 0.95
 COVERAGE = 0.95  # of the saved sets and intervals
-RESAMPLES = 1000
+Z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
+SAMPLES = 1000  # of the calibration error
 BINS = 15
 LEAST_PROBABILITY = 1e-12
 SEED = 0
-CHUNK_NUMBERS = 4_000_000  # resamples x rows
 
 
 def prediction_records(
@@ -70,14 +70,11 @@ def _class_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[s
         confidence.append(probs[best])
         correct.append(best == label)
         inside.append(label in prediction["set"])
-    means = np.array(likelihood), np.array(brier)
-    gaps = _gaps(np.array(confidence), np.array(correct))
-    *sampled, sampled_gaps = _resample_sums(*means, gaps)
     return {
         "accuracy": _share(correct),
-        "log_likelihood": _mean(means[0], sampled[0]),
-        "brier": _mean(means[1], sampled[1]),
-        "expected_calibration_error": _calibration_error(gaps.sum(axis=0), sampled_gaps),
+        "log_likelihood": _mean(np.array(likelihood)),
+        "brier": _mean(np.array(brier)),
+        "expected_calibration_error": _calibration_error(np.array(confidence), np.array(correct)),
         "set_coverage_at_95": _share(inside),
     }
 
@@ -85,20 +82,17 @@ def _class_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[s
 def _target_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
     squares = np.array([(row["mean"] - float(target)) ** 2 for row, target in rows])
     inside = [row["interval"][0] <= float(target) <= row["interval"][1] for row, target in rows]
-    stds = np.array([row["std"] for row, _ in rows])
-    sampled_squares, sampled_stds = _resample_sums(squares, stds)
     return {
-        "rmse": _mean(squares, sampled_squares, math.sqrt),
-        "std": _mean(stds, sampled_stds),
+        "rmse": _mean(squares, math.sqrt),
+        "std": _mean(np.array([row["std"] for row, _ in rows])),
         "interval_coverage_at_95": _share(inside),
     }
 
 
 def wilson_interval(share: float, rows: int) -> tuple[float, float]:
-    z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
-    centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
+    centre = (share + Z * Z / (2 * rows)) / (1 + Z * Z / rows)
     half = (
-        z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / (1 + z * z / rows)
+        Z * math.sqrt(share * (1 - share) / rows + Z * Z / (4 * rows * rows)) / (1 + Z * Z / rows)
     )
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
@@ -109,42 +103,25 @@ def _share(hits: Sequence[bool]) -> dict[str, Any]:
 
 
 def _mean(
-    values: Float64[np.ndarray, "N"],
-    sampled: Float64[np.ndarray, "R"],
-    transform: Callable[[float], float] = float,
+    values: Float64[np.ndarray, "N"], transform: Callable[[float], float] = float
 ) -> dict[str, Any]:
-    ends = np.quantile(sampled / len(values), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
-    return {"value": transform(float(values.mean())), "interval": [transform(end) for end in ends]}
-
-
-def _gaps(
-    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"]
-) -> Float64[np.ndarray, "N B"]:
-    """Compute each row's contribution to the calibration error of its bin."""
-    index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    gaps = np.zeros((len(confidence), BINS))
-    gaps[np.arange(len(index)), index] = (correct - confidence) / len(index)
-    return gaps
+    mean, half = float(values.mean()), Z * float(values.std()) / math.sqrt(len(values))
+    low = max(mean - half, 0.0) if values.min() >= 0.0 else mean - half
+    return {"value": transform(mean), "interval": [transform(low), transform(mean + half)]}
 
 
 def _calibration_error(
-    gaps: Float64[np.ndarray, "B"], sampled: Float64[np.ndarray, "R B"]
+    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"]
 ) -> dict[str, Any]:
-    value = float(np.abs(gaps).sum())
-    chance = float(np.quantile(np.abs(sampled - gaps).sum(axis=1), (1 + LEVEL) / 2))
-    upper = float(np.quantile(np.abs(sampled).sum(axis=1), (1 + LEVEL) / 2))
+    rows = len(confidence)
+    index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    gaps = np.zeros((rows, BINS))
+    gaps[np.arange(rows), index] = (correct - confidence) / rows
+    gap, error = gaps.sum(axis=0), gaps.std(axis=0) * math.sqrt(rows)
+    noise = error * np.random.default_rng(SEED).normal(size=(SAMPLES, BINS))
+    chance, upper = (
+        float(np.quantile(np.abs(sampled).sum(axis=1), (1 + LEVEL) / 2))
+        for sampled in (noise, gap + noise)
+    )
+    value = float(np.abs(gap).sum())
     return {"value": value, "interval": [max(0.0, value - chance), max(value, upper)]}
-
-
-def _resample_sums(*values: Float64[np.ndarray, "N ..."]) -> list[Float64[np.ndarray, "R ..."]]:
-    """Sum the values in each of R bootstrap samples, in chunks to limit memory."""
-    random, rows = np.random.default_rng(SEED), len(values[0])
-    sums: list[list[np.ndarray]] = [[] for _ in values]
-    step = max(1, CHUNK_NUMBERS // rows)
-    for start in range(0, RESAMPLES, step):
-        counts = np.empty((min(step, RESAMPLES - start), rows), dtype=np.int64)
-        for sample in counts:
-            sample[:] = np.bincount(random.integers(rows, size=rows), minlength=rows)
-        for parts, terms in zip(sums, values, strict=True):
-            parts.append(counts @ terms)
-    return [np.concatenate(parts) for parts in sums]

@@ -1,5 +1,4 @@
 import math
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -68,15 +67,3 @@ def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
     assert (
         min(stored.values()) >= 86
     )  # of 100, where 95 are expected: by chance fewer once in some 10,000
-
-
-def test_figures_of_many_labels_take_little_memory():
-    rows = [(prediction_set(0.8), "yes"), (prediction_set(0.6), "no")] * 10_000
-    tracemalloc.start()
-    try:
-        figures = live_figures(rows)
-        assert tracemalloc.get_traced_memory()[1] < 100 << 20
-    finally:
-        tracemalloc.stop()
-    low, high = figures["brier"]["interval"]
-    assert low < figures["brier"]["value"] < high
