@@ -22,8 +22,13 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from pydantic import TypeAdapter
 
-from model_store.acquisition.choice import Copies, group_copies, max_joint_candidates, row_digests
-from model_store.acquisition.control import Selection
+from model_store.acquisition.choice import (
+    Copies,
+    Selection,
+    group_copies,
+    max_joint_candidates,
+    row_digests,
+)
 from model_store.acquisition.ranking import (
     Choice,
     Lap,

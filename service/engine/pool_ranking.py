@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.acquisition.choice import Copies, find_copies, max_joint_candidates
-from model_store.acquisition.control import Selection
+from model_store.acquisition.choice import Copies, Selection, find_copies, max_joint_candidates
 from model_store.acquisition.ranking import Choice, Lap, Pool, Ranked, Scored
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN
