@@ -32,6 +32,8 @@ VERSION: dict[str, Any] = {
     "metavar": "NAME[:VERSION]",
     "help": "VERSION is a number or an alias (default: latest)",
 }
+REPEATED = {"action": "append"}
+KINDS = "kind of a column: numeric, categorical, time or ignored"
 SHARED_OPTIONS: dict[str, dict[str, Any]] = {
     "--anyway": {"action": "store_true", "help": "publish even if it is worse than a guess"},
     "--as": {"dest": "name", "metavar": "NEWNAME", "help": "publish under this name instead"},
@@ -39,7 +41,25 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
     "--json": {"action": "store_true", "help": "print the result as JSON"},
     "--quiet": {"action": "store_true", "help": "no progress bar"},
     "--target": {"metavar": "COLUMN", "help": "target column of csv: and parquet: data"},
+    "--task": {"choices": ["classification", "regression"], "help": "default: from the target"},
+    "--group": {"metavar": "COLUMN", "help": "keep the rows of each group in one split"},
+    "--time": {"metavar": "COLUMN", "help": "calibrate and test on the latest rows"},
+    "--missing-value": {**REPEATED, "metavar": "TEXT", "help": "text of missing cells; repeatable"},
+    "--date-format": {"metavar": "FORMAT", "help": "format of dates, such as %%d/%%m/%%Y"},
+    "--decimal": {"metavar": "MARK", "help": "decimal mark in CSV, a point or a comma"},
+    "--thousands": {"metavar": "MARK", "help": "thousands separator in CSV"},
+    "--column": {**REPEATED, "metavar": "NAME=KIND", "help": f"{KINDS}; repeatable"},
+    "--ignore": {**REPEATED, "metavar": "COLUMN", "help": "column to leave out; repeatable"},
+    "--draws": {"type": int, "help": "draws per row (default: the version's number)"},
+    "--rows": {"type": int, "default": 1000, "help": "maximum number of rows per set"},
+    "--seed": {"type": int, "default": 0, "help": "seed of rows and draws"},
+    "--data": {"metavar": "SRC", "help": "instead of the test rows of the (first) version's fit"},
 }
+DATA_OPTIONS = (
+    *("--target", "--task", "--group", "--time", "--missing-value", "--date-format"),
+    *("--decimal", "--thousands", "--column", "--ignore"),
+)
+TEST_OPTIONS = ("--data", "--draws", "--rows", "--seed")
 
 
 def add_commands(commands: Commands) -> None:
@@ -122,123 +142,81 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
         parser.add_argument(name, **SHARED_OPTIONS[name])
 
 
+def _command(commands: Commands, module: str, name: str, about: str, *options: str) -> Any:
+    """Add a command with some shared options, and return its function for other arguments."""
+    parser = add_command(commands, name, f"training.commands.{module}:{name}", about)
+    add_options(parser, *options)
+    return parser.add_argument
+
+
 def _add_fit(commands: Commands) -> None:
     about = "fit a recipe on its data and publish the model"
-    parser = add_command(commands, "fit", "training.commands.fit:fit", about)
-    add = parser.add_argument
-    recipe_help = (
-        "a TOML file, such as the included recipes/digits.toml; by default made for --data"
-    )
-    add("recipe", type=Path, nargs="?", help=recipe_help)
+    options = *DATA_OPTIONS, "--anyway", "--device", "--quiet", "--json"
+    add = _command(commands, "fit", "fit", about, *options)
+    add("recipe", type=Path, nargs="?", help="TOML file (default: a new recipe for --data)")
     add("--data", metavar="SRC", help="instead of the recipe's source: digits, csv:FILE, ...")
-    _add_data(parser)
-    out_help = "file of a new recipe (default: NAME.toml)"
-    add("--recipe-out", type=Path, metavar="FILE", help=out_help)
-    class_help = "fit without this class; can be repeated"
-    add("--leave-out", metavar="CLASS", action="append", help=class_help)
+    add(
+        "--recipe-out",
+        type=Path,
+        metavar="FILE",
+        help="path of the new recipe (default: NAME.toml)",
+    )
+    add("--leave-out", metavar="CLASS", action="append", help="fit without this class; repeatable")
     add("--name", help="publish under this name instead of the recipe's")
     add("--seed", type=int, help="instead of the recipe's seed")
     add("--warm-start", metavar="NAME[:VERSION]", help="start from a published version's weights")
     add("--again", action="store_true", help="fit even if a version has this recipe and data")
-    add_options(parser, "--anyway", "--device", "--quiet", "--json")
 
 
 def _add_inspect(commands: Commands) -> None:
     about = "show the task, columns and warnings of a data source"
-    parser = add_command(commands, "inspect", "training.commands.fit:inspect", about)
-    source_help = "csv:FILE, parquet:FILE, npz:FILE, images:FOLDER"
-    parser.add_argument("--data", metavar="SRC", required=True, help=source_help)
-    _add_data(parser)
-    add_options(parser, "--json")
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "--target")
-    add = parser.add_argument
-    tasks = ["classification", "regression"]
-    add("--task", choices=tasks, help="default: inferred from the target")
-    add("--group", metavar="COLUMN", help="keep the rows of each group in one split")
-    add("--time", metavar="COLUMN", help="calibrate and test on the latest rows")
-    text_help = "text of missing cells; can be repeated"
-    add("--missing-value", metavar="TEXT", action="append", help=text_help)
-    add("--date-format", metavar="FORMAT", help="format of dates, such as %%d/%%m/%%Y")
-    add("--decimal", metavar="MARK", help="decimal mark in CSV, a point or a comma")
-    add("--thousands", metavar="MARK", help="thousands separator in CSV")
-    kind_help = "kind of a column: numeric, categorical, time or ignored; can be repeated"
-    add("--column", metavar="NAME=KIND", action="append", help=kind_help)
-    add("--ignore", metavar="COLUMN", action="append", help="leave out a column; can be repeated")
+    add = _command(commands, "fit", "inspect", about, *DATA_OPTIONS, "--json")
+    sources = "csv:FILE, parquet:FILE, npz:FILE, images:FOLDER"
+    add("--data", metavar="SRC", required=True, help=sources)
 
 
 def _add_prune(commands: Commands) -> None:
     about = "prune the least certain weights of a Bayes by Backprop model, and publish it"
-    parser = add_command(commands, "prune", "training.commands.versions:prune", about)
-    add = parser.add_argument
+    add = _command(commands, "versions", "prune", about, "--as", "--anyway")
     add("model", **VERSION)
     add("--fraction", type=float, required=True, help="share of weights to remove, such as .75")
     add("--data", metavar="SRC", help="new location of the fit's data, if it has moved")
-    add_options(parser, "--as", "--anyway")
 
 
 def _add_calibrate(commands: Commands) -> None:
     about = "calibrate a model on other data, and publish it"
-    parser = add_command(commands, "calibrate", "training.commands.versions:calibrate", about)
-    add = parser.add_argument
+    add = _command(commands, "versions", "calibrate", about, "--target", "--as", "--quiet")
     add("model", **VERSION)
-    source_help = "rows that the model was not fitted on, with labels or targets"
-    add("--data", metavar="SRC", required=True, help=source_help)
-    add_options(parser, "--target", "--as")
+    add("--data", metavar="SRC", required=True, help="labelled rows that did not fit the model")
     rows_help = "default: the version's number, up to a third of the rows"
     for split in ("reference", "ranking"):
         add(f"--{split}-rows", type=int, metavar="N", help=rows_help)
     add("--seed", type=int, default=0, help="seed of the splits and draws")
-    add("--quiet", action="store_true", help="no progress messages")
 
 
 def _add_evaluate(commands: Commands) -> None:
     about = "evaluate a published version, and store the report with it"
-    parser = add_command(commands, "evaluate", "training.commands.versions:evaluate", about)
-    add = parser.add_argument
+    add = _command(commands, "versions", "evaluate", about, *TEST_OPTIONS, "--quiet", "--json")
     add("model", **VERSION)
-    add(
-        "--outliers",
-        metavar="NAME=SRC",
-        action="append",
-        default=[],
-        help="rows unlike the data: images:PATH, npz:FILE, or csv:FILE for tables and "
-        "text; can be repeated",
-    )
-    _add_test_rows(parser)
-    add_options(parser, "--quiet", "--json")
+    sources = "rows unlike the data (images:PATH, npz:FILE, csv:FILE, parquet:FILE); repeatable"
+    add("--outliers", metavar="NAME=SRC", action="append", default=[], help=sources)
 
 
 def _add_compare(commands: Commands) -> None:
     about = "compare two published versions on the same test rows"
-    parser = add_command(commands, "compare", "training.commands.versions:compare", about)
-    parser.add_argument("first", **VERSION)
-    parser.add_argument("second", metavar="NAME[:VERSION]", help="the version to compare with it")
-    _add_test_rows(parser)
-    add_options(parser, "--json")
-
-
-def _add_test_rows(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--data", metavar="SRC", help="instead of the test rows of the (first) version's fit")
-    add("--draws", type=int, help="draws per row (default: the version's number)")
-    add("--rows", type=int, default=1000, help="maximum number of rows per set")
-    add("--seed", type=int, default=0, help="seed of rows and draws")
+    add = _command(commands, "versions", "compare", about, *TEST_OPTIONS, "--json")
+    add("first", **VERSION)
+    add("second", metavar="NAME[:VERSION]", help="the version to compare with it")
 
 
 def _add_candidate(commands: Commands) -> None:
     about = "fit a candidate on labels from the service, and compare it with `latest`"
-    parser = add_command(commands, "candidate", "training.commands.versions:candidate", about)
-    add = parser.add_argument
+    add = _command(commands, "versions", "candidate", about, "--device")
     add("model", metavar="NAME", help="the model whose `latest` the candidate starts from")
-    state_help = "the service's state folder (default: DUBITO_STATE or `state`)"
-    add("--state", type=Path, metavar="DIR", help=state_help)
+    add("--state", type=Path, metavar="DIR", help="state folder (default: DUBITO_STATE or `state`)")
     add("--data", metavar="SRC", help="new location of the version's data, if it has moved")
     add("--min-labels", type=int, default=1, metavar="N", help="minimum number of new labels")
     promote_help = "serve the candidate if it is no worse and every label was sent with a key"
     add("--promote", action=argparse.BooleanOptionalAction, default=False, help=promote_help)
     add("--watch", action="store_true", help="poll for new labels until interrupted")
     add("--interval-s", type=float, default=60.0, metavar="S", help="seconds between polls")
-    add_options(parser, "--device")

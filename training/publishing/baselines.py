@@ -47,6 +47,7 @@ MAX_NUMBERS = 2e7  # in the rows of a fit
 ITERATIONS, MIN_ITERATIONS, MIN_ROWS = 100, 10, 5000
 CLEAR_ERRORS = 2.0  # standard errors of a clear difference
 LOG_LIKELIHOOD, ACCURACY, ERROR = "test_log_likelihood", "test_accuracy", "test_rmse"
+WORSE = "worse than"
 TITLES = {ACCURACY: "accuracy", ERROR: "error (RMSE)", LOG_LIKELIHOOD: "log-likelihood"}
 
 Figures = dict[str, Figure]
@@ -216,17 +217,11 @@ def add_baselines(draft: Draft, result: "Fitted", only_constant: bool = False) -
 
 def check_constant(name: str, draft: Draft) -> None:
     """Raise GateError if the model is worse than a constant prediction."""
-    if "constant" not in draft.baselines:
-        return
-    model, constant = draft.figures[LOG_LIKELIHOOD], draft.baselines["constant"][LOG_LIKELIHOOD]
-    gain, error = lead(model, constant)
-    if gain < -error:
-        raise GateError(
-            f"{name} is not published because it is worse than a guess: its log-likelihood is "
-            f"{model.value:.4g} nats per row, and {constant.value:.4g} for "
-            f"{describe_constant(draft.description)}, on {model.rows} test rows (difference "
-            f"{gain:.3g}, standard error {error:.2g}); to publish it, set --anyway (anyway=True)"
-        )
+    constant = {key: figures for key, figures in draft.baselines.items() if key == "constant"}
+    for warning in warn_if_worse(draft.figures, constant, describe_constant(draft.description)):
+        if warning.startswith(WORSE):
+            remedy = "to publish it, set --anyway (anyway=True)"
+            raise GateError(f"{name} is not published because it is {warning}; {remedy}")
 
 
 def warn_if_worse(
@@ -241,7 +236,7 @@ def warn_if_worse(
         gain, error = lead(model, baseline)
         if gain < (1.0 if name == "constant" else -CLEAR_ERRORS) * error:
             title = constant if name == "constant" else name
-            relation = "worse than" if gain < -error else "no better than"
+            relation = WORSE if gain < -error else "no better than"
             yield (
                 f"{relation} {title}: log-likelihood {model.value:.4g} against "
                 f"{baseline.value:.4g} on {model.rows} test rows (difference {gain:.3g}, "
