@@ -155,12 +155,7 @@ def _add_fit(commands: Commands) -> None:
     add = _command(commands, "fit", "fit", about, *options)
     add("recipe", type=Path, nargs="?", help="TOML file (default: a new recipe for --data)")
     add("--data", metavar="SRC", help="instead of the recipe's source: digits, csv:FILE, ...")
-    add(
-        "--recipe-out",
-        type=Path,
-        metavar="FILE",
-        help="path of the new recipe (default: NAME.toml)",
-    )
+    add("--recipe-out", type=Path, metavar="FILE", help="new recipe (default: NAME.toml)")
     add("--leave-out", metavar="CLASS", action="append", help="fit without this class; repeatable")
     add("--name", help="publish under this name instead of the recipe's")
     add("--seed", type=int, help="instead of the recipe's seed")
