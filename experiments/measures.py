@@ -79,6 +79,7 @@ class Published:
     store: ModelStore
     manifest: Manifest
     model: Model
+    data: Dataset
 
     @property
     def parent(self) -> Parent:
@@ -87,7 +88,8 @@ class Published:
     def evaluate(self, rows: int, outliers: Sequence[OutlierSource] = ()) -> dict[str, Any]:
         """Evaluate a version on up to `rows` test rows and on each outlier set."""
         options = EvaluationOptions(tuple(outliers), rows=rows)
-        return evaluate_version(self.store, self.parent, self.model, options, quiet=True).report
+        arguments = self.store, self.parent, self.model, options
+        return evaluate_version(*arguments, quiet=True, fit_data=self.data).report
 
     def attack(self, rows: int) -> dict[str, Any]:
         return measure_attacks(self.parent, self.model, data_root(), rows)
@@ -99,7 +101,8 @@ def published(result: Fitted) -> Iterator[Published]:
     with tempfile.TemporaryDirectory() as folder:
         store = ModelStore(Path(folder))
         manifest = publish(result, store)
-        yield Published(store, manifest, Model.load(store.open(manifest.name, manifest.version)))
+        model = Model.load(store.open(manifest.name, manifest.version))
+        yield Published(store, manifest, model, result.data)
 
 
 def measure_fit(recipe: Recipe, runs: Path, data: Dataset | None = None) -> Measured:

@@ -93,7 +93,6 @@ class DataSection(Section):
     decimal: Literal[".", ","] | None = None
     thousands: Literal[".", ",", " ", "'"] | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    split: Annotated[int, Field(ge=0, le=999)] = 0
     image_size: Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
     image_resize: Side | None = None
     image_interpolation: Literal["bilinear", "bicubic"] = "bilinear"

@@ -16,6 +16,7 @@ from experiments.cells import Column, Measured, Results, Target
 from experiments.certify import hamiltonian as hmc
 from experiments.measures import make_measured
 from experiments.pages import panels
+from experiments.uci import load_uci
 from training.bayes.hamiltonian import split_r_hat
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
@@ -35,7 +36,7 @@ def make_recipe(name: str, method: str, seed: int, **training: Any) -> Recipe:
         name,
         method,
         seed,
-        data={"source": f"uci:{SETS[name]}", "split": seed, **HELD_OUT[name]},
+        data={"source": f"uci:{SETS[name]}/{seed}", **HELD_OUT[name]},
         units=UNITS,
         training={"max_epochs": EPOCHS, "batch_rows": 32, **training},
         ramp_epochs=RAMP_EPOCHS,
@@ -61,7 +62,8 @@ class Exact:
 @cache
 def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
     """Sample the weights and the noise's log variance, which has a flat prior."""
-    result = fit(make_recipe(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
+    recipe = make_recipe(name, "bbb-gaussian", seed, epochs=1)
+    result = fit(recipe, load_uci(recipe), runs=runs, quiet=True)
     places = rows_to_judge(result, seed)
     chains, draws, accepted = hmc.sample_answers(result, _moments, places, seed, extra=1)
     result.discard_checkpoint()
@@ -92,7 +94,8 @@ def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
     exact = exact_posterior(name, seed, runs)
     if method == hmc.EXACT:
         return Measured(compare(exact.moments, exact) | exact.mixing, exact.data)
-    result = fit(make_recipe(name, method, seed), runs=runs, quiet=True)
+    recipe = make_recipe(name, method, seed)
+    result = fit(recipe, load_uci(recipe), runs=runs, quiet=True)
     moments = result.outputs(rows_to_judge(result, seed)).astype(np.float64)
     result.discard_checkpoint()
     return make_measured(result, compare(moments, exact))

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.cells import Column, Measured, Target
 from experiments.measures import load_recipe, published
 from experiments.tables.detection import ROWS
+from experiments.uci import load_uci
 from model_store.artifacts.manifest import GRAPHS
 from training.fit import Fitted, fit
 from training.recipe import Recipe
@@ -46,7 +47,7 @@ def make_recipe(data: str, method: str, seed: int, epochs: int) -> Recipe:
         name=f"{data}-{method}",
         method=method,
         posterior=METHODS[method],
-        data={"source": f"uci:uci/{data}", "split": seed}
+        data={"source": f"uci:uci/{data}/{seed}"}
         | {"validation": 30, "reference": 20, "ranking": 39},
         training=training,
     )
@@ -60,7 +61,9 @@ def fit_for(seconds: float, data: str, method: str, seed: int, runs: Path) -> tu
     epochs = FIRST_EPOCHS
     while True:
         start_s = time.process_time()
-        result = fit(make_recipe(data, method, seed, epochs), runs=runs, quiet=True)
+        recipe = make_recipe(data, method, seed, epochs)
+        rows = load_uci(recipe) if recipe.data.source.startswith("uci:") else None
+        result = fit(recipe, rows, runs=runs, quiet=True)
         fit_s = time.process_time() - start_s
         if fit_s >= MIN_TIME_SHARE * seconds:
             return result, fit_s

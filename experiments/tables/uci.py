@@ -11,8 +11,8 @@ import numpy as np
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import load_recipe, measure_fit, measure_rows
+from experiments.uci import load_uci
 from training import recipe as recipes
-from training.data import load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
 from training.fit import fit
@@ -49,7 +49,7 @@ def _fit(name: str, alpha: float, split: int, runs: Path) -> Measured:
         "uci-concrete",
         0,
         name=f"{name}-alpha-{alpha:g}",
-        data={"source": f"uci:uci/{name}", "split": split, "validation": rows // 10} | calibration,
+        data={"source": f"uci:uci/{name}/{split}", "validation": rows // 10} | calibration,
         network={"hidden": [WIDE_UNITS if name == WIDE else UNITS]},
         method="dropout-alpha",
         posterior={"rate": 0.05, "prior_std": 1.0},
@@ -61,7 +61,7 @@ def _fit(name: str, alpha: float, split: int, runs: Path) -> Measured:
             "samples": 10,
         },
     )
-    return measure_fit(recipe, runs)
+    return measure_fit(recipe, runs, load_uci(recipe))
 
 
 UCI = Target(
@@ -89,9 +89,9 @@ UCI = Target(
 
 def _fit_default(name: str, split: int, runs: Path) -> Measured:
     """Fit a model to a split's training rows, as `dubito fit --data` does."""
-    source = {"source": f"uci:uci/{name}", "split": split}
+    source = {"source": f"uci:uci/{name}/{split}"}
     few = {"validation": 10, "reference": 10, "ranking": 19}
-    train = load(load_recipe("uci-concrete", 0, data=source | few), data_root()).train
+    train = load_uci(load_recipe("uci-concrete", 0, data=source | few)).train
     path = runs / f"{name}-{split}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     header = ",".join([*(f"x{i}" for i in range(train.x.shape[1])), "y"])
@@ -102,7 +102,8 @@ def _fit_default(name: str, split: int, runs: Path) -> Measured:
     plan = make_plan(replace(findings, has_test=True), section, f"{name}-default", None)
     content = plan.recipe.model_dump(exclude_unset=True)
     content["data"] = {**content["data"], **source, "target": None}
-    result = fit(recipes.validate(content, name), runs=runs, quiet=True)
+    recipe = recipes.validate(content, name)
+    result = fit(recipe, load_uci(recipe), runs=runs, quiet=True)
     values = measure_rows(result, result.data.test)
     # `moving` stays empty: defaults count, level or not
     return Measured(values, result.data.digest()[:16])

@@ -4,7 +4,7 @@
 |---|---|
 | `digits`, `idx:DIR`, `npz:FILE` | `arrays` |
 | `images:PATH` | `images` |
-| `csv:FILE`, `parquet:FILE`, `uci:DIR` | `tables` |
+| `csv:FILE`, `parquet:FILE` | `tables` |
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ from training.data.rows import (
     split,
 )
 from training.data.splitting import SplitSizes
-from training.data.tables import MAX_GROUPS, TextRows, make_table_dataset, uci
+from training.data.tables import MAX_GROUPS, TextRows, make_table_dataset
 from training.recipe import IMAGE_DENSITIES, Recipe
 
 __all__ = [
@@ -48,10 +48,9 @@ __all__ = [
 ]
 
 CLASS_SOURCES = ("digits", "idx", "images")
-TARGET_SOURCES = ("uci",)
-COLUMN_SOURCES = ("csv", "parquet", "uci")
-KINDS = ("idx", "images", "npz", "csv", "parquet", "uci")
-EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet:FILE` or `uci:DIR`"
+TABLES = ("csv", "parquet")
+KINDS = ("idx", "images", "npz", *TABLES)
+EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE` or `parquet:FILE`"
 
 
 def load(
@@ -68,11 +67,11 @@ def load(
     if section.source != "digits" and (kind not in KINDS or not rest):
         raise InvalidInput("data.source", EXPECTED, repr(section.source))
     _check_source_kind(recipe, kind)
-    if columns and kind not in COLUMN_SOURCES:
+    if columns and kind not in TABLES:
         expected = f"a table with the columns {[c.name for c in columns][:20]}"
         raise InvalidInput("data.source", expected, f"`{kind}`")
     texts = None if section.text is None else TextRows.load(section, root, tokenizer)
-    if columns and kind != "uci":
+    if columns:
         kinds = section.columns | {column.name: column.kind for column in columns}
         section = section.model_copy(update={"columns": kinds})
         recipe = recipe.model_copy(update={"data": section})
@@ -122,28 +121,24 @@ def _remove_seen_rows(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
 def _read(
     kind: str, path: Path, recipe: Recipe, columns: Columns, texts: TextRows | None
 ) -> Dataset:
-    section, task, sizes = recipe.data, recipe.task, split_sizes(recipe)
+    section, task = recipe.data, recipe.task
     if kind == "idx":
         return idx(path, section)
     if kind == "images":
         return images(path, section)
     if kind == "npz":
         return make_array_dataset(read_npz(path), task, section)
-    if kind == "uci":
-        return uci(path, section.split, sizes, columns)
     table = typed_table(kind, path, task, section)
-    return make_table_dataset(table, task, section, sizes, columns, texts)
+    return make_table_dataset(table, task, section, split_sizes(recipe), columns, texts)
 
 
 def _check_source_kind(recipe: Recipe, kind: str) -> None:
     section = recipe.data
     if recipe.task == "regression" and kind in CLASS_SOURCES:
         raise InvalidInput("task", f"classification, because `{kind}` has classes", "regression")
-    if recipe.task == "classification" and kind in TARGET_SOURCES:
-        raise InvalidInput("task", f"regression, because `{kind}` has targets", "classification")
     no_columns = f"no value, because `{kind}` has no named columns"
     for key in ("target", "group", "calibration_group", "time", "id", "text"):
-        if getattr(section, key) is not None and kind not in ("csv", "parquet"):
+        if getattr(section, key) is not None and kind not in TABLES:
             raise InvalidInput(f"data.{key}", no_columns, repr(getattr(section, key))[:100])
     if section.vocabulary is not None and kind != "npz":
         raise InvalidInput("data.vocabulary", "an `npz:` source", f"`{kind}`")

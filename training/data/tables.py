@@ -1,6 +1,5 @@
-"""Loaders for tables: `csv:FILE`, `parquet:FILE` and `uci:DIR`."""
+"""Loaders for tables: `csv:FILE` and `parquet:FILE`."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Float64, Int64, Shaped
+from jaxtyping import Float32, Int64, Shaped
 
 from model_store.artifacts.manifest import LARGEST_ID, CategoricalColumn, TextSpec, column_width
 from model_store.errors import InvalidInput, one_line
@@ -89,32 +88,8 @@ def _content(section: "DataSection", root: Path) -> bytes:
         raise InvalidInput("data.tokenizer", f"a tokenizer.json at {path}", reason) from None
 
 
-def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:
-    """Load a standard split of a UCI regression data set.
-
-    The splits are by Hernandez-Lobato and Adams (2015). `data.txt` contains all rows.
-    `index_features.txt` and `index_target.txt` list columns, and `index_train_I.txt` and
-    `index_test_I.txt` list the rows of split I. Columns are named x0, x1, ...
-    """
-    data = _read_numbers(folder / "data.txt", 2)
-    features, target = (
-        _read_index(folder / f"index_{part}.txt", data.shape[1]) for part in ("features", "target")
-    )
-    if len(target) != 1:
-        raise InvalidInput("index_target.txt", "one column", f"{len(target)}")
-    train, test = (
-        _read_index(folder / f"index_{part}_{split}.txt", len(data)) for part in ("train", "test")
-    )
-    if np.isin(test, train).any():
-        expected = "rows that are not training rows"
-        raise InvalidInput(f"index_test_{split}.txt", expected, "training rows")
-    table = {f"x{i}": Values(data[:, column]) for i, column in enumerate(features.tolist())}
-    y = data[:, target[0]].astype(np.float32)
-    return _encode(table, _Targets(y[train], y[test], (), train, test), sizes, columns)
-
-
 @dataclass(frozen=True, eq=False)
-class _Targets:
+class Targets:
     y: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
@@ -151,7 +126,7 @@ def make_table_dataset(
     targets = _targets(values, section, split_keys)
     rows = {name: column.take(index) for name, column in rows.items()}
     if texts is None:
-        data = _encode(rows, targets, sizes, version_columns, split_keys)
+        data = encode_table(rows, targets, sizes, version_columns, split_keys)
     else:
         data = _tokenise(rows[texts.spec.column].cells, targets, texts)
     if targets.left_out is not None:
@@ -217,7 +192,7 @@ def _features(table: pa.Table, section: "DataSection", version_columns: Columns)
     return features
 
 
-def _targets(values: Numbers | Categories, section: "DataSection", split_keys: Keys) -> _Targets:
+def _targets(values: Numbers | Categories, section: "DataSection", split_keys: Keys) -> Targets:
     train, test = hold_out(len(values), section.test_fraction, split_keys)
     if isinstance(values, np.ndarray):
         if section.leave_out:
@@ -228,14 +203,14 @@ def _targets(values: Numbers | Categories, section: "DataSection", split_keys: K
         if not np.isfinite(y).all():
             raise InvalidInput("data.target", "numbers in float32's range", "larger numbers")
         y = values if needs_float64(values) else y
-        return _Targets(y[train], y[test], (), train, test)
+        return Targets(y[train], y[test], (), train, test)
     left_out = None
     if section.leave_out:
         classes_without(sorted(set(map(str, values))), section.leave_out)
         is_out = np.array([label in section.leave_out for label in values])
         left_out, train, test = test[is_out[test]], train[~is_out[train]], test[~is_out[test]]
     numbers = class_numbers(take(values, train), take(values, test), "data.target")
-    return _Targets(*numbers, train, test, left_out)
+    return Targets(*numbers, train, test, left_out)
 
 
 def _groups(
@@ -284,9 +259,9 @@ def _check_complete(values: Sequence[Any], field: str, name: str) -> None:
         raise InvalidInput(field, expected, f"none in row {absent} of these")
 
 
-def _encode(
+def encode_table(
     table: Mapping[str, Values],
-    targets: _Targets,
+    targets: Targets,
     sizes: SplitSizes,
     version_columns: Columns,
     split_keys: Keys | None = None,
@@ -324,7 +299,7 @@ def _encode(
     )
 
 
-def _tokenise(cells: Any, targets: _Targets, texts: TextRows) -> Dataset:
+def _tokenise(cells: Any, targets: Targets, texts: TextRows) -> Dataset:
     x, x_test = (texts.encode(take(cells, part)) for part in (targets.train, targets.test))
     return Dataset(
         Rows(x, targets.y),
@@ -359,27 +334,3 @@ def _read_target(table: pa.Table, name: str, task: str) -> tuple[Numbers | Categ
         missing = rows - len(index)
         log.info("dropping %d of %d rows without a value of %s", missing, rows, name)
     return take(values, index), index
-
-
-def _read_numbers(path: Path, ndmin: int) -> Float64[np.ndarray, "..."]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # An empty file is an error below.
-            array = np.loadtxt(path, dtype=np.float64, ndmin=ndmin)  # type: ignore[call-overload]
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        expected = f"a readable file of numbers, {str(path)!r}"
-        raise InvalidInput("data.source", expected, reason.splitlines()[0][:200]) from None
-    if array.size == 0 or not np.isfinite(array).all():
-        received = "other numbers" if array.size else "an empty file"
-        raise InvalidInput("data.source", f"finite numbers in {str(path)!r}", received)
-    return array
-
-
-def _read_index(path: Path, length: int) -> Index:
-    values = _read_numbers(path, 1)
-    index = values.astype(np.int64)
-    if values.ndim != 1 or (index != values).any() or index.min() < 0 or index.max() >= length:
-        expected = f"whole numbers from 0 to {length - 1} in {str(path)!r}"
-        raise InvalidInput("data.source", expected, "other numbers")
-    return index

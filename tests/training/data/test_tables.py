@@ -244,62 +244,6 @@ def test_what_is_not_there_or_of_another_type_is_refused(tmp_path):
 # UCI
 
 
-def write_uci(folder, **changed):
-    data = np.column_stack([np.arange(30.0), RNG.normal(size=30), RNG.normal(size=30)])
-    files = {
-        "data": data,
-        "index_features": [0, 2],
-        "index_target": [1],
-        "index_train_4": np.arange(10, 30),
-        "index_test_4": np.arange(10),
-    } | changed
-    for name, array in files.items():
-        np.savetxt(folder / f"{name}.txt", array)
-    return data
-
-
-def test_a_uci_split_is_the_one_that_the_recipe_names(tmp_path):
-    content = write_uci(tmp_path)
-    recipe = get_recipe("uci:.", "regression", split=4)
-    data = load(recipe, tmp_path)
-    assert [column.name for column in data.columns] == ["x0", "x1"]
-    raw = data.train.x * [c.std for c in data.columns] + [c.mean for c in data.columns]
-    assert raw == pytest.approx(content[10:, [0, 2]], abs=1e-5)
-    assert np.array_equal(data.train.y, content[10:, 1].astype(np.float32))
-    assert np.array_equal(data.test.y, content[:10, 1].astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"index_test_4": np.arange(11)}, "index_test_4.txt: expected rows that are not training"),
-        ({"index_test_4": np.arange(28, 31)}, "whole numbers from 0 to 29"),
-        ({"index_test_4": [0.5]}, "whole numbers from 0 to 29"),
-        ({"index_test_4": []}, "finite numbers"),
-        ({"index_target": [0, 1]}, "index_target.txt: expected one column, got 2"),
-        ({"data": [[np.nan, 1, 2]] * 30}, "finite numbers"),
-        ({"index_features": [3]}, "whole numbers from 0 to 2"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_uci_files_that_do_not_go_together_are_refused(tmp_path, changed, says):
-    write_uci(tmp_path, **changed)
-    refused(lambda: load(get_recipe("uci:.", "regression", split=4), tmp_path), says)
-
-
-def test_a_uci_split_that_is_not_there_and_classification_are_refused(tmp_path):
-    write_uci(tmp_path)
-    refused(
-        lambda: load(get_recipe("uci:.", "regression", split=5), tmp_path),
-        "index_train_5.txt",
-        "readable",
-    )
-    refused(
-        lambda: load(get_recipe("uci:."), tmp_path),
-        "task: expected regression, because `uci` has targets",
-    )
-
-
 def test_rows_are_called_by_a_column_as_it_is_written_or_by_their_numbers(tmp_path):
     names = [f"00{i}" for i in range(ROWS)]
     write_csv(tmp_path, {**COLUMNS, "id": [None, *names[1:]]})
