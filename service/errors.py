@@ -3,8 +3,8 @@
 DubitoError
 ├── RequestError
 │   ├── NotReady (ShuttingDown), Overloaded, PastDeadline
-│   └── (also a FieldError) Unauthorized, Forbidden (WrongHost), MethodNotAllowed, NotAcceptable,
-│       Unsupported, NotDone, TooLarge
+│   └── (also a FieldError) Unauthorized, Forbidden (WrongHost), MethodNotAllowed, Unsupported,
+│       NotDone, TooLarge
 └── StoreError
     └── TooLargeToLoad
 """
@@ -50,15 +50,6 @@ class MethodNotAllowed(RequestError, FieldError):
     def __init__(self, allowed: str, method: str) -> None:
         super().__init__("method", allowed, method)
         self.headers = {"Allow": allowed}
-
-
-class NotAcceptable(RequestError, FieldError):
-    """The service cannot produce any media type in `Accept`."""
-
-    status, code, remedy = 406, "not_acceptable", "accept `application/json`"
-
-    def __init__(self, *media_types: str) -> None:
-        super().__init__("Accept", " or ".join(media_types), "other media types")
 
 
 class NotDone(RequestError, FieldError):

@@ -19,14 +19,12 @@ from model_store.sources.files import check_ids
 from model_store.sources.row_file import Part, RowFile, text_bytes
 from model_store.state.labels import Acquisition, row_format, save_acquired
 from service.api.dependencies import CurrentContext, CurrentRequest
-from service.api.media_types import JSON
 from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
 from service.api.predict import RowWork, open_file, read_work, to_numbers
 from service.api.requests import (
     ENDINGS,
     describe_media_type,
-    negotiate_media_type,
     parse_query,
     read_body,
     request_media_type,
@@ -125,7 +123,6 @@ async def post_acquire(request: Request) -> Response:
     context = get_context(request)
     settings = context.settings
     call = context.begin(request, has_rows=True)
-    negotiate_media_type(request, JSON)
     work = await read_work(context, call, AcquireRequest, "pool", settings.max_pool_rows)
     loaded, pool_size = work.loaded, len(work.rows)
     fields = ranking_fields(work.envelope, loaded.model)

@@ -49,8 +49,8 @@ from service.api.requests import (
     AnyEnvelope,
     check_row_count,
     is_test,
-    negotiate_media_type,
     parse_rows,
+    prefers_npz,
     read_body,
     request_media_type,
     run_parser,
@@ -122,10 +122,10 @@ async def post_predict(request: Request) -> Response:
     """Predict labels or targets with uncertainty and flag unusual rows."""
     context = get_context(request)
     call = context.begin(request, has_rows=True)
-    media_type = negotiate_media_type(request, JSON, NPZ)
+    as_arrays = prefers_npz(request)
     work = await read_work(context, call, PredictRequest, "inputs", context.settings.max_rows)
-    encode, as_arrays = (predict_npz, True) if media_type == NPZ else (predict_json, False)
-    return response(await predict(context, work, encode, as_arrays), media_type)
+    parts = await predict(context, work, predict_npz if as_arrays else predict_json, as_arrays)
+    return response(parts, NPZ if as_arrays else JSON)
 
 
 async def read_work(

@@ -37,7 +37,7 @@ from service.api.media_types import JSON, list_header, weight
 from service.api.rows import Rows
 from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_extra_unknown
 from service.context import Context
-from service.errors import NotAcceptable, TooLarge, Unsupported
+from service.errors import TooLarge, Unsupported
 from service.request_context import RequestContext
 
 NPY = "application/x-npy"
@@ -106,25 +106,13 @@ def describe_media_type(request: Request) -> str:
     return media_type if media_type in names else "an unknown media type"
 
 
-def negotiate_media_type(request: Request, default: str, *others: str) -> str:
-    """Choose the response's media type from the `Accept` header.
-
-    The highest weight decides. Among equal weights, a media type in the header has precedence over
-    the default, and the default over the rest.
-
-    Raises:
-        NotAcceptable: if the client accepts none of them.
-    """
+def prefers_npz(request: Request) -> bool:
+    """Check whether the `Accept` header names npz with at least the weight of JSON."""
     if all(name != b"accept" for name, _ in request.scope["headers"]):
-        return default
+        return False
     accept = list_header(request.scope, b"accept")
-    best, media_type = weight(accept, default), default
-    for other in others:
-        if other in accept.lower() and weight(accept, other) >= best:
-            best, media_type = weight(accept, other), other
-    if best == 0:
-        raise NotAcceptable(default, *others)
-    return media_type
+    npz = weight(accept, NPZ)
+    return NPZ in accept.lower() and npz > 0 and npz >= weight(accept, JSON)
 
 
 def require_json(request: Request) -> None:
