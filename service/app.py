@@ -28,12 +28,10 @@ from service.api import (
     predict,
     problems,
 )
-from service.api.dependencies import check_query_is_read
-from service.api.middleware import Compression, HeadAsGet, Shortcut
-from service.auth.auth import AuthMiddleware
+from service.api.middleware import AuthMiddleware, Compression, HeadAsGet, Shortcut
 from service.auth.keys import KeyRing
 from service.auth.scopes import needed_scope
-from service.context import Context
+from service.context import Context, check_query_is_read
 from service.integrations import installed_integrations
 from service.server.process import end_with_notice, trim_memory
 from service.settings import Settings

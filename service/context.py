@@ -1,24 +1,24 @@
-"""The application state that routes share."""
+"""The application state that routes share, and FastAPI dependencies."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 from prometheus_client import generate_latest
 
-from model_store.errors import StateUnusable
+from model_store.errors import InvalidInput, StateUnusable
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled_ids
 from service import limits
 from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
-from service.auth.scopes import MODELS_KEY
+from service.auth.scopes import MODELS_KEY, allowed_models
 from service.batch.runner import JobRunner
 from service.engine.admission import Admission
 from service.engine.batching import Engine
@@ -28,9 +28,10 @@ from service.models.collector import LoadedCollector
 from service.models.models import Models, ServedModel
 from service.models.preflights import Preflights
 from service.models.watcher import Watcher
-from service.request_context import RequestContext
+from service.request_context import RequestContext, get_link_prefix
 from service.settings import Settings
 from service.shared_state import SharedState, StateBackend
+from service.telemetry.logs import AuditLog
 from service.telemetry.metrics import Metrics
 
 NO_STATE = (
@@ -157,3 +158,34 @@ def get_context(request: Request) -> Context:
     context: Any = request.app.state.context
     assert isinstance(context, Context)
     return context
+
+
+def _depends(get: Callable[[Request], Any]) -> Any:
+    """Declare a parameter that is computed from the request on the event loop."""
+
+    async def dependency(request: Request) -> Any:
+        return get(request)
+
+    return Depends(dependency)
+
+
+async def _model_name(request: Request, name: str) -> str:
+    return get_context(request).models.name(name, allowed_models(request.scope))
+
+
+CurrentContext = Annotated[Context, _depends(get_context)]
+# Subject to admission
+CurrentRequest = Annotated[RequestContext, _depends(lambda r: get_context(r).begin(r))]
+# None: all
+AllowedModels = Annotated[frozenset[str] | None, _depends(lambda r: allowed_models(r.scope))]
+ModelName = Annotated[str, Depends(_model_name)]  # path parameter
+Audit = Annotated[AuditLog, _depends(lambda r: AuditLog(r.scope))]
+LinkPrefix = Annotated[str, _depends(lambda r: get_link_prefix(r.scope))]
+
+
+async def check_query_is_read(request: Request) -> None:
+    """Reject query parameters if the route does not take any."""
+    route = request.scope["route"]
+    reads_query = route.dependant.query_params or "parameters" in (route.openapi_extra or {})
+    if request.query_params and not reads_query:
+        raise InvalidInput(f"query: {next(iter(request.query_params))[:80]}", "none", "one")

@@ -76,18 +76,13 @@ def check(settings: Settings) -> None:
     """Raise InvalidInput if the service cannot start with these settings."""
     KeyRing(settings)
     check_tracing(settings)
-    check_store(settings)
-    if settings.verify_key_file is not None:
-        read_trusted_keys(settings.verify_key_file, VERIFY_KEY_VARIABLE)
-
-
-def check_store(settings: Settings) -> None:
-    """Raise InvalidInput if the store is a file or an invalid bucket URL."""
     store = settings.store
-    if isinstance(store, str):
+    if isinstance(store, str):  # a bucket, whose URL can be invalid
         open_store(store, cache=settings.cache, cache_bytes=settings.cache_bytes)
     elif store.exists() and not store.is_dir():
         raise InvalidInput("DUBITO_STORE", "a folder", str(store.absolute()))
+    if settings.verify_key_file is not None:
+        read_trusted_keys(settings.verify_key_file, VERIFY_KEY_VARIABLE)
 
 
 def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:

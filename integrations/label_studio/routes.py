@@ -38,17 +38,16 @@ from model_store.sources.columns import fill_missing
 from model_store.state.labels import is_saved
 from model_store.types import Pause
 from service import limits
-from service.api.dependencies import Audit, ModelName
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.media_types import JSON
+from service.api.middleware import authenticate
 from service.api.predict import PredictWork, predict
 from service.api.requests import parse_json, read_body, require_json, validate
 from service.api.responses import Answer, json_response, response
 from service.api.rows import rows_array
 from service.api.schemas import Envelope, LabelEntry, PredictRequest
-from service.auth.auth import authenticate
 from service.auth.scopes import key_name, needs
-from service.context import Context, get_context
+from service.context import Audit, Context, ModelName, get_context
 from service.errors import PastDeadline, TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext

@@ -25,7 +25,6 @@ from model_store.errors import InvalidInput
 from model_store.types import Content
 from model_store.version import read_version
 from service import limits
-from service.api.dependencies import AllowedModels, CurrentContext, ModelName
 from service.api.health import check_ready
 from service.api.media_types import JSON
 from service.api.predict import PredictWork, predict
@@ -39,7 +38,7 @@ from service.api.requests import (
 )
 from service.api.responses import json_response, response
 from service.auth.scopes import OPEN_TO_ALL, needs
-from service.context import Context, get_context
+from service.context import AllowedModels, Context, CurrentContext, ModelName, get_context
 from service.errors import NotReady, TooLarge, Unsupported
 from service.models.models import Models
 from service.request_context import RequestContext

@@ -18,7 +18,6 @@ from model_store.sources.columns import fill_missing, unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import Part, RowFile, text_bytes
 from model_store.state.labels import Acquisition, row_format, save_acquired
-from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
 from service.api.predict import RowWork, open_file, read_work, to_numbers
@@ -34,7 +33,7 @@ from service.api.rows import add_row_id, name_rows
 from service.api.schemas import AcquireRequest, ModelRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
-from service.context import Context, get_context
+from service.context import Context, CurrentContext, CurrentRequest, get_context
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, work_bytes
 from service.engine.pool_ranking import (
     EnginePool,

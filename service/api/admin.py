@@ -14,18 +14,11 @@ from model_store.artifacts.store import LATEST
 from model_store.errors import NotFound
 from model_store.state.jobs import Jobs
 from model_store.state.labels import counts, has_state
-from service.api.dependencies import (
-    AllowedModels,
-    Audit,
-    CurrentContext,
-    CurrentRequest,
-    ModelName,
-)
 from service.api.jobs import JobAnswer, cancel_job, job_json
 from service.api.schemas import Envelope
 from service.auth.scopes import get_owner, key_name, needs
 from service.batch.candidate import can_fit, command, last_lines
-from service.context import Context
+from service.context import AllowedModels, Audit, Context, CurrentContext, CurrentRequest, ModelName
 from service.errors import NotDone
 
 

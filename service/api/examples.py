@@ -16,10 +16,10 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
-from service.api.dependencies import CurrentContext, CurrentRequest, ModelName
 from service.api.responses import format_column_time, json_response
 from service.api.schemas import Envelope, ModelRequest
 from service.auth.scopes import needs
+from service.context import CurrentContext, CurrentRequest, ModelName
 from service.models.drift import column_shifts
 from service.models.models import ServedModel
 

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from service.api.dependencies import CurrentContext
 from service.auth.scopes import OPEN_TO_ALL, can_see_names, needs
-from service.context import Context
+from service.context import Context, CurrentContext
 from service.errors import NotReady, ShuttingDown
 from service.models.models import HOW_TO_PUBLISH
 

@@ -26,7 +26,6 @@ from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from model_store.types import Content
 from service import limits
 from service.api.acquire import ID_BYTES, AcquireAnswer, find_names, select_rows
-from service.api.dependencies import Audit, CurrentContext, LinkPrefix
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, request_body
 from service.api.options import resolve_groups, resolve_num_samples
@@ -38,7 +37,7 @@ from service.api.schemas import AcquireRequest, PredictJobRequest, Timestamp
 from service.auth.scopes import SCOPES_KEY, allowed_models, get_owner, needs
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
-from service.context import Context
+from service.context import Audit, Context, CurrentContext, LinkPrefix
 from service.engine.pool_ranking import check_keep
 from service.errors import NotDone, Overloaded, PastDeadline, TooLarge
 from service.models.reservoir import fresh_seed

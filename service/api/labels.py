@@ -23,7 +23,6 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import MIN_CONTROL_ROWS, live_figures
-from service.api.dependencies import AllowedModels, Audit, CurrentContext, CurrentRequest, ModelName
 from service.api.openapi import json_body
 from service.api.requests import Validated, parse_json, read_body, require_json, validate
 from service.api.responses import format_timestamp, json_response
@@ -37,7 +36,7 @@ from service.api.schemas import (
     Timestamp,
 )
 from service.auth.scopes import allowed_models, key_name, needs
-from service.context import Context
+from service.context import AllowedModels, Audit, Context, CurrentContext, CurrentRequest, ModelName
 from service.errors import TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext

@@ -20,13 +20,12 @@ from model_store.artifacts.summary import too_few_rows
 from model_store.conformal.drift import ALARM_EVIDENCE
 from model_store.errors import NotFound, StoreError
 from model_store.types import Task
-from service.api.dependencies import AllowedModels, CurrentContext, LinkPrefix, ModelName
 from service.api.media_types import JSON
 from service.api.openapi import BINARY
 from service.api.responses import format_timestamp
 from service.api.schemas import Timestamp
 from service.auth.scopes import needs
-from service.context import Context
+from service.context import AllowedModels, Context, CurrentContext, LinkPrefix, ModelName
 from service.models.drift import DriftReport
 from service.models.models import Models
 

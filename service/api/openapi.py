@@ -13,7 +13,6 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
-from service.api.dependencies import CurrentContext, LinkPrefix
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.api.page import StaticContent, StaticResponse
 from service.api.problems import Problem
@@ -29,6 +28,7 @@ from service.api.schemas import (
 )
 from service.auth.keys import Keys
 from service.auth.scopes import OPEN_TO_ALL, needed_scope
+from service.context import CurrentContext, LinkPrefix
 
 FORMS: dict[type[RequestModel], str] = {
     PredictRequest: "inputs",
