@@ -31,7 +31,6 @@ MAX_JOINT_NUMBERS = 1_000_000  # configurations x draws: 8 MB
 # All configurations with smaller probabilities change gains by less than 1e-10 nats.
 MIN_MASS = 1e-16
 STEP_NUMBERS = 1 << 18  # take some milliseconds
-MIN_MERGED = 3  # configurations per merged configuration
 MIN_STEP = 8  # rows in a search's first step; later steps double
 ROUNDING = 1e-9  # nats, for gains in float64
 MIN_NOISE = 0.01  # of a class label; bounds the weight of certain draws
@@ -92,9 +91,9 @@ class BatchBald(JointScore):
 
     Let m(s) be the probability of a configuration s of selected labels, and W[s, k] the probability
     of draw k given s. The gain of row n is sum_s m(s) H(y_n | s) - mean_k H(y_n | k). The
-    probabilities p(c | s) = sum_k W[s, k] p_k(c) are one matrix product in float64. Bounds use
-    float32, plus the largest rounding error. Entropy is concave, so merging configurations with the
-    same most probable draw gives a cheaper bound (Jensen's inequality).
+    probabilities p(c | s) = sum_k W[s, k] p_k(c) are one matrix product in float64. Entropy is
+    concave, so merging configurations with the same most probable draw gives a bound (Jensen's
+    inequality). Bounds use float32, plus the largest rounding error.
 
     Up to `MAX_CONFIGURATIONS` configurations are enumerated. Above this number, the same number of
     configurations is sampled, stratified by draw, and later labels are sampled from the draw of
@@ -137,7 +136,7 @@ class BatchBald(JointScore):
         # |1 + log p| of the entropy
         factor = (self.num_draws / 2 + 32) * (1.0 + np.log(self._classes))
         rounding = float(np.finfo(np.float32).eps) * factor
-        return np.maximum(self._gains(rows, *self._bounding), 0.0) + rounding
+        return np.maximum(self._gains(rows, *self._merged), 0.0) + rounding
 
     def _gains(
         self, rows: Rows, weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
@@ -173,11 +172,8 @@ class BatchBald(JointScore):
         total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
         self._weights_S_K = weights_S_K / np.maximum(total_S_1, MIN_PROBABILITY)
         self._mass_S = mass_S
-        bounding = _merge(self._weights_S_K, mass_S)
-        if len(bounding[1]) * MIN_MERGED > len(mass_S):
-            bounding = self._weights_S_K, mass_S
-        self._bounding = tuple(map(_to_float32, bounding))
-        self.step = max(1, STEP_NUMBERS // (self._classes * max(self._bounding[0].shape)))
+        self._merged = tuple(map(_to_float32, _merge(self._weights_S_K, mass_S)))
+        self.step = max(1, STEP_NUMBERS // (self._classes * self.num_draws))
 
     def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
         """Sample configurations systematically, stratified by draw."""
