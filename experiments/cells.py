@@ -73,19 +73,25 @@ class Target:
     caption: str = ""  # below the figure
     papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)  # by row, column
     kl_weights: Mapping[str, str] = field(default_factory=dict)  # relative to the ELBO, by row
-    seeds: int = MIN_SEEDS
+    seeds: int = MIN_SEEDS  # maximum of all rows
+    row_seeds: Mapping[str, int] = field(default_factory=dict)  # of rows with fewer seeds
     conclude: Callable[[Results], str] | None = None  # a text about all rows
     remarks: str = ""  # reasons for differences from the paper
     revision: int = 1  # of code and settings
     publishes: bool = False  # publishes its fits
 
+    @property
+    def num_cells(self) -> int:
+        return sum(len(self._seeds(row)) for row in self.rows)
+
+    def _seeds(self, row: str) -> range:
+        return range(self.row_seeds.get(row, self.seeds))
+
     def path(self, out: Path, row: str, seed: int) -> Path:
         return out / self.name / f"{row}-{seed}.json"
 
     def results(self, out: Path) -> Results:
-        paths = {
-            row: [self.path(out, row, seed) for seed in range(self.seeds)] for row in self.rows
-        }
+        paths = {row: [self.path(out, row, seed) for seed in self._seeds(row)] for row in self.rows}
         return {
             row: [read(path) for path in files if path.exists()] for row, files in paths.items()
         }
@@ -99,6 +105,8 @@ class Target:
         for seeds in (range(first), range(first, self.seeds)):
             for row, seed in product(self.rows, seeds):
                 path = self.path(out, row, seed)
+                if seed not in self._seeds(row):
+                    continue
                 if not path.exists() or (again and read(path).revision != self.revision):
                     yield row, seed
 

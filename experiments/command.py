@@ -135,7 +135,7 @@ def reproduce(options: argparse.Namespace) -> None:
     targets = [_select(all_targets, name) for name in options.targets or all_targets]
     if options.list:
         for target in targets:
-            cells = len(target.rows) * target.seeds
+            cells = target.num_cells
             left = len([*target.missing(options.out, options.again)])
             print(f"{target.name:20} {cells - left:4} of {cells:4}  {target.title}")
         return

@@ -3,11 +3,12 @@
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -48,7 +49,7 @@ def write_pages(targets: Sequence[Target], out: Path, findings: Path) -> None:
                 plt.close(figure)
             path.write_text(page(target, results, link_to(picture, path.parent)))
         name = f"[{target.name}]({link_to(path, out)})" if num_valid else target.name
-        cells = len(results) * target.seeds
+        cells = target.num_cells
         progress = "" if measured == cells else f" ({measured} of {cells} cells)"
         title, paper = split_title(target)
         group, _, place = paper.partition(", ")
@@ -169,6 +170,29 @@ def notes(target: Target, results: Results) -> list[str]:
 
 def first_seeds(results: Results) -> dict[str, dict[str, Any]]:
     return {row: cells[0].measured.values for row, cells in results.items() if cells}
+
+
+def set_bars(
+    titles: Mapping[str, str], sets: Sequence[str], label: str, target: Target, results: Results
+) -> Figure:
+    """Plot the value `KEY_SET` of each data set as bars, with a panel for each key in `titles`."""
+    figure, axes = plt.subplots(
+        1, len(titles), figsize=(11, 3.6), sharey=True, layout="constrained"
+    )
+    width = 0.8 / len(results)
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        for i, (row, cells) in enumerate(results.items()):
+            shares = [mean_and_spread(column_values(cells, f"{key}_{name}")) for name in sets]
+            means, spreads = zip(*shares, strict=True)
+            places = np.arange(len(sets)) + (i + 0.5) * width - 0.4
+            axis.bar(places, means, width, yerr=spreads, capsize=2, label=row)
+        axis.set_xticks(range(len(sets)), sets)
+        axis.set_title(title)
+        axis.grid(axis="y", alpha=0.3)
+    axes[0].set_ylabel(label)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
+    figure.suptitle(target.title)
+    return figure
 
 
 def panels(

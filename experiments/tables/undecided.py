@@ -6,14 +6,12 @@ It extends Blundell et al. 2015, "Weight uncertainty in neural networks".
 from functools import partial
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Bool
-from matplotlib.figure import Figure
 
-from experiments.cells import Column, Measured, Results, Target, mean_and_spread
+from experiments.cells import Column, Measured, Target
 from experiments.measures import IdxOutliers, load_recipe, make_measured, published
-from experiments.pages import column_values
+from experiments.pages import set_bars
 from experiments.tables.accuracy import HELD_OUT
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
@@ -79,27 +77,6 @@ def doubtful_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
     return prediction.calibrated_scores.by_name()["variation_ratio"] > largest
 
 
-def _draw(target: Target, results: Results) -> Figure:
-    """Plot the share of undecided rows in each data set as bars."""
-    figure, axes = plt.subplots(
-        1, len(REASONS), figsize=(11, 3.6), sharey=True, layout="constrained"
-    )
-    width = 0.8 / len(results)
-    for axis, (key, title) in zip(axes, REASONS.items(), strict=True):
-        for i, (row, cells) in enumerate(results.items()):
-            shares = [mean_and_spread(column_values(cells, f"{key}_{name}")) for name in SETS]
-            means, spreads = zip(*shares, strict=True)
-            places = np.arange(len(SETS)) + (i + 0.5) * width - 0.4
-            axis.bar(places, means, width, yerr=spreads, capsize=3, label=row)
-        axis.set_xticks(range(len(SETS)), SETS)
-        axis.set_title(title)
-        axis.grid(axis="y", alpha=0.3)
-    axes[0].set_ylabel("undecided rows, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
-    figure.suptitle(target.title)
-    return figure
-
-
 UNDECIDED = Target(
     name="undecided",
     title="Abstention on images unlike the training data (Weight Uncertainty, a CNN)",
@@ -120,7 +97,7 @@ UNDECIDED = Target(
         },
     },
     kl_weights={"bbb-gaussian": "0.1"},
-    draw=_draw,
+    draw=partial(set_bars, REASONS, SETS, "undecided rows, %"),
     caption="Bars should be low for `test` and high for the other sets.",
     remarks=(
         "With the flag, the network without a posterior abstains equally often. By uncertainty "

@@ -22,6 +22,7 @@ from experiments.tables import (
     accuracy,
     alpha,
     detection,
+    gaps,
     labelling,
     parameters,
     pruning,
@@ -361,6 +362,48 @@ def test_rows_are_undecided_by_doubt_or_by_the_flag(tmp_path, monkeypatch):
     assert values["undecided_test"] < 50.0 < values["undecided_uniform"]
     for name in undecided.SETS:
         assert values[f"doubt_{name}"] <= values[f"undecided_{name}"]
+
+
+@pytest.mark.fits
+def test_unusual_images_are_detected_and_flagged(tmp_path, monkeypatch):
+    monkeypatch.setattr(detection, "outlier_sources", tuple)
+    monkeypatch.setattr(detection, "load_recipe", lambda _, seed: load_recipe("digits-mle", seed))
+    values = detection.NEAR_FAR.rows["dropout"](0, tmp_path).values
+    assert values["flagged_test"] < 15.0 < values["flagged_rotated"]
+    assert 50.0 < values["entropy_uniform"] <= 100.0
+
+
+@pytest.mark.fits
+def test_a_gap_is_the_middle_third_of_a_column(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(180, 3))
+    table[:, 2] = table[:, 0] + 0.1 * rng.normal(size=180)
+    folder = tmp_path / "uci" / "yacht"
+    folder.mkdir(parents=True)
+    np.savetxt(folder / "data.txt", table)
+    (folder / "index_features.txt").write_text("0\n1\n")
+    (folder / "index_target.txt").write_text("2\n")
+    monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
+    monkeypatch.setattr(gaps, "STEPS", 20)
+    values = gaps.GAPS.rows["yacht-laplace"](1, tmp_path / "runs").values
+    assert {*gaps.GAPS.columns} <= {*values}
+
+    gap, train, random = (
+        np.loadtxt(tmp_path / "runs" / "gaps-yacht-laplace-1" / f"index_{name}.txt", dtype=int)
+        for name in ("test_0", "train_0", "test_1")
+    )
+    assert len(gap) == len(random) == 60
+    assert sorted([*gap, *train]) == [*range(180)]
+    low, high = table[gap, 1].min(), table[gap, 1].max()
+    assert ((table[train, 1] <= low) | (table[train, 1] >= high)).all()
+    assert len({*gap} & {*random}) < 40
+
+
+def test_rows_can_have_fewer_seeds(tmp_path):
+    target = replace(get_target([], seeds=4), row_seeds={"a": 2})
+    assert target.num_cells == len([*target.missing(tmp_path)]) == 10
+    measure_missing([target], tmp_path, tmp_path, None, quiet=True)
+    assert [len(cells) for cells in target.results(tmp_path).values()] == [2, 4, 4]
 
 
 @pytest.mark.fits

@@ -1,0 +1,158 @@
+"""Predictions in gaps of UCI data sets.
+
+Foong et al. 2019, "'In-between' uncertainty in Bayesian neural networks".
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from matplotlib.figure import Figure
+from scipy import stats
+
+from experiments.cells import Column, Measured, Results, Target, mean_and_spread
+from experiments.certify import hamiltonian as hmc
+from experiments.measures import measure_rows
+from experiments.pages import column_values, panels
+from training.data.splitting import SplitSizes
+from training.fit import fit
+from training.folders import data_root
+
+SETS = {"yacht": 6, "energy": 8, "concrete": 8, "wine-quality-red": 11, "bostonHousing": 13}
+METHODS = (
+    "batch-ensemble",
+    "anchored-ensemble",
+    "gp-layer",
+    "last-layer-hmc",
+    "laplace",
+    "bbb-gaussian",
+    "bhn-realnvp",
+    "dropout-alpha",
+    "mvn",
+)
+UNITS, STEPS, BATCH_ROWS = 50, 1500, 32
+RANDOM_SPLITS = 3  # per data set
+GAP, RANDOM = 0, 1  # names of the split files
+
+
+def gap_rows(values: np.ndarray) -> Int64[np.ndarray, "N"]:
+    """Sort rows so that the middle third of the values comes last."""
+    low, middle, high = np.array_split(np.argsort(values, kind="stable"), 3)
+    return np.concatenate([low, high, middle])
+
+
+def write_splits(source: Path, folder: Path, column: int) -> None:
+    """Write a gap split by a column, and a random split of the same size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("data.txt", "index_features.txt", "index_target.txt"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    features = np.loadtxt(source / "index_features.txt", dtype=int, ndmin=1)
+    values = np.loadtxt(source / "data.txt")[:, features[column]]
+    random = np.random.default_rng(column).permutation(len(values))
+    for split, order in ((GAP, gap_rows(values)), (RANDOM, random)):
+        train, test = np.split(order, [len(order) - len(np.array_split(order, 3)[1])])
+        np.savetxt(folder / f"index_train_{split}.txt", train, "%d")
+        np.savetxt(folder / f"index_test_{split}.txt", test, "%d")
+
+
+def measure_split(folder: Path, method: str, split: int, seed: int, runs: Path) -> Measured:
+    rows = len((folder / f"index_train_{split}.txt").read_text().split())
+    train_rows = rows - sum(SplitSizes(None, None, None, seed).rows(rows))
+    epochs = max(1, round(STEPS / (train_rows / BATCH_ROWS)))
+    recipe = hmc.compared_recipe(
+        f"{folder.name}-{split}",
+        method,
+        seed,
+        data={"source": f"uci:{folder}", "split": split},
+        units=UNITS,
+        training={"epochs": epochs, "batch_rows": BATCH_ROWS},
+        ramp_epochs=epochs / 10,
+        **hmc.REGRESSION,
+    )
+    result = fit(recipe, runs=runs, quiet=True)
+    data, splits = result.data, result.splits
+    values = measure_rows(result, data.test)
+    constant = stats.norm(data.train.y.mean(), data.train.y.std()).logpdf(data.test.y).mean()
+    values["gain"] = values["log_likelihood"] - float(constant)
+    held_out = np.concatenate([splits.reference.x, splits.ranking.x])
+    inside, outside = (
+        float(result.outputs(x)[..., 0].std(axis=0).mean()) for x in (data.test.x, held_out)
+    )
+    values["ratio"] = inside / outside
+    result.discard_checkpoint()
+    return Measured(values, data.digest()[:16])
+
+
+def measure(name: str, method: str, column: int, runs: Path) -> Measured:
+    folder = runs / f"gaps-{name}-{method}-{column}"
+    write_splits(data_root() / "uci" / name, folder, column)
+    gap = measure_split(folder, method, GAP, column, runs)
+    values: dict[str, Any] = {f"gap_{key}": value for key, value in gap.values.items()}
+    if column < RANDOM_SPLITS:
+        random = measure_split(folder, method, RANDOM, column, runs)
+        values |= {f"random_{key}": value for key, value in random.values.items()}
+    return Measured(values, gap.data)  # `moving` stays empty, because the steps are fixed
+
+
+def count_worse(gains: list[float]) -> str:
+    return f"{sum(gain < 0 for gain in gains)} of {len(gains)}"
+
+
+def _draw(target: Target, results: Results) -> Figure:
+    """Plot the gain of each gap, and the mean gain of random splits."""
+    names = [name for name in SETS if any(row.startswith(name) for row in results)]
+    figure, axes = panels(len(names), 3, 12, 3.6)
+    for axis, name in zip(axes, names, strict=True):
+        axis.axvline(0.0, color="0.5", linewidth=0.8)
+        for i, method in enumerate(METHODS):
+            cells = results.get(f"{name}-{method}", [])
+            gains, random = (column_values(cells, f"{kind}_gain") for kind in ("gap", "random"))
+            axis.plot(gains, [i] * len(gains), "o", color="C0", alpha=0.6, label="one gap")
+            if random:
+                mean = mean_and_spread(random)[0]
+                axis.plot(mean, i, "|", color="k", markersize=14, label="random splits")
+        axis.set_xscale("symlog", linthresh=1.0)
+        axis.set_yticks(range(len(METHODS)), METHODS)
+        axis.set_title(name)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].invert_yaxis()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles[:2], labels[:2], loc="outside upper right", ncols=2)
+    figure.suptitle(target.title, x=0.3)
+    figure.supxlabel("log-likelihood, minus that of a constant Gaussian (nats per row)")
+    return figure
+
+
+GAPS = Target(
+    name="gaps",
+    title="Predictions in gaps of UCI data sets",
+    protocol=(
+        "For each input column, rows are sorted by it, and the middle third is held out (Foong et "
+        "al. 2019). A seed is a column; ± is the spread over columns. The first "
+        f"{RANDOM_SPLITS} columns of a set also have a random split of the same size. Methods "
+        f"have the settings of [gap](gap.md), with {UNITS} units and about {STEPS:,} steps of "
+        f"{BATCH_ROWS} rows. Nothing was tuned.\n\n"
+        "The third column counts gaps with a lower log-likelihood than a constant Gaussian with "
+        "the mean and deviation of the training targets. The last column is the mean epistemic "
+        "deviation in the gap, divided by that of held-out rows outside it."
+    ),
+    rows={
+        f"{name}-{method}": partial(measure, name, method) for name in SETS for method in METHODS
+    },
+    columns={
+        "gap_log_likelihood": Column("log-likelihood, gap", 2),
+        "random_log_likelihood": Column("log-likelihood, random", 2),
+        "gap_gain": Column("worse than a constant", summary=count_worse),
+        "gap_rmse": Column("RMSE, gap", 2),
+        "random_rmse": Column("RMSE, random", 2),
+        "gap_ratio": Column("deviation, gap / outside", 2),
+    },
+    draw=_draw,
+    caption="Dots left of the line are worse than a constant prediction with constant noise.",
+    seeds=max(SETS.values()),
+    row_seeds={f"{name}-{method}": SETS[name] for name in SETS for method in METHODS},
+)
+
+TARGETS = (GAPS,)
