@@ -105,61 +105,25 @@ def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
     repeated = [make_label("a", "3.0", row), first[1]]  # an equal number is the same class
     again = post(client, [*repeated, make_label("c", "5", row)]).json()
     assert (again["accepted"], again["known"], again["labels"]) == (1, 2, 3)
-    for bad, status, detail in (
-        (
-            [make_label("d", "3", row), {"id": "a", "label": "9"}],
-            409,
-            "labels.1: expected the same label as before",
-        ),
-        (
-            [make_label("d", "3", row), {"id": "nobody", "label": "9"}],
-            422,
-            "labels.1.id: expected the id of an acquired row",
-        ),
-        (
-            [make_label("d", "3", row), make_label("a", "3", [0.0] * 64)],
-            409,
-            "labels.1.input: expected the same row",
-        ),
-        (
-            [make_label("d", "3", row), make_label("e", "eleven", row)],
-            422,
-            "labels.1.label: expected one of the classes ['0'",
-        ),
-        (
-            [make_label("d", "3", row), make_label("d", "3", row)],
-            422,
-            "labels.1.id: expected a unique id",
-        ),
-        (
-            [make_label("d", "3", row), make_label("e", "3", [*row[:-1], None])],
-            422,
-            "labels.1.input.63: expected",
-        ),
-        (
-            [make_label("d", "3", row), {"id": "e", "target": 1.5, "input": row}],
-            422,
-            "labels.1.target: expected no target",
-        ),
-        (
-            [make_label("d", "3", row), {"id": "e", "input": row}],
-            422,
-            "labels.1.label: expected a value",
-        ),
-        (
-            [make_label("d", "3", row), make_label("", "3", row)],
-            422,
-            "labels.1.id: expected 1 to 256",
-        ),
-        (
-            [make_label("d", "3", row), {"id": "e", "label": 3}],
-            422,
-            "labels.1.label: expected a valid string",
-        ),
-        ([], 422, "labels: "),
-    ):
-        answer = post(client, bad)
-        assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (status, detail)
+    conflicts = (
+        ({"id": "a", "label": "9"}, "labels.1: expected the same label as before"),
+        (make_label("a", "3", [0.0] * 64), "labels.1.input: expected the same row"),
+    )
+    faults = (
+        ({"id": "nobody", "label": "9"}, "labels.1.id: expected the id of an acquired row"),
+        (make_label("e", "eleven", row), "labels.1.label: expected one of the classes ['0'"),
+        (make_label("d", "3", row), "labels.1.id: expected a unique id"),
+        (make_label("e", "3", [*row[:-1], None]), "labels.1.input.63: expected"),
+        ({"id": "e", "target": 1.5, "input": row}, "labels.1.target: expected no target"),
+        ({"id": "e", "input": row}, "labels.1.label: expected a value"),
+        (make_label("", "3", row), "labels.1.id: expected 1 to 256"),
+        ({"id": "e", "label": 3}, "labels.1.label: expected a valid string"),
+    )
+    for status, cases in ((409, conflicts), (422, faults)):
+        for bad, detail in cases:
+            answer = post(client, [make_label("d", "3", row), bad])
+            assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (status, detail)
+    assert post(client, []).status_code == 422
     replaced = post(client, [{"id": "a", "label": "9"}], replace=True).json()
     assert (replaced["replaced"], replaced["labels"]) == (1, 3)
     assert post(client, [{"id": "a", "label": "9"}]).json()["known"] == 1

