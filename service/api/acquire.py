@@ -175,7 +175,7 @@ async def _rank(
     call, envelope, loaded = work.call, work.envelope, work.loaded
     reservation, manifest = call.reservation, loaded.model.manifest
     acquisition, num_samples = computation.acquisition, computation.num_samples
-    ids = list(map(str, range(len(x)))) if names is None else names
+    ids: Sequence[str] = RowNumbers(len(x)) if names is None else names
     seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
     find = partial(select_rows, context, envelope, loaded.name, ids, names is not None, seed or 0)
     selection = await context.threads.state(find)
@@ -219,6 +219,22 @@ async def _rank(
     computation = replace(computation, seed=pool.seed)
     counts = len(x), excluded, unknown, envelope.race, ranked.finalists
     return acquire_answer(manifest, computation, rows, *counts)
+
+
+class RowNumbers(Sequence[str]):
+    """Row numbers as ids, converted to strings on demand.
+
+    A list of 100,000 strings would block the event loop for tens of milliseconds.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._numbers = range(rows)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return str(self._numbers[index])
 
 
 def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> InvalidInput:

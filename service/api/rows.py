@@ -80,31 +80,13 @@ def rows_array(
         TooLarge: if images have too many pixels, or one needs too much memory to decode.
         Overloaded: if there is too little memory left to decode an image.
     """
-    shape = spec.shape
-    size = math.prod(shape)
+    size = math.prod(spec.shape)
     at_once = max(1, NUMBERS_AT_ONCE // size)
     if isinstance(rows, dict):
         call.pause()
         return encode_cells(rows, spec.columns, field, first_row)
     if isinstance(rows, np.ndarray):
-        if spec.columns:
-            raise columns_expected(field, f"an array of shape {rows.shape}")
-        if rows.shape[1:] not in (shape, (size,)):
-            expected = f"an array of shape {describe_shapes(shape)}"
-            raise InvalidInput(field, expected, f"shape {rows.shape}")
-        flat = rows.reshape(len(rows), size)
-        if spec.takes_ids:
-            _check_ids(flat, spec, field, first_row)
-        is_converted = flat.dtype == np.float32 and flat.flags.c_contiguous
-        x = flat if is_converted else np.empty(flat.shape, dtype=np.float32)
-        for first in range(0, len(rows), at_once):
-            step_rows = slice(first, first + at_once)
-            if not is_converted:
-                with np.errstate(over="ignore"):
-                    x[step_rows] = flat[step_rows]
-            _check_finite(x[step_rows], field, first_row + first)
-            call.pause()
-        return x
+        return _convert_array(rows, spec, field, call, first_row)
     if isinstance(rows, Cells):
         x = np.empty((len(rows), size), dtype=np.float32)
         for first in range(0, len(rows), at_once):
@@ -129,6 +111,31 @@ def rows_array(
             count += len(part)
             call.pause()
     assert count == len(rows)
+    return x
+
+
+def _convert_array(
+    rows: np.ndarray, spec: InputSpec, field: str, call: RequestContext, first_row: int
+) -> Float32[np.ndarray, "N I"]:
+    size = math.prod(spec.shape)
+    if spec.columns:
+        raise columns_expected(field, f"an array of shape {rows.shape}")
+    if rows.shape[1:] not in (spec.shape, (size,)):
+        expected = f"an array of shape {describe_shapes(spec.shape)}"
+        raise InvalidInput(field, expected, f"shape {rows.shape}")
+    flat = rows.reshape(len(rows), size)
+    if spec.takes_ids:
+        _check_ids(flat, spec, field, first_row)
+    is_converted = flat.dtype == np.float32 and flat.flags.c_contiguous
+    x = flat if is_converted else np.empty(flat.shape, dtype=np.float32)
+    at_once = max(1, NUMBERS_AT_ONCE // size)
+    for first in range(0, len(rows), at_once):
+        step_rows = slice(first, first + at_once)
+        if not is_converted:
+            with np.errstate(over="ignore"):
+                x[step_rows] = flat[step_rows]
+        _check_finite(x[step_rows], field, first_row + first)
+        call.pause()
     return x
 
 

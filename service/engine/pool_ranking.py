@@ -113,9 +113,9 @@ def control_predictions(manifest: Manifest, prediction: Prediction) -> list[dict
 
 def answer_rows(ranked: Ranked, selection: Selection, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Return the ranked rows, then the control rows, in the format of /acquire."""
+    indices = selection.ranked[[row["index"] for row in ranked.rows]].tolist()
     rows = [
-        {**row, "index": int(selection.ranked[row["index"]]), "control": False}
-        for row in ranked.rows
+        {**row, "index": i, "control": False} for row, i in zip(ranked.rows, indices, strict=True)
     ]
     control = [
         {"rank": rank, "index": i, "id": ids[i], "score": None, "control": True}
