@@ -77,7 +77,7 @@ def textbook(model: BayesianModel, x: Tensor) -> Tensor:
 @torch.inference_mode()
 def batched(model: BayesianModel, x: Tensor, draws: int = DRAWS) -> Tensor:
     theta = model.posterior(torch.randn(draws, model.posterior.noise_dimension))
-    return model.likelihood(model.network(x, theta[:, None])[0]).exp().mean(0)
+    return model.likelihood(model.network(x, theta[:, None])).exp().mean(0)
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ class AttackedModel:
         return self.posterior(torch.from_numpy(eps))[:, None]
 
     def log_probs(self, x: X, theta: Float[Tensor, "K 1 D"]) -> Float[Tensor, "K N C"]:
-        return self.network.likelihood(self.network.network(x, theta)[0])
+        return self.network.likelihood(self.network.network(x, theta))
 
     def clip(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B I"]:
         return x.clamp(self.minimum, self.maximum)
@@ -299,7 +299,7 @@ def _margin_and_statistic(
     attacked: AttackedModel, x: Tensor, y: Tensor, theta: Tensor, statistic: Statistic
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = x.detach().requires_grad_()
-    outputs, _, density = attacked.network(x, theta)
+    outputs, density = attacked.network(x, theta)
     log_probs = log_mean_probs(outputs)
     true = log_probs.gather(1, y[:, None])[:, 0]
     margin = true - log_probs.scatter(1, y[:, None], -torch.inf).max(1).values

@@ -85,7 +85,7 @@ def _moments(model: BayesianModel, draws: Tensor, x: Tensor) -> Tensor:
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     theta, log_variance = draws[:, :-1], draws[:, -1, None, None]
-    means = likelihood(model.network(x, theta[:, None])[0])[..., :1]
+    means = likelihood(model.network(x, theta[:, None]))[..., :1]
     in_units = 2.0 * likelihood.target_std.log().item()
     return torch.cat([means, (log_variance + in_units).expand_as(means)], dim=-1)
 

@@ -139,7 +139,7 @@ def exact(
     size = model.posterior.theta_dimension
     # Outputs are affine in theta, so these points determine the design matrix.
     points = torch.cat([torch.zeros(1, size), torch.eye(size)]).double()
-    served = model.likelihood(model.network(x, points[:, None])[0])
+    served = model.likelihood(model.network(x, points[:, None]))
     constant, design = served[0, :, 0], (served[1:, :, 0] - served[0, :, 0]).T
     variance = served[0, 0, 1].exp()
     precision = design.T @ design / variance + torch.eye(size).double()
@@ -188,7 +188,7 @@ def deviation_ratios(model: BayesianModel, problem: Problem) -> Float[Tensor, "N
     best = torch.linalg.inv(precision) if is_flow else torch.diag(1.0 / precision.diagonal())
     x, size = torch.from_numpy(problem.splits.test.x), model.posterior.theta_dimension
     points = torch.cat([torch.zeros(1, size), torch.eye(size)])
-    means = model.likelihood(model.network(x, points[:, None])[0])[..., 0].double()
+    means = model.likelihood(model.network(x, points[:, None]))[..., 0].double()
     design = (means[1:] - means[0]).T
     theta = _draws(model)
     return (theta @ design.T).std(0) / (design @ best * design).sum(1).sqrt()

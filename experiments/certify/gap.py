@@ -78,7 +78,7 @@ def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], 
 def _moments(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
-    means = likelihood(model.network(x, theta[:, None])[0])[..., :1]
+    means = likelihood(model.network(x, theta[:, None]))[..., :1]
     log_std = likelihood.target_std.log().item()
     noise = 2.0 * (math.log(NOISE_STD) - log_std)
     return torch.cat([means, torch.full_like(means, noise + 2.0 * log_std)], dim=-1)

@@ -68,7 +68,7 @@ def exact_probabilities(
 
 
 def _logits(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
-    return model.likelihood(model.network(x, theta[:, None])[0])
+    return model.likelihood(model.network(x, theta[:, None]))
 
 
 def probability(logits: torch.Tensor) -> torch.Tensor:

@@ -94,7 +94,7 @@ def divergence_from_exact(result: Fitted) -> float:
     joint = []
     with torch.no_grad():
         for weights in torch.cartesian_prod(edge, edge).split(len(edge)):
-            served = model.likelihood(model.network(x, weights[:, None])[0])
+            served = model.likelihood(model.network(x, weights[:, None]))
             log_likelihood = model.likelihood.log_likelihood(served, y).sum(1)
             joint.append(log_likelihood + posterior.log_prior(weights))
         bounds = [bound(model.float(), x, y, len(x), seed) for seed in range(EVALUATIONS)]

@@ -302,7 +302,7 @@ def test_the_divergence_from_the_exact_posterior_is_that_of_draws(tmp_path):
     with torch.no_grad():
 
         def log_likelihood(theta):
-            result = model.likelihood(model.network(torch.from_numpy(rows.x), theta[:, None])[0])
+            result = model.likelihood(model.network(torch.from_numpy(rows.x), theta[:, None]))
             return model.likelihood.log_likelihood(result, torch.from_numpy(rows.y)).sum(1).double()
 
         theta, log_ratio = model.posterior.sample(eps)

@@ -60,24 +60,22 @@ class ForwardContext:
     # By layer, shape (slot size). If set, theta is the mean of the weights.
     std: dict[str, Tensor] | None = None
     num_draws: int = 1
-    features: Tensor | None = None  # output of the first layer
     kl: Tensor | None = None  # from layers whose posterior depends on their input
     start: dict[str, Tensor] | None = None  # scales by layer, filled during initialisation
     trial_rows: int = 0  # N in the trial that detects shared inputs, otherwise 0
 
     def clear(self) -> None:
-        self.theta, self.std, self.features, self.kl, self.start = {}, None, None, None, None
+        self.theta, self.std, self.kl, self.start = {}, None, None, None
 
 
 class LayerContext:
     """The position of a layer's parameters in theta, and the layout of its input."""
 
-    def __init__(self, slot: Slot, forward: ForwardContext, folded: bool, first: bool) -> None:
+    def __init__(self, slot: Slot, forward: ForwardContext, folded: bool) -> None:
         self.slot = slot
         self.forward = forward
         self.folded = folded  # if false, the input has an axis for draws, (K, N, units)
-        self.first = first
-        self.shared = False
+        self.shared = False  # whether all draws share the layer's input
 
     def theta(self) -> Tensor:
         return self.forward.theta[self.slot.name]
@@ -104,12 +102,6 @@ class LayerContext:
 
     def batch(self, h: Tensor) -> Tensor:
         return h.flatten(0, 1) if self.folded else h
-
-    def store_features(self, product: Tensor) -> None:
-        """Store the first layer's output, before any draw affects it, as the features."""
-        if self.first:
-            rows = product if self.shared or not self.folded else self.by_draw(product)[0]
-            self.forward.features = rows.flatten(1)
 
 
 class ScaledLayer(nn.Module):
@@ -141,7 +133,6 @@ class ScaledLayer(nn.Module):
             norm = self.lengths()
         if self.context.forward.start is not None:
             return self._start(product, norm)
-        self.context.store_features(product)
         scale = self._along(self.context.theta() / norm, h)
         return self.context.batch(self.context.by_draw(product) * scale + self._along(self.bias, h))
 
@@ -256,10 +247,6 @@ class WeightLayer(nn.Module):
         inputs, outputs = context.slot.shape
         self.shape = (inputs - self.has_bias, outputs)  # of the matrix without biases
         self.register_buffer("index", None, persistent=False)
-
-    @property
-    def groups(self) -> int:
-        return 1 if self.convolution is None else self.convolution.groups
 
     def keep(self, mask: Tensor) -> None:
         """Randomise all biases, but only the weights selected by `mask` (inputs, outputs)."""
@@ -406,21 +393,6 @@ class MaskLayer(nn.Module):
         middle = [None] * (h.ndim - (2 if self.context.shared else 3))
         along = (..., *middle, slice(None)) if self.on_last_axis else (..., *middle)
         return self.context.batch(h * mask[along])
-
-
-class FeatureLayer(nn.Module):
-    """A network's first layer, with fixed weights, whose output is used as the features."""
-
-    def __init__(self, layer: nn.Module, context: LayerContext) -> None:
-        super().__init__()
-        self.layer = layer
-        self.context = context
-
-    def forward(self, h: Tensor) -> Tensor:
-        self.context.detect_shared_input(h)
-        value: Tensor = self.layer(h)
-        self.context.store_features(value)
-        return value
 
 
 def _weightless_convolution(layer: Drawable) -> Convolution | None:

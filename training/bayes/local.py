@@ -102,10 +102,8 @@ class LocalLayer(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         mean, std = self.moments(h)
-        if self.context.first:
-            features = torch.cat([mean, std], dim=-1)
-            self.context.store_features(features)
-            mean, std = features.chunk(2, dim=-1)
+        if self.context.shared:  # one value per row, which the service computes only once
+            mean, std = torch.cat([mean, std], dim=-1).chunk(2, dim=-1)
         noise = self.context.by_draw(std) * self.context.theta()
         return self.context.batch(self.context.by_draw(mean) + self.moments.rotate(noise))
 

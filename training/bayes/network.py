@@ -39,18 +39,14 @@ class Network(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        """Compute outputs for each draw and row, and features that do not depend on the draw."""
-        outputs, features, _ = self.run(x, theta)
-        return outputs, features
+    ) -> Float[Tensor, "K N C"]:
+        """Compute outputs for each draw and row."""
+        return self.run(x, theta)[0]
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
-        """Compute outputs, features, and the KL for layers with input-dependent posteriors.
-
-        The KL is None if there are no such layers.
-        """
+    ) -> tuple[Float[Tensor, "K N C"], Tensor | None]:
+        """Compute outputs, and the KL of layers with input-dependent posteriors, if any."""
         raise NotImplementedError
 
     def sample_locally(
@@ -134,7 +130,7 @@ class BayesianModel(nn.Module):
                 theta = theta.index_select(
                     1, torch.arange(len(x), device=x.device) * groups // len(x)
                 )
-            outputs, _, network_kl = self.network.run(x, theta)
+            outputs, network_kl = self.network.run(x, theta)
             kl = kl if network_kl is None else kl + network_kl
         if self.decay_prior_std is not None:
             kl = kl + self.network.weight_decay(self.decay_prior_std)
@@ -156,5 +152,5 @@ class BayesianModel(nn.Module):
         self, x: Num[Tensor, "N I"], theta: Float[Tensor, "K P D"], rows: int
     ) -> Float[Tensor, "K N C"]:
         """Predict in batches of `rows` rows, given draws of theta."""
-        parts = [self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)]
+        parts = [self.likelihood(self.network(part.float(), theta)) for part in x.split(rows)]
         return torch.cat(parts, dim=1)

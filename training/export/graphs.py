@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.shape_inference
 import torch
 from jaxtyping import Float
 from onnx import numpy_helper
@@ -21,7 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from model_store.errors import DubitoError, InvalidInput, clean_message, one_line
-from model_store.inference.graphs import GraphError
+from model_store.inference.graphs import GraphError, extract_subgraph
 from model_store.inference.noise import noise
 from model_store.inference.runtime import (
     LARGEST_RESULT,
@@ -66,9 +67,9 @@ def export(
 ) -> dict[str, bytes]:
     """Export `sampler.onnx` (eps -> theta) and `network.onnx`.
 
-    The network maps (x, theta) to outputs, features and density scores. With `with_terms`, it also
-    returns `ServedNetwork.terms`. If `joint`, the model for joint scores, differs from `model`, the
-    network also maps noise to the theta and outputs of `joint`.
+    The network maps (x, theta) to outputs and density scores. With `with_terms`, it also returns
+    `ServedNetwork.terms`. If `joint`, the model for joint scores, differs from `model`, the network
+    also maps noise to the theta and outputs of `joint`.
     """
     joint = None if joint is model else joint
     rows, draws = 3, 2
@@ -78,7 +79,7 @@ def export(
     sampler = export_graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
     # Export for a shared theta; a paired theta works in the same graph by broadcasting.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
-    outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
+    outputs = [OUTPUTS[model.likelihood.task], "density"]
     module: nn.Module = network
     if with_terms and network.attributed:
         module, outputs = _WithTerms(network), [*outputs, TERMS]
@@ -89,6 +90,7 @@ def export(
         inputs[WEIGHT_NOISE] = torch.zeros(draws, joint.posterior.noise_dimension)
         axes[WEIGHT_NOISE] = {0: torch.export.Dim(f"weight_{DRAWS}")}
     exported = export_graph(module, tuple(inputs.values()), axes, outputs)
+    _add_features(exported, outputs[0])
     if joint is not None:  # no weights are drawn by default
         empty = np.zeros((0, joint.posterior.noise_dimension), dtype=np.float32)
         exported.graph.initializer.append(numpy_helper.from_array(empty, WEIGHT_NOISE))
@@ -120,8 +122,35 @@ class _WithWeights(nn.Module):
 
     def forward(self, x: Tensor, theta: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
         weights = self.joint.posterior(noise)[:, None]
-        outputs, _ = self.joint.network(x, weights)
-        return (*self.network(x, theta), weights, self.joint.likelihood(outputs))
+        outputs = self.joint.likelihood(self.joint.network(x, weights))
+        return (*self.network(x, theta), weights, outputs)
+
+
+def _add_features(model: onnx.ModelProto, output: str) -> None:
+    """Add the output `features`: the last values that do not depend on the draws.
+
+    The service computes them once per row. They are omitted if no single vector per row suffices.
+    """
+    by_row, by_draw = {"x"}, {"theta"}
+    row_nodes, features = [], set[str]()
+    for node in extract_subgraph(model, ("x", "theta"), (output,)).graph.node:
+        if by_draw.intersection(node.input):
+            by_draw.update(node.output)
+            features |= by_row.intersection(node.input)
+        elif by_row.intersection(node.input) and node.op_type != "Shape":
+            by_row.update(node.output)
+            row_nodes.append(node)
+    for node in reversed(row_nodes):
+        if len(features) > 1 and features.intersection(node.output):
+            features = features.difference(node.output) | by_row.intersection(node.input)
+    for value in onnx.shape_inference.infer_shapes(model).graph.value_info:
+        axes = value.type.tensor_type.shape.dim
+        if {value.name} == features and len(axes) == 2 and axes[0].dim_param == ROWS:
+            for node in model.graph.node:
+                for names in (node.input, node.output):
+                    names[:] = ["features" if name == value.name else name for name in names]
+            value.name = "features"
+            model.graph.output.append(value)
 
 
 def load_runtime(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
@@ -379,7 +408,7 @@ def parity(
     paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
         theta_by_row = torch.from_numpy(runtime.theta_by_row(x, shared_or_paired))
-        outputs, _, density = network(torch.from_numpy(x), theta_by_row)
+        outputs, density = network(torch.from_numpy(x), theta_by_row)
         run_outputs, run_density = runtime.run(x, shared_or_paired)
         differences = _differences(run_outputs, outputs.numpy(), model.likelihood)
         for name, part in differences.items():

@@ -91,13 +91,12 @@ class ServedNetwork(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
-        outputs, features = self.network(x, theta)
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N M"]]:
         spaces = dict.fromkeys(KINDS[name].space for name in self.density)
         rows = {space: self.rows_in(space, x) for space in spaces}
         density = [detector(rows[KINDS[name].space]) for name, detector in self.density.items()]
         scores = torch.stack(density, dim=1) if density else x[:, :0]
-        return self.likelihood(outputs), features, scores
+        return self.likelihood(self.network(x, theta)), scores
 
 
 @torch.no_grad()

@@ -79,7 +79,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
     with watch({"": layer}, lambda _, h: inputs_seen.append(h)):
         for rows, targets in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
             # In float32, p - p^2 and log p are 0 for very confident networks.
-            values = network(rows.float(), theta)[0][0].double()
+            values = network(rows.float(), theta)[0].double()
             h = inputs_seen.pop().reshape(len(rows), -1)
             a = torch.cat([h, h.new_ones(len(h), 1)], dim=1) if layer.has_bias else h
             hessians.add(a, output_hessian(likelihood, values, targets))

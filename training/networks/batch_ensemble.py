@@ -58,12 +58,12 @@ class BatchEnsemble(Network):
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
+    ) -> tuple[Float[Tensor, "K N C"], None]:
         standard = self.scale(x).flatten(1)
         outputs, _ = self._run(standard)
         linear = matmul(standard, self.linear_weight) + self.linear_bias
         members = torch.cat([outputs, linear[None]])
-        return members.index_select(0, theta[:, 0, 0].long()), standard, None
+        return members.index_select(0, theta[:, 0, 0].long()), None
 
     def _run(self, h: Tensor, members: slice = slice(None)) -> tuple[Tensor, Tensor]:
         last_input = h

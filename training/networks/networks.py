@@ -16,7 +16,6 @@ from model_store.errors import InvalidInput
 from training.bayes.layers import (
     DRAWABLE,
     Drawable,
-    FeatureLayer,
     ForwardContext,
     LayerContext,
     MaskLayer,
@@ -127,7 +126,7 @@ class DrawnNetwork(Network):
         for layer in module.modules():
             turn_off_dropout(layer)
         self.module = self._convert(module, stochastic, list(selection), examples)
-        self.slots = [context.slot for context in self.contexts if context.slot.size]
+        self.slots = [context.slot for context in self.contexts]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
             if self.masked_weights:
@@ -138,30 +137,22 @@ class DrawnNetwork(Network):
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
-        """Compute outputs, features and KL.
-
-        Features are the output of the first layer before it depends on the draw, or the
-        standardised row.
-        """
+    ) -> tuple[Float[Tensor, "K N C"], Tensor | None]:
         self.forward_context.num_draws = theta.shape[0]
         return self._run(x, theta)
 
     @without_fast_path
-    def _run(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _run(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
         forward_context = self.forward_context
         forward_context.theta = self._by_layer(theta)
         try:
-            h = standard = self.scale(x)
+            h = self.scale(x)
             if not self.shares_input:
-                h = standard.expand(forward_context.num_draws, *standard.shape).flatten(0, 1)
+                h = h.expand(forward_context.num_draws, *h.shape).flatten(0, 1)
             outputs = self.module(h)
-            features = forward_context.features
-            if features is None:
-                features = standard.flatten(1).float()
             if self.folded:
                 outputs = outputs.unflatten(0, (forward_context.num_draws, -1))
-            return outputs, features, forward_context.kl
+            return outputs, forward_context.kl
         finally:
             forward_context.clear()
 
@@ -277,25 +268,21 @@ class DrawnNetwork(Network):
         self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, keep: Tensor | None
     ) -> nn.Module:
         if stochastic.kind == "scales":
-            context = self._context(Slot(name, (len(layer.weight),)), first)
+            context = self._context(Slot(name, (len(layer.weight),)))
             return ScaledLayer(layer, context, self.is_trained)
         if stochastic.kind == "weights":
             self.initial[name] = weights = layer_weights(layer)
-            return WeightLayer(layer, self._context(Slot(name, tuple(weights.shape)), first))
+            return WeightLayer(layer, self._context(Slot(name, tuple(weights.shape))))
         if stochastic.kind == "hypernet":
             if not isinstance(layer, nn.Linear):
                 raise unsupported(name, layer, "a variational hypernetwork needs Linear layers")
-            context = self._context(Slot(name, (layer.in_features, layer.out_features)), first)
+            context = self._context(Slot(name, (layer.in_features, layer.out_features)))
             return HyperLayer(layer, context, stochastic, self.is_trained)
         rate = 0.0 if keep is not None else stochastic.input_rate if first else stochastic.rate
         inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         inner: nn.Module = layer
         path = name
-        if first and rate == 0:
-            is_masked = bool(self.contexts)  # by a Dropout of the module
-            context = self._context(Slot(f"{name}.features", (0,)), not is_masked)
-            inner, path = FeatureLayer(layer, context), f"{name}.layer"
-        elif rate > 0:
+        if rate > 0:
             mask = self._mask(name, inputs, 1.0 - rate, isinstance(layer, nn.Linear))
             inner, path = nn.Sequential(mask, layer), f"{name}.1"
         keep = torch.full((inputs,), 1.0 - rate) if keep is None else keep
@@ -305,10 +292,10 @@ class DrawnNetwork(Network):
         return inner
 
     def _mask(self, name: str, units: int, keep: float, on_last_axis: bool = False) -> MaskLayer:
-        return MaskLayer(self._context(Slot(name, (units,), keep), False), on_last_axis)
+        return MaskLayer(self._context(Slot(name, (units,), keep)), on_last_axis)
 
-    def _context(self, slot: Slot, first: bool) -> LayerContext:
-        self.contexts.append(LayerContext(slot, self.forward_context, self.folded, first))
+    def _context(self, slot: Slot) -> LayerContext:
+        self.contexts.append(LayerContext(slot, self.forward_context, self.folded))
         return self.contexts[-1]
 
     @torch.no_grad()
@@ -327,9 +314,9 @@ class DrawnNetwork(Network):
                 self.shares_input, self.folded = False, True
                 for context in self.contexts:
                     context.shared, context.folded = False, True
-                outputs = run_on_rows(lambda: self(x, theta)[0])
-            one_by_one = torch.cat([self(x, theta[k : k + 1])[0] for k in range(TRIAL_DRAWS)])
-            alone = torch.cat([self(x[n : n + 1], theta)[0] for n in range(TRIAL_ROWS)], dim=1)
+                outputs = run_on_rows(self, x, theta)
+            one_by_one = torch.cat([self(x, theta[k : k + 1]) for k in range(TRIAL_DRAWS)])
+            alone = torch.cat([self(x[n : n + 1], theta) for n in range(TRIAL_ROWS)], dim=1)
         finally:
             self.train(was_training)
         for separate in (one_by_one, alone):
@@ -339,7 +326,7 @@ class DrawnNetwork(Network):
     def _run_shared(self, x: Tensor, theta: Tensor) -> Tensor | None:
         self.forward_context.trial_rows = TRIAL_ROWS
         try:
-            outputs: Tensor = self(x, theta)[0]
+            outputs: Tensor = self(x, theta)
         except (RuntimeError, IndexError, ValueError):
             return None
         finally:
@@ -384,10 +371,10 @@ class MemberNetwork(Network):
     @without_fast_path
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
+    ) -> tuple[Float[Tensor, "K N C"], None]:
         standard = self.scale(x)
         outputs = torch.stack([member(standard) for member in self.members])
-        return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1).float(), None
+        return outputs.index_select(0, theta[:, 0, 0].long()), None
 
     @without_fast_path
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:

@@ -44,9 +44,9 @@ def exact(model, x, y):
     """H in float64 by automatic derivatives of each row's outputs and log-density."""
     theta = model.posterior.centre()
     jacobian = derivatives.jacobian(
-        lambda t: model.network(x, t[None, None])[0][0], theta
+        lambda t: model.network(x, t[None, None])[0], theta
     ).double()  # (N, C, D)
-    outputs = model.network(x, theta[None, None])[0][0].detach()
+    outputs = model.network(x, theta[None, None])[0].detach()
     blocks = torch.stack(
         [row_hessian(model.likelihood, outputs[n : n + 1], y[n : n + 1]) for n in range(len(x))]
     )
@@ -94,7 +94,7 @@ def test_kronecker_factors_are_sums_over_rows():
     theta = model.posterior.centre()[None, None]
     h = model.network.embed(x, theta)
     a = torch.cat([h, torch.ones(ROWS, 1)], 1)
-    total = output_hessian(model.likelihood, model.network(x, theta)[0][0], y).total
+    total = output_hessian(model.likelihood, model.network(x, theta)[0], y).total
     expected = torch.einsum("ij,op->iojp", a.T @ a, total).reshape(16, 16) / ROWS
     matrix = rebuilt(curvature(model, x, y).eigen)
     torch.testing.assert_close(matrix.float(), expected, rtol=1e-3, atol=1e-5)

@@ -137,7 +137,7 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
         variances.append((x[n].square() * a[n]).sum() * b[n])
     mean, variance = torch.stack(means), torch.stack(variances)
     with torch.no_grad():
-        outputs, _, kl = network.train().run(x, torch.zeros(20_000, 1, 6).double())
+        outputs, kl = network.train().run(x, torch.zeros(20_000, 1, 6).double())
         torch.testing.assert_close(kl, torch.stack(kls).mean().expand_as(kl))
         result = network.eval()(x, standard_noise(20_000, 6, 2).double()[:, None])[0]
     # The mean of 20,000 draws is off by more than 6 standard errors once in 500 million, their
@@ -152,7 +152,7 @@ def test_a_hypernets_weights_begin_at_their_deviation_and_get_no_wider_than_the_
     network = DrawnNetwork(nn.Linear(3, 2), Stochastic("hypernet", initial_log_std=-1.0), (3,))
     layer, x = network.module[0], standard_noise(50, 3, 1)
     with torch.no_grad():
-        result, _ = network.eval()(1e15 * x, standard_noise(10, 6, 2)[:, None])
+        result = network.eval()(1e15 * x, standard_noise(10, 6, 2)[:, None])
         _, *far = layer.infer(1e30 * x)
         layer.trunk.weight.zero_()
         layer.trunk.bias.zero_()
@@ -184,7 +184,7 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
     with torch.no_grad():
         samples = network.sample_locally(x, mean, std, 20_000)
         theta = mean + std * standard_noise(20_000, network.theta_dimension, 3).double()
-        expected = network(x, theta[:, None])[0]
+        expected = network(x, theta[:, None])
     assert samples.shape == expected.shape
     variance = expected.var(0)
     # Six standard errors of differences of means, and of variances, of 20,000 draws.
@@ -310,7 +310,7 @@ def test_dropout_on_the_inputs_of_a_linear_regression_is_ridge_regression():
 
     def loss():
         optimizer.zero_grad()
-        outputs = network(design, (masks / 0.8)[:, None])[0][..., 0]
+        outputs = network(design, (masks / 0.8)[:, None])[..., 0]
         value = (probability[:, None] * (y - outputs).square()).sum()
         value.backward()
         return value
@@ -327,7 +327,7 @@ def fit_members(network, design, y):
 
     def loss():
         optimizer.zero_grad()
-        errors = (y - network(design, members)[0][..., 0]) / NOISE_STD
+        errors = (y - network(design, members)[..., 0]) / NOISE_STD
         value = 0.5 * errors.square().sum(1).mean() + network.weight_decay(PRIOR_STD)
         value.backward()
         return value

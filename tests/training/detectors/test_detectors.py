@@ -207,9 +207,8 @@ def test_the_served_network_gives_the_detectors_beside_the_network():
     model = scale_model(realnvp, 8, 5, 3)
     result = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
-    log_probs, features, density = result(x, theta)
-    assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta)[0], -1))
-    assert torch.equal(features, model.network(x, theta)[1])
+    log_probs, density = result(x, theta)
+    assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta), -1))
     assert tuple(result.density) == names_for((8,))
     assert result.two_sided == ("residual", "mahalanobis")
     spaces = {
@@ -226,12 +225,12 @@ def test_only_named_detectors_are_served_in_their_order():
     model = scale_model(realnvp, 8, 5, 3)
     everything = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
-    density = dict(zip(names_for((8,)), everything(x, theta)[2].T, strict=True))
+    density = dict(zip(names_for((8,)), everything(x, theta)[1].T, strict=True))
     some = served_network(model, x, seed=0, names=["mahalanobis", "residual"])
     assert torch.equal(
-        some(x, theta)[2], torch.stack([density["mahalanobis"], density["residual"]], dim=1)
+        some(x, theta)[1], torch.stack([density["mahalanobis"], density["residual"]], dim=1)
     )
-    assert served_network(model, x, seed=0, names=[])(x, theta)[2].shape == (len(x), 0)
+    assert served_network(model, x, seed=0, names=[])(x, theta)[1].shape == (len(x), 0)
 
 
 def test_the_embedding_is_what_the_last_layer_takes_in():
@@ -242,7 +241,7 @@ def test_the_embedding_is_what_the_last_layer_takes_in():
     h = network.embed(x, theta)
     assert h.shape == (300, 5)
     values = (h @ last.direction.T) * theta[0, 0, 5:] / last.direction.norm(dim=1) + last.bias
-    assert torch.allclose(values, network(x, theta)[0][0], atol=1e-5)
+    assert torch.allclose(values, network(x, theta)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 7), (3, 5, 4), (3, 1, 1)])

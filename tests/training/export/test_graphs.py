@@ -65,7 +65,7 @@ def test_torch_and_the_runtime_agree_for_any_number_of_draws_and_rows(exported, 
     assert np.allclose(exported.runtime.sample(eps), theta.numpy(), atol=1e-5)
     paired = theta.reshape(draws, rows, -1)
     for selected in (paired, paired[:, :1]):
-        log_probs, _, density = exported.network(torch.from_numpy(x), selected)
+        log_probs, density = exported.network(torch.from_numpy(x), selected)
         served_log_probs, served_density = exported.runtime.run(x, selected.numpy())
         assert served_log_probs.shape == (draws, rows, 3)
         assert np.allclose(served_log_probs, log_probs.numpy(), atol=1e-4)

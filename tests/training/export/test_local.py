@@ -46,7 +46,7 @@ def moments(model, x):
             torch.eye(model.posterior.noise_dimension),
         ]
     )
-    outputs, _ = model.network(x.double(), model.posterior(eps.double())[:, None])
+    outputs = model.network(x.double(), model.posterior(eps.double())[:, None])
     deviations = outputs[1:] - outputs[0]
     return outputs[0], torch.einsum("knc,knd->ncd", deviations, deviations)
 

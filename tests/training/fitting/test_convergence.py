@@ -77,7 +77,7 @@ def test_the_bound_is_that_of_the_exact_posterior_in_closed_form(problem):
     mean, std = (moment.detach()[None] for moment in model.posterior.moments())
     with torch.no_grad():
         # The outputs' mean is that of the mean weights; their variance adds to the squared errors.
-        result = model.likelihood(model.network(x, mean[:, None])[0])
+        result = model.likelihood(model.network(x, mean[:, None]))
         inputs = torch.cat(
             [(x - model.network.mean) / model.network.std, torch.ones(len(x), 1)], dim=1
         )

@@ -152,7 +152,7 @@ def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tm
     expected = torch.cat([module[2].weight.T, module[2].bias[None]]).flatten()
     assert torch.equal(model.posterior.mean.detach(), expected.detach())
     x, y = get_rows(problem.splits.train)
-    result = model.likelihood(model.network(x, model.posterior.centre()[None, None])[0])
+    result = model.likelihood(model.network(x, model.posterior.centre()[None, None]))
     errors = (module(x)[:, 0] - y).square().mean()
     torch.testing.assert_close(
         result[0, :, 1].exp(), errors.expand(len(x)).detach(), rtol=1e-4, atol=0
@@ -194,7 +194,7 @@ def test_marginal_likelihood_chooses_the_prior_unless_held_out_rows_lose_by_it(i
     initialise(model, x, standardise=False)
     if is_sure:
         model.posterior.mean.data.mul_(20.0)
-    centre = model.network(x, model.posterior.centre()[None, None])[0][0]
+    centre = model.network(x, model.posterior.centre()[None, None])[0]
     y = centre.argmax(1)
     if not is_sure:
         y = torch.multinomial(torch.softmax(centre, 1), 1, generator=generator.manual_seed(1))[:, 0]

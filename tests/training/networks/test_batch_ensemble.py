@@ -25,7 +25,7 @@ def network():
 
 def test_a_member_is_the_network_of_its_own_effective_weights(network):
     x = torch.randn(7, 4)
-    outputs, _, _ = network.run(x, torch.arange(MEMBERS).float().reshape(-1, 1, 1))
+    outputs = network(x, torch.arange(MEMBERS).float().reshape(-1, 1, 1))
     layers = [layer for layer in network.module if isinstance(layer, MemberLinear)]
     for m in range(MEMBERS):
         h = x

@@ -279,7 +279,7 @@ def test_rows_in_chunks_are_predicted_as_the_draws_one_by_one(case):
     with torch.no_grad():
         one_by_one = [
             case.model.likelihood(
-                case.model.network(case.x, case.model.posterior(e[None])[:, None])[0]
+                case.model.network(case.x, case.model.posterior(e[None])[:, None])
             )
             for e in eps
         ]

@@ -47,15 +47,12 @@ def by_hand(network, x, theta):
 def test_forward_is_its_equation_for_every_draw_and_row():
     network, x = make(), normal(4, 5)
     for theta in (normal(3, 1, 16, seed=2), normal(3, 4, 16, seed=3)):
-        outputs, features = network(x, theta)
+        outputs = network(x, theta)
         assert outputs.shape == (3, 4, 3)
         for k in range(3):
             for n in range(4):
                 draw = theta[k, n if theta.shape[1] > 1 else 0]
                 torch.testing.assert_close(outputs[k, n], by_hand(network, x[n], draw))
-        torch.testing.assert_close(
-            features, (x - network.mean) / network.std @ layers(network)[0][0].T
-        )
 
 
 def test_a_shared_theta_is_the_same_draw_for_every_row():
@@ -65,7 +62,7 @@ def test_a_shared_theta_is_the_same_draw_for_every_row():
 
 def test_gradients_reach_every_parameter_and_theta():
     network, theta = make(), normal(3, 1, 16, seed=2).requires_grad_()
-    torch.log_softmax(network(normal(50, 5), theta)[0], -1)[..., 0].sum().backward()
+    torch.log_softmax(network(normal(50, 5), theta), -1)[..., 0].sum().backward()
     for name, tensor in [*network.named_parameters(), ("theta", theta)]:
         assert tensor.grad is not None, name
         assert tensor.grad.abs().max() > 0, name
@@ -91,18 +88,16 @@ def test_initialise_stays_finite_where_the_batch_is_constant():
     scales = network.initialise(torch.full((10, 5), 3.0, dtype=torch.float64))
     assert scales.isfinite().all()
     assert (
-        network(torch.full((2, 5), 3.0, dtype=torch.float64), scales[None, None])[0]
-        .isfinite()
-        .all()
+        network(torch.full((2, 5), 3.0, dtype=torch.float64), scales[None, None]).isfinite().all()
     )
 
 
 def test_folding_keeps_the_function_and_leaves_unit_directions():
     network, x, theta = make(), normal(4, 5), normal(3, 1, 16, seed=2)
-    expected = network(x, theta)[0]
+    expected = network(x, theta)
     for layer in network.get_layers(ScaledLayer):
         layer.fold()
-    torch.testing.assert_close(network(x, theta)[0], expected)
+    torch.testing.assert_close(network(x, theta), expected)
     for direction, _ in layers(network):
         torch.testing.assert_close(
             direction.square().sum(1), torch.ones(len(direction), dtype=torch.float64)
@@ -113,5 +108,5 @@ def test_folding_keeps_the_function_and_leaves_unit_directions():
 def test_theta_holds_one_number_a_unit(sizes):
     network = scale_mlp(*sizes)
     assert network.theta_dimension == sum(sizes[1:])
-    outputs, _ = network(torch.zeros(2, sizes[0]), torch.ones(3, 1, network.theta_dimension))
+    outputs = network(torch.zeros(2, sizes[0]), torch.ones(3, 1, network.theta_dimension))
     assert outputs.shape == (3, 2, sizes[-1])

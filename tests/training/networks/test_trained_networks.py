@@ -81,7 +81,7 @@ def test_the_posteriors_centre_computes_what_the_trained_network_does(method):
     model = build(recipe, SHAPE, CLASSES, rows())
     initialise(model, rows(), recipe.is_standardised)
     model.eval()
-    outputs, _ = model.network(rows(), model.posterior.centre()[None, None])
+    outputs = model.network(rows(), model.posterior.centre()[None, None])
     expected = (dense if network is DENSE else trained)(SHAPE, CLASSES)(rows().unflatten(1, SHAPE))
     torch.testing.assert_close(outputs[0], expected, rtol=1e-5, atol=1e-5)
 
@@ -94,7 +94,7 @@ def test_weights_of_a_file_are_those_the_network_starts_at(tmp_path):
     )
     model = build(recipe, SHAPE, CLASSES, rows())
     initialise(model, rows(), recipe.is_standardised)
-    outputs, _ = model.eval().network(rows(), model.posterior.centre()[None, None])
+    outputs = model.eval().network(rows(), model.posterior.centre()[None, None])
     torch.testing.assert_close(outputs[0], module(rows()))
     (tmp_path / "w.safetensors").unlink()
     build(recipe, SHAPE, CLASSES)  # a version's own weights are about to be loaded
@@ -276,7 +276,7 @@ def test_pixels_are_shifted_and_scaled_by_channel_as_the_recipe_says():
     recipe = recipe_with(method="bbb-gaussian", network=network)
     model = build(recipe, SHAPE, CLASSES, pixels)
     initialise(model, pixels.float(), recipe.is_standardised)
-    outputs, _ = model.eval().network(pixels.float(), model.posterior.centre()[None, None])
+    outputs = model.eval().network(pixels.float(), model.posterior.centre()[None, None])
     means, stds = torch.tensor([0.5, 0.25])[:, None, None], torch.tensor([0.5, 2.0])[:, None, None]
     expected = trained(SHAPE, CLASSES)((pixels.unflatten(1, SHAPE) / 255 - means) / stds)
     torch.testing.assert_close(outputs[0], expected, rtol=1e-4, atol=1e-4)
@@ -355,7 +355,7 @@ def test_a_trained_network_of_a_regression_answers_in_the_targets_units(noise):
     initialise(model, rows(), recipe.is_standardised)
     model.likelihood.start(500.0 + 30.0 * torch.randn(20))
     x = rows() / 100
-    outputs, _ = model.eval().network(x, model.posterior.centre()[None, None])
+    outputs = model.eval().network(x, model.posterior.centre()[None, None])
     moments = model.likelihood(outputs)[0]
     expected = dense(SHAPE, 2 if noise == "heteroscedastic" else 1)(x.unflatten(1, SHAPE))
     torch.testing.assert_close(moments[:, 0], expected[:, 0])

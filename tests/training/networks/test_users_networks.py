@@ -155,7 +155,7 @@ def test_training_uses_no_dropout_inside_attention_and_recurrent_layers():
     module = nn.Sequential(recurrent, nn.Flatten(), nn.Linear(20, 3))
     network = DrawnNetwork(module, Stochastic("scales"), (5, 4)).train()
     x, theta = torch.randn(3, 20), torch.ones(1, 1, network.theta_dimension)
-    torch.testing.assert_close(network(x, theta)[0], network(x, theta)[0], rtol=0, atol=0)
+    torch.testing.assert_close(network(x, theta), network(x, theta), rtol=0, atol=0)
 
 
 class Last(nn.Module):
@@ -181,7 +181,7 @@ def test_masks_before_a_linear_layer_are_of_its_inputs_also_where_a_row_is_a_seq
     assert [slot.shape for slot in network.slots] == [(3,)]
     x, mask = torch.randn(6, 20), torch.tensor([2.0, 0.0, 2.0])
     hidden = torch.relu(module[0](x.unflatten(1, (5, 4)))) * mask
-    outputs, _ = network(x, torch.stack([mask, torch.ones(3)])[:, None])
+    outputs = network(x, torch.stack([mask, torch.ones(3)])[:, None])
     torch.testing.assert_close(outputs[0], module[2](hidden).flatten(1))
 
 
@@ -247,7 +247,7 @@ def test_weights_start_as_the_modules_own_and_one_draw_of_them_is_the_module():
     theta = network.initialise(x)
     expected = module(((x - x.mean()) / x.std()).unflatten(1, SHAPE))
     for draws in (1, 3):  # a convolution of torch's, and products of patches
-        outputs, _ = network(x, theta.expand(draws, 1, -1))
+        outputs = network(x, theta.expand(draws, 1, -1))
         torch.testing.assert_close(outputs, expected.expand(draws, -1, -1))
 
 
@@ -268,7 +268,7 @@ def test_scales_start_so_that_values_have_mean_0_and_variance_1_also_behind_a_re
     network = DrawnNetwork(Residual(), Stochastic("scales"), SHAPE).double().eval()
     x = 5 + 2 * torch.randn(50, 84, dtype=torch.float64)
     theta = network.initialise(x)
-    outputs = network(x, theta[None, None])[0][0]
+    outputs = network(x, theta[None, None])[0]
     torch.testing.assert_close(outputs.mean(0), torch.zeros(3).double(), atol=1e-9, rtol=0)
     torch.testing.assert_close(outputs.var(0), torch.ones(3).double())
 
@@ -276,23 +276,6 @@ def test_scales_start_so_that_values_have_mean_0_and_variance_1_also_behind_a_re
 def test_masks_take_the_place_of_the_modules_dropout_at_its_rates():
     network = DrawnNetwork(gal_cnn((1, 12, 12), 3), Stochastic("masks", rate=0.9), (1, 12, 12))
     assert [(slot.shape, slot.keep) for slot in network.slots] == [((32,), 0.75), ((128,), 0.5)]
-
-
-def test_behind_a_mask_on_the_rows_features_are_the_rows_standardised():
-    for module in (
-        nn.Linear(4, 3),
-        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
-    ):  # a chain, and none
-        network = DrawnNetwork(
-            nn.Sequential(nn.Dropout(0.5), module), Stochastic("masks"), (4,)
-        ).eval()
-        x = 2 + torch.randn(5, 4)
-        network.initialise(x)
-        outputs, features = network(
-            x, torch.tensor([[[0.0, 2.0, 2.0, 0.0]], [[2.0, 0.0, 2.0, 0.0]]])
-        )
-        assert outputs.shape == (2, 5, 3)
-        torch.testing.assert_close(features, (x - x.mean()) / x.std())
 
 
 def test_the_papers_networks_have_the_papers_sizes():
@@ -351,7 +334,7 @@ def test_a_theta_of_members_picks_them():
     members = [nn.Linear(4, 3) for _ in range(3)]
     network = MemberNetwork(members, (4,))
     x = torch.randn(5, 4)
-    outputs, _ = network(x, torch.tensor([2.0, 0.0])[:, None, None])
+    outputs = network(x, torch.tensor([2.0, 0.0])[:, None, None])
     torch.testing.assert_close(outputs, torch.stack([members[2](x), members[0](x)]))
 
 

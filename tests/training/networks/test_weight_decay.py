@@ -103,7 +103,7 @@ def test_weight_decay_is_the_exact_kl_of_dropout(rate):
     network = DrawnNetwork(nn.Linear(3, 2, bias=False), Stochastic("masks", input_rate=rate), (3,))
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3)
     probability = torch.where(masks > 0, 1 - rate, rate).prod(1)
-    weights = network(torch.eye(3), (masks / (1 - rate))[:, None])[0]
+    weights = network(torch.eye(3), (masks / (1 - rate))[:, None])
     # E[-log p(W)] of a narrow Gaussian around each draw, up to the same constant
     expected = probability @ weights.square().sum((1, 2)) / (2 * PRIOR_STD**2)
     torch.testing.assert_close(network.weight_decay(PRIOR_STD), expected)

@@ -89,8 +89,8 @@ def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights
     assert retained[places].all()
     dense_eps[:, places] = eps
     theta = torch.where(retained, model.posterior(dense_eps), 0.0)
-    expected, _ = model.network(x, theta[:, None])
-    received, _ = smaller.network(x, smaller.posterior(eps)[:, None])
+    expected = model.network(x, theta[:, None])
+    received = smaller.network(x, smaller.posterior(eps)[:, None])
     torch.testing.assert_close(received, expected, atol=1e-5, rtol=1e-5)
     if fraction == 0:
         assert len(places) == model.posterior.theta_dimension
@@ -120,8 +120,8 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
     eps = noise(smaller.posterior, 3, 1)
     dense_eps = noise(model.posterior, 3, 2)
     dense_eps[:, smaller.network.kept.long()] = eps
-    expected, _ = model.network(x, torch.where(retained, model.posterior(dense_eps), 0.0)[:, None])
-    received, _ = smaller.network(x, smaller.posterior(eps)[:, None])
+    expected = model.network(x, torch.where(retained, model.posterior(dense_eps), 0.0)[:, None])
+    received = smaller.network(x, smaller.posterior(eps)[:, None])
     torch.testing.assert_close(received, expected, atol=1e-5, rtol=1e-5)
 
 
