@@ -24,7 +24,7 @@ from training.bayes.layers import Stochastic
 from training.bayes.matrix_normal import MatrixNormalPosterior
 from training.bayes.members import MemberPosterior, MixturePosterior
 from training.bayes.network import Network
-from training.bayes.posterior import Posterior
+from training.bayes.posterior import FactorialGaussian, Posterior
 from training.bayes.variational_hypernet import NoisePosterior
 from training.networks.batch_ensemble import BatchEnsemble
 from training.networks.networks import DrawnNetwork, MemberNetwork
@@ -84,9 +84,11 @@ class Method(Section):
 class DrawnMethod(Method):
     """A method that draws the parameters of layers in a single network."""
 
+    kind: ClassVar[Literal["scales", "weights"]] = "weights"  # parameters that are drawn
+
     @property
     def stochastic(self) -> Stochastic:
-        return Stochastic("weights")
+        return Stochastic(self.kind)
 
     def patterns(self, _: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
         """Return name patterns of the layers to draw, or None for all layers."""
@@ -110,38 +112,26 @@ class RealNVP(DrawnMethod):
     supports_int8 = True
     groups_rows = True
     samples = 2
+    kind = "scales"
+    flow: ClassVar[Callable[..., Composition]] = realnvp
+    follows_paths: ClassVar[bool] = False
 
     couplings: Annotated[int, Field(ge=0)] = 4
     hidden: Count = 50
     initial_log_std: LogStd = -7.0
     prior_std: Positive = 1.0
 
-    @property
-    def stochastic(self) -> Stochastic:
-        return Stochastic("scales")
-
     def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
-        return self._flow_posterior(realnvp, network, generator)
-
-    def _flow_posterior(
-        self,
-        flow: Callable[..., Composition],
-        network: Network,
-        generator: torch.Generator,
-        follows_paths: bool = False,
-    ) -> HypernetworkPosterior:
-        dimension = network.theta_dimension
-        transforms = flow(dimension, self.couplings, self.hidden, self.initial_log_std, generator)
-        return HypernetworkPosterior(transforms, dimension, self.prior_std, follows_paths)
+        size = network.theta_dimension
+        flow = self.flow(size, self.couplings, self.hidden, self.initial_log_std, generator)
+        return HypernetworkPosterior(flow, size, self.prior_std, self.follows_paths)
 
 
 class IAF(RealNVP):
     """An inverse autoregressive flow over the scales of weight-normalised layers."""
 
     name = "bhn-iaf"
-
-    def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
-        return self._flow_posterior(iaf, network, generator)
+    flow = iaf
 
 
 class WeightHypernetwork(RealNVP):
@@ -151,16 +141,11 @@ class WeightHypernetwork(RealNVP):
     supports_int8 = False
     groups_rows = False
     ramps_kl = True
+    kind = "weights"
+    follows_paths = True
     # Couplings need both to learn the correlations of weights (`experiments/certify/exact.py`).
     samples = 16
     learning_rate = 1e-2
-
-    @property
-    def stochastic(self) -> Stochastic:
-        return Stochastic("weights")
-
-    def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
-        return self._flow_posterior(realnvp, network, generator, follows_paths=True)
 
 
 class VariationalHypernet(DrawnMethod):
@@ -198,7 +183,7 @@ class BayesByBackprop(GaussianWeights):
 
     prior_std: Positive = 1.0
 
-    def posterior(self, network: Network, _: torch.Generator) -> GaussianPosterior:
+    def posterior(self, network: Network, _: torch.Generator) -> FactorialGaussian:
         prior = GaussianPrior(self.prior_std)
         return GaussianPosterior(network.theta_dimension, self.initial_log_std, prior)
 
@@ -217,12 +202,10 @@ class BayesByBackpropMixture(GaussianWeights):
         return GaussianPosterior(network.theta_dimension, self.initial_log_std, prior)
 
 
-class MatrixNormal(GaussianWeights):
+class MatrixNormal(BayesByBackprop):
     """Matrix-variate Gaussians over each layer's weights (Louizos and Welling 2016)."""
 
     name = "mvn"
-
-    prior_std: Positive = 1.0
 
     def posterior(self, network: Network, _: torch.Generator) -> MatrixNormalPosterior:
         assert isinstance(network, DrawnNetwork)

@@ -16,7 +16,6 @@ from training.bayes.layers import seed_layers
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import (
     FactorialGaussian,
-    LocationScale,
     log_normal,
     standard_noise,
 )
@@ -93,12 +92,11 @@ def active_units(model: BayesianModel, seed: int) -> dict[str, tuple[int, int]]:
     parameter's posterior mean m and variance v, this means KL(N(m, v) || N(0, s^2)) > `MIN_KL`.
     """
     posterior = model.posterior
-    prior_std = getattr(posterior, "prior_std", None)
-    if prior_std is None or not posterior.spread_parameters():
+    if posterior.prior_std is None or not posterior.spread_parameters():
         return {}
     mean, std = _moments(model, seed, UNIT_DRAWS)
-    variance = (std / prior_std).square().clamp(min=TINY_VARIANCE)
-    kl = 0.5 * (variance + (mean / prior_std).square() - 1.0 - variance.log())
+    variance = (std / posterior.prior_std).square().clamp(min=TINY_VARIANCE)
+    kl = 0.5 * (variance + (mean / posterior.prior_std).square() - 1.0 - variance.log())
     slots = getattr(model.network, "slots", [])
     parts = zip(slots, kl.split([slot.size for slot in slots]), strict=True)
     # The last axis of a slot has one entry per unit.
@@ -122,10 +120,10 @@ def log_ratios(
     """Compute log p(theta, data) - log q(theta) for each draw, up to a constant.
 
     The likelihood is tempered as in the fit: its mean over rows, divided by `kl_weight`. Returns
-    None if the posterior has no density, or if the computation would take too long.
+    None if the computation would take too long.
     """
     posterior = model.posterior
-    if not isinstance(posterior, LocationScale) or _flops(model, x) * draws > MAX_FLOPS:
+    if _flops(model, x) * draws > MAX_FLOPS:
         return None
     model.eval()
     eps = standard_noise(draws, posterior.noise_dimension, seed, device=x.device)
@@ -190,7 +188,6 @@ def _divergence(model: BayesianModel, eps: Float[Tensor, "K E"]) -> Float[Tensor
     posterior = model.posterior
     if not isinstance(posterior, FactorialGaussian):
         return posterior.sample(eps)[1]
-    assert isinstance(posterior, LocationScale)
     log_q = log_normal(eps, 1.0) - posterior.moments()[1].log().sum()
     return log_q - posterior.log_prior(posterior(eps))
 

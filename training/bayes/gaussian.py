@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.bayes.posterior import Posterior
+from training.bayes.posterior import FactorialGaussian
 
 MIN_EXPONENT = -80.0
 
@@ -118,7 +118,7 @@ class ScaleMixturePrior:
         return kl
 
 
-class GaussianPosterior(Posterior):
+class GaussianPosterior(FactorialGaussian):
     """A factorial Gaussian posterior, theta = mu + softplus(rho) eps.
 
     See Blundell et al. 2015, "Weight uncertainty in neural networks", section 3.2.
@@ -128,8 +128,7 @@ class GaussianPosterior(Posterior):
         self, dimension: int, initial_log_std: float, prior: GaussianPrior | ScaleMixturePrior
     ) -> None:
         super().__init__()
-        self.noise_dimension = dimension
-        self.theta_dimension = dimension
+        self.noise_dimension = self.theta_dimension = dimension
         self.prior = prior
         self.trains_without_noise = prior.has_analytic_kl
         self.prior_std = prior.std if isinstance(prior, GaussianPrior) else None
@@ -141,34 +140,19 @@ class GaussianPosterior(Posterior):
     def sigma(self) -> Float[Tensor, "D"]:
         return functional.softplus(self.rho)
 
-    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        return self.mu + self.sigma * eps
-
-    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        mu, sigma, kl = self.moments_and_kl(eps)
-        return mu + sigma * eps, kl
-
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
         return self.mu, self.sigma
 
-    def moments_and_kl(
-        self, eps: Float[Tensor, "K E"]
-    ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
-        mu, sigma = self.moments()
-        return mu, sigma, self.prior.kl(eps, mu, sigma)
+    def kl(
+        self, eps: Float[Tensor, "K E"], mean: Float[Tensor, "D"], std: Float[Tensor, "D"]
+    ) -> Float[Tensor, "K"]:
+        return self.prior.kl(eps, mean, std)
 
     def spread_parameters(self) -> list[nn.Parameter]:
         return [self.rho]
 
-    def location(self) -> Float[Tensor, "D"]:
-        return self.mu
-
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
         return self.prior.log_density(theta).sum(-1)
-
-    @torch.no_grad()
-    def centre(self) -> Float[Tensor, "D"]:
-        return self.mu.detach().clone()
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:

@@ -42,16 +42,10 @@ class HypernetworkPosterior(Posterior):
         else:
             theta, log_det = self.flow(eps)
             log_q = log_normal(eps, 1.0) - log_det
-        return theta, log_q - log_normal(theta, self.prior_std)
+        return theta, log_q - self.log_prior(theta)
 
     def spread_parameters(self) -> list[nn.Parameter]:
         return [self.output.log_scale]
-
-    def location(self) -> Float[Tensor, "D"]:
-        return self.output.shift
-
-    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
-        return log_normal(theta, self.prior_std)
 
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:

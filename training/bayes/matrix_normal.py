@@ -1,16 +1,16 @@
 """Matrix-variate Gaussian posteriors over weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from training.bayes.layers import Slot
-from training.bayes.posterior import Posterior, log_normal
+from training.bayes.posterior import FactorialGaussian
 
 
-class MatrixNormalPosterior(Posterior):
+class MatrixNormalPosterior(FactorialGaussian):
     """A matrix-variate Gaussian for each layer, W = M + A^1/2 E B^1/2 with diagonal A and B.
 
     See Louizos and Welling 2016, section 3.1. The biases are the last row of W. The prior is
@@ -30,39 +30,20 @@ class MatrixNormalPosterior(Posterior):
         self.log_rows = nn.ParameterList(rows)
         self.log_columns = nn.ParameterList(torch.zeros(columns) for _, columns in shapes)
 
-    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        parts = eps.split([mean.numel() for mean in self.means], dim=1)
-        weights = [
-            (mean + std * part.unflatten(1, mean.shape)).flatten(1)
-            for part, mean, std in zip(parts, self.means, self._stds(), strict=True)
-        ]
-        return torch.cat(weights, dim=1)
-
-    def _stds(self) -> Iterator[Float[Tensor, "i o"]]:
-        for log_row, log_column in zip(self.log_rows, self.log_columns, strict=True):
-            yield torch.exp(log_row)[:, None] * torch.exp(log_column)
-
-    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        return self(eps), self.kl().expand(len(eps))
-
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-        return self.location(), torch.cat([std.flatten() for std in self._stds()])
-
-    def moments_and_kl(
-        self, eps: Float[Tensor, "K E"]
-    ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
-        return *self.moments(), self.kl().expand(len(eps))
+        stds = [
+            torch.exp(log_row)[:, None] * torch.exp(log_column)
+            for log_row, log_column in zip(self.log_rows, self.log_columns, strict=True)
+        ]
+        mean, std = (torch.cat([part.flatten() for part in parts]) for parts in (self.means, stds))
+        return mean, std
 
     def spread_parameters(self) -> list[nn.Parameter]:
         return [*self.log_rows, *self.log_columns]
 
-    def location(self) -> Float[Tensor, "D"]:
-        return torch.cat([mean.flatten() for mean in self.means])
-
-    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
-        return log_normal(theta, self.prior_std)
-
-    def kl(self) -> Float[Tensor, ""]:
+    def kl(
+        self, eps: Float[Tensor, "K E"], _: Float[Tensor, "D"], __: Float[Tensor, "D"]
+    ) -> Float[Tensor, "K"]:
         """Compute KL(q || p), where layer l has i inputs and o outputs, and s is the prior's std.
 
         1/2 sum_l (tr A tr B + |M|^2) / s^2 - i o - o log |A| - i log |B| + i o log s^2
@@ -77,11 +58,7 @@ class MatrixNormalPosterior(Posterior):
             log_det = 2 * columns * log_row.sum() + 2 * rows * log_column.sum()
             constant = mean.numel() * (torch.log(torch.tensor(variance)) - 1.0)
             total = total + 0.5 * ((trace + mean.square().sum()) / variance - log_det + constant)
-        return total
-
-    @torch.no_grad()
-    def centre(self) -> Float[Tensor, "D"]:
-        return self.location()
+        return total.expand(len(eps))
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:

@@ -120,7 +120,8 @@ class BayesianModel(nn.Module):
         draws of all groups.
         """
         if isinstance(self.posterior, FactorialGaussian):
-            mean, std, kl = self.posterior.moments_and_kl(eps)
+            mean, std = self.posterior.moments()
+            kl = self.posterior.kl(eps, mean, std)
             outputs = self.network.sample_locally(x, mean, std, len(eps))
         else:
             theta, kl = self.posterior.sample(eps)

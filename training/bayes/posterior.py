@@ -1,7 +1,6 @@
-"""The base class and protocols for posteriors, and the noise that they use."""
+"""The base classes for posteriors, and the noise that they use."""
 
 import math
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -22,6 +21,7 @@ class Posterior(nn.Module):
     algorithm = NOISE_ALGORITHM  # name of the noise in the manifest
     max_draws: int | None = None  # number of different draws; None if unlimited
     trains_without_noise = False  # `sample` ignores its noise
+    prior_std: float | None = None  # of a Gaussian prior on theta
 
     def __call__(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
         """Map each row of noise to a draw of theta."""
@@ -36,6 +36,11 @@ class Posterior(nn.Module):
         """Return the log standard deviation parameters, which need a higher learning rate."""
         return []
 
+    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
+        """Compute log p(theta), up to a constant."""
+        assert self.prior_std is not None
+        return log_normal(theta, self.prior_std)
+
     def centre(self) -> Float[Tensor, "D"]:
         """Return the posterior mean, or the first member of an ensemble."""
         raise NotImplementedError
@@ -44,26 +49,30 @@ class Posterior(nn.Module):
         """Move the centre to `theta`, if the posterior supports this."""
 
 
-@runtime_checkable
-class FactorialGaussian(Protocol):
-    """A factorial Gaussian, which supports the local reparametrisation trick."""
+class FactorialGaussian(Posterior):
+    """A Gaussian with independent parameters, which supports local reparametrisation."""
 
-    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
+        """Return the mean and the standard deviation of each parameter."""
+        raise NotImplementedError
 
-    def moments_and_kl(
-        self, eps: Float[Tensor, "K E"]
-    ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"], Float[Tensor, "K"]]:
-        """Compute the moments, and KL(q || p) as `sample` does."""
+    def kl(
+        self, eps: Float[Tensor, "K E"], mean: Float[Tensor, "D"], std: Float[Tensor, "D"]
+    ) -> Float[Tensor, "K"]:
+        """Compute KL(q || p) as `sample` does, given the moments of q."""
+        raise NotImplementedError
 
+    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        mean, std = self.moments()
+        return mean + std * eps
 
-@runtime_checkable
-class LocationScale(Protocol):
-    """A posterior with draws of the form location + scale * noise, and a known density."""
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        mean, std = self.moments()
+        return mean + std * eps, self.kl(eps, mean, std)
 
-    def location(self) -> Float[Tensor, "D"]: ...
-
-    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
-        """Compute log p(theta), up to a constant."""
+    @torch.no_grad()
+    def centre(self) -> Float[Tensor, "D"]:
+        return self.moments()[0].clone()
 
 
 def step_noise(
