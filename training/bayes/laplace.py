@@ -8,7 +8,7 @@ expected second derivative of -log p(y_n | outputs), so H is the generalised Gau
 the last layer and its Fisher information (Martens 2020, "New insights and perspectives on the
 natural gradient method").
 
-Training fits only the mean m. Afterwards `Curvature` approximates H by a Kronecker product, and
+Training fits only the mean m. Afterwards H is approximated by a Kronecker product, and
 `Spread.widen` sets the covariance.
 """
 
@@ -28,40 +28,29 @@ from training.bayes.posterior import Posterior
 MAX_PRIOR_STD = 1e4  # the minimum is its inverse
 
 
-@dataclass(frozen=True, eq=False)
-class OutputHessian:
-    """Each row's Hessian L_n = diag(d) - u u'; d = u = p for classes and u = 0 for regression."""
-
-    d: Float[Tensor, "N C"]
-    u: Float[Tensor, "N C"]
-
-    @property
-    def total(self) -> Float[Tensor, "C C"]:
-        return torch.diag(self.d.sum(0)) - self.u.T @ self.u
-
-
 def output_hessian(
     likelihood: Likelihood, outputs: Float[Tensor, "N C"], y: Tensor
-) -> OutputHessian:
-    """Compute each row's Hessian with respect to the outputs, scaled by any class weights.
+) -> Float[Tensor, "C C"]:
+    """Compute the Hessian with respect to the outputs, summed over rows with class weights.
 
     L_n is diag(p) - p p' for classes, and diag(1 / s^2, 1/2) for a Gaussian's mean and log
     variance.
     """
     if isinstance(likelihood, Categorical):
-        probs = torch.softmax(outputs, dim=1)
-        if likelihood.log_weights is None:
-            return OutputHessian(probs, probs)
-        weights = likelihood.log_weights.exp()[y][:, None].to(probs)
-        return OutputHessian(weights * probs, weights.sqrt() * probs)
+        probs = root_probs = torch.softmax(outputs, dim=1)
+        if likelihood.log_weights is not None:
+            weights = likelihood.log_weights.exp()[y][:, None].to(probs)
+            probs, root_probs = weights * probs, weights.sqrt() * probs
+        return torch.diag(probs.sum(0)) - root_probs.T @ root_probs
     assert isinstance(likelihood, Gaussian)
     log_variance = likelihood(outputs[None])[0, :, 1:]
     scale = 1.0 if likelihood.is_in_units else likelihood.target_std
-    d = scale**2 * (-log_variance).exp()
+    diagonal = scale**2 * (-log_variance).exp()
     if outputs.shape[1] == 2:
         standardised = log_variance - 2.0 * likelihood.target_std.log()
-        d = torch.cat([d, torch.where(standardised.abs() < LOG_VARIANCE_LIMIT, 0.5, 0.0)], dim=1)
-    return OutputHessian(d, torch.zeros_like(d))
+        is_free = standardised.abs() < LOG_VARIANCE_LIMIT
+        diagonal = torch.cat([diagonal, torch.where(is_free, 0.5, 0.0)], dim=1)
+    return torch.diag(diagonal.sum(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +60,15 @@ class Eigen:
     values: Float64[Tensor, "I O"]
     input_vectors: Float64[Tensor, "I I"]
     output_vectors: Float64[Tensor, "O O"]
+
+    @classmethod
+    def from_factors(
+        cls, a: Float64[Tensor, "I I"], b: Float64[Tensor, "O O"], rows: int
+    ) -> "Eigen":
+        """Decompose H = A x B / rows, where A = sum_n a_n a_n' and B = sum_n L_n."""
+        a_values, input_vectors = eigh(a.cpu())
+        b_values, output_vectors = eigh(b.cpu())
+        return cls(a_values[:, None] * b_values / max(rows, 1), input_vectors, output_vectors)
 
     def std(self, precision: float) -> Float64[Tensor, "I O"]:
         """Compute the standard deviation along each eigenvector, (lambda + precision)^-1/2."""
@@ -111,28 +109,6 @@ def best_precision(eigen: Eigen, square: float) -> float:
     if excess(high) >= 0.0:
         return math.exp(high)
     return math.exp(brentq(excess, -high, high, xtol=1e-6))
-
-
-class Curvature:
-    """The Kronecker-factored Hessian H = A x B / rows, with A = sum a a' and B = sum L.
-
-    It accumulates over batches. The layer's inputs include the bias.
-    """
-
-    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
-        self.input_sum = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
-        self.output_sum = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
-        self.rows = 0
-
-    def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
-        self.input_sum += a.T @ a
-        self.output_sum += hessian.total
-        self.rows += len(a)
-
-    def eigen(self) -> Eigen:
-        a, input_vectors = eigh(self.input_sum.cpu())
-        b, output_vectors = eigh(self.output_sum.cpu())
-        return Eigen(a[:, None] * b / max(self.rows, 1), input_vectors, output_vectors)
 
 
 class Spread(nn.Module):

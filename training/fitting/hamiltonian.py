@@ -10,10 +10,7 @@ from torch import Tensor
 from model_store.errors import InvalidInput
 from training import log
 from training.bayes.hamiltonian import SampledPosterior, sample, split_r_hat
-from training.bayes.layers import WeightLayer
-from training.bayes.network import CHUNK_ROWS, BayesianModel
-from training.networks.networks import DrawnNetwork
-from training.networks.probes import watch
+from training.bayes.network import BayesianModel
 from training.seeds import Stream, hash_key
 
 CHAINS = 10
@@ -26,8 +23,8 @@ MAX_R_HAT = 1.05
 
 def sample_last_layer(
     model: BayesianModel,
-    train: tuple[Tensor, Tensor],
-    validation: Tensor,
+    train: tuple[Float[Tensor, "N I"], Tensor],
+    tests: Float[Tensor, "M I"],
     prior_std: float,
     seed: int,
     times: float = 1.0,
@@ -42,20 +39,19 @@ def sample_last_layer(
 
     Args:
         model: a model with a fitted Laplace approximation.
-        train: training rows and targets.
-        validation: rows for whose outputs R-hat is computed.
+        train: the last layer's inputs for the training rows, in float64, and the targets.
+        tests: its inputs for the rows for whose outputs R-hat is computed.
         prior_std: the standard deviation of the prior on the weights.
         seed: the seed of the chains.
         times: the factor of the log-likelihood, 1 unless it is tempered.
     """
-    posterior, (x, y) = model.posterior, train
+    posterior, (a, y) = model.posterior, train
     assert isinstance(posterior, SampledPosterior)
     outputs = posterior.shape[1]
-    if len(x) * outputs > MAX_OUTPUTS:
+    if len(a) * outputs > MAX_OUTPUTS:
         expected = f"laplace for more than {MAX_OUTPUTS // outputs:,} training rows"
-        raise InvalidInput("method", expected, f"last-layer-hmc for {len(x):,}")
+        raise InvalidInput("method", expected, f"last-layer-hmc for {len(a):,}")
     log.info("sampling %d chains of %d weights", CHAINS, posterior.theta_dimension)
-    a = _layer_inputs(model, x)
     mean, spread = posterior.mean.detach().double(), copy.deepcopy(posterior.spread).double()
     likelihood = copy.deepcopy(model.likelihood).double()
 
@@ -71,7 +67,6 @@ def sample_last_layer(
     random = torch.Generator().manual_seed(hash_key(seed, Stream.CHAINS))
     start = torch.randn(CHAINS, posterior.theta_dimension, generator=random, dtype=torch.float64)
     chains, accepted = sample(log_density, start.to(a), WARM_UP, DRAWS, random, MAX_STEPS)
-    tests = _layer_inputs(model, validation[:VALIDATION_ROWS])
     with torch.no_grad():
         theta = weights(chains.flatten(0, 1))
         values = tests @ theta.unflatten(1, posterior.shape)
@@ -82,19 +77,3 @@ def sample_last_layer(
     if r_hat > MAX_R_HAT:
         summary += "; ! the chains have not converged; try a smaller posterior.prior_std"
     return {"chains": CHAINS, "r_hat": r_hat, "accepted": accepted, "summary": summary}
-
-
-@torch.no_grad()
-def _layer_inputs(model: BayesianModel, x: Tensor) -> Float[Tensor, "N I"]:
-    """Compute the last layer's inputs in float64. If it has a bias, append a column of ones."""
-    assert isinstance(model.network, DrawnNetwork)
-    (layer,) = model.network.get_layers(WeightLayer)
-    theta, was_training = model.posterior.centre()[None, None], model.training
-    model.eval()
-    parts: list[Tensor] = []
-    with watch({"": layer}, lambda _, h: parts.append(h.reshape(-1, h.shape[-1]).double())):
-        for rows in x.split(CHUNK_ROWS):
-            model.network(rows.float(), theta)
-    model.train(was_training)
-    h = torch.cat(parts)
-    return torch.cat([h, h.new_ones(len(h), 1)], dim=1) if layer.has_bias else h

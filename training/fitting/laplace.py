@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,6 @@ from model_store.errors import InvalidInput
 from training import log
 from training.bayes.hamiltonian import SampledPosterior
 from training.bayes.laplace import (
-    Curvature,
     Eigen,
     LaplacePosterior,
     best_precision,
@@ -24,7 +24,7 @@ from training.bayes.layers import WeightLayer
 from training.bayes.likelihoods import SPEED, Gaussian, Likelihood
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
-from training.fitting.hamiltonian import sample_last_layer
+from training.fitting.hamiltonian import VALIDATION_ROWS, sample_last_layer
 from training.fitting.stopping import fixed_epochs, is_as_good
 from training.methods import Laplace
 from training.networks.networks import DrawnNetwork
@@ -63,32 +63,44 @@ class CurvatureFacts:
 
 
 @torch.no_grad()
+def last_layer_batches(
+    model: BayesianModel, x: Tensor
+) -> Iterator[tuple[Float[Tensor, "B I"], Float[Tensor, "B O"]]]:
+    """Yield the last layer's inputs, with a 1 for any bias, and the outputs for batches of rows."""
+    assert isinstance(model.network, DrawnNetwork)
+    (layer,) = model.network.get_layers(WeightLayer)
+    theta, was_training = model.posterior.centre()[None, None], model.training
+    inputs: list[Tensor] = []
+    model.eval()
+    with watch({"": layer}, lambda _, h: inputs.append(h)):
+        for rows in x.split(CHUNK_ROWS):
+            outputs = model.network(rows.float(), theta)[0]
+            h = inputs.pop().reshape(len(rows), -1)
+            yield torch.cat([h, h.new_ones(len(h), 1)], dim=1) if layer.has_bias else h, outputs
+    model.train(was_training)
+
+
+@torch.no_grad()
 def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
     """Compute the loss curvature with respect to the weights of a model's last layer."""
-    network, posterior, likelihood = model.network, model.posterior, model.likelihood
-    assert isinstance(network, DrawnNetwork)
+    posterior, likelihood = model.posterior, model.likelihood
     assert isinstance(posterior, LaplacePosterior)
-    (layer,) = network.get_layers(WeightLayer)
-    inputs, outputs = posterior.shape
-    hessians = Curvature(inputs, outputs, x.device)
-    theta = posterior.centre()[None, None]
-    inputs_seen: list[Tensor] = []
+    input_sum, output_sum = (
+        torch.zeros(size, size, dtype=torch.float64, device=x.device) for size in posterior.shape
+    )
     log_likelihood = square_error = 0.0
-    was_training = model.training
-    model.eval()
-    with watch({"": layer}, lambda _, h: inputs_seen.append(h)):
-        for rows, targets in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
-            # In float32, p - p^2 and log p are 0 for very confident networks.
-            values = network(rows.float(), theta)[0].double()
-            h = inputs_seen.pop().reshape(len(rows), -1)
-            a = torch.cat([h, h.new_ones(len(h), 1)], dim=1) if layer.has_bias else h
-            hessians.add(a, output_hessian(likelihood, values, targets))
-            predictions = likelihood(values[None])
-            log_likelihood += likelihood.weighted_log_likelihood(predictions, targets).sum().item()
-            if isinstance(likelihood, Gaussian):
-                square_error += likelihood.errors(predictions[0], targets).sum().item()
-    model.train(was_training)
-    return CurvatureFacts(hessians.eigen(), log_likelihood, square_error)
+    batches = last_layer_batches(model, x)
+    for (a, outputs), targets in zip(batches, y.split(CHUNK_ROWS), strict=True):
+        # In float32, p - p^2 and log p are 0 for very confident networks.
+        values = outputs.double()
+        input_sum += a.T @ a
+        output_sum += output_hessian(likelihood, values, targets)
+        predictions = likelihood(values[None])
+        log_likelihood += likelihood.weighted_log_likelihood(predictions, targets).sum().item()
+        if isinstance(likelihood, Gaussian):
+            square_error += likelihood.errors(predictions[0], targets).sum().item()
+    eigen = Eigen.from_factors(input_sum, output_sum, len(x))
+    return CurvatureFacts(eigen, log_likelihood, square_error)
 
 
 def fit_laplace(
@@ -142,7 +154,11 @@ def fit_laplace(
         f"log marginal likelihood {evidence / len(train[0]):.4g} nats a row",
     }
     if isinstance(posterior, SampledPosterior):
-        chains = sample_last_layer(model, train, validation[0], precision**-0.5, seed, times)
+        a, tests = (
+            torch.cat([a.double() for a, _ in last_layer_batches(model, rows)])
+            for rows in (train[0], validation[0][:VALIDATION_ROWS])
+        )
+        chains = sample_last_layer(model, (a, train[1]), tests, precision**-0.5, seed, times)
         summary["summary"] += chains.pop("summary")
         summary["hamiltonian"] = chains
     return summary

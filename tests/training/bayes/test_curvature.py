@@ -94,7 +94,7 @@ def test_kronecker_factors_are_sums_over_rows():
     theta = model.posterior.centre()[None, None]
     h = model.network.embed(x, theta)
     a = torch.cat([h, torch.ones(ROWS, 1)], 1)
-    total = output_hessian(model.likelihood, model.network(x, theta)[0], y).total
+    total = output_hessian(model.likelihood, model.network(x, theta)[0], y)
     expected = torch.einsum("ij,op->iojp", a.T @ a, total).reshape(16, 16) / ROWS
     matrix = rebuilt(curvature(model, x, y).eigen)
     torch.testing.assert_close(matrix.float(), expected, rtol=1e-3, atol=1e-5)
