@@ -3,8 +3,10 @@
 A fit has a fixed number of epochs and no temperature, so it needs no validation labels.
 """
 
+import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +19,6 @@ from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
 from training.data import Dataset
 from training.data.rows import class_weights
-from training.fitting.checkpoint import (
-    load_module,
-    load_optimizer,
-    module_tensors,
-    optimizer_tensors,
-)
 from training.fitting.run import Diverged
 from training.fitting.steps import Steps, adam, decay_rates, kl_ramp, kl_weight
 from training.model import build, initialise, with_knots
@@ -111,17 +107,16 @@ class Learner:
         _, log_likelihood, errors, *_ = results.mean(0).tolist()
         return Measure(likelihood.to_metric(errors), log_likelihood)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Any]:
         assert self.optimizer is not None
-        moments = optimizer_tensors(self.optimizer).items()
-        copies = {name: tensor.clone() for name, tensor in moments}
-        return {**module_tensors(self.model, "model"), **copies}
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return copy.deepcopy(state)
 
-    def restore(self, tensors: dict[str, Tensor], number: int) -> None:
+    def restore(self, state: dict[str, Any], number: int) -> None:
         self.begin(number)
         assert self.optimizer is not None
-        load_module(self.model, tensors, "model")
-        load_optimizer(self.optimizer, tensors)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.is_fresh = False
         self.model.eval()
 

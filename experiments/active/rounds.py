@@ -8,10 +8,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from scipy import stats
-from torch import Tensor
 
 from experiments.active.protocol import Arm, End, is_at
 from model_store.errors import InvalidInput
@@ -34,7 +35,7 @@ class Round:
 class Record:
     """The recorded rounds of one arm and seed.
 
-    `NAME.jsonl` has one line per round. `NAME-ROUND.safetensors` has the weights and the optimiser
+    `NAME.jsonl` has one line per round. `NAME-ROUND.pt` has the weights and the optimiser
     after the last round. The weights are written before the line, so a killed simulation resumes
     with its last finished round.
     """
@@ -55,24 +56,24 @@ class Record:
     def labelled(self) -> list[int]:
         return [row for step in self.rounds for row in step.rows]
 
-    def tensors(self) -> dict[str, Tensor]:
-        return read_checkpoint(self._weights(len(self.rounds) - 1))[0]
+    def state(self) -> dict[str, Any]:
+        return read_checkpoint(self._weights(len(self.rounds) - 1), torch.device("cpu"))
 
-    def add(self, new: Round, tensors: dict[str, Tensor]) -> None:
+    def add(self, new: Round, state: dict[str, Any]) -> None:
         number = len(self.rounds)
-        write_checkpoint(self._weights(number), tensors, {})
+        write_checkpoint(self._weights(number), state)
         with self.path.open("ab") as file:
             file.truncate(self._size)
             self._size += file.write(f"{json.dumps(asdict(new))}\n".encode())
             file.flush()
             os.fsync(file.fileno())
         self.rounds.append(new)
-        for path in self.path.parent.glob(f"{self.path.stem}-[0-9][0-9][0-9][0-9].safetensors"):
+        for path in self.path.parent.glob(f"{self.path.stem}-[0-9][0-9][0-9][0-9].pt"):
             if path != self._weights(number):
                 path.unlink()
 
     def _weights(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.stem}-{number:04d}.safetensors")
+        return self.path.with_name(f"{self.path.stem}-{number:04d}.pt")
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ def simulate(
     task = arm.recipe.task
     if record.rounds and not has_ended(record.rounds, end, task, protocol.batch):
         start = len(record.rounds) - 1 if arm.start == "cold" else 0
-        learner.restore(record.tensors(), start)
+        learner.restore(record.state(), start)
     while not has_ended(record.rounds, end, task, protocol.batch):
         number, labelled = len(record.rounds), np.array(record.labelled, dtype=np.int64)
         start_s = time.perf_counter()
@@ -95,7 +95,7 @@ def simulate(
         times = (chosen_s - start_s, fitted_s - chosen_s, time.perf_counter() - fitted_s)
         seconds = (round(s, 3) for s in times)
         step = Round(len(index), measure.metric, measure.log_likelihood, new.tolist(), *seconds)
-        record.add(step, learner.tensors())
+        record.add(step, learner.state())
         yield step
 
 

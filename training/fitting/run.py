@@ -4,6 +4,7 @@ Random numbers depend only on the recipe's seed and the step or epoch. A checkpo
 other state, so an interrupted run ends with the same weights as an uninterrupted one.
 """
 
+import copy
 import json
 import math
 import secrets
@@ -25,14 +26,7 @@ from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
 from training.data import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
-from training.fitting.checkpoint import (
-    load_module,
-    load_optimizer,
-    module_tensors,
-    optimizer_tensors,
-    read_checkpoint,
-    write_checkpoint,
-)
+from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.convergence import convergence
 from training.fitting.laplace import fit_laplace, loss_warning
 from training.fitting.plots import plot_run
@@ -62,7 +56,7 @@ from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT = "checkpoint.pt"
 INITIALISATION_ROWS = 1000
 MAX_UNCERTAINTY_ROWS = 500  # validation rows for the convergence report
 MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
@@ -79,7 +73,7 @@ class Diverged(DubitoError):
 class Run:
     """A training run for a recipe, which keeps its files in a folder.
 
-    The files are `checkpoint.safetensors`, `metrics.jsonl` and `progress.png`.
+    The files are `checkpoint.pt`, `metrics.jsonl` and `progress.png`.
     """
 
     def __init__(
@@ -221,7 +215,7 @@ class Run:
         if self.steps == 0:
             self._save()
         else:
-            load_module(self.model, self.best, "best")
+            self.model.load_state_dict(self.best)
         if isinstance(self.recipe.posterior, Laplace):
             self._fit_laplace(self.recipe.posterior)
         return self.model
@@ -307,7 +301,7 @@ class Run:
         history = self.progress.history
         history.append(metrics)
         if self._is_best(epoch, scores, stopping):
-            self.best = module_tensors(self.model, "best")
+            self.best = copy.deepcopy(self.model.state_dict())
             self.progress.best_epoch = epoch + 1
         is_last = epoch + 1 == self.epochs
         if is_last or time.monotonic() - self.written > WRITE_INTERVAL_S:
@@ -360,30 +354,28 @@ class Run:
         return lowest is None or is_as_good(scores, lowest, paired=by_validation)
 
     def _save(self) -> None:
-        tensors = {
-            **module_tensors(self.model, "model"),
-            **self.best,
-            **optimizer_tensors(self.optimizer),
+        content = {
+            "model": self.model.state_dict(),
+            "best": self.best,
+            "optimizer": self.optimizer.state_dict(),
             "sums": self.sums,
             "losses": self.losses,
+            "lowest": self.lowest,
+            "uncertainty": self.uncertainty,
+            "progress": vars(self.progress),
         }
-        if self.uncertainty:
-            tensors["uncertainty"] = torch.stack(self.uncertainty)
-        if self.lowest is not None:
-            tensors["lowest"] = self.lowest
-        write_checkpoint(self.checkpoint, tensors, vars(self.progress))
+        write_checkpoint(self.checkpoint, content)
 
     def _restore(self) -> None:
-        tensors, facts = read_checkpoint(self.checkpoint)
+        content = read_checkpoint(self.checkpoint, self.device)
         try:
-            load_module(self.model, tensors, "model")
-            load_optimizer(self.optimizer, tensors)
-            self.best = {name: t for name, t in tensors.items() if name.startswith("best.")}
-            self.sums.copy_(tensors["sums"])
-            self.losses.copy_(tensors["losses"])
-            self.uncertainty = [*tensors.get("uncertainty", ())]
-            self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
-            self.progress = Progress(**facts)
+            self.model.load_state_dict(content["model"])
+            self.optimizer.load_state_dict(content["optimizer"])
+            self.sums.copy_(content["sums"])
+            self.losses.copy_(content["losses"])
+            self.best, self.lowest = content["best"], content["lowest"]
+            self.uncertainty = [rows.cpu() for rows in content["uncertainty"]]
+            self.progress = Progress(**content["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError):
             expected = "a checkpoint of this run (delete it to start the fit again)"
             raise InvalidInput(str(self.checkpoint), expected, "one of another run") from None

@@ -142,7 +142,7 @@ def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_pa
     expected = full.model.state_dict()
     folder = tmp_path / "resumed"
     folder.mkdir()
-    (folder / "checkpoint.safetensors").write_bytes(snapshots[len(snapshots) // 2])
+    (folder / "checkpoint.pt").write_bytes(snapshots[len(snapshots) // 2])
     resumed = run_in(folder, settings, splits, 3, parent)
     assert resumed.resumed
     state = resumed.fit(quiet=True).state_dict()
