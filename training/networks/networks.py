@@ -117,7 +117,6 @@ class DrawnNetwork(Network):
         # Parameter names of masked weights, and buffer names of their keep probabilities.
         self.masked_weights: list[tuple[str, str]] = []
         selection = select_layers(module, stochastic.layers)
-        _check_supported(module, selection)
         check_repeatable(module, examples)
         check_calls(module, selection, examples)
         module = copy_module(module)
@@ -439,26 +438,6 @@ def _sum_squares(weight: Tensor, factors: Float[Tensor, "I"]) -> Float[Tensor, "
     squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
     groups = len(factors) // squares.shape[1]  # groups of a convolution
     return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), factors)
-
-
-def _check_supported(module: nn.Module, selection: dict[str, Drawable]) -> None:
-    """Check that no other layer shares the weights of the selected layers."""
-    names: dict[int, str] = {}
-    owners: dict[int, str] = {}  # layer names by id of the parameter
-    for name, layer in selection.items():
-        names.setdefault(id(layer), name)
-        for parameter in layer.parameters(recurse=False):
-            owners.setdefault(id(parameter), name)
-    for name, part in layers_by_name(module).items():
-        original = names.get(id(part), name)
-        if original != name:
-            reason = f"it is also layer {original}; use a separate layer{EXCLUDE}"
-            raise unsupported(name, part, reason)
-        for kind, parameter in part.named_parameters(recurse=False):
-            owner = owners.get(id(parameter), name)
-            if owner != name:
-                reason = f"its {kind} is also layer {owner}'s; use a separate parameter{EXCLUDE}"
-                raise unsupported(name, part, reason)
 
 
 def _is_chain(module: nn.Module) -> bool:

@@ -218,23 +218,28 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
 
     Its replacement reads theta and has no weights.
     """
+    owners: dict[int, str] = {}  # by id of the layer or parameter
+    for name, layer in selection.items():
+        original = owners.setdefault(id(layer), name)
+        if original != name:
+            reason = f"it is also layer {original}; use a separate layer{EXCLUDE}"
+            raise unsupported(name, layer, reason)
+        for parameter in layer.parameters(recurse=False):
+            owners.setdefault(id(parameter), name)
     calls: Counter[str] = Counter()
     running: list[str] = []
-    reads: Counter[str] = Counter()  # of weights while the layer does not run
+    readers: dict[str, str] = {}  # of a layer's weights while the layer does not run
 
     def begin(name: str) -> None:
         calls[name] += 1
         running.append(name)
 
-    owners: dict[int, str] = {}
-    for name, layer in selection.items():
-        owners |= {id(parameter): name for parameter in layer.parameters(recurse=False)}
-
     def note_reads(_: Any, arguments: tuple[Any, ...]) -> None:
         for argument in arguments:
             for part in argument if isinstance(argument, list | tuple) else (argument,):
                 owner = owners.get(id(part))
-                reads.update([owner] if owner is not None and owner not in running else [])
+                if owner is not None and owner not in running:
+                    readers[owner] = running[-1] if running else "forward"
 
     with (
         watch(selection, lambda name, _: begin(name), lambda name, *_: running.remove(name)),
@@ -242,8 +247,8 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
     ):
         run_on_rows(module, examples)
     for name, layer in selection.items():
-        if reads[name]:
-            reason = "forward reads its weights directly; call the layer instead"
+        if name in readers:
+            reason = f"{readers[name]} reads its weights directly; call the layer instead"
         elif not calls[name]:
             reason = "it never runs; call it in forward, remove it from the module"
         elif calls[name] > 1:

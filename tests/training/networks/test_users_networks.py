@@ -111,8 +111,7 @@ class Uses(nn.Module):
         ),
         (
             Uses("tied"),
-            "layer last: Linear: its weight is also layer first's; use a separate parameter, or exclude "
-            "it with",
+            "layer first: Linear: last reads its weights directly; call the layer instead, or exclude",
         ),
         (Uses("random"), "different outputs in a second call, from forward itself"),
         (
