@@ -16,11 +16,59 @@ DIRECTIONS = 64
 SOFTENING = 0.1  # share of the mean length that is added to each length
 
 
-class Neighbours(nn.Module):
+class CosineNeighbours(nn.Module):
+    """The cosine distance to the k-th nearest row in a bank of training rows, from 0 to 2.
+
+    For vectors u and v of length 1, this is |u - v|^2 / 2 (Sun et al. 2022, "Out-of-distribution
+    detection with deep nearest neighbors", section 3). In contrast to `Neighbours`, all directions
+    count, because unusual rows of a pretrained encoder often differ in directions with little
+    variance.
+    """
+
+    def __init__(
+        self, fold: Fold, mean: Float[Tensor, "F"], bank: Float[Tensor, "B D"], neighbour: int
+    ) -> None:
+        super().__init__()
+        self.fold = fold
+        self.mean = nn.Buffer(mean)
+        self.bank = nn.Buffer(bank.T.contiguous())
+        self.bank_squares = nn.Buffer(square_norms(bank))
+        self.neighbour = min(neighbour, len(bank))
+
+    @classmethod
+    def fit(cls, rows: Num[Tensor, "N I"], generator: torch.Generator) -> "CosineNeighbours":
+        fold = Fold.fit(rows.shape[1], generator)
+        sample = rows[torch.randperm(len(rows), generator=generator)[:COSINE_ROWS]]
+        bank = torch.cat([_normalise(fold(part.float())) for part in chunks(sample)])
+        mean = bank.mean(0)
+        return cls(fold, mean, bank - mean, NEIGHBOUR)
+
+    def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+        return (0.5 * square_norms(self.from_neighbour(rows))).clamp(min=ROUNDING)
+
+    def project(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
+        return _normalise(self.fold(rows)) - self.mean
+
+    def from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
+        """Compute each row's offset from its k-th nearest row in the bank.
+
+        In float32, |b|^2 - 2 b'p cannot rank distances far shorter than p. So it only preselects
+        2 k rows, which are then ranked by exact distances.
+        """
+        points = self.project(rows)
+        distances = self.bank_squares - 2.0 * matmul(points, self.bank)
+        count = min(2 * self.neighbour, self.bank.shape[1])
+        nearest = distances.topk(count, dim=1, largest=False).indices
+        vectors = points[:, None] - self.bank[:, nearest].permute(1, 2, 0)
+        squares = square_norms(vectors.flatten(0, 1)).reshape(-1, count)
+        kth = squares.topk(self.neighbour, dim=1, largest=False).indices[:, -1:, None]
+        return vectors.gather(1, kth.expand(-1, -1, vectors.shape[2]))[:, 0]
+
+
+class Neighbours(CosineNeighbours):
     """The squared distance to the k-th nearest row in a bank of training rows.
 
-    Rows are divided by their length (Sun et al. 2022, "Out-of-distribution detection with deep
-    nearest neighbors", section 3) and projected on the leading `DIRECTIONS` principal components.
+    Rows are divided by their length and projected on the leading `DIRECTIONS` principal components.
     A share of the mean length is added to each length, because the direction of a row near 0 is
     arbitrary.
     """
@@ -29,19 +77,14 @@ class Neighbours(nn.Module):
         self,
         fold: Fold,
         softening: Tensor,
-        mean: Tensor,
-        components: Tensor,
-        bank: Tensor,
+        mean: Float[Tensor, "F"],
+        components: Float[Tensor, "F D"],
+        bank: Float[Tensor, "B D"],
         neighbour: int,
     ) -> None:
-        super().__init__()
-        self.fold = fold
+        super().__init__(fold, mean, bank, neighbour)
         self.softening = nn.Buffer(softening)
-        self.mean = nn.Buffer(mean)
         self.components = nn.Buffer(components)
-        self.bank = nn.Buffer(bank.T.contiguous())
-        self.bank_squares = nn.Buffer(square_norms(bank))
-        self.neighbour = min(neighbour, len(bank))
 
     @classmethod
     def fit(
@@ -63,74 +106,16 @@ class Neighbours(nn.Module):
         return cls(fold, softening, mean.float(), components, bank, neighbour)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        return square_norms(self._from_neighbour(rows)).clamp(min=ROUNDING)
+        return square_norms(self.from_neighbour(rows)).clamp(min=ROUNDING)
 
-    def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return each row's difference from its k-th nearest training row, in input coordinates."""
-        return matmul(self._from_neighbour(rows), self.components.T)
-
-    def _from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
-        points = self._project(rows)
-        return vectors_from_neighbour(points, self.bank, self.bank_squares, self.neighbour)
-
-    def _project(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
+    def project(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
         rows = self.fold(rows)
         normalised = rows / (square_norms(rows).sqrt() + self.softening)[:, None]
         return matmul(normalised - self.mean, self.components)
 
-
-class CosineNeighbours(nn.Module):
-    """The cosine distance to the k-th nearest row in a bank of training rows, from 0 to 2.
-
-    For vectors u and v of length 1, this is |u - v|^2 / 2 (Sun et al. 2022, section 3). In contrast
-    to `Neighbours`, all directions count, because unusual rows of a pretrained encoder often differ
-    in directions with little variance.
-    """
-
-    def __init__(
-        self, fold: Fold, mean: Float[Tensor, "I"], bank: Float[Tensor, "B I"], neighbour: int
-    ) -> None:
-        super().__init__()
-        self.fold = fold
-        self.mean = nn.Buffer(mean)
-        self.bank = nn.Buffer(bank.T.contiguous())
-        self.bank_squares = nn.Buffer(square_norms(bank))
-        self.neighbour = min(neighbour, len(bank))
-
-    @classmethod
-    def fit(cls, rows: Num[Tensor, "N I"], generator: torch.Generator) -> "CosineNeighbours":
-        fold = Fold.fit(rows.shape[1], generator)
-        sample = rows[torch.randperm(len(rows), generator=generator)[:COSINE_ROWS]]
-        bank = torch.cat([_normalise(fold(part.float())) for part in chunks(sample)])
-        mean = bank.mean(0)
-        return cls(fold, mean, bank - mean, NEIGHBOUR)
-
-    def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        points = _normalise(self.fold(rows)) - self.mean
-        vectors = vectors_from_neighbour(points, self.bank, self.bank_squares, self.neighbour)
-        return (0.5 * square_norms(vectors)).clamp(min=ROUNDING)
-
-
-def vectors_from_neighbour(
-    points: Float[Tensor, "N D"],
-    bank: Float[Tensor, "D B"],
-    bank_squares: Float[Tensor, "B"],
-    neighbour: int,
-) -> Float[Tensor, "N D"]:
-    """Compute each point's offset from its k-th nearest point in a bank.
-
-    `neighbour` is k.
-
-    In float32, |b|^2 - 2 b'p cannot rank distances far shorter than p. So it only preselects 2 k
-    points, which are then ranked by exact distances.
-    """
-    distances = bank_squares - 2.0 * matmul(points, bank)
-    count = min(2 * neighbour, bank.shape[1])
-    nearest = distances.topk(count, dim=1, largest=False).indices
-    vectors = points[:, None] - bank[:, nearest].permute(1, 2, 0)
-    squares = square_norms(vectors.flatten(0, 1)).reshape(-1, count)
-    kth = squares.topk(neighbour, dim=1, largest=False).indices[:, -1:, None]
-    return vectors.gather(1, kth.expand(-1, -1, vectors.shape[2]))[:, 0]
+    def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+        """Return each row's difference from its k-th nearest training row, in input coordinates."""
+        return matmul(self.from_neighbour(rows), self.components.T)
 
 
 def _normalise(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:

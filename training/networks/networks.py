@@ -118,13 +118,14 @@ class DrawnNetwork(Network):
         self.masked_weights: list[tuple[str, str]] = []
         selection = select_layers(module, stochastic.layers)
         check_repeatable(module, examples)
-        check_calls(module, selection, examples)
+        dropouts = mask_dropouts(module, stochastic.layers) if stochastic.kind == "masks" else {}
+        check_calls(module, {**selection, **dropouts}, examples)
         module = copy_module(module)
         self.frozen = freeze(module, trained, list(selection))
         check_training(module, self.frozen, examples)
         for layer in module.modules():
             turn_off_dropout(layer)
-        self.module = self._convert(module, stochastic, list(selection), examples)
+        self.module = self._convert(module, stochastic, list(selection), list(dropouts), examples)
         self.slots = [context.slot for context in self.contexts]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
@@ -233,26 +234,23 @@ class DrawnNetwork(Network):
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
     def _convert(
-        self, module: nn.Module, stochastic: Stochastic, selection: Sequence[str], examples: Tensor
+        self,
+        module: nn.Module,
+        stochastic: Stochastic,
+        selection: Sequence[str],
+        dropouts: Sequence[str],
+        examples: Tensor,
     ) -> nn.Module:
-        layers = layers_by_name(module)
-        dropouts = mask_dropouts(module, stochastic.layers) if stochastic.kind == "masks" else []
         units = count_dropout_units(module, dropouts, examples) if dropouts else {}
         keep = keep_probabilities(module, selection, dropouts, examples) if dropouts else {}
         first = True
-        for name, layer in layers.items():
-            # The user's forward may read the rate of a Dropout.
-            replacement: nn.Module = nn.Dropout(0.0)
-            if isinstance(layer, DROPOUTS):
-                if name in dropouts:
-                    times = len(units[name])
-                    if times == 0:
-                        reason = f"it never runs; call it in forward{EXCLUDE}"
-                        raise unsupported(name, layer, reason)
-                    if times > 1:
-                        reason = f"it runs {times} times; use a separate Dropout for each call"
-                        raise unsupported(name, layer, reason)
-                    replacement = self._mask(name, units[name][0], 1.0 - layer.p)
+        for name, layer in layers_by_name(module).items():
+            replacement: nn.Module
+            if name in dropouts:
+                assert isinstance(layer, DROPOUTS)
+                replacement = self._mask(name, units[name], 1.0 - layer.p)
+            elif isinstance(layer, DROPOUTS):
+                replacement = nn.Dropout(0.0)  # the user's forward may read its rate
             elif name in selection:
                 assert isinstance(layer, DRAWABLE)
                 replacement = self._layer(name, layer, stochastic, first, keep.get(name))

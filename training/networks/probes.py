@@ -311,22 +311,22 @@ def _are_equal(a: object, b: object) -> bool:
     return True
 
 
-def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
-    """Return the names of the Dropout layers to replace with masks."""
-    return [
-        name
+def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
+    """Return the Dropout layers to replace with masks."""
+    return {
+        name: layer
         for name, layer in layers_by_name(module).items()
         if isinstance(layer, DROPOUTS) and layer.p > 0 and is_named(name, patterns)
-    ]
+    }
 
 
 def count_dropout_units(
     module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]
-) -> dict[str, list[int]]:
-    """Count the units or channels in each call to each Dropout layer."""
+) -> dict[str, int]:
+    """Count the units or channels of each Dropout layer's input."""
+    units: dict[str, int] = {}
     dropouts = {name: module.get_submodule(name) for name in names}
-    units: dict[str, list[int]] = {name: [] for name in dropouts}
-    with watch(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
+    with watch(dropouts, lambda name, inputs: units.update({name: inputs.shape[1]})):
         run_on_rows(module, examples)
     return units
 

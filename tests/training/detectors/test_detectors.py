@@ -156,7 +156,7 @@ def test_distances_within_tight_clusters_far_apart_are_no_rounding_of_float32():
     )
     detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator(), neighbour=NEIGHBOUR)
     point, bank = (
-        detector._project(torch.from_numpy(np.float32(x))).double(),
+        detector.project(torch.from_numpy(np.float32(x))).double(),
         detector.bank.double(),
     )
     exact = (point[:, None] - bank.T[None]).square().sum(-1).sort(dim=1).values[:, NEIGHBOUR - 1]
