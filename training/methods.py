@@ -27,9 +27,9 @@ from training.bayes.network import Network
 from training.bayes.posterior import FactorialGaussian, Posterior
 from training.bayes.variational_hypernet import NoisePosterior
 from training.networks.batch_ensemble import BatchEnsemble
+from training.networks.fixed_layers import with_random_features
 from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.networks.probes import output_layer
-from training.networks.random_features import with_random_features
 from training.sections import Count, LogStd, Positive, Rate, Section
 
 MemberCount = Annotated[int, Field(ge=2, le=100)]

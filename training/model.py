@@ -23,8 +23,8 @@ from training.networks.architectures import (
     load_weights,
     mlp,
 )
+from training.networks.fixed_layers import PiecewiseLinear, quantile_knots
 from training.networks.networks import DrawnNetwork, noise_rows
-from training.networks.piecewise import PiecewiseLinear, quantile_knots
 from training.networks.probes import ROWS, check_ids, check_outputs
 from training.recipe import NetworkSection, Recipe
 from training.seeds import Stream, hash_key

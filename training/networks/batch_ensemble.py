@@ -11,8 +11,8 @@ from model_store.errors import InvalidInput
 from training.bayes.layers import matmul
 from training.bayes.members import MemberLinear
 from training.bayes.network import Network
+from training.networks.fixed_layers import PiecewiseLinear
 from training.networks.networks import ELEMENTWISE, noise_rows
-from training.networks.piecewise import PiecewiseLinear
 from training.networks.probes import DROPOUTS
 
 

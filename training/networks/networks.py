@@ -28,7 +28,7 @@ from training.bayes.layers import initial_weights as layer_weights
 from training.bayes.local import LocalLayer
 from training.bayes.network import Network
 from training.bayes.variational_hypernet import HyperLayer
-from training.networks.piecewise import PiecewiseLinear
+from training.networks.fixed_layers import PiecewiseLinear, RandomFeatures
 from training.networks.probes import (
     DROPOUTS,
     ROWS,
@@ -46,9 +46,7 @@ from training.networks.probes import (
     watch,
     without_fast_path,
 )
-from training.networks.random_features import RandomFeatures
 from training.networks.selection import (
-    EXCLUDE,
     freeze,
     layers_by_name,
     select_layers,

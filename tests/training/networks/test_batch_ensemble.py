@@ -8,7 +8,7 @@ from training.bayes.posterior import noise
 from training.model import build
 from training.networks.architectures import mlp
 from training.networks.batch_ensemble import BatchEnsemble, MemberLinear
-from training.networks.piecewise import PiecewiseLinear, quantile_knots
+from training.networks.fixed_layers import PiecewiseLinear, quantile_knots
 
 MEMBERS = 3
 
