@@ -406,11 +406,8 @@ def load(path: Path, root: Path | None = None) -> Recipe:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(str(path), "a readable recipe", error.strerror or "an error") from None
-    except UnicodeDecodeError as error:
-        actual = f"an invalid byte at {error.start}"
-        raise InvalidInput(str(path), "UTF-8 text", actual) from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(str(path), "TOML", str(error)) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(str(path), "TOML in UTF-8", str(error)) from None
     return _make_paths_absolute(validate(content, str(path)), path.parent, root or data_root())
 
 
@@ -423,22 +420,22 @@ def _make_paths_absolute(recipe: Recipe, folder: Path, root: Path) -> Recipe:
     current = Path()
 
     def find(name: str, *readers: Path) -> str:
-        read = next((place / name for place in readers if (place / name).exists()), None)
-        for place in (folder, root, current):
-            if (place / name).exists():
-                is_read = read is not None and read.samefile(place / name)
-                return name if is_read else str((place / name).absolute())
-        return name
+        first, read = (
+            next((place / name for place in places if (place / name).exists()), None)
+            for places in ((folder, root, current), readers)
+        )
+        if first is None or (read is not None and read.samefile(first)):
+            return name
+        return str(first.absolute())
 
     data, network = recipe.data, recipe.network
-    data_paths = {}
+    data_paths, network_paths = {}, {}
     for key in ("source", "trained_on"):
-        if (source := getattr(data, key)) is not None:
-            kind, colon, name = source.partition(":")
-            data_paths[key] = f"{kind}:{find(name, root, current)}" if colon else kind
+        kind, colon, name = (getattr(data, key) or "").partition(":")
+        if colon:
+            data_paths[key] = f"{kind}:{find(name, root, current)}"
     if data.tokenizer is not None:
         data_paths["tokenizer"] = find(data.tokenizer, root, current)
-    network_paths = {}
     if network.weights is not None:
         network_paths["weights"] = find(network.weights, current)
     if network.encoder_file is not None:
@@ -452,22 +449,12 @@ def _make_paths_absolute(recipe: Recipe, folder: Path, root: Path) -> Recipe:
 
 
 def override(
-    recipe: Recipe,
-    name: str | None = None,
-    seed: int | None = None,
-    source: str | None = None,
-    target: str | None = None,
-    leave_out: list[str] | None = None,
+    recipe: Recipe, name: str | None = None, seed: int | None = None, **data: Any
 ) -> Recipe:
+    """Replace a recipe's name, its seed and keys of `[data]`, except by values of None."""
     content = recipe.model_dump()
-    for field, value in (("name", name), ("seed", seed)):
-        if value is not None:
-            content[field] = value
-    for field, value in (("source", source), ("target", target)):
-        if value is not None:
-            content["data"][field] = value
-    if leave_out is not None:
-        content["data"]["leave_out"] = leave_out
+    for section, changes in ((content, {"name": name, "seed": seed}), (content["data"], data)):
+        section |= {key: value for key, value in changes.items() if value is not None}
     return validate(content, "command line")
 
 

@@ -1,4 +1,4 @@
-"""Fixed layers: a piecewise linear encoding of inputs, and random features before the last layer."""
+"""Fixed layers: a piecewise linear encoding of inputs, and random features."""
 
 import math
 from collections.abc import Sequence
