@@ -22,7 +22,7 @@ SPEED = 10.0  # learning rate factor of the homoscedastic noise
 
 class Likelihood(nn.Module):
     task: Task
-    metric: str  # name of the metric that `errors` define
+    metric: str  # name of the metric that averages `row_metric`
     score: str  # name of the proper score that selects a checkpoint
     outputs: int  # number of network outputs
     meaning: str  # of the outputs, for errors
@@ -58,16 +58,16 @@ class Likelihood(nn.Module):
         """Convert predictions from temperature 1 to another temperature."""
         raise NotImplementedError
 
-    def errors(self, predictions: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
+    def row_metric(self, predictions: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
         """Compute each row's squared error, or for classes, whether its prediction is correct."""
         raise NotImplementedError
 
-    def to_metric(self, mean_error: float) -> float:
-        """Convert the mean of `errors` to the reported metric (accuracy or RMSE)."""
-        return mean_error
+    def to_metric(self, mean: float) -> float:
+        """Convert the mean of `row_metric` to the reported metric (accuracy or RMSE)."""
+        return mean
 
     def validation(self, predictions: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N S"]:
-        """Compute each row's proper score (lower is better), log-likelihood and error.
+        """Compute each row's proper score (lower is better), log-likelihood and `row_metric`.
 
         For classes, two columns follow: the log-probability of all wrong labels, and the mean of
         their log-likelihoods weighted by their probabilities. The last column is the row's
@@ -128,7 +128,9 @@ class Categorical(Likelihood):
         """
         return functional.log_softmax(log_probs / temperature, dim=-1)
 
-    def errors(self, log_probs: Float[Tensor, "N C"], y: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+    def row_metric(
+        self, log_probs: Float[Tensor, "N C"], y: Int64[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         return (log_probs.argmax(1) == y).double()
 
     def validation(
@@ -143,7 +145,7 @@ class Categorical(Likelihood):
         mixed = torch.logsumexp(log_probs.double(), dim=0) - math.log(len(log_probs))
         wrong = mixed.gather(1, classes + (classes >= y[:, None]).long())  # all classes except y
         wrong_mean = (wrong.softmax(1) * wrong).sum(1)
-        columns = [brier, log_likelihood, self.errors(probs, y), wrong.logsumexp(1), wrong_mean]
+        columns = [brier, log_likelihood, self.row_metric(probs, y), wrong.logsumexp(1), wrong_mean]
         entropies = torch.special.entr(log_probs.double().exp()).sum(2)
         columns.append(torch.special.entr(probs).sum(1) - entropies.mean(0))
         return torch.stack(columns, dim=1)
@@ -208,18 +210,20 @@ class Gaussian(Likelihood):
         mean, log_variance = moments.unbind(-1)
         return torch.stack([mean, log_variance + math.log(temperature)], dim=-1)
 
-    def errors(self, moments: Float[Tensor, "N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    def row_metric(
+        self, moments: Float[Tensor, "N 2"], y: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         return (moments[:, 0] - y).double().square()
 
-    def to_metric(self, mean_error: float) -> float:
-        return math.sqrt(mean_error)
+    def to_metric(self, mean: float) -> float:
+        return math.sqrt(mean)
 
     def validation(
         self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
     ) -> Float[Tensor, "N 4"]:
         moments = moments.double()
         log_likelihood = self.mixture_log_likelihood(moments, y)
-        errors = self.errors(moments.mean(0), y)
+        errors = self.row_metric(moments.mean(0), y)
         epistemic = moments[..., 0].std(0, correction=0)
         return torch.stack([crps(moments, y), log_likelihood, errors, epistemic], dim=1)
 

@@ -98,7 +98,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
         predictions = likelihood(values[None])
         log_likelihood += likelihood.weighted_log_likelihood(predictions, targets).sum().item()
         if isinstance(likelihood, Gaussian):
-            square_error += likelihood.errors(predictions[0], targets).sum().item()
+            square_error += likelihood.row_metric(predictions[0], targets).sum().item()
     eigen = Eigen.from_factors(input_sum, output_sum, len(x))
     return CurvatureFacts(eigen, log_likelihood, square_error)
 

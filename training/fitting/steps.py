@@ -69,7 +69,7 @@ class Steps:
         """Take one optimiser step on a batch.
 
         `step` counts from 0. Returns the likelihood term in nats per row, the mean KL of draws in
-        nats, and the mean of `Likelihood.errors` under the first draw.
+        nats, and the mean of `Likelihood.row_metric` under the first draw.
         """
         device = x.device
         x, eps = step_inputs(self.model, self.recipe, self.shape, x, self.samples, step)
@@ -89,7 +89,7 @@ class Steps:
         loss.total.backward()
         clip_gradient(self.parameters, GRADIENT_NORM)
         self.optimizer.step()
-        error = self.model.likelihood.errors(loss.predictions[0].detach(), y).mean()
+        error = self.model.likelihood.row_metric(loss.predictions[0].detach(), y).mean()
         return torch.stack([loss.nll.detach().double(), loss.kl.detach().mean().double(), error])
 
 
