@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -124,30 +123,6 @@ def get_quality(run):
     log_probs = run.model.predict(run.validation[0], noise(run.model.posterior, 20, 9))
     probs = log_probs.exp().mean(0)
     return (probs.argmax(1) == run.validation[1]).float().mean().item()
-
-
-@pytest.mark.usefixtures("fits")
-def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.fitting.run.CHECKPOINT_INTERVAL_S", 0.0)
-    _, splits = get_data(300, seed=2)
-    settings = recipe("bbb-gaussian")
-    full = run_in(tmp_path / "whole", settings, splits, 3, parent)
-    snapshots = []
-    thread = threading.Thread(target=full.fit, kwargs={"quiet": True})
-    thread.start()
-    while thread.is_alive():  # a checkpoint is replaced at once
-        if full.checkpoint.exists():
-            snapshots.append(full.checkpoint.read_bytes())
-    thread.join()
-    expected = full.model.state_dict()
-    folder = tmp_path / "resumed"
-    folder.mkdir()
-    (folder / "checkpoint.pt").write_bytes(snapshots[len(snapshots) // 2])
-    resumed = run_in(folder, settings, splits, 3, parent)
-    assert resumed.resumed
-    state = resumed.fit(quiet=True).state_dict()
-    assert state.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
 
 
 # Data

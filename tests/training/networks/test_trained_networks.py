@@ -339,7 +339,7 @@ def test_shared_weights_of_layers_that_are_not_drawn_are_no_matter():
     assert sum(isinstance(layer, ScaledLayer) for layer in network.modules()) == 1
     with pytest.raises(
         InvalidInput,
-        match=r"layer two: Linear: its weight is also layer one's; .*network\.bayesian",
+        match=r"layer one: Linear: two reads its weights directly; .*network\.bayesian",
     ):
         DrawnNetwork(Tied(), Stochastic("scales"), (4,))
     MemberNetwork([Tied()], (4,))
