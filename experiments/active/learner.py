@@ -20,7 +20,7 @@ from training.bayes.posterior import noise
 from training.data import Dataset
 from training.data.rows import class_weights
 from training.fitting.run import Diverged
-from training.fitting.steps import Steps, adam, decay_rates, kl_ramp, kl_weight
+from training.fitting.steps import KLSchedule, Steps, adam, decay_rates
 from training.model import build, initialise, with_knots
 from training.recipe import Recipe
 from training.seeds import Stream, generator, hash_key
@@ -74,15 +74,14 @@ class Learner:
         self._weigh_classes(y)
         parts = math.ceil(len(x) / recipe.training.batch_rows)
         steps = Steps(model, recipe, self.data.shape, optimizer, recipe.training.batch_rows)
-        step, ramp = 0, kl_ramp(recipe, parts)
+        step, kl = 0, KLSchedule.from_recipe(recipe, len(x), parts)
         model.train()
         for epoch in range(epochs):
             order = generator(recipe.seed, Stream.ORDER, epoch).permutation(len(x))
             losses = torch.zeros(3, dtype=torch.float64, device=self.device)
             for part in torch.from_numpy(order).to(self.device).tensor_split(parts):
                 decay_rates(optimizer, step / (epochs * parts))
-                weight = kl_weight(recipe.training, len(x), parts, step, ramp)
-                losses += steps.take(x[part], y[part], weight, step)
+                losses += steps.take(x[part], y[part], kl.weight(step), step)
                 step += 1
             if not losses.isfinite().all():
                 place = f"in epoch {epoch + 1} on {len(x)} labels"

@@ -32,12 +32,10 @@ from training.fitting.laplace import fit_laplace, loss_warning
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
     VALIDATION_DRAWS,
+    KLSchedule,
     Steps,
     adam,
     decay_rates,
-    full_kl_weight,
-    kl_ramp,
-    kl_weight,
 )
 from training.fitting.stopping import (
     EarlyStopping,
@@ -106,12 +104,12 @@ class Run:
         self.rows = len(splits.train)
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
-        self.stopping = stopping_rule(recipe, parent, self.epoch_steps, self.kl_ramp_epochs)
+        is_continued = parent is not None and parent.recipe.method == recipe.method
+        self.kl = KLSchedule.from_recipe(recipe, self.rows, self.epoch_steps, is_continued)
+        self.stopping = stopping_rule(recipe, parent, self.epoch_steps, self.kl.ramp_epochs)
         order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS]
         rows = self.train[0][order.to(device)]
-        weights = None
-        if parent is not None and parent.recipe.method != recipe.method:
-            weights = parent.network_weights()
+        weights = None if parent is None or is_continued else parent.network_weights()
         model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id)
         self.model = model.to(device)
         self.laplace: dict[str, Any] | None = None  # facts for the manifest, after its fit
@@ -233,35 +231,24 @@ class Run:
             self.validation,
             self.recipe.seed,
             VALIDATION_DRAWS,
-            times=1.0 / (self.rows * self.full_kl_weight),
+            times=1.0 / (self.rows * self.kl.full),
             finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
         )
         after = self._validate()
         self.laplace["summary"] += loss_warning(before, after, self.model.likelihood, section)
 
     def _step(self, index: Tensor) -> None:
-        settings, step = self.recipe.training, self.progress.step
+        step = self.progress.step
         decay_rates(self.optimizer, self.stopping.decay(self.progress, self.epoch_steps))
-        weight = kl_weight(settings, self.rows, self.epoch_steps, step, self.kl_ramp_epochs)
-        result = self._take_step(self.train[0][index], self.train[1][index], weight, step)
+        x, y = self.train[0][index], self.train[1][index]
+        result = self._take_step(x, y, self.kl.weight(step), step)
         nll, kl, _ = result.float()
-        self.losses[step % self.epoch_steps] = nll + self.full_kl_weight * kl
+        self.losses[step % self.epoch_steps] = nll + self.kl.full * kl
         self.sums += result
 
     @property
     def spread_seed(self) -> int:
         return hash_key(self.recipe.seed, Stream.VALIDATION_NOISE)
-
-    @property
-    def kl_ramp_epochs(self) -> float:
-        continues = self.parent is not None and self.parent.recipe.method == self.recipe.method
-        if continues and self.recipe.training.kl_ramp_epochs is None:
-            return 0.0  # the parent's posterior already fits
-        return kl_ramp(self.recipe, self.epoch_steps)
-
-    @property
-    def full_kl_weight(self) -> float:
-        return full_kl_weight(self.recipe.training, self.rows)
 
     def _end_epoch(self, epoch: int) -> Metrics:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
@@ -344,7 +331,7 @@ class Run:
                 return False
             self.lowest = -stopping
             return True
-        if epoch < self.kl_ramp_epochs:
+        if epoch < self.kl.ramp_epochs:
             return epoch + 1 == self.epochs
         by_validation = self.recipe.choose == "likelihood"
         scores = validation_scores if by_validation else self.losses.clone()
@@ -397,7 +384,7 @@ def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenan
             run.train,
             torch.stack(run.uncertainty[:best_epoch]),
             [metrics["learning_rate"] for metrics in run.progress.history[:best_epoch]],
-            run.full_kl_weight,
+            run.kl.full,
             run.spread_seed,
             run.recipe.has_bound,
         )

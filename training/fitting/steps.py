@@ -15,7 +15,7 @@ from model_store.processes import processors
 from training.bayes.layers import seed_layers
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import step_noise
-from training.recipe import AugmentationSection, Recipe, TrainingSection
+from training.recipe import AugmentationSection, Recipe
 from training.seeds import Stream, hash_key
 
 GRADIENT_NORM = 5.0  # maximum
@@ -247,26 +247,31 @@ def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
         torch.set_num_threads(1)
 
 
-def full_kl_weight(settings: TrainingSection, rows: int) -> float:
-    return 1.0 / rows if settings.kl_weight is None else settings.kl_weight
+@dataclass(frozen=True)
+class KLSchedule:
+    """The weight of the KL in the loss per row, which rises linearly to its full value."""
 
+    full: float
+    ramp_epochs: float
+    epoch_steps: int
 
-def kl_ramp(recipe: Recipe, epoch_steps: int) -> float:
-    """Compute the number of epochs until the KL weight reaches its full value."""
-    if recipe.training.kl_ramp_epochs is not None:
-        return recipe.training.kl_ramp_epochs
-    if not (recipe.posterior.ramps_kl and recipe.task == "regression"):
-        return 0.0
-    epochs = recipe.training.epochs or recipe.training.max_epochs
-    return min(RAMP_STEPS / epoch_steps, RAMP_SHARE * epochs)
+    @classmethod
+    def from_recipe(
+        cls, recipe: Recipe, rows: int, epoch_steps: int, is_continued: bool = False
+    ) -> "KLSchedule":
+        """Return a recipe's schedule. A posterior that is continued already fits the data."""
+        settings = recipe.training
+        full = 1.0 / rows if settings.kl_weight is None else settings.kl_weight
+        if settings.kl_ramp_epochs is not None:
+            return cls(full, settings.kl_ramp_epochs, epoch_steps)
+        if is_continued or recipe.task != "regression" or not recipe.posterior.ramps_kl:
+            return cls(full, 0.0, epoch_steps)
+        epochs = settings.epochs or settings.max_epochs
+        return cls(full, min(RAMP_STEPS / epoch_steps, RAMP_SHARE * epochs), epoch_steps)
 
-
-def kl_weight(
-    settings: TrainingSection, rows: int, epoch_steps: int, step: int, ramp_epochs: float
-) -> float:
-    ramp = ramp_epochs * epoch_steps
-    weight = full_kl_weight(settings, rows)
-    return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
+    def weight(self, step: int) -> float:
+        ramp = self.ramp_epochs * self.epoch_steps
+        return min(1.0, (step + 1) / ramp if ramp else 1.0) * self.full
 
 
 def adam(model: BayesianModel, recipe: Recipe) -> torch.optim.Adam:

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -7,12 +5,10 @@ from torch import nn
 from experiments.certify.exact import METHODS, recipe
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
-from training.fitting.run import Run
 from training.fitting.steps import (
     FLUSH_STEPS,
+    KLSchedule,
     flush_moments,
-    kl_ramp,
-    kl_weight,
     step_inputs,
     step_loss,
 )
@@ -86,26 +82,21 @@ def test_the_kls_weight_rises_over_the_first_steps_of_a_regression_with_a_poster
     method, task, epoch_steps, epochs
 ):
     settings = recipe_with(method=method, task=task, posterior={}, training={"epochs": 1000})
-    assert kl_ramp(settings, epoch_steps) == epochs
+    schedule = KLSchedule.from_recipe(settings, 10, epoch_steps)
+    assert schedule.ramp_epochs == epochs
     steps = max(1, round(epochs * epoch_steps))
-    weights = [
-        kl_weight(settings.training, 10, epoch_steps, step, epochs)
-        for step in (0, steps - 1, steps)
-    ]
+    weights = [schedule.weight(step) for step in (0, steps - 1, steps)]
     assert weights == pytest.approx([0.1 / steps, 0.1, 0.1])
 
 
 @pytest.mark.parametrize(
-    ("begun_at", "told", "epochs"),
-    [("bbb-gaussian", None, 0.0), ("mle", None, 80.0), (None, None, 80.0), ("bbb-gaussian", 7, 7)],
+    ("is_continued", "told", "epochs"), [(True, None, 0.0), (False, None, 80.0), (True, 7, 7)]
 )
 def test_a_posterior_that_goes_on_from_itself_has_no_ramp_unless_it_is_told_one(
-    begun_at, told, epochs
+    is_continued, told, epochs
 ):
     training = {"epochs": 1000, "kl_ramp_epochs": told}
     settings = recipe_with(
         method="bbb-gaussian", task="regression", posterior={}, training=training
     )
-    parent = begun_at and SimpleNamespace(recipe=SimpleNamespace(method=begun_at))
-    run = SimpleNamespace(recipe=settings, parent=parent, epoch_steps=25)
-    assert Run.kl_ramp_epochs.fget(run) == epochs
+    assert KLSchedule.from_recipe(settings, 10, 25, is_continued).ramp_epochs == epochs
