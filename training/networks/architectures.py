@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -86,34 +85,14 @@ def call_factory(field: str, path: str, *arguments: object) -> nn.Module:
 
 
 def source_digest(path: str) -> str:
-    """Hash the source files of a factory and of the local modules that it imports.
+    """Hash the source file of a factory.
 
     Checkpoints depend on it, so that weights are never restored into changed code.
     """
     _import_function("network.factory", path)
-    module_name = path.partition(":")[0]
-    package_file = getattr(sys.modules[module_name.partition(".")[0]], "__file__", None)
-    if package_file is None:  # defined in an interactive session
-        return ""
-    files: set[Path] = set()
-    _add_sources(sys.modules[module_name], Path(package_file).parent, files)
-    return sha256(
-        b"".join(sha256(file.read_bytes()).digest() for file in sorted(files))
-    ).hexdigest()
-
-
-def _add_sources(module: ModuleType, folder: Path, files: set[Path]) -> None:
-    """Add the source files of a module and its imports, if they are in `folder`."""
-    file = Path(getattr(module, "__file__", None) or "/")
-    is_local = file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
-    if not is_local or file in files:
-        return
-    files.add(file)
-    for value in vars(module).values():
-        used = value if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        used = sys.modules.get(used) if isinstance(used, str) else used
-        if isinstance(used, ModuleType):
-            _add_sources(used, folder, files)
+    file = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
+    # An interactive session has no file.
+    return "" if file is None else sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _import_function(field: str, path: str) -> Callable[..., object]:
