@@ -92,7 +92,6 @@ class Fitted:
         return self.score(rows)[1]
 
     def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
-        """Compute scores and log-likelihoods for raw rows."""
         return score(self.outputs(rows.x), rows.y, self.recipe.task, self.transform)
 
     def discard_checkpoint(self) -> None:
@@ -305,7 +304,6 @@ class _Fits:
     def _held_out(
         self, transform: Transform | None, folder: Path
     ) -> tuple[Float64[np.ndarray, "N"], float]:
-        """Compute validation log-likelihoods and the RMSE after a short fit."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"

@@ -91,7 +91,6 @@ class DrawnMethod(Method):
         return Stochastic(self.kind)
 
     def patterns(self, _: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
-        """Return name patterns of the layers to draw, or None for all layers."""
         return blueprint.layers
 
     def network(self, blueprint: Blueprint) -> DrawnNetwork:

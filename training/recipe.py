@@ -120,7 +120,6 @@ class DataSection(Section):
 
     @property
     def takes_ids(self) -> bool:
-        """Whether the inputs are ids, such as token ids."""
         return self.vocabulary is not None or self.text is not None
 
     @property
@@ -190,7 +189,6 @@ class NetworkSection(Section):
 
     @property
     def is_custom(self) -> bool:
-        """Whether the network is a user-defined module."""
         return self.factory is not None and not self.factory.startswith(f"{mlp.__module__}:")
 
     @property
@@ -359,7 +357,6 @@ class Recipe(Section):
 
     @property
     def is_variational(self) -> bool:
-        """Whether the fit maximises a variational bound."""
         return self.posterior.is_variational
 
     @property

@@ -40,7 +40,6 @@ class Network(nn.Module):
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> Float[Tensor, "K N C"]:
-        """Compute outputs for each draw and row."""
         return self.run(x, theta)[0]
 
     def run(

@@ -113,7 +113,6 @@ def noise(
 def standard_noise(
     num_draws: int, dimension: int, *key: int, device: torch.device = CPU
 ) -> Float[Tensor, "K D"]:
-    """Generate N(0, I) noise, seeded by the integers in `key`."""
     generator = torch.Generator(device).manual_seed(hash_key(*key))
     return torch.randn(num_draws, dimension, generator=generator, device=device)
 

@@ -61,7 +61,6 @@ def calibrate(
     transform: Transform | None = None,
     by_category: CategoryChoice | None = None,
 ) -> Calibration:
-    """Calibrate detectors on the held-out reference and ranking rows."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     (reference_scores, reference_density), (scores, density) = (
         served_scores(runtime, rows, counts, key, share, transform)

@@ -74,8 +74,6 @@ def choose_temperature(
 def fit_temperature(
     likelihood: Likelihood, predictions: Float[Tensor, "K N C"], y: Tensor
 ) -> float:
-    """Find the temperature that maximises the penalised log-likelihood."""
-
     def loss(log_t: float) -> float:
         tempered = likelihood.tempered(predictions, math.exp(log_t))
         log_likelihood = likelihood.mixture_log_likelihood(tempered, y).sum().item()

@@ -46,7 +46,6 @@ class QuantisationError:
 
 
 def quantise_network(network: bytes) -> bytes:
-    """Quantise any large matrix products in `network.onnx`."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -146,7 +145,6 @@ def _with_nodes(
 def quantisation_error(
     exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int
 ) -> QuantisationError:
-    """Measure a quantised network's error and the Monte Carlo error on example rows."""
     x = rows.x[:CHECKED_ROWS].astype(np.float32)
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))
     actual = _scores(quantised, x, quantised.draw(0, 0, num_draws))

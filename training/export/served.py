@@ -45,7 +45,6 @@ class ServedNetwork(nn.Module):
         self.centre = nn.Buffer(centre[None, None])
 
     def replace(self, model: BayesianModel) -> "ServedNetwork":
-        """Return a network with another model and the same detectors."""
         centre, density = model.posterior.centre(), dict(self.density.items())
         return ServedNetwork(model.network, model.likelihood, density, self.spectrum, centre)
 
@@ -57,7 +56,6 @@ class ServedNetwork(nn.Module):
 
     @property
     def two_sided(self) -> tuple[str, ...]:
-        """The names of the two-sided detectors."""
         return tuple(name for name in self.density if KINDS[name].is_two_sided)
 
     @property
@@ -77,7 +75,6 @@ class ServedNetwork(nn.Module):
         )
 
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
-        """Attribute each row's scores to its inputs, as non-negative contributions."""
         parts = []
         assert self.spectrum is not None
         for name in self.attributed:

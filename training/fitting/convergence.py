@@ -88,7 +88,6 @@ def uncertainty_change(
 
 
 def summarise(facts: dict[str, Any]) -> str:
-    """Summarise the diagnostics in one line."""
     parts = []
     change = facts.get("uncertainty_change")
     if change is not None:

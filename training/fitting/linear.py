@@ -30,7 +30,6 @@ MIN_VARIANCE = 1e-6  # relative to the targets'
 
 
 def fit_linear(model: BayesianModel, rows: Rows) -> None:
-    """Fit a batch ensemble's linear model, whose draws `choose_share` adds."""
     network, likelihood = model.network, model.likelihood
     assert isinstance(network, BatchEnsemble)
     step = math.ceil(rows.x.size * likelihood.outputs / MAX_NUMBERS)

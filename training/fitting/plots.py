@@ -61,7 +61,6 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
 
 
 def _end_range(values: list[float]) -> tuple[float, float]:
-    """Compute axis limits that fit the second half of a curve."""
     later = values[len(values) // 2 :]
     margin = max(max(later) - min(later), 0.02 * abs(values[-1]), 1e-6)
     return min(later) - 0.5 * margin, max(later) + margin

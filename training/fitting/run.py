@@ -177,11 +177,9 @@ class Run:
         return self.epochs * self.epoch_steps
 
     def stopped(self) -> str:
-        """Describe when and why the fit ended, for the log."""
         return self.stopping.reason(self.progress)
 
     def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
-        """Train the model, and restore the parameters of the best epoch."""
         start_s = saved_s = time.monotonic()
         previous_s = self.progress.seconds
         bar = Bar(self.steps, "step", quiet, initial=self.progress.step)
@@ -323,7 +321,6 @@ class Run:
         return self._validate()[:, 1].mean().item()
 
     def _is_best(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
-        """Check whether an epoch's parameters should be saved as the best so far."""
         if self.recipe.choose == "last":
             return True
         if isinstance(self.stopping, EarlyStopping):

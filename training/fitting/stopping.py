@@ -167,7 +167,6 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
     window = max(3, patience)
 
     def rise(key: str, min_rise: float) -> float:
-        """Compute a curve's rise over the window, or 0 if it is small or insignificant."""
         per_epoch, error = slope([m[key] for m in history[-window:]])
         is_rise = abs(per_epoch) > 2 * error and abs(per_epoch) * window > min_rise
         return per_epoch * window if is_rise else 0.0
@@ -185,7 +184,6 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
 
 
 def slope(values: list[float | int]) -> tuple[float, float]:
-    """Estimate a curve's slope per epoch by least squares, and its standard error."""
     curve = np.array(values, dtype=np.float64)
     if len(curve) < 3:
         return math.nan, math.nan

@@ -59,7 +59,6 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
 def start_from_network(
     model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"]
 ) -> None:
-    """Initialise a model from an `mle` version's network."""
     initialise(model, x, standardise=False)
     model.network.mean, model.network.std = parent.network.mean, parent.network.std
     state = model.likelihood.state_dict()

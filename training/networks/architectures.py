@@ -126,5 +126,4 @@ def load_state(module: nn.Module, tensors: Mapping[str, Tensor], field: str, exp
 
 
 def channels_first(shape: Sequence[int]) -> tuple[int, ...]:
-    """Add a channel axis to a (height, width) shape."""
     return (1, *shape) if len(shape) == 2 else tuple(shape)

@@ -56,7 +56,6 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
 def check_outputs(
     module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], likelihood: Likelihood
 ) -> None:
-    """Check that a module's outputs match a likelihood and are not probabilities."""
     width = likelihood.outputs
     layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
     calls: list[str] = []
@@ -153,13 +152,11 @@ def check_training(
 
 
 def turn_off_dropout(layer: nn.Module) -> None:
-    """Turn off the dropout inside an attention or recurrent layer."""
     if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)):
         layer.dropout = 0.0
 
 
 def are_close(a: Tensor, b: Tensor) -> bool:
-    """Check whether outputs are equal up to rounding errors."""
     if a.shape != b.shape:
         return False
     tolerance = 1e-3 + 1e-5 * float(b.nan_to_num().abs().max())
@@ -273,7 +270,6 @@ def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -
 
 
 def reads_values(run: Callable[[], object]) -> bool:
-    """Check whether a function reads tensor values in Python, e.g. with `if` or `.item()`."""
     reads: list[str] = []
     with _OperatorRecorder(lambda name: reads.extend([name] if name in READS_VALUES else [])):
         run()
@@ -312,7 +308,6 @@ def _are_equal(a: object, b: object) -> bool:
 
 
 def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return the Dropout layers to replace with masks."""
     return {
         name: layer
         for name, layer in layers_by_name(module).items()
@@ -323,7 +318,6 @@ def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> dict[str
 def count_dropout_units(
     module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, int]:
-    """Count the units or channels of each Dropout layer's input."""
     units: dict[str, int] = {}
     dropouts = {name: module.get_submodule(name) for name in names}
     with watch(dropouts, lambda name, inputs: units.update({name: inputs.shape[1]})):
