@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from model_store.errors import InvalidInput
@@ -21,7 +21,7 @@ from training.bayes.laplace import (
     output_hessian,
 )
 from training.bayes.layers import WeightLayer
-from training.bayes.likelihoods import SPEED, Gaussian, Likelihood
+from training.bayes.likelihoods import SPEED, Gaussian
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
 from training.fitting.hamiltonian import VALIDATION_ROWS, sample_last_layer
@@ -227,27 +227,3 @@ def _set_noise(model: BayesianModel, facts: CurvatureFacts, rows: int) -> Curvat
     log_likelihood = -0.5 * (rows * math.log(2 * math.pi * after) + facts.square_error / after)
     eigen = replace(facts.eigen, values=facts.eigen.values * (before / after))
     return CurvatureFacts(eigen, log_likelihood, facts.square_error)
-
-
-def loss_warning(
-    before: Float64[Tensor, "N S"],
-    after: Float64[Tensor, "N S"],
-    likelihood: Likelihood,
-    section: Laplace,
-) -> str:
-    """Return a warning if draws predict significantly worse than the centre, or "" if not.
-
-    `before` and `after` are results of `Likelihood.validation`.
-    """
-    loss = before[:, 1] - after[:, 1]
-    if not loss.mean() > max(LOST_NATS, 2.0 * (loss.std() / math.sqrt(len(loss))).item()):
-        return ""
-    old, new = (likelihood.to_metric(part[:, 2].mean().item()) for part in (before, after))
-    is_auto = section.prior_std == "auto" or not section.is_post_hoc
-    advice = "a smaller number" if is_auto else "'auto'"
-    return (
-        f"; ! its draws predict worse than the trained network alone: validation "
-        f"{likelihood.metric} fell from {old:.4g} to {new:.4g}, log-likelihood from "
-        f"{before[:, 1].mean():.4g} to {after[:, 1].mean():.4g}; "
-        f"set posterior.prior_std to {advice}"
-    )

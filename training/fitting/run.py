@@ -28,7 +28,7 @@ from training.data import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.convergence import convergence
-from training.fitting.laplace import fit_laplace, loss_warning
+from training.fitting.laplace import fit_laplace
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
     VALIDATION_DRAWS,
@@ -220,7 +220,6 @@ class Run:
         plot_run(self.progress.history, self.folder / "progress.png", self.recipe.name)
 
     def _fit_laplace(self, section: Laplace) -> None:
-        before = self._validate()
         homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
         self.laplace = fit_laplace(
             self.model,
@@ -232,8 +231,6 @@ class Run:
             times=1.0 / (self.rows * self.kl.full),
             finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
         )
-        after = self._validate()
-        self.laplace["summary"] += loss_warning(before, after, self.model.likelihood, section)
 
     def _step(self, index: Tensor) -> None:
         step = self.progress.step

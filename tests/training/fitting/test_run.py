@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,11 +22,9 @@ from tests.support.serving import wait_until
 from training.__main__ import main
 from training.data import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
-from training.fitting.laplace import loss_warning
 from training.fitting.plots import plot_run
 from training.fitting.run import Run
 from training.fitting.steps import clip_gradient
-from training.methods import GaussianProcessLayer, Laplace
 from training.recipe import load
 
 FIT = """
@@ -374,27 +371,3 @@ def test_gradients_are_clipped_as_torch_does(size):
     torch.nn.utils.clip_grad_norm_(theirs, 5.0)
     assert torch.equal(ours[0].grad.isnan(), theirs[0].grad.isnan())
     assert torch.equal(ours[0].grad.nan_to_num(), theirs[0].grad.nan_to_num())
-
-
-@pytest.mark.parametrize(
-    ("section", "advised"),
-    [
-        (Laplace(prior_std="auto"), "a smaller number"),
-        (Laplace(prior_std=2.0), "'auto'"),
-        (GaussianProcessLayer(), "a smaller number"),
-    ],
-)
-@pytest.mark.parametrize(("fall", "warns"), [(0.0, False), (0.005, False), (2.0, True)])
-def test_a_laplace_posterior_that_is_worse_than_its_centre_is_reported(
-    fall, warns, section, advised
-):
-    before = torch.tensor([[0.1, -0.1, 0.0]] * 50)
-    after = before - torch.tensor([0.0, fall, -0.5])
-    likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
-    warning = loss_warning(before, after, likelihood, section)
-    message = (
-        "its draws predict worse than the trained network alone: validation accuracy fell from 1 "
-        "to 0.5"
-    )
-    assert (message in warning) is warns
-    assert warning.endswith(f"set posterior.prior_std to {advised}") is warns
