@@ -1,5 +1,6 @@
-"""Laplace approximation of a trained network, including the choice of prior."""
+"""Posteriors over a trained network's last layer: Laplace, including the prior, and chains."""
 
+import copy
 import math
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training import log
-from training.bayes.hamiltonian import SampledPosterior
+from training.bayes.hamiltonian import SampledPosterior, sample, split_r_hat
 from training.bayes.laplace import (
     Eigen,
     LaplacePosterior,
@@ -24,18 +25,23 @@ from training.bayes.layers import WeightLayer
 from training.bayes.likelihoods import SPEED, Gaussian
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
-from training.fitting.hamiltonian import VALIDATION_ROWS, sample_last_layer
 from training.fitting.stopping import fixed_epochs, is_as_good
 from training.methods import Laplace
 from training.networks.networks import DrawnNetwork
 from training.networks.probes import watch
 from training.recipe import Recipe
-from training.seeds import Stream
+from training.seeds import Stream, hash_key
 from training.versions import Parent
 
 PRIOR_STDS = [10.0 ** (i / 2) for i in range(-6, 5)]  # candidates for held-out rows
 STD_TOLERANCE = 0.03  # of log10(prior_std)
 LOST_NATS = 0.01  # tolerated loss per held-out row
+CHAINS = 10  # of Hamiltonian Monte Carlo
+WARM_UP, DRAWS = 200, 200  # per chain
+MAX_STEPS = 20  # long enough for layers of a few thousand weights
+MAX_OUTPUTS = 5_000_000  # training rows * outputs, each in float64 per chain
+VALIDATION_ROWS = 200  # for whose outputs R-hat is computed
+MAX_R_HAT = 1.05
 
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
@@ -154,14 +160,66 @@ def fit_laplace(
         f"log marginal likelihood {evidence / len(train[0]):.4g} nats a row",
     }
     if isinstance(posterior, SampledPosterior):
-        a, tests = (
-            torch.cat([a.double() for a, _ in last_layer_batches(model, rows)])
-            for rows in (train[0], validation[0][:VALIDATION_ROWS])
-        )
-        chains = sample_last_layer(model, (a, train[1]), tests, precision**-0.5, seed, times)
+        chains = sample_last_layer(model, train, validation[0], precision**-0.5, seed, times)
         summary["summary"] += chains.pop("summary")
         summary["hamiltonian"] = chains
     return summary
+
+
+def sample_last_layer(
+    model: BayesianModel,
+    train: tuple[Tensor, Tensor],
+    validation: Tensor,
+    prior_std: float,
+    seed: int,
+    times: float = 1.0,
+) -> dict[str, Any]:
+    """Sample the last layer's posterior, and return a summary for the manifest.
+
+    With theta = mean + spread(u), the chains sample
+
+        log p(u | data) = times sum_n log p(y_n | x_n, theta) - |theta|^2 / (2 prior_std^2)
+
+    where `spread` comes from the Laplace approximation, so u is nearly N(0, I).
+
+    `prior_std` is the prior's, and `times` the factor of a tempered log-likelihood.
+    """
+    posterior, (x, y) = model.posterior, train
+    assert isinstance(posterior, SampledPosterior)
+    outputs = posterior.shape[1]
+    if len(x) * outputs > MAX_OUTPUTS:
+        expected = f"laplace for more than {MAX_OUTPUTS // outputs:,} training rows"
+        raise InvalidInput("method", expected, f"last-layer-hmc for {len(x):,}")
+    log.info("sampling %d chains of %d weights", CHAINS, posterior.theta_dimension)
+    a, tests = (
+        torch.cat([inputs.double() for inputs, _ in last_layer_batches(model, rows)])
+        for rows in (x, validation[:VALIDATION_ROWS])
+    )
+    mean, spread = posterior.mean.detach().double(), copy.deepcopy(posterior.spread).double()
+    likelihood = copy.deepcopy(model.likelihood).double()
+
+    def weights(u: Tensor) -> Tensor:
+        return mean + spread(u)
+
+    def log_density(u: Tensor) -> Tensor:
+        theta = weights(u)
+        predictions = likelihood(a @ theta.unflatten(1, posterior.shape))
+        log_likelihood = likelihood.weighted_log_likelihood(predictions, y).sum(1)
+        return times * log_likelihood - theta.square().sum(1) / (2.0 * prior_std**2)
+
+    random = torch.Generator().manual_seed(hash_key(seed, Stream.CHAINS))
+    start = torch.randn(CHAINS, posterior.theta_dimension, generator=random, dtype=torch.float64)
+    chains, accepted = sample(log_density, start.to(a), WARM_UP, DRAWS, random, MAX_STEPS)
+    with torch.no_grad():
+        theta = weights(chains.flatten(0, 1))
+        values = tests @ theta.unflatten(1, posterior.shape)
+        r_hat = split_r_hat(values.unflatten(0, chains.shape[:2])).max().item()
+    kept = torch.linspace(0, len(theta) - 1, len(posterior.deviations)).round().long()
+    posterior.keep(theta[kept.to(theta.device)])
+    summary = f"; {CHAINS} chains: largest R-hat {r_hat:.3f}, {100 * accepted:.0f} % accepted"
+    if r_hat > MAX_R_HAT:
+        summary += "; ! the chains have not converged; try a smaller posterior.prior_std"
+    return {"chains": CHAINS, "r_hat": r_hat, "accepted": accepted, "summary": summary}
 
 
 def widest_precision(

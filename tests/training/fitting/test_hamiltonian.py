@@ -7,7 +7,7 @@ from experiments.certify.exact import recipe as linear_recipe
 from model_store.errors import InvalidInput
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
-from training.fitting import hamiltonian
+from training.fitting import laplace
 from training.fitting.laplace import fit_laplace
 from training.model import build
 from training.recipe import Recipe
@@ -72,7 +72,7 @@ def linear(shape, outputs):
 
 
 def test_too_many_rows_are_rejected_with_an_alternative(monkeypatch):
-    monkeypatch.setattr(hamiltonian, "MAX_OUTPUTS", 10)
+    monkeypatch.setattr(laplace, "MAX_OUTPUTS", 10)
     recipe = recipe_with(method="last-layer-hmc", network={"hidden": [5]})
     model = build(recipe, (3,), 4)
     x, y = torch.randn(20, 3), torch.arange(20) % 4
