@@ -55,19 +55,6 @@ def test_forward_is_its_equation_for_every_draw_and_row():
                 torch.testing.assert_close(outputs[k, n], by_hand(network, x[n], draw))
 
 
-def test_a_shared_theta_is_the_same_draw_for_every_row():
-    network, x, theta = make(), normal(4, 5), normal(3, 1, 16, seed=2)
-    torch.testing.assert_close(network(x, theta), network(x, theta.expand(3, 4, 16)))
-
-
-def test_gradients_reach_every_parameter_and_theta():
-    network, theta = make(), normal(3, 1, 16, seed=2).requires_grad_()
-    torch.log_softmax(network(normal(50, 5), theta), -1)[..., 0].sum().backward()
-    for name, tensor in [*network.named_parameters(), ("theta", theta)]:
-        assert tensor.grad is not None, name
-        assert tensor.grad.abs().max() > 0, name
-
-
 def test_initialise_gives_every_unit_mean_0_and_variance_1_on_the_batch():
     network, x = make(), 30 + 10 * normal(200, 5)
     scales = network.initialise(x)
