@@ -30,7 +30,6 @@ TINY_VARIANCE = 1e-30
 RATIO_DRAWS = 200  # of importance ratios
 RATIO_CHUNK_ROWS = 2048
 MAX_FLOPS = 4e12  # for importance ratios; half a minute on two cores
-MIN_TAIL = 5  # ratios in the fitted tail
 TINY = 1e-300  # smallest ratio relative to the largest
 
 
@@ -144,9 +143,6 @@ def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
     """
     largest = np.sort(log_ratios)
     tail = math.ceil(min(0.2 * len(largest), 3.0 * math.sqrt(len(largest))))
-    if tail < MIN_TAIL:
-        expected = f"expected at least {5 * MIN_TAIL} draws"
-        raise ValueError(f"log_ratios: {expected}, got {len(log_ratios)}")
     # The first ratio is the threshold of the tail.
     ratios = np.exp(largest[-tail - 1 :] - largest[-1])
     excess = ratios[1:] - ratios[0]
