@@ -6,6 +6,7 @@ has K N rows ordered by draw, so a module's forward needs no axis for draws. Lay
 `shared` inputs of N rows.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -398,18 +399,6 @@ class MaskLayer(nn.Module):
 def _weightless_convolution(layer: Drawable) -> Convolution | None:
     if isinstance(layer, nn.Linear):
         return None
-    kind: type[Convolution] = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
-    with torch.device("meta"):
-        module = kind(
-            layer.in_channels,
-            layer.out_channels,
-            layer.kernel_size,  # type: ignore[arg-type]
-            layer.stride,  # type: ignore[arg-type]
-            layer.padding,  # type: ignore[arg-type]
-            layer.dilation,  # type: ignore[arg-type]
-            layer.groups,
-            bias=False,
-            padding_mode=layer.padding_mode,
-        )
-    module.weight = None  # type: ignore[assignment]
-    return module
+    convolution = copy.deepcopy(layer).to("meta")
+    convolution.weight = convolution.bias = None  # type: ignore[assignment]
+    return convolution
