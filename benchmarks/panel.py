@@ -44,8 +44,9 @@ from training.data.findings import inspect_source
 from training.data.plan import make_plan
 from training.data.splitting import hold_out
 from training.fit import Fitted, fit, publish
-from training.recipe import DataSection, Recipe
+from training.recipe import Recipe
 from training.scoring import served_scores
+from training.sections import DataSection
 
 COVERAGE, FPR = 0.95, 0.05
 MAX_ROWS = 15_000  # per set; larger sets are subsampled

@@ -26,7 +26,8 @@ from training.networks.architectures import (
 from training.networks.fixed_layers import PiecewiseLinear, quantile_knots
 from training.networks.networks import DrawnNetwork, noise_rows
 from training.networks.probes import ROWS, check_ids, check_outputs
-from training.recipe import NetworkSection, Recipe
+from training.recipe import Recipe
+from training.sections import NetworkSection
 from training.seeds import Stream, hash_key
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from training.data.findings import inspect_source
 from training.data.plan import make_plan
 from training.fit import fit
 from training.folders import data_root
-from training.recipe import DataSection
+from training.sections import DataSection
 
 STEPS = 20_000  # mostly better than 5,000 on the validation rows of four sets
 WIDE, WIDE_UNITS, UNITS = "protein-tertiary-structure", 100, 50

@@ -21,7 +21,8 @@ from training.data.findings import (
 )
 from training.data.plan import Plan, make_plan, plan_lines, write_recipe
 from training.folders import data_root, open_store, runs_folder
-from training.recipe import DataSection, Recipe
+from training.recipe import Recipe
+from training.sections import DataSection
 from training.versions import find_fitted, load_for, open_parent
 
 # Fields of `--json`

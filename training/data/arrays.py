@@ -19,7 +19,7 @@ from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, hold_out
 
 if TYPE_CHECKING:
-    from training.recipe import DataSection
+    from training.sections import DataSection
 
 DIGITS_TEST_FRACTION = 0.2
 MAX_IDX_BYTES = 1 << 32

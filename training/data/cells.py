@@ -47,7 +47,7 @@ from training import log
 from training.data.columns import MAX_SHOWN, WRITTEN, check_cells
 
 if TYPE_CHECKING:
-    from training.recipe import DataSection
+    from training.sections import DataSection
 
 CHUNK_ROWS = 1 << 14  # converted at once
 SAMPLE_ROWS = 10_000  # for the decimal mark

@@ -31,7 +31,7 @@ from training.data.column_findings import (
 from training.data.columns import read_column, take
 from training.data.images import survey_images
 from training.data.rows import Rows, Splits, row_digest
-from training.recipe import DataSection
+from training.sections import DataSection
 
 MIN_CLASS_ROWS = 10  # smaller classes cause a warning
 MAX_PIXELS = 64  # per side, for large images or several sizes

@@ -26,7 +26,7 @@ from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, hold_out
 
 if TYPE_CHECKING:
-    from training.recipe import DataSection
+    from training.sections import DataSection
 
 Pixels = UInt8[np.ndarray, "N I"]
 Open = Callable[[str], IO[bytes]]  # opens a file by its name

@@ -20,7 +20,8 @@ from training.data.column_findings import tail_length
 from training.data.findings import Findings
 from training.data.splitting import default_rows, default_test_fraction
 from training.data.targets import is_count
-from training.recipe import DataSection, Recipe, load, validate
+from training.recipe import Recipe, load, validate
+from training.sections import DataSection
 
 MIN_CLASS_ROWS = 3  # at least one of them trains
 MIN_ROWS = 20

@@ -23,7 +23,7 @@ from training.data.targets import needs_float64
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
-    from training.recipe import DataSection
+    from training.sections import DataSection
 
 MAX_GROUPS = 1000  # for calibration and evaluation by group
 

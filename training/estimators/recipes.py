@@ -21,7 +21,8 @@ from training.data.column_findings import CONFIGURED
 from training.data.findings import MAX_SHOWN, Findings, inspect_source
 from training.data.plan import SPLITS, make_plan
 from training.networks import registry
-from training.recipe import DataSection, Recipe, validate
+from training.recipe import Recipe, validate
+from training.sections import DataSection
 
 NAMES: dict[Task, str] = {"classification": "classifier", "regression": "regressor"}
 SECTIONS = ("posterior", "training", "likelihood", "serving")

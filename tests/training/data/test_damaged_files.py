@@ -10,7 +10,7 @@ from tests.support.files import npy_header, npz_bytes, parquet_bytes, zip_bytes
 from training.data import load, split, split_sizes
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
-from training.recipe import DataSection
+from training.sections import DataSection
 
 ROWS = 60
 RNG = np.random.default_rng(0)

@@ -24,7 +24,8 @@ from training.data.plan import (
     round_share,
     write_recipe,
 )
-from training.recipe import DataSection, load
+from training.recipe import load
+from training.sections import DataSection
 
 ROWS = 300
 RNG = np.random.default_rng(0)

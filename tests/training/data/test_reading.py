@@ -26,7 +26,7 @@ from training.data import load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
 from training.estimators.recipes import make_recipe, write_rows
-from training.recipe import DataSection
+from training.sections import DataSection
 
 N = 60
 Y = np.arange(N) % 2

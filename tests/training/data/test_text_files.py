@@ -11,7 +11,8 @@ from tests.support.recipes import content_with, get_recipe
 from tests.support.refusals import refused
 from training.data import load
 from training.data.findings import inspect_source
-from training.recipe import DataSection, validate
+from training.recipe import validate
+from training.sections import DataSection
 
 ROWS = 60
 RNG = np.random.default_rng(0)

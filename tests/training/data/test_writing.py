@@ -11,7 +11,7 @@ from tests.support.refusals import refused
 from training.data import load
 from training.data.cells import infer_number_style
 from training.data.findings import inspect_source
-from training.recipe import DataSection
+from training.sections import DataSection
 
 DOLLARS = NumberStyle(sign="$", thousands=",")
 
