@@ -41,20 +41,22 @@ def select_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str
     selection: set[str] = set()
     for i, pattern in enumerate(patterns):
         field = f"network.bayesian.{i}"
-        matches = [name for name in layers if fnmatchcase(name, pattern)]
-        if not matches:
-            expected = f"the name of a layer ({_join(drawable)} can be drawn)"
-            raise InvalidInput(field, expected, repr(pattern))
+        expected = f"the name of a layer ({_join(drawable)} can be drawn)"
+        matches = _match(layers, pattern, field, expected)
         within = {name for name in drawable if any(is_within(name, outer) for outer in matches)}
-        expected = f"a layer that can be drawn ({_join(drawable)})"
-        for name in matches:
-            if name == pattern and not any(is_within(inner, name) for inner in within):
-                raise InvalidInput(field, expected, f"{name}: {type(layers[name]).__name__}")
         if not within:
             kinds = ", ".join(sorted({type(layers[name]).__name__ for name in matches}))
+            expected = f"a layer that can be drawn ({_join(drawable)})"
             raise InvalidInput(field, expected, f"{pattern!r}, which matches {kinds}")
         selection |= within
     return {name: layer for name, layer in drawable.items() if name in selection}
+
+
+def _match(layers: Iterable[str], pattern: str, field: str, expected: str) -> list[str]:
+    matches = [name for name in layers if fnmatchcase(name, pattern)]
+    if not matches:
+        raise InvalidInput(field, expected, repr(pattern))
+    return matches
 
 
 def is_named(name: str, patterns: Sequence[str] | None) -> bool:
@@ -85,12 +87,9 @@ def freeze(
     layers = layers_by_name(module)
     trained = set(random_layers)
     for i, pattern in enumerate(patterns):
-        matches = [name for name in layers if fnmatchcase(name, pattern)]
-        if not matches:
-            trainable = [n for n, layer in layers.items() if any(True for _ in layer.parameters())]
-            expected = f"the name of a layer (such as {_join(trainable)})"
-            raise InvalidInput(f"network.trained.{i}", expected, repr(pattern))
-        trained.update(matches)
+        trainable = [n for n, layer in layers.items() if any(True for _ in layer.parameters())]
+        expected = f"the name of a layer (such as {_join(trainable)})"
+        trained.update(_match(layers, pattern, f"network.trained.{i}", expected))
     frozen = []
     for name, layer in [("", module), *layers.items()]:
         if not any(is_within(name, outer) for outer in trained):

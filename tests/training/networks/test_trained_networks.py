@@ -167,7 +167,7 @@ def test_patterns_name_the_layers_that_are_drawn(patterns, names):
     [
         (["tail"], "network.bayesian.0: expected the name of a layer (body.0, head.0, head.2 can"),
         (["head", "body.1"], "network.bayesian.1: expected a layer that can be drawn"),
-        (["mix"], "got mix: MultiheadAttention"),
+        (["mix"], "got 'mix', which matches MultiheadAttention"),
         (["body.[12]"], "got 'body.[12]', which matches BatchNorm1d, ReLU"),
     ],
 )
