@@ -59,15 +59,4 @@ KINDS: dict[str, Kind] = {
     "cosine_neighbours": Kind(CosineNeighbours.fit, "input", is_combined_if_encoded=True),
     "roughness": Kind(Roughness.fit, "input", needs_images=True),
 }
-
-
-def names_for(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
-    """Return the names of the detectors that support rows of a given shape.
-
-    Only embedding detectors support ids, because ids are not quantities.
-    """
-    if takes_ids:
-        return tuple(name for name, kind in KINDS.items() if kind.space == "embedding")
-    return tuple(
-        name for name, kind in KINDS.items() if not kind.needs_images or len(shape) in (2, 3)
-    )
+FOR_ANY_SHAPE = tuple(name for name, kind in KINDS.items() if not kind.needs_images)

@@ -14,7 +14,7 @@ from training.bayes.likelihoods import Likelihood
 from training.bayes.linalg import LinAlgError
 from training.bayes.network import BayesianModel, Network
 from training.data import Rows
-from training.detectors import KINDS, Space, names_for
+from training.detectors import FOR_ANY_SHAPE, KINDS, Space
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, MAX_LENGTH, Mahalanobis, Residual, Spectrum
 from training.recipe import DENSITY_NAMES, Recipe
@@ -101,15 +101,11 @@ def served_network(
     model: BayesianModel,
     x: Num[Tensor, "N I"],
     seed: int,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] = FOR_ANY_SHAPE,
     shape: tuple[int, ...] | None = None,
 ) -> ServedNetwork:
-    """Fit detectors on training rows, and attach them to a model's network.
-
-    `names` are the detectors, by default all that support the rows.
-    """
+    """Fit detectors on training rows, and attach them to a model's network."""
     shape = model.network.shape if shape is None else shape
-    names = names_for(shape, model.network.takes_ids) if names is None else names
     index = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
     sample = x[index]
     parts = sample.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // x.shape[1])))

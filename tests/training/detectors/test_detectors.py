@@ -5,7 +5,7 @@ import torch
 from model_store.errors import InvalidInput
 from tests.support.models import scale_model
 from training.bayes.flows import realnvp
-from training.detectors import KINDS, names_for
+from training.detectors import FOR_ANY_SHAPE, KINDS
 from training.detectors.neighbours import (
     BANK_ROWS,
     DIRECTIONS,
@@ -208,14 +208,14 @@ def test_the_served_network_gives_the_detectors_beside_the_network():
     theta = torch.ones(2, 1, 8)
     log_probs, density = result(x, theta)
     assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta), -1))
-    assert tuple(result.density) == names_for((8,))
+    assert tuple(result.density) == FOR_ANY_SHAPE
     assert result.two_sided == ("residual", "mahalanobis")
     spaces = {
         "input": x,
         "spectrum": result.spectrum(x),
         "embedding": model.network.embed(x, result.centre),
     }
-    for m, name in enumerate(names_for((8,))):
+    for m, name in enumerate(FOR_ANY_SHAPE):
         assert torch.equal(density[:, m], result.density[name](spaces[KINDS[name].space])), name
 
 
@@ -224,7 +224,7 @@ def test_only_named_detectors_are_served_in_their_order():
     model = scale_model(realnvp, 8, 5, 3)
     everything = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
-    density = dict(zip(names_for((8,)), everything(x, theta)[1].T, strict=True))
+    density = dict(zip(FOR_ANY_SHAPE, everything(x, theta)[1].T, strict=True))
     some = served_network(model, x, seed=0, names=["mahalanobis", "residual"])
     assert torch.equal(
         some(x, theta)[1], torch.stack([density["mahalanobis"], density["residual"]], dim=1)
@@ -292,11 +292,6 @@ def test_small_angles_are_no_rounding_of_float32():
     exact = 1 - np.sort(unit @ unit.T, axis=1)[:, -5]
     assert 1e-5 < exact.mean() < 1e-4
     assert np.allclose(score(detector, x), exact, rtol=1e-4, atol=0)
-
-
-def test_roughness_is_of_images_alone():
-    assert "roughness" in names_for((4, 4))
-    assert "roughness" not in names_for((16,))
 
 
 @pytest.mark.parametrize("kind", [Residual, Mahalanobis])

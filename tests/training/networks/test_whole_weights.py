@@ -7,7 +7,7 @@ from model_store.inference.noise import DRAW_INDEX
 from model_store.inference.runtime import MAX_DRAW_SET_BYTES
 from model_store.scores.classification import predictive_scores, predictive_sums
 from training.data import Rows
-from training.detectors import names_for
+from training.detectors import FOR_ANY_SHAPE
 from training.export.graphs import export, load_runtime
 from training.export.served import served_network
 from training.model import build, initialise
@@ -76,7 +76,7 @@ def test_rows_run_in_parts_get_the_bits_of_rows_alone(runtime):
 
 def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_served(runtime):
     some, counts, share = rows().take(np.arange(10)), [1, 3], 4
-    names = names_for((INPUTS,))
+    names = FOR_ANY_SHAPE
     scores, densities = served_scores(runtime, some, counts, 3, share)
     for i, start in enumerate(range(0, 10, share)):
         log_probs, density = runtime.run_set(
