@@ -111,7 +111,7 @@ class RealNVP(DrawnMethod):
     supports_int8 = True
     groups_rows = True
     samples = 2
-    kind = "scales"
+    kind: ClassVar[Literal["scales", "weights"]] = "scales"
     flow: ClassVar[Callable[..., Composition]] = realnvp
     follows_paths: ClassVar[bool] = False
 

@@ -18,6 +18,7 @@ class MatrixNormalPosterior(FactorialGaussian):
     """
 
     trains_without_noise = True
+    prior_std: float
 
     def __init__(self, slots: Sequence[Slot], initial_log_std: float, prior_std: float) -> None:
         super().__init__()
