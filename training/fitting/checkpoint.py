@@ -24,7 +24,8 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         InvalidInput: if the file is not a checkpoint.
     """
     try:
-        return dict(torch.load(path, map_location=device, weights_only=True))
+        content = io.BytesIO(path.read_bytes())
+        return dict(torch.load(content, map_location=device, weights_only=True))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError):
         expected = "a checkpoint (delete it to start the fit again)"
         raise InvalidInput(str(path), expected, "an unreadable file") from None

@@ -48,7 +48,8 @@ def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_servi
     x, y = torch.randn(16, 5), torch.randn(16)
     x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
     result = step_loss(model, settings, x, y, eps, 0.1).predictions[..., 0]
-    centre = model.likelihood(model.network(x, model.posterior.centre()[None, None]))[..., 0]
+    theta = model.posterior(torch.zeros(1, model.posterior.noise_dimension))
+    centre = model.likelihood(model.network(x, theta[None]))[..., 0]
     assert len(result) == settings.samples
     assert not torch.allclose(result[:1], centre, rtol=1e-2)
     torch.testing.assert_close(result.mean(0, keepdim=True), centre, rtol=1e-4, atol=1e-5)
