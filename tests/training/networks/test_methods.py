@@ -14,7 +14,7 @@ from model_store.scores.tasks import get_predictive
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
 from training.data import Rows
-from training.detectors import KINDS
+from training.detectors import FOR_ANY_SHAPE
 from training.export.graphs import (
     CHECKED_DETECTORS,
     PARITY_TOLERANCE,
@@ -143,7 +143,7 @@ class Case:
         )  # their graphs do not depend on the method
         served = localise(self.model, self.x)
         result = served_network(
-            served, self.x, 0, names=tuple(KINDS) if every_detector else CHECKED_DETECTORS
+            served, self.x, 0, names=FOR_ANY_SHAPE if every_detector else CHECKED_DETECTORS
         )
         self.served, self.files = served, export(served, result, joint=self.model)
         self.runtime = load_runtime(served, self.files)
