@@ -159,7 +159,7 @@ def test_a_killed_writer_loses_no_accepted_label_and_leaves_no_half_of_a_request
     database, tmp_path
 ):
     accepted, first = [], 0
-    for _ in range(4):
+    for _ in range(2):
         command = [sys.executable, "-c", WRITER, str(tmp_path / "state"), str(first)]
         writer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         accepted += [
