@@ -1,8 +1,4 @@
-"""Merge the parts of a data set into one ranking.
-
-Each part has its k best rows or, for a batch acquisition, all rows. Then rows are processed in bins
-of their digests, which limits the memory and keeps copies together.
-"""
+"""Merge the parts of a data set, which have their k best rows each, into one ranking."""
 
 import json
 from collections import Counter
@@ -12,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from model_store.acquisition.choice import group_copies, is_repetition, ranking
+from model_store.acquisition.choice import ranking
 from model_store.inference.model import Model
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
@@ -23,13 +19,12 @@ from service.batch.output import parquet_bytes
 from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY
 
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
-BIN_ROWS = 1 << 22  # approximate rows per bin: 60 bytes each during sorting
 
 Ranked = list[dict[str, Any]]
 
 
 # `place` is the index in the data set.
-ROW = np.dtype([("place", "i8"), ("score", "f8"), ("hash", "u8"), ("digest", "u8", (2,))])
+ROW = np.dtype([("place", "i8"), ("score", "f8"), ("hash", "u8")])
 PartRows = np.ndarray  # of `ROW`, in the order of the data set
 NO_ROWS = np.empty(0, dtype=ROW)
 
@@ -39,7 +34,6 @@ class RankedParts:
 
     def __init__(self, plan: Plan, out: Files, model: Model) -> None:
         self._plan, self._out, self._manifest = plan, out, model.manifest
-        self._is_batch = plan.request.acquisition in model.predictive.batch_acquisitions
         self.excluded = 0
         self.unknown: Counter[str] = Counter()  # categories
 
@@ -54,9 +48,8 @@ class RankedParts:
         if len(rows) == 0:
             return []
         rows = np.sort(rows, order="place")
-        copies = group_copies(rows["digest"]) if self._is_batch else None
         ids = self._ids(rows["place"])
-        ranked = ranking(rows["score"], ids, request.seed, request.k, copies)
+        ranked = ranking(rows["score"], ids, request.seed, request.k)
         check_ids([row["id"] for row in ranked], len(ranked))
         places = rows["place"].tolist()
         return [{**row, "index": places[row["index"]], "control": False} for row in ranked]
@@ -76,19 +69,12 @@ class RankedParts:
         self._out.create(f"{RANKING}.json", json.dumps(self.answer(ranked)).encode() + b"\n")
 
     def _top_rows(self) -> PartRows:
-        """Return the k rows with the largest scores. Ties are broken by hash.
-
-        For a batch acquisition, repeated rows are last.
-        """
-        best, again = NO_ROWS, np.empty(0, dtype=bool)
-        for rows in self._bins() if self._is_batch else self._parts():
-            is_copy = np.zeros(len(rows), dtype=bool)
-            if self._is_batch:
-                is_copy = is_repetition(group_copies(rows["digest"]), rows["hash"])
-            best, again = np.concatenate([best, rows]), np.concatenate([again, is_copy])
-            order = np.lexsort((best["place"], best["hash"], -best["score"], again))
-            order = order[: self._plan.request.k]
-            best, again = best[order], again[order]
+        """Return the k rows with the largest scores. Ties are broken by hash."""
+        best = NO_ROWS
+        for rows in self._parts():
+            best = np.concatenate([best, rows])
+            order = np.lexsort((best["place"], best["hash"], -best["score"]))
+            best = best[order[: self._plan.request.k]]
         return best
 
     def _ids(self, places: Int64[np.ndarray, "M"]) -> list[str]:
@@ -103,26 +89,16 @@ class RankedParts:
                 ids += columns[ID].take(rows).to_pylist()
         return ids
 
-    def _bins(self) -> Iterator[PartRows]:
-        """Yield all rows in bins. Rows with equal digests share a bin."""
-        bins = np.uint64(-(-self._plan.rows // BIN_ROWS))
-        for number in range(int(bins)):
-            in_bin = (rows[rows["digest"][:, 0] % bins == number] for rows in self._parts())
-            yield np.concatenate([*in_bin])
-
     def _parts(self) -> Iterator[PartRows]:
         self.excluded, self.unknown = 0, Counter()
-        names = ["place", "score", "hash"]
-        digest = ["digest.0", "digest.1"] if self._is_batch else []
+        names = list(ROW.names or ())
         for shard in self._plan.shards:
-            columns = self._read_columns(shard.number, [*names, *digest])
+            columns = self._read_columns(shard.number, names)
             self.excluded += int(columns.schema.metadata[EXCLUDED_KEY])
             self.unknown.update(json.loads(columns.schema.metadata.get(UNKNOWN_KEY, b"{}")))
             rows = np.zeros(columns.num_rows, dtype=ROW)
             for name in names:
                 rows[name] = columns[name].to_numpy()
-            for i, name in enumerate(digest):
-                rows["digest"][:, i] = columns[name].to_numpy()
             yield rows
 
     def _read_columns(self, number: int, names: list[str]) -> Any:

@@ -23,7 +23,6 @@ from model_store.acquisition.choice import (
     id_hashes,
     power_scores,
     random_scores,
-    row_digests,
     top,
 )
 from model_store.artifacts.store import open_store
@@ -157,26 +156,23 @@ class Worker:
         return content, int(arrays["num_samples"].sum())
 
     def _rank(self, shard: Shard, rejects: list[bytes]) -> tuple[bytes, int]:
-        """Return the k best rows of the shard, or all rows for a batch acquisition."""
-        request, is_batch = self.plan.request, self.computation.is_batch
+        """Return the k best rows of the shard."""
+        request = self.plan.request
 
         def compute(rows: Rows) -> tuple[dict[str, np.ndarray], np.ndarray]:
             scores = self._scores(rows)
-            digests = {"digest": row_digests(rows.x)} if is_batch else {}
-            return {"place": rows.places, "score": scores, **digests}, np.isfinite(scores)
+            return {"place": rows.places, "score": scores}, np.isfinite(scores)
 
         ids, arrays, unknown = self._compute_rows(shard, rejects, compute)
         check_ids(ids, len(ids))
         score, hashes = arrays["score"], id_hashes(ids, request.seed)
-        top_rows = np.arange(len(ids)) if is_batch or not ids else top(score, hashes, request.k)
+        top_rows = top(score, hashes, request.k) if ids else np.arange(0)
         columns: dict[str, Any] = {
             "place": arrays["place"][top_rows],
             ID: [ids[i] for i in top_rows.tolist()],
             "score": score[top_rows],
             "hash": hashes[top_rows],
         }
-        if is_batch:
-            columns |= {f"digest.{i}": arrays["digest"][:, i] for i in range(2)}
         is_random = request.acquisition == RANDOM
         metadata = {
             EXCLUDED_KEY.decode(): str(shard.rows - len(ids) - len(rejects)),

@@ -170,24 +170,20 @@ def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_
     assert json.loads(capsys.readouterr().out) == client.post("/acquire", json=request).json()
 
 
-@pytest.mark.parametrize("acquisition", ["bald", "power_bald"])
 def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
-    run, tmp_path, client, digits_rows, acquisition, monkeypatch
+    run, tmp_path, client, digits_rows
 ):
-    """Three copies of each of 30 rows, of which 50 are asked for; rows are looked at in two
-    bins."""
-    monkeypatch.setattr("service.batch.ranking.BIN_ROWS", 60)
+    """Three copies of each of 30 rows, of which 50 are asked for."""
     rows = np.concatenate([digits_rows[:30], digits_rows[:30][::-1], digits_rows[:30]])
     (tmp_path / "data").mkdir()
     for i in range(3):
         write(tmp_path / "data" / f"{i}.parquet", rows[30 * i : 30 * i + 30])
-    run("rank", tmp_path / "data", tmp_path / "out", "-k", 50, acquisition=acquisition)
+    run("rank", tmp_path / "data", tmp_path / "out", "-k", 50)
     request = {
         "pool": rows.tolist(),
         "k": 50,
         "seed": SEED,
         "num_samples": DRAWS,
-        "acquisition": acquisition,
     }
     expected = client.post("/acquire", json=request).json()
     assert json.loads((tmp_path / "out" / "ranking.json").read_bytes()) == expected
