@@ -104,7 +104,7 @@ function Version({ version }) {
     <div class="plots">${plots}</div>
     <details><summary>All figures</summary><${QualityTable} version=${version} report=${report} /></details>
     ${links ? html`<details><summary>Evaluation report</summary>
-      ${report && html`<p>Created ${moment(report.created)} on ${number(report.test?.rows)} test rows of ${report.data}, with ${number(report.draws)} draws.${report.convergence ? ` Convergence: ${report.convergence.summary}.` : ""}</p>`}
+      ${report && html`<p>Created ${moment(report.created)} on ${number(report.test?.rows)} test rows of ${report.data}, with ${number(report.draws)} draws.${manifest.training?.convergence ? ` Convergence: ${manifest.training.convergence.summary}.` : ""}</p>`}
       <p class="actions">${files.map((file) => html`<${Button} onclick=${save(file)}>Save ${file}<//>`)}</p>
     </details>` : html`<p class="quiet">There is no evaluation report. Create one with <code>dubito evaluate ${version.name}:${version.version}</code>.</p>`}
     <details><summary>Properties</summary><${Properties} manifest=${manifest} /></details>

@@ -114,7 +114,6 @@ def evaluate_version(
             "all": [*predicted.prediction.detected],
             "combined": [*manifest.detectors.combined],
         },
-        **_publication_facts(manifest),
         "summary": figures,
         "summary_intervals": intervals,
         "test": measures,
@@ -122,7 +121,7 @@ def evaluate_version(
         "shift": shift,
         "outliers": outliers,
     }
-    files = {"report.html": report_page(report).encode()}
+    files = {"report.html": report_page(report, manifest).encode()}
     return publish_report(store, manifest.name, manifest.version, report, files)
 
 
@@ -136,20 +135,6 @@ def write_report(store: ModelStore, manifest: Manifest, data: Dataset) -> Evalua
     with silence():
         options = EvaluationOptions(has_unusual_sets=False)
         return evaluate_version(store, version, model, options, True, data)
-
-
-def _publication_facts(manifest: Manifest) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    convergence = Provenance.of(manifest).convergence
-    if convergence is not None:
-        facts["convergence"] = convergence
-    if manifest.baselines:
-        keys = next(iter(manifest.baselines.values()))
-        figures = {key: manifest.quality[key] for key in keys}
-        facts["baselines"] = {"this model": figures, **manifest.baselines}
-    if manifest.warnings:
-        facts["warnings"] = list(manifest.warnings)
-    return facts
 
 
 def _sets(
@@ -325,6 +310,6 @@ def render(template: str, **values: Any) -> str:
     return _TEMPLATES.get_template(template).render(values)
 
 
-def report_page(report: Record) -> str:
-    has_gaps = report["method"] not in (AnchoredEnsemble.name, MaximumLikelihood.name)
-    return render("report.html", report=report, has_gaps=has_gaps)
+def report_page(report: Record, manifest: Manifest) -> str:
+    has_gaps = manifest.method not in (AnchoredEnsemble.name, MaximumLikelihood.name)
+    return render("report.html", report=report, manifest=manifest, has_gaps=has_gaps)

@@ -75,13 +75,14 @@ def test_the_page_holds_all_tables_and_needs_nothing_else(found):
     assert {*found.report["outliers"]} <= cells
 
 
-def test_a_report_with_hostile_classes_is_written(found):
+def test_a_report_with_hostile_classes_is_written(found, evaluated_store):
     content = {name: value for name, value in found.report.items() if name != "files"}
     content["test"] = {
         **content["test"],
         "classes": [HOSTILE for _ in content["test"]["classes"]],
     }
-    read = Reader(report_page(content))
+    manifest = ModelStore(evaluated_store).manifest("digits", "1")
+    read = Reader(report_page(content, manifest))
     assert ("td", HOSTILE) in read.texts
     tags = [tag for tag, _ in read.elements]
     assert not {"script", "img"} & {*tags}

@@ -275,7 +275,8 @@ def test_a_table_s_card_has_baselines_and_even_rows_in_place_of_noise(
     actual = evaluation_report(ModelStore(people_folder / "models"), "people", "1")
     assert set(actual.report["outliers"]) == {"even", "crossed", "shuffled"}
     page = actual.read("report.html").decode()
-    plain = actual.report["baselines"]
+    manifest = ModelStore(people_folder / "models").manifest("people", "1")
+    plain = {"this model": manifest.quality, **manifest.baselines}
     assert list(plain) == ["this model", "constant", "linear", "boosting"]
     assert f"<td>boosting</td><td>{plain['boosting']['test_accuracy']:.4g}</td>" in page
     assert f"worse than boosting: log-likelihood {plain['this model'][LOG_LIKELIHOOD]:.4g}" in page
