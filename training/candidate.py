@@ -35,8 +35,8 @@ from model_store.state.live import MIN_CONTROL_ROWS
 from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.evaluation import evaluate
-from training.evaluation.metrics import Figure, Resamples
-from training.evaluation.pairs import difference, list_worse_metrics
+from training.evaluation.metrics import Figure
+from training.evaluation.pairs import compare_figures, list_worse_metrics
 from training.evaluation.quality import MeasuredRows, measure
 from training.fit import fit, publish
 from training.provenance import AddedLabels, Provenance
@@ -189,7 +189,8 @@ def judge(
     def compare(rows: MeasuredRows, kind: str) -> tuple[dict[str, Any], list[str]]:
         before, after = (measure(model, rows).figures for model in (latest, candidate))
         worse = list_worse_metrics(tolerances, after, before, label, recipe.seed, kind)
-        return compare_figures(before, after, recipe.seed), worse
+        compared = compare_figures(_test_figures(before), _test_figures(after), recipe.seed)
+        return {"rows": len(rows.test), "figures": compared}, worse
 
     rows = quality_rows(recipe, sources.data, sources.splits)
     test, worse = compare(rows, "test rows")
@@ -207,26 +208,9 @@ def judge(
     return {"reason": "\n".join(reasons) or NO_WORSE, "test": test, "control": control}
 
 
-def compare_figures(
-    first: dict[str, Figure], second: dict[str, Figure], seed: int
-) -> dict[str, Any]:
-    """Compare two versions' test metrics, with confidence intervals.
-
-    Metrics that do not cover the same number of rows are left out.
-    """
-    content, rows = {}, first["test_log_likelihood"].rows
-    resamples = Resamples.draw(rows, seed)
-    for metric in first.keys() & second.keys():
-        if metric.startswith("test_") and first[metric].rows == second[metric].rows == rows:
-            change = difference(first[metric], second[metric], resamples)
-            content[metric.removeprefix("test_")] = {
-                "against": change.first,
-                "candidate": change.second,
-                "difference": change.value,
-                "interval": list(change.interval),
-                "p_value": change.p_value,
-            }
-    return {"rows": rows, "figures": dict(sorted(content.items()))}
+def _test_figures(figures: dict[str, Figure]) -> dict[str, Figure]:
+    names = [name for name in sorted(figures) if name.startswith("test_")]
+    return {name.removeprefix("test_"): figures[name] for name in names}
 
 
 def make_candidate(

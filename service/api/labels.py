@@ -139,7 +139,6 @@ class CandidateAnswer(BaseModel):
     reason: str
     test: dict[str, Any] | None = None
     control: dict[str, Any] | None
-    lost: dict[str, Any] | None = None
 
 
 class LabelFiguresAnswer(BaseModel):

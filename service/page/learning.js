@@ -105,12 +105,13 @@ export function Comparison({ candidate, kind }) {
   if (!compared) return null;
   const keys = COMPARED.find(([first]) => first in compared.figures) ?? [];
   const rows = keys.filter((key) => key in compared.figures).map((key) => {
-    const { against, candidate: value, difference, interval } = compared.figures[key];
+    const { first, second, interval } = compared.figures[key];
+    const difference = second - first;
     const { name, write, better } = describeFigure(plainKey(key));
     const isDifferent = interval[0] > 0 || interval[1] < 0;
     const verdict = !["higher", "lower"].includes(better) ? "–" : !isDifferent ? "no difference" : (better === "higher") === difference > 0 ? "better" : "worse";
     const [low, high] = interval.map((end) => signed(end, write).replace(" points", ""));
-    return [name, verdict === "–" ? verdict : html`<span class=${`badge ${{ better: "good", worse: "bad" }[verdict] ?? "told"}`}>${verdict}</span>`, write(against), write(value), `${signed(difference, write)} (${low} to ${high})`];
+    return [name, verdict === "–" ? verdict : html`<span class=${`badge ${{ better: "good", worse: "bad" }[verdict] ?? "told"}`}>${verdict}</span>`, write(first), write(second), `${signed(difference, write)} (${low} to ${high})`];
   });
   const title = kind === "test" ? `On the same ${number(compared.rows)} test rows` : `On ${number(compared.rows)} labelled random rows`;
   return html`<${Table} caption=${`${title}, with 95 % intervals`} heads=${["figure", "verdict", `version ${candidate.against}`, `version ${candidate.version}`, "difference"]} rows=${rows} numeric=${[2, 3, 4]} />`;

@@ -100,7 +100,7 @@ def compare(options: argparse.Namespace) -> None:
     versions = [load_parent(artifact, "model") for artifact in artifacts]
 
     from training.evaluation.evaluate import EvaluationOptions
-    from training.evaluation.pairs import compare_versions
+    from training.evaluation.pairs import compare_versions, comparison_lines
 
     evaluation = EvaluationOptions(
         rows=options.rows, draws=options.draws, seed=options.seed, source=options.data
@@ -108,9 +108,9 @@ def compare(options: argparse.Namespace) -> None:
     models = [Model.load(artifact) for artifact in artifacts]
     comparison = compare_versions(versions, models, evaluation)
     if options.json:
-        print(json.dumps(comparison.content(), indent=1, allow_nan=False))
+        print(json.dumps(comparison, indent=1, allow_nan=False))
     else:
-        print(comparison.text())
+        print(*comparison_lines(comparison), sep="\n")
 
 
 def candidate(options: argparse.Namespace) -> None:

@@ -34,6 +34,7 @@ from training.evaluation.metrics import (
     BinnedGap,
     Ends,
     Figure,
+    Record,
     Resamples,
     RiskCoverage,
     Samples,
@@ -59,10 +60,6 @@ class Difference:
     interval: Ends
     p_value: float  # two-sided
     test: str  # mcnemar or bootstrap
-
-    @property
-    def value(self) -> float:
-        return self.second - self.first
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def measure_loss(
         change = difference(baseline, figure, resamples)
     else:
         change = difference(figure, baseline, resamples)
-    return change.value, change.interval
+    return change.second - change.first, change.interval
 
 
 def _excess(first: Figure, second: Figure, resamples: Resamples) -> tuple[Samples, Samples]:
@@ -192,43 +189,22 @@ def describe_loss(loss: float, interval: Ends) -> str:
     return f"{'better' if loss < 0 else 'worse'} by {abs(loss):.6g} ({ends})"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    first: str
-    second: str
-    data: str
-    rows: int
-    seed: int
-    differences: dict[str, Difference]
-    pairs: Pairs | None  # None for a regression
-
-    def text(self) -> str:
-        table = [("figure", self.first, self.second, "difference", "p", "test")]
-        for name, result in self.differences.items():
-            low, high = result.interval
-            value = f"{result.value:+.4g} ({low:+.3g} to {high:+.3g})"
-            figures = f"{result.first:.4g}", f"{result.second:.4g}"
-            table.append((name, *figures, value, f"{result.p_value:.2g}", TESTS[result.test]))
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            f"{self.second} against {self.first}: {self.rows} test rows of {self.data}, "
-            f"seed {self.seed}, {100 * LEVEL:g} % intervals",
-            *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table),
-        ]
-        if self.pairs is not None:
-            lines.append(
-                f"Only {self.second} is right on {self.pairs.gained} rows, only {self.first} on "
-                f"{self.pairs.lost}."
-            )
-        return "\n".join(lines)
-
-    def content(self) -> dict[str, Any]:
-        return {**asdict(self), "confidence_level": LEVEL, "resamples": RESAMPLES}
+def compare_figures(
+    first: dict[str, Figure], second: dict[str, Figure], seed: int
+) -> dict[str, dict[str, Any]]:
+    """Compare the figures that both versions have for the same number of rows."""
+    rows = first["log_likelihood"].rows
+    resamples = Resamples.draw(rows, seed)
+    return {
+        name: asdict(difference(figure, second[name], resamples))
+        for name, figure in first.items()
+        if name in second and figure.rows == second[name].rows == rows
+    }
 
 
 def compare_versions(
     versions: list[Parent], models: list[Model], options: EvaluationOptions
-) -> Comparison:
+) -> Record:
     first, second = versions
     if first.manifest.task != second.manifest.task or first.classes != second.classes:
         expected = f"the task and classes of {first.label}"
@@ -257,22 +233,33 @@ def compare_versions(
         _figures(predictor, test, dataset.group_names)
         for predictor, test, dataset in zip(predictors, tests, data, strict=True)
     )
-    resamples = Resamples.draw(len(tests[0]), options.seed)
-    accuracies = [first_figures.get("accuracy"), second_figures.get("accuracy")]
-    shares = [figure for figure in accuracies if isinstance(figure, Share)]
-    return Comparison(
-        first=first.label,
-        second=second.label,
-        data=source,
-        rows=len(tests[0]),
-        seed=options.seed,
-        differences={
-            name: difference(figure, second_figures[name], resamples)
-            for name, figure in first_figures.items()
-            if name in second_figures
-        },
-        pairs=Pairs.count(*shares) if len(shares) == 2 else None,
-    )
+    return {
+        "first": first.label,
+        "second": second.label,
+        "data": source,
+        "rows": len(tests[0]),
+        "seed": options.seed,
+        "differences": compare_figures(first_figures, second_figures, options.seed),
+        "confidence_level": LEVEL,
+        "resamples": RESAMPLES,
+    }
+
+
+def comparison_lines(comparison: Record) -> list[str]:
+    """Format a comparison as a table."""
+    first, second = comparison["first"], comparison["second"]
+    table = [("figure", first, second, "difference", "p", "test")]
+    for name, result in comparison["differences"].items():
+        low, high = result["interval"]
+        value = f"{result['second'] - result['first']:+.4g} ({low:+.3g} to {high:+.3g})"
+        figures = f"{result['first']:.4g}", f"{result['second']:.4g}"
+        table.append((name, *figures, value, f"{result['p_value']:.2g}", TESTS[result["test"]]))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        f"{second} against {first}: {comparison['rows']} test rows of {comparison['data']}, "
+        f"seed {comparison['seed']}, {100 * LEVEL:g} % intervals",
+        *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table),
+    ]
 
 
 def _figures(

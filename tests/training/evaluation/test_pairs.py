@@ -76,7 +76,7 @@ def test_intervals_of_differences_hold_the_truth(shift):
         shares = difference(Share(first), Share(second), resamples)
         means = difference(Mean(first.astype(float)), Mean(second.astype(float)), resamples)
         stored += [low <= true <= high for low, high in (shares.interval, means.interval)]
-        assert shares.value == pytest.approx(means.value)
+        assert (shares.first, shares.second) == pytest.approx((means.first, means.second))
     assert (stats.binom.cdf(stored, SAMPLES, [0.95, 0.92]) > RARE).all(), stored
 
 
@@ -173,7 +173,6 @@ def test_a_version_does_not_differ_from_itself(compare):
     code, out, _ = compare("digits:1", "digits", "--rows", "60", "--draws", "10", "--json")
     actual = json.loads(out)
     assert actual["rows"] == 60
-    assert actual["pairs"] == {"gained": 0, "lost": 0, "rows": 60}
     assert {"accuracy", "log_likelihood", "brier", "flagged.0.05", "aurc.entropy"} < set(
         actual["differences"]
     )
