@@ -174,9 +174,9 @@ async def _model_name(request: Request, name: str) -> str:
 
 
 CurrentContext = Annotated[Context, _depends(get_context)]
-# Subject to admission
+# Rejected with 429 if too much work is queued
 CurrentRequest = Annotated[RequestContext, _depends(lambda r: get_context(r).begin(r))]
-# None: all
+# The models that the request's key can use, or None for all
 AllowedModels = Annotated[frozenset[str] | None, _depends(lambda r: allowed_models(r.scope))]
 ModelName = Annotated[str, Depends(_model_name)]  # path parameter
 Audit = Annotated[AuditLog, _depends(lambda r: AuditLog(r.scope))]

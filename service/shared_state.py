@@ -40,7 +40,10 @@ class StateBackend(Evidence, Protocol):
 
 
 class FolderBackend:
-    """Shared state in a folder, with a file for each worker's metrics and version's drift test."""
+    """Shared state in a folder.
+
+    Each worker's metrics and each version's drift test have a file.
+    """
 
     update_s = 1.0
 

@@ -1,6 +1,7 @@
 """Routes that return a version's training rows and unusual live rows."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from math import floor, log10
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
-from service.api.responses import format_column_time, json_response
+from service.api.responses import json_response
 from service.api.schemas import Envelope, ModelRequest
 from service.auth.scopes import needs
 from service.context import CurrentContext, CurrentRequest, ModelName
@@ -173,4 +174,7 @@ def _cell(column: AnyColumn, numbers: Float32[np.ndarray, "J"]) -> float | str |
         return None
     value = column.mean + column.std * float(numbers[0])
     value = round(value, DIGITS - floor(log10(column.std))) + 0.0  # turns -0.0 into 0.0
-    return format_column_time(column, value) if isinstance(column, TimeColumn) else value
+    if not isinstance(column, TimeColumn):
+        return value
+    time = datetime.fromtimestamp(value, UTC)
+    return f"{time:%Y-%m-%dT%H:%M}" if "day" in column.cycles else f"{time:%Y-%m-%d}"

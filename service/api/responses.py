@@ -13,7 +13,7 @@ from fastapi import Response
 from jaxtyping import Bool
 from starlette.types import Receive, Scope, Send
 
-from model_store.artifacts.manifest import Manifest, TimeColumn
+from model_store.artifacts.manifest import Manifest
 from model_store.inference.prediction import DecisionOptions
 from model_store.scores.records import take
 from model_store.scores.tasks import AnyScores
@@ -62,15 +62,6 @@ def format_timestamp(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-
-
-def format_column_time(column: TimeColumn, seconds: float) -> str:
-    """Format seconds since 1970 for a time column.
-
-    The result is a date, unless the column depends on the time of day.
-    """
-    time = datetime.fromtimestamp(seconds, UTC)
-    return f"{time:%Y-%m-%dT%H:%M}" if "day" in column.cycles else f"{time:%Y-%m-%d}"
 
 
 def json_response(content: Any, status: int = 200) -> Response:
