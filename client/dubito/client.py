@@ -1,21 +1,17 @@
 """Synchronous and asynchronous clients."""
 
 import asyncio
-import functools
-import inspect
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 
-from dubito import endpoints
+from dubito.endpoints import Endpoints
 from dubito.errors import InvalidInput
 from dubito.options import URL
 from dubito.retries import Limits, Outcome, Pause, Request, Steps
 
-P = ParamSpec("P")
 Http = TypeVar("Http", bound=httpx.Client | httpx.AsyncClient)
 Result = TypeVar("Result")
 
@@ -33,54 +29,7 @@ class _Secret:
     value: str | None = field(repr=False)
 
 
-class _Call(Generic[P, Result]):
-    """A descriptor that turns an endpoint into a client method."""
-
-    def __init__(self, steps: Callable[Concatenate[Limits, P], Steps[Result]]) -> None:
-        self.steps = steps
-        self.__doc__ = steps.__doc__
-        self.signature = inspect.signature(functools.partial(steps, Limits(0.0, 0)))
-
-    @overload
-    def __get__(self, client: None, _: Any) -> Callable[Concatenate[Limits, P], Steps[Result]]: ...
-
-    @overload
-    def __get__(self, client: "Client", _: Any) -> Callable[P, Result]: ...
-
-    @overload
-    def __get__(self, client: "AsyncClient", _: Any) -> Callable[P, Awaitable[Result]]: ...
-
-    def __get__(self, client: "_Calls[Any] | None", _: Any) -> Any:
-        if client is None:
-            return self.steps
-
-        @functools.wraps(self.steps)
-        def call(*arguments: P.args, **options: P.kwargs) -> Any:
-            return client.do(self.steps(client.limits, *arguments, **options))
-
-        call.__signature__ = self.signature  # type: ignore[attr-defined]
-        return call
-
-
-class _Calls(Generic[Http]):
-    predict = _Call(endpoints.predict)
-    acquire = _Call(endpoints.acquire)
-    predict_job = _Call(endpoints.predict_job)
-    acquire_job = _Call(endpoints.acquire_job)
-    predictions = _Call(endpoints.predictions)
-    ranking = _Call(endpoints.ranking)
-    wait = _Call(endpoints.wait)
-    job = _Call(endpoints.job)
-    jobs = _Call(endpoints.jobs)
-    cancel = _Call(endpoints.cancel)
-    delete = _Call(endpoints.delete)
-    models = _Call(endpoints.models)
-    model = _Call(endpoints.model)
-    add_labels = _Call(endpoints.add_labels)
-    labels = _Call(endpoints.labels)
-    kept_labels = _Call(endpoints.kept_labels)
-    delete_labels = _Call(endpoints.delete_labels)
-
+class _Calls(Endpoints, Generic[Http]):
     def __init__(
         self,
         url: str = URL,
@@ -131,7 +80,7 @@ class _Calls(Generic[Http]):
     def _open(self) -> Http:
         raise NotImplementedError
 
-    def do(self, steps: Steps[Any]) -> Any:
+    def run(self, steps: Steps[Any]) -> Any:
         raise NotImplementedError
 
 
@@ -162,7 +111,7 @@ class Client(_Calls[httpx.Client]):
         if self._is_own:
             self._http.close()
 
-    def do(self, steps: Steps[Result]) -> Result:
+    def run(self, steps: Steps[Result]) -> Result:
         try:
             step = next(steps)
             while True:
@@ -200,7 +149,7 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
         if self._is_own:
             await self._http.aclose()
 
-    async def do(self, steps: Steps[Result]) -> Result:
+    async def run(self, steps: Steps[Result]) -> Result:
         try:
             step = next(steps)
             while True:

@@ -4,13 +4,11 @@ An endpoint is a generator of steps. It yields a `Request` and receives its `Out
 `Pause`. The clients execute the steps.
 """
 
-import email.utils
 import math
 import random
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import count
 from typing import TypeVar
 from urllib.request import getproxies, proxy_bypass
@@ -156,16 +154,9 @@ def failure(
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """Parse a `Retry-After` header, which contains seconds or a date."""
+    """Parse the seconds of a `Retry-After` header."""
     text = response.headers.get("Retry-After", "")
-    if text.isascii() and text.isdigit():
-        return float(text)
-    try:
-        date = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
-    return max(0.0, (date - datetime.now(UTC)).total_seconds())
+    return float(text) if text.isascii() and text.isdigit() else None
 
 
 def _describe(error: httpx.RequestError) -> str:

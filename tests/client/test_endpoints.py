@@ -1,13 +1,11 @@
 import copy
 import io
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import httpx
 import numpy as np
 import pytest
 
-from dubito import endpoints
+from dubito.endpoints import Endpoints
 from dubito.errors import (
     AnswerError,
     Conflict,
@@ -26,9 +24,11 @@ from dubito.errors import (
     Unauthorized,
     make_error,
 )
-from dubito.retries import MAX_PAUSE_S, Limits, Pause, Request, retry_after_s, send
+from dubito.retries import MAX_PAUSE_S, Limits, Pause, Request, send
 
 LIMITS = Limits(timeout_s=90.0, retries=2)
+CALLS = Endpoints()
+CALLS.limits = LIMITS
 CUT = httpx.ReadError("cut")
 
 
@@ -113,15 +113,15 @@ def test_what_may_have_been_done_is_sent_again_only_if_that_does_no_more(error):
 
 def test_a_job_is_not_asked_for_twice():
     for steps in (
-        endpoints.predict_job(LIMITS, np.ones((1, 2))),
-        endpoints.acquire_job(LIMITS, np.ones((1, 2)), k=1),
+        Endpoints.predict_job(CALLS, np.ones((1, 2))),
+        Endpoints.acquire_job(CALLS, np.ones((1, 2)), k=1),
     ):
         assert isinstance(outcome(steps, CUT)[0], NoAnswer)
 
 
 @pytest.mark.parametrize(("keep", "tries"), [(True, 1), (False, 3)])
 def test_rows_are_not_set_aside_twice(keep, tries):
-    steps = endpoints.acquire(LIMITS, np.ones((2, 2)), k=1, keep=keep, ids=["a", "b"])
+    steps = Endpoints.acquire(CALLS, np.ones((2, 2)), k=1, keep=keep, ids=["a", "b"])
     assert isinstance(outcome(steps, *[CUT] * tries)[0], NoAnswer)
 
 
@@ -157,14 +157,6 @@ def test_a_deadline_that_passes_while_connecting_is_said():
 def test_without_a_deadline_none_is_told():
     request = next(send(REQUEST, LIMITS))
     assert (request.query, request.timeout_s) == ({}, 90.0)
-
-
-def test_a_retry_after_may_be_a_date():
-    when = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
-    assert 90 < retry_after_s(problem(503, **{"Retry-After": when})) <= 100
-    assert retry_after_s(problem(503, **{"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})) == 0
-    assert retry_after_s(problem(503, **{"Retry-After": "soon"})) is None
-    assert retry_after_s(problem(503)) is None
 
 
 @pytest.mark.parametrize(
@@ -231,8 +223,8 @@ def npz(rows, **arrays):
 
 def test_parts_share_the_draws_and_the_version_of_the_first():
     shares = []
-    steps = endpoints.predict(
-        LIMITS, np.ones((5, 2)), part_rows=2, on_progress=shares.append, version="latest", fpr=0.1
+    steps = Endpoints.predict(
+        CALLS, np.ones((5, 2)), part_rows=2, on_progress=shares.append, version="latest", fpr=0.1
     )
     first = next(steps)
     second = steps.send(npz(2, unknown_categories=[1, 0]))
@@ -256,7 +248,7 @@ def test_a_wrong_row_is_named_by_its_place_among_all():
     errors = [{"field": "inputs.1.age", "detail": detail}]
     content = {"detail": detail, "code": "invalid_input", "errors": errors}
     error, _ = outcome(
-        endpoints.predict(LIMITS, np.ones((5, 2)), part_rows=2),
+        Endpoints.predict(CALLS, np.ones((5, 2)), part_rows=2),
         npz(2),
         httpx.Response(422, json=content),
     )
@@ -265,26 +257,26 @@ def test_a_wrong_row_is_named_by_its_place_among_all():
     assert [item["field"] for item in error.errors] == ["inputs.3.age"]
     of_all = "fpr: expected a number, got null"
     error, _ = outcome(
-        endpoints.predict(LIMITS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, of_all)
+        Endpoints.predict(CALLS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, of_all)
     )
     assert str(error) == of_all
 
 
 def test_groups_go_with_their_rows():
-    steps = endpoints.predict(LIMITS, np.ones((3, 2)), part_rows=2, groups=["a", "b", "c"])
+    steps = Endpoints.predict(CALLS, np.ones((3, 2)), part_rows=2, groups=["a", "b", "c"])
     assert b'"groups":["a","b"]' in next(steps).content
     assert b'"groups":["c"]' in steps.send(npz(2)).content
     with pytest.raises(InvalidInput, match="groups: expected 3"):
-        next(endpoints.predict(LIMITS, np.ones((3, 2)), part_rows=2, groups=["a"]))
+        next(Endpoints.predict(CALLS, np.ones((3, 2)), part_rows=2, groups=["a"]))
 
 
 def test_rows_whose_flags_are_decided_together_go_together():
-    steps = endpoints.predict(LIMITS, np.ones((5, 2)), part_rows=2, fdr=0.1)
+    steps = Endpoints.predict(CALLS, np.ones((5, 2)), part_rows=2, fdr=0.1)
     assert len(np.load(io.BytesIO(next(steps).content))) == 5
 
 
 def test_options_that_are_none_are_left_out():
-    steps = endpoints.predict(LIMITS, np.ones((1, 2)), seed=None, model="m")
+    steps = Endpoints.predict(CALLS, np.ones((1, 2)), seed=None, model="m")
     assert next(steps).query == {"model": "m"}
 
 
@@ -303,7 +295,7 @@ def test_options_that_are_none_are_left_out():
     ],
 )
 def test_an_answer_of_somebody_else_is_no_answer(headers, said):
-    steps = endpoints.predict(LIMITS, np.ones((1, 2)))
+    steps = Endpoints.predict(CALLS, np.ones((1, 2)))
     error, pauses = outcome(steps, httpx.Response(200, content=b"Please log in", headers=headers))
     assert isinstance(error, ServerError)
     assert said in str(error)
