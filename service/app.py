@@ -4,7 +4,6 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from pkgutil import resolve_name
 
 from fastapi import Depends, FastAPI
@@ -38,7 +37,7 @@ from service.settings import Settings
 from service.shared_state import StateBackend
 from service.telemetry.logs import log_request
 from service.telemetry.observe import Observe
-from service.telemetry.tracing import Tracing, create_tracing
+from service.telemetry.tracing import Tracing
 
 # FastAPI's telemetry, which environment variables could enable, would record query strings.
 NO_TELEMETRY: TelemetryConfig = {
@@ -55,21 +54,17 @@ DESCRIPTION = (
 )
 
 
-def create_app(
-    settings: Settings,
-    backend: StateBackend | None = None,
-    preflights: Path | None = None,
-) -> FastAPI:
+def create_app(settings: Settings, backend: StateBackend | None = None) -> FastAPI:
     """Create the application.
 
     Args:
         backend: storage of the state that several processes share.
-        preflights: folder in which several processes share the outcomes of preflights.
     """
     if settings.preflight_timeout_s > 0:
         limit_session_memory(limits.PREFLIGHT_BYTES)
-    key_ring, tracing = KeyRing(settings), create_tracing(settings)
-    context = Context(settings, key_ring, backend, preflights)
+    key_ring, endpoint = KeyRing(settings), settings.otlp_endpoint
+    tracing = None if endpoint is None else Tracing(str(endpoint))
+    context = Context(settings, key_ring, backend)
     app = FastAPI(
         title="Dubito",
         description=DESCRIPTION,

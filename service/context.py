@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -46,17 +45,15 @@ class Context:
         settings: Settings,
         key_ring: KeyRing,
         backend: StateBackend | None = None,
-        preflights: Path | None = None,
     ) -> None:
         self.settings = settings
         self.key_ring = key_ring
         idle = threading.Event()
         self.ending = threading.Event()
-        self.preflights = Preflights(settings, self.ending, preflights)
-        self.models = Models(settings, idle, self.preflights, backend)
+        self.preflights = Preflights(settings, self.ending)
+        self.models = Models(settings, idle, self.preflights)
         self.watcher = Watcher(self.models, self.ending)
-        send_drift_rows = self.models.send_drift_rows
-        self.shared_state = SharedState(backend, self.metrics_page, send_drift_rows)
+        self.shared_state = SharedState(backend, self.metrics_page, self.models.reset_drift)
         self.metrics = Metrics()
         self.models.on_retain = self.metrics.retain
         self.metrics.max_queued_row_draws.set(limits.MAX_QUEUED_ROW_DRAWS)

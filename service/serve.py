@@ -103,9 +103,8 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     for integration in installed_integrations().values():
         health_paths |= {*integration.health_paths}
     max_connections = allow_open_files(settings.max_connections)
-    folder = None if place is None else place.folder
     backend = None if place is None else FolderBackend(str(place.worker), place.folder)
-    app = create_app(settings, backend, folder)
+    app = create_app(settings, backend)
     connections = Connections(
         settings.deadline_s, max_connections, budget, health_paths, app.state.context.key_ring
     )

@@ -1,32 +1,29 @@
-"""State shared by a service's processes: metrics and drift tests.
+"""State shared by a service's processes: metrics and resets of drift tests.
 
 Workers of a supervisor share a folder. Replicas on Ray use `integrations.ray.shared_state`.
 """
 
-import fcntl
-import hashlib
+import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from safetensors.numpy import load, save
-
-from service.models.drift import Drift, DriftReport, DriftTarget, Evidence, LiveRows
+from model_store.errors import DubitoError
 
 logger = logging.getLogger("dubito")
 
 
-class StateBackend(Evidence, Protocol):
-    """Storage for the shared state, including drift tests.
+class StateBackend(Protocol):
+    """Storage for the shared state.
 
     Calls block, and raise OSError if the state is unreachable.
 
     Attributes:
         name: unique name of this process, the label `worker` of its metrics.
-        update_s: seconds between updates of this process's metrics and live rows.
+        update_s: seconds between updates of this process.
     """
 
     name: str
@@ -38,11 +35,17 @@ class StateBackend(Evidence, Protocol):
     def metrics(self) -> dict[str, bytes]:
         """Return each process's latest metrics, by process name."""
 
+    def add_reset(self, name: str, version: str) -> None:
+        """Ask all processes to reset a version's drift test."""
+
+    def resets(self) -> list[list[str]]:
+        """Return the arguments of all calls of `add_reset`."""
+
 
 class FolderBackend:
     """Shared state in a folder.
 
-    Each worker's metrics and each version's drift test have a file.
+    Each worker's metrics have a file. Another file lists the resets of drift tests.
     """
 
     update_s = 1.0
@@ -51,43 +54,23 @@ class FolderBackend:
         self.name = name
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)  # /tmp may have been cleaned
+        self._resets = self.folder / "resets"
+        self._resets.touch()
 
     def put_metrics(self, page: bytes) -> None:
-        self._write(self.folder / f"{self.name}.prom", page)
+        draft = self.folder / f"{self.name}.draft"
+        draft.write_bytes(page)
+        draft.rename(draft.with_suffix(".prom"))
 
     def metrics(self) -> dict[str, bytes]:
         return {path.stem: path.read_bytes() for path in sorted(self.folder.glob("*.prom"))}
 
-    def take(self, target: DriftTarget, rows: LiveRows) -> None:
-        with self._evidence(target) as (drift, path):
-            drift.take(rows)
-            self._write(path, save(drift.state()))
+    def add_reset(self, name: str, version: str) -> None:
+        with self._resets.open("ab", buffering=0) as file:
+            file.write(json.dumps([name, version]).encode() + b"\n")  # one write is atomic
 
-    def report(self, target: DriftTarget) -> DriftReport:
-        with self._evidence(target) as (drift, _):
-            return drift.report()
-
-    def reset(self, target: DriftTarget) -> None:
-        with self._evidence(target) as (_, path):
-            path.unlink(missing_ok=True)
-
-    @contextmanager
-    def _evidence(self, target: DriftTarget) -> Iterator[tuple[Drift, Path]]:
-        """Lock a version's drift test and yield it with the path of its file."""
-        digest = hashlib.blake2b(f"{target.name} {target.version} ".encode(), digest_size=16)
-        digest.update(target.gaps.tobytes())  # a deleted version's number can be reused
-        path = self.folder / f"{digest.hexdigest()}.drift"
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            drift = Drift(target)
-            if path.exists():
-                drift.restore(load(path.read_bytes()))
-            yield drift, path
-
-    def _write(self, path: Path, content: bytes) -> None:
-        draft = path.with_suffix(f".draft-{self.name}")
-        draft.write_bytes(content)
-        draft.rename(path)
+    def resets(self) -> list[list[str]]:
+        return [json.loads(line) for line in self._resets.read_bytes().splitlines()]
 
 
 class SharedState:
@@ -96,18 +79,19 @@ class SharedState:
     Args:
         backend: None if there is only one process.
         local_metrics: returns the metrics of this process.
-        send_drift_rows: sends the live rows of this process to the shared drift tests.
+        reset_drift: resets this process's drift test of a version.
     """
 
     def __init__(
         self,
         backend: StateBackend | None,
         local_metrics: Callable[[], bytes],
-        send_drift_rows: Callable[[], None],
+        reset_drift: Callable[[str, str], Any],
     ) -> None:
         self.backend = backend
         self._local_metrics = local_metrics
-        self._send_drift_rows = send_drift_rows
+        self._reset_drift = reset_drift
+        self._num_resets: int | None = None  # finished
         self._metrics_lock = threading.Lock()  # an older page must not replace a newer one
         self._is_reachable = True
         self._stopping = threading.Event()
@@ -119,6 +103,14 @@ class SharedState:
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def reset_drift(self, name: str, version: str) -> None:
+        """Reset a version's drift test in all other processes of the service."""
+        if self.backend is not None:
+            try:
+                self.backend.add_reset(name, version)
+            except OSError as error:
+                logger.error("a drift reset did not reach the other processes: %s", error)
 
     def metrics(self) -> bytes:
         """Return the merged metrics of all processes.
@@ -138,12 +130,19 @@ class SharedState:
         with self._metrics_lock:
             backend.put_metrics(self._local_metrics())
 
+    def _follow_resets(self, backend: StateBackend) -> None:
+        resets = backend.resets()
+        for reset in resets[self._num_resets :] if self._num_resets is not None else ():
+            with suppress(DubitoError):  # this process may not have the version
+                self._reset_drift(*reset)
+        self._num_resets = len(resets)
+
     def _run(self) -> None:
         assert self.backend is not None
         while not self._stopping.wait(self.backend.update_s):
             try:
-                self._send_drift_rows()
                 self._put_metrics(self.backend)
+                self._follow_resets(self.backend)
             except OSError as error:
                 if self._is_reachable:
                     logger.error("the shared state is unreachable: %s; trying again", error)

@@ -24,7 +24,6 @@ The bets favour small p-values (three of different strength), large p-values, an
 """
 
 import math
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -42,9 +41,6 @@ LARGE_POWER = 0.7  # bet on large p-values, density k (1 - p)^(k - 1)
 
 
 class Martingale:
-    # `gaps` is constant and not part of the state.
-    STATE: ClassVar = ("seen", "late", "log_bets", "evidence", "largest")
-
     def __init__(self, gaps: Float64[np.ndarray, "B"]) -> None:
         self.gaps = gaps  # in each bin
         self.seen = np.zeros(len(EDGES))

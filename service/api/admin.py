@@ -185,6 +185,7 @@ async def post_drift_reset(
     def reset() -> tuple[str, bool]:
         number, report = context.models.reset_drift(name, version)
         before = None if report is None else {"rows": report.rows, "alarm": report.alarm}
+        context.shared_state.reset_drift(name, number)
         audit("reset drift", name, number, before, None)
         return number, report is not None
 

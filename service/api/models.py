@@ -83,7 +83,6 @@ class DriftAnswer(BaseModel):
     alarm_at: float
     alarm: bool
     alarm_time: Timestamp | None
-    is_global: bool
 
 
 class OverviewAnswer(BaseModel):

@@ -32,10 +32,12 @@ class LoadedCollector(Collector):
         drifts = {loaded.key: loaded.drift for loaded in models.loaded()}
         reports = {key: drift.report() for key, drift in drifts.items()}
         yield _gauge("dubito_loaded_version", "1 for each loaded version", VERSION_LABELS, drifts)
+        broken = [(name, version) for name in models.names() for version in models.errors(name)]
         text = "1 for each version that cannot be served"
-        yield _gauge("dubito_broken_version", text, VERSION_LABELS, models.broken_versions())
+        yield _gauge("dubito_broken_version", text, VERSION_LABELS, broken)
+        aliases = [(name, *a) for name in models.names() for a in models.aliases(name).items()]
         text = "1 for each served alias"
-        yield _gauge("dubito_alias", text, ("model", "alias", "version"), models.all_aliases())
+        yield _gauge("dubito_alias", text, ("model", "alias", "version"), aliases)
         text = "1 for each alias that does not serve its version"
         yield _gauge("dubito_degraded_alias", text, ("model", "alias"), [*watcher.problems])
         text = "Time of the last complete read of the store, in seconds since 1970"
@@ -51,8 +53,7 @@ class LoadedCollector(Collector):
             yield gauge
         text = "P-values of the flag for live rows"
         p_values = HistogramMetricFamily("dubito_flag_p_value", text, labels=VERSION_LABELS)
-        for key, drift in drifts.items():
-            report = drift.local_report()
+        for key, report in reports.items():
             counts = np.cumsum(report.binned_rows).tolist()
             buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", report.rows)]
             p_values.add_metric(key, buckets, report.p_value_sum)

@@ -34,7 +34,7 @@ from model_store.inference.prediction import Prediction
 from model_store.inference.preflight import Failure
 from service import limits
 from service.errors import NotReady, TooLargeToLoad
-from service.models.drift import Drift, DriftReport, DriftTarget, Evidence, row_digests
+from service.models.drift import Drift, DriftReport
 from service.models.preflights import Preflights
 from service.models.reservoir import READY_BYTES, Reservoir
 from service.settings import Settings
@@ -42,6 +42,7 @@ from service.settings import Settings
 logger = logging.getLogger("dubito")
 
 RETRY_BROKEN_S = 30.0
+RETRY_PREFLIGHT_S = 600.0  # after a failed preflight
 HOW_TO_PUBLISH = (
     "no model is published in the store yet: run `dubito fit recipes/digits.toml` "
     "with the same DUBITO_STORE"
@@ -66,32 +67,22 @@ class ServedModel:
         if not isinstance(rank_tables, RankTables):  # the request has priors
             return
         if rank_tables.num_draws == self.model.manifest.noise.default_draws:
-            p_values = prediction.p_values.p_value[rows]
-            self.drift.watch(p_values, row_digests(x))
-            self.drift.keep(p_values, x)
+            self.drift.watch(prediction.p_values.p_value[rows], x)
 
 
 class Models:
     """A cache of a store's versions. Thread-safe."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        idle: threading.Event,
-        preflights: Preflights,
-        evidence: Evidence | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, idle: threading.Event, preflights: Preflights) -> None:
         self.idle = idle  # set while no request is active
         self.preflights = preflights
         self.store = preflights.store
         self.settings = settings
         self.on_retain: Callable[[set[Key]], None] = lambda _: None  # with all remaining versions
-        self._evidence = evidence
         self._aliases: dict[str, dict[str, str]] = {}  # model, alias, served version
-        self._latest: dict[str, Manifest] = {}  # of served versions, loaded or not
         self._loaded: OrderedDict[Key, ServedModel] = OrderedDict()  # least recently used first
         self._drifts: dict[Key, Drift] = {}  # kept when a version is unloaded
-        self._digests: dict[Key, str] = {}  # of the manifests of versions that were loaded
+        self._manifests: dict[Key, Manifest] = {}  # of versions that were loaded
         self._broken: dict[Key, tuple[float, StoreError]] = {}
         self._lock = threading.Lock()  # protects the fields above
         self._load_lock = threading.Lock()
@@ -188,9 +179,9 @@ class Models:
 
     def find_change(self, name: str, version: str) -> str | None:
         """Describe any change to the store's copy of a loaded version, or return None."""
-        digest = self._digests.get((name, version))
+        loaded = self._manifests.get((name, version))
         try:
-            if digest in (None, self.store.manifest(name, version).digest):
+            if loaded is None or loaded.digest == self.store.manifest(name, version).digest:
                 return None
         except StoreUnreachable:
             return None
@@ -198,26 +189,21 @@ class Models:
             return one_line(error)
         return f"model {name} version {version} in the store differs from the loaded one"
 
-    def set_latest(self, manifest: Manifest) -> None:
-        with self._lock:
-            self._latest[manifest.name] = manifest
-
     def forget_broken(self) -> None:
         with self._lock:
             self._broken.clear()
-        self.preflights.forget_failures()
+        self.preflights.forget_finished()
 
     def forget_deleted(self, versions: dict[str, list[str]]) -> None:
         """Forget all versions that are neither published nor served."""
         with self._lock:
             for name in self._aliases.keys() - versions.keys():
                 del self._aliases[name]
-                self._latest.pop(name, None)
             present = {(name, version) for name in versions for version in versions[name]}
             for name, aliases in self._aliases.items():
                 present |= {(name, version) for version in aliases.values()}
             records: dict[Key, object]
-            for records in (self._broken, self._drifts, self._digests):  # type: ignore[assignment]
+            for records in (self._broken, self._drifts, self._manifests):  # type: ignore[assignment]
                 for key in records.keys() - present:
                     del records[key]
             deleted = self._loaded.keys() - present
@@ -242,18 +228,18 @@ class Models:
             is_aliased: prepare draws for the version.
 
         Raises:
-            StoreError: if the version is broken. For `RETRY_BROKEN_S` the same error is raised.
+            StoreError: if the version is broken. The next try is after `RETRY_BROKEN_S` or, if its
+                preflight failed, `RETRY_PREFLIGHT_S`.
         """
-        key = (name, version)
-        if key not in self._loaded:
-            self._check_broken(key)
-            self._await_preflight(name, version)  # without the lock, so that others can load
+        key, manifest = (name, version), None
+        if key not in self._loaded:  # without the lock, so that others can load
+            manifest = self._await_preflight(name, version)
         with self._load_lock:
             with self._lock:
                 loaded = self._loaded.get(key)
             if loaded is None:
                 self._check_broken(key)
-                loaded = self._open(self._await_preflight(name, version))
+                loaded = self._open(manifest or self._await_preflight(name, version))
             if is_aliased and loaded.reservoir.depth == 0:
                 loaded.reservoir = Reservoir(loaded.model, limits.READY_DRAW_SETS, self.idle)
             with self._lock:
@@ -265,13 +251,13 @@ class Models:
 
     def _check_broken(self, key: Key) -> None:
         with self._lock:
-            time_s, error = self._broken.get(key, (0.0, None))
-        if error is not None and time.monotonic() - time_s < RETRY_BROKEN_S:
+            retry, error = self._broken.get(key, (0.0, None))
+        if error is not None and time.monotonic() < retry:
             raise error
 
     def _manifest(self, name: str, version: str) -> Manifest:
         manifest = self.store.manifest(name, version)
-        if self._digests.get((name, version), manifest.digest) != manifest.digest:
+        if self._manifests.get((name, version), manifest).digest != manifest.digest:
             raise manifest.broken("manifest.json", "it differs from the version loaded before")
         size = self._total_bytes([manifest])
         if size > self.settings.max_model_bytes:
@@ -280,13 +266,17 @@ class Models:
 
     def _await_preflight(self, name: str, version: str) -> Manifest:
         """Wait for a version's preflight and return its manifest."""
+        self._check_broken((name, version))
         with self._record_errors(name, version):
             manifest = self._manifest(name, version)
+        with self._record_errors(name, version, RETRY_PREFLIGHT_S):
             self.preflights.check(manifest)
-            return manifest
+        return manifest
 
     @contextmanager
-    def _record_errors(self, name: str, version: str) -> Iterator[None]:
+    def _record_errors(
+        self, name: str, version: str, retry_s: float = RETRY_BROKEN_S
+    ) -> Iterator[None]:
         try:
             yield
         except StoreUnreachable:  # not an error of the version
@@ -296,7 +286,7 @@ class Models:
                 expected = f"a published version of model {name}"
                 raise NotFound("version", expected, "a deleted version") from None
             with self._lock:
-                self._broken[name, version] = (time.monotonic(), error)
+                self._broken[name, version] = (time.monotonic() + retry_s, error)
             raise
 
     def _open(self, manifest: Manifest) -> ServedModel:
@@ -308,10 +298,9 @@ class Models:
             model = Model.load(artifact, self.settings.worker_threads)
         tables = model.calibration.rank_tables(model.manifest.noise.default_draws)
         has_copies = model.manifest.detectors.ranking_copies > 0
-        target = DriftTarget.from_statistics(tables.statistic, *key, has_copies)
         with self._lock:
-            drift = self._drifts.setdefault(key, Drift(target, self._evidence))
-            self._digests[key] = manifest.digest
+            drift = self._drifts.setdefault(key, Drift(*key, tables.statistic, has_copies))
+            self._manifests[key] = manifest
         return ServedModel(model, Reservoir(model, 0, self.idle), drift)
 
     # Memory
@@ -373,55 +362,29 @@ class Models:
             broken = sorted(self._broken.items())
         return {version: str(error) for (model, version), (_, error) in broken if model == name}
 
-    def broken_versions(self) -> list[Key]:
-        with self._lock:
-            return sorted(self._broken)
-
-    def all_aliases(self) -> list[tuple[str, str, str]]:
-        with self._lock:
-            return [(name, *a) for name, aliases in self._aliases.items() for a in aliases.items()]
-
     def loaded(self) -> list[ServedModel]:
         with self._lock:
             return list(self._loaded.values())
 
     def latest(self, name: str) -> Manifest | None:
         """Return the manifest of the version that `latest` serves."""
-        return self._latest.get(name)
+        return self._manifests.get((name, self.aliases(name).get(LATEST, "")))
 
     # Drift
 
     def drift(self, manifest: Manifest) -> Drift | None:
         return self._drifts.get((manifest.name, manifest.version))
 
-    def send_drift_rows(self) -> None:
-        """Send live rows to the shared drift tests.
-
-        Raises:
-            OSError: if the shared tests are unreachable.
-        """
-        with self._lock:
-            drifts = list(self._drifts.values())
-        for drift in drifts:
-            drift.send()
-
     def reset_drift(self, name: str, version: str) -> tuple[str, DriftReport | None]:
         """Reset the drift test of the version with this number or alias.
 
         Returns:
             The version's number, and the last report of its drift test.
-
-        Raises:
-            NotReady: if the shared tests are unreachable.
         """
         number = self._number(name, version)
         drift = self._drifts.get((name, number))
         if drift is None:
             return number, None
         report = drift.report()
-        try:
-            drift.reset()
-        except OSError:
-            reason = "the shared drift tests are unreachable; try again"
-            raise NotReady(reason) from None
+        drift.reset()
         return number, report

@@ -190,14 +190,12 @@ class Watcher:
             self.has_pending_preflights = True
             return None
         try:
-            loaded = self.models.load(name, target, is_aliased=True)
+            self.models.load(name, target, is_aliased=True)
         except ShuttingDown:
             return None
         except StoreError as error:
             self._set_problem(name, alias, f"cannot serve {one_line(error)}", current)
             return current
-        if alias == LATEST:
-            self.models.set_latest(loaded.model.manifest)
         self.problems.pop((name, alias), None)
         logger.info("serving model %s version %s as %s", name, target, alias)
         return target

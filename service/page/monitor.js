@@ -54,8 +54,7 @@ function describeState(drift, details) {
 
 function describeRows(drift) {
   if (!drift.rows) return "The service has received no rows for this version since it was loaded.";
-  const scope = drift.is_global ? "" : " in one worker process, which cannot reach the others";
-  return `${percent(drift.flag_rate)} of recent rows are unusual; ${percent(drift.expected_flag_rate)} is expected. ${number(drift.rows)} ${drift.rows === 1 ? "row" : "rows"} since the version was loaded${scope}.`;
+  return `${percent(drift.flag_rate)} of recent rows are unusual; ${percent(drift.expected_flag_rate)} is expected. ${number(drift.rows)} ${drift.rows === 1 ? "row" : "rows"} since the version was loaded.`;
 }
 
 /** Rank the columns by their shift. */

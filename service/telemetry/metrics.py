@@ -1,13 +1,11 @@
 """Prometheus metrics."""
 
 import platform
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import onnxruntime
@@ -20,6 +18,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.metrics import MetricWrapperBase
 
 from model_store.state.jobs import ENDED, Kind
 from model_store.state.labels import Accepted
@@ -37,7 +36,6 @@ SECONDS = (
 NATS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 7)
 TARGET_UNITS = tuple(float(f"{10.0 ** (i / 2):.2g}") for i in range(-8, 9))  # 1e-4 to 1e4
 POWERS_OF_2 = tuple(2**i for i in range(13))
-MAX_VERSIONS = 100  # with metrics; the least recently used are dropped
 
 COUNTERS = {
     "rows": "Rows predicted",
@@ -61,19 +59,6 @@ KINDS = get_args(Kind)
 BUILD = ("version", "python", "onnxruntime")
 VERSION_LABELS = ("model", "version")
 VersionKey = tuple[str, str]  # model and version
-
-
-class _Series(dict[str, Any]):
-    """One version's time series by metric, created on first use."""
-
-    def __init__(self, metrics: Mapping[str, Counter | Histogram], key: VersionKey) -> None:
-        self._metrics, self._key = metrics, key
-        for name in COUNTERS:  # so that rates count the first event
-            self[name]
-
-    def __missing__(self, name: str) -> Any:
-        series = self[name] = self._metrics[name].labels(*self._key)
-        return series
 
 
 class Metrics:
@@ -115,14 +100,13 @@ class Metrics:
         self.state_free_ratio.set(1)  # without state
         build = gauge("dubito_build_info", "1, labelled with versions of the software", BUILD)
         build.labels(read_version(), platform.python_version(), onnxruntime.__version__).set(1)
-        self._by_version: dict[str, Counter | Histogram] = {
+        self._counters = {
             name: counter(f"dubito_{name}", text, VERSION_LABELS) for name, text in COUNTERS.items()
         }
-        for name, (text, buckets) in HISTOGRAMS.items():
-            metric = histogram(f"dubito_{name}", text, VERSION_LABELS, buckets=buckets)
-            self._by_version[name] = metric
-        self._series: OrderedDict[VersionKey, _Series] = OrderedDict()  # latest last
-        self._lock = threading.Lock()
+        self._histograms = {
+            name: histogram(f"dubito_{name}", text, VERSION_LABELS, buckets=buckets)
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }
         registry.register(DROPPED)
         ProcessCollector(registry=registry)
 
@@ -155,37 +139,25 @@ class Metrics:
 
     def count(self, key: VersionKey, **counts: int) -> None:
         """Increase a version's counters."""
-        series = self._version_series(key)
         for name, count in counts.items():
-            series[name].inc(count)
+            self._counters[name].labels(*key).inc(count)
 
     def _observe(self, key: VersionKey, name: str, *values: float) -> None:
-        histogram = self._version_series(key)[name]
+        histogram = self._histograms[name].labels(*key)
         for value in values:
             histogram.observe(value)
 
-    def _version_series(self, key: VersionKey) -> _Series:
-        with self._lock:
-            series = self._series.get(key)
-            if series is None:
-                series = self._series[key] = _Series(self._by_version, key)
-                if len(self._series) > MAX_VERSIONS:
-                    self._remove(next(iter(self._series)))
-            else:
-                self._series.move_to_end(key)
-            return series
-
-    def _remove(self, key: VersionKey) -> None:
-        for name in [*self._series.pop(key)]:
-            self._by_version[name].remove(*key)
-
     def retain(self, keys: set[VersionKey]) -> None:
         """Remove all series except those of the given versions and their models."""
-        with self._lock:
-            for key in self._series.keys() - keys:
-                self._remove(key)
         models = {model for model, _ in keys}
-        samples = [sample for metric in self.labels.collect() for sample in metric.samples]
-        for model, outcome in {(s.labels["model"], s.labels["outcome"]) for s in samples}:
+        for metric in (*self._counters.values(), *self._histograms.values()):
+            for key in _label_values(metric, VERSION_LABELS) - keys:
+                metric.remove(*key)
+        for model, outcome in _label_values(self.labels, ("model", "outcome")):
             if model not in models:
                 self.labels.remove(model, outcome)
+
+
+def _label_values(metric: MetricWrapperBase, names: Sequence[str]) -> set[tuple[str, ...]]:
+    samples = (sample for family in metric.collect() for sample in family.samples)
+    return {tuple(sample.labels[name] for name in names) for sample in samples}

@@ -84,15 +84,3 @@ class Tracing:
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
-
-
-def create_tracing(settings: Settings) -> Tracing | None:
-    """Create the tracing if it is configured.
-
-    Raises:
-        InvalidInput: as in `check_tracing`.
-    """
-    check_tracing(settings)
-    if settings.otlp_endpoint is None:
-        return None
-    return Tracing(str(settings.otlp_endpoint))

@@ -5,7 +5,8 @@ import numpy as np
 
 from model_store.artifacts.report import publish_report
 from model_store.conformal.rank_tables import conformal_p_value
-from service.models.drift import RECENT_ROWS, Drift, DriftTarget, row_digests
+from service.models.drift import RECENT_ROWS
+from tests.support.drift import new_drift, watch
 from tests.support.serving import wait_until
 from tests.support.stores import publish_again
 
@@ -72,14 +73,11 @@ def test_ids_of_a_form_are_an_array_item_by_item_as_openapi_says_or_as_json(clie
 
 def test_rows_that_repeat_count_once_and_raise_no_alarm():
     ranking, row = np.arange(200.0), np.ones((1, 4), dtype=np.float32)
-    again, once = (
-        Drift(DriftTarget.from_statistics(ranking)),
-        Drift(DriftTarget.from_statistics(ranking)),
-    )
-    for n in range(500):
+    again, once = new_drift(ranking), new_drift(ranking)
+    for _ in range(500):
         p_values = conformal_p_value(np.array([190.5]), ranking)
-        again.watch(p_values, np.array([n], dtype=np.uint64))
-        once.watch(p_values, row_digests(row))
+        watch(again, p_values)
+        once.watch(p_values, row)
     assert again.report().alarm
     assert (once.report().alarm, once.report().rows) == (False, 1)
 
@@ -87,14 +85,11 @@ def test_rows_that_repeat_count_once_and_raise_no_alarm():
 def test_rows_that_differ_count_as_before_and_their_memory_is_bounded():
     generator, ranking = np.random.default_rng(), np.arange(200.0)
     scores = generator.uniform(150, 200, 3 * RECENT_ROWS)
-    plain, hashed = (
-        Drift(DriftTarget.from_statistics(ranking)),
-        Drift(DriftTarget.from_statistics(ranking)),
-    )
-    for n, part in enumerate(np.split(scores, len(scores) // 16)):
+    plain, hashed = new_drift(ranking), new_drift(ranking)
+    for part in np.split(scores, len(scores) // 16):
         p_values = conformal_p_value(part, ranking)
-        plain.watch(p_values, np.arange(16 * n, 16 * (n + 1), dtype=np.uint64))
-        hashed.watch(p_values, row_digests(generator.normal(size=(16, 4)).astype(np.float32)))
+        watch(plain, p_values)
+        hashed.watch(p_values, generator.normal(size=(16, 4)).astype(np.float32))
     assert plain.report() == hashed.report()
     assert hashed.report().alarm
     assert len(hashed._recent) == RECENT_ROWS

@@ -1,13 +1,17 @@
-from itertools import count, islice
+from itertools import count
 
 import numpy as np
 
-from service.models.drift import MAX_REQUEST_ROWS
+from service.models.drift import Drift
 
-_digests = count()
+_numbers = count()
+
+
+def new_drift(statistics, name="m", version="1", has_copies=False):
+    return Drift(name, version, statistics, has_copies)
 
 
 def watch(drift, p_values):
     """Add the p-values of a request whose rows are no copies."""
-    rows = min(len(p_values), MAX_REQUEST_ROWS)
-    drift.watch(p_values, np.array([*islice(_digests, rows)], dtype=np.uint64))
+    x = np.array([[next(_numbers)] for _ in p_values], dtype=np.float64)
+    drift.watch(p_values, x)

@@ -16,12 +16,9 @@ from model_store.conformal.rank_tables import conformal_p_value
 from service.models.drift import (
     MAX_RECENT_ROWS,
     MAX_REQUEST_ROWS,
-    Drift,
-    DriftTarget,
-    LiveRows,
     column_shifts,
 )
-from tests.support.drift import watch
+from tests.support.drift import new_drift, watch
 from tests.support.serving import metric
 
 ROWS = 5
@@ -35,8 +32,8 @@ def generator():
     return np.random.default_rng(0)
 
 
-def target(ranking, scores, rows_at_once=16):
-    drift = Drift(DriftTarget.from_statistics(ranking))
+def report(ranking, scores, rows_at_once=16):
+    drift = new_drift(ranking)
     for start in range(0, len(scores), rows_at_once):
         watch(drift, conformal_p_value(scores[start : start + rows_at_once], ranking))
     return drift.report()
@@ -53,7 +50,7 @@ def test_capital_is_1_in_expectation_whatever_is_seen(read_between):
     total = mean = 0.0
     alarmed = {1.02: 0.0, 1.1: 0.0, 1.3: 0.0}
     for gaps in product(range(4), repeat=ROWS):
-        drift, probability, balls = Drift(DriftTarget.from_statistics(ranking)), 1.0, np.ones(4)
+        drift, probability, balls = new_drift(ranking), 1.0, np.ones(4)
         for gap in gaps:
             watch(drift, conformal_p_value(np.array([gap + 0.5]), ranking))
             if read_between:
@@ -86,7 +83,7 @@ def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(gene
     error from none."""
     evidence = np.array(
         [
-            target(
+            report(
                 np.sort(generator.normal(size=60)), generator.normal(size=2000), 50
             ).largest_evidence
             for _ in range(250)
@@ -99,7 +96,7 @@ def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(gene
 
 def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(generator, caplog):
     ranking = np.sort(generator.normal(size=200))
-    drift = Drift(DriftTarget.from_statistics(ranking, "m", "7"))
+    drift = new_drift(ranking, "m", "7")
     for times in (1, 2):
         for _ in range(40):
             watch(drift, conformal_p_value(generator.normal(2.0, size=16), ranking))
@@ -137,16 +134,12 @@ def test_columns_are_ranked_by_shift_with_few_false_positives(generator):
 
 def test_an_alarm_has_a_time_and_recent_rows_are_kept_until_a_reset(generator):
     ranking = np.sort(generator.normal(size=200))
-    drift = Drift(DriftTarget.from_statistics(ranking))
+    drift = new_drift(ranking)
     for i in range(60):
         p_values = conformal_p_value(generator.normal(3.0, size=16), ranking)
-        drift.keep(p_values, np.full((16, 2), i, dtype=np.float32))
-        watch(drift, p_values)
+        drift.watch(p_values, np.array([[i, n] for n in range(16)], dtype=np.float32))
     alarm_time = drift.report().alarm_time
     assert abs(alarm_time - time.time()) < 60
-    copy = Drift(drift.target)
-    copy.restore(drift.state())
-    assert copy.report().alarm_time == alarm_time
     p_values, x = zip(*drift.recent_rows(), strict=True)
     assert len(x) == MAX_RECENT_ROWS and list(p_values) == sorted(p_values)
     assert {row[0] for row in x} == set(range(47, 60))
@@ -156,8 +149,8 @@ def test_an_alarm_has_a_time_and_recent_rows_are_kept_until_a_reset(generator):
 
 def test_tied_scores_raise_no_alarm(generator):
     ranking = np.sort(np.round(generator.normal(size=200), 1))
-    report = target(ranking, np.round(generator.normal(size=3000), 1))
-    assert report.largest_evidence < -math.log(1e-6)
+    actual = report(ranking, np.round(generator.normal(size=3000), 1))
+    assert actual.largest_evidence < -math.log(1e-6)
 
 
 @pytest.mark.parametrize(("common", "share"), [(5, 0.1), (1, 0.5)])
@@ -176,9 +169,9 @@ def test_streams_with_repeated_rows_raise_no_alarm(generator, common, share):
     for _ in range(200):
         ids, ranking = rows(500)
         has_copies = len(np.unique(ids)) < len(ids)
-        drift = Drift(DriftTarget.from_statistics(np.sort(ranking), has_copies=has_copies))
+        drift = new_drift(np.sort(ranking), has_copies=has_copies)
         ids, scores = rows(1500)
-        drift.take(LiveRows(conformal_p_value(scores, np.sort(ranking)), ids))
+        drift.take(conformal_p_value(scores, np.sort(ranking)), ids)
         alarms += drift.report().alarm
     assert alarms <= stats.binom(200, FALSE_ALARM_RATE).ppf(1 - 1e-3)
 
@@ -198,18 +191,18 @@ def test_streams_with_repeated_rows_raise_no_alarm(generator, common, share):
 )
 def test_drift_is_found_whenever_it_begins(generator, drifted, rows_before):
     ranking = np.sort(generator.normal(size=300))
-    report = target(
+    actual = report(
         ranking, np.concatenate([generator.normal(size=rows_before), drifted(generator)]), 50
     )
-    assert report.alarm
+    assert actual.alarm
 
 
 def test_an_alarm_stays(generator):
     ranking = np.sort(generator.normal(size=300))
-    report = target(ranking, np.concatenate([np.full(300, 9.0), generator.normal(size=20_000)]))
-    assert report.alarm
-    assert report.evidence < report.largest_evidence
-    assert report.flag_rate < 0.2
+    actual = report(ranking, np.concatenate([np.full(300, 9.0), generator.normal(size=20_000)]))
+    assert actual.alarm
+    assert actual.evidence < actual.largest_evidence
+    assert actual.flag_rate < 0.2
 
 
 def test_the_level_is_what_the_page_says():
@@ -221,7 +214,7 @@ def test_the_level_is_what_the_page_says():
 
 def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
     ranking = np.sort(generator.normal(size=99))
-    drift = Drift(DriftTarget.from_statistics(ranking))
+    drift = new_drift(ranking)
     lone, large = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
     for p_value in lone:
         watch(drift, np.array([p_value]))
@@ -237,13 +230,13 @@ def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
 
 
 def test_nothing_seen_is_no_drift():
-    report = Drift(DriftTarget.from_statistics(np.array([1.0]))).report()
+    report = new_drift(np.array([1.0])).report()
     assert (report.rows, report.flag_rate, report.evidence, report.alarm) == (0, None, 0.0, False)
 
 
 def test_no_row_is_lost_between_threads(generator):
     ranking = np.sort(generator.normal(size=99))
-    drift = Drift(DriftTarget.from_statistics(ranking))
+    drift = new_drift(ranking)
 
     def watch_all(scores):
         for score in scores:
@@ -267,20 +260,17 @@ class Interrupted(list):
         self.went_through = not self.other.is_alive()
         return super().__iter__()
 
-    def tolist(self):
-        return self
-
 
 def test_a_request_is_taken_in_whole_before_the_next(generator):
     """Rows that two requests share count once: neither may come between the other's look and its
     note."""
     ranking = np.sort(generator.normal(size=99))
-    drift, p_values = Drift(DriftTarget.from_statistics(ranking)), np.array([0.5, 0.6, 0.7])
+    drift, p_values = new_drift(ranking), np.array([0.5, 0.6, 0.7])
     other = threading.Thread(
-        target=lambda: drift.watch(p_values, np.array([1, 2, 4], dtype=np.uint64))
+        target=lambda: drift.take(p_values, np.array([1, 2, 4], dtype=np.uint64))
     )
     digests = Interrupted([1, 2, 3], other)
-    drift.take(LiveRows(p_values, digests))
+    drift.take(p_values, digests)
     other.join()
     assert digests.went_through is False
     assert drift.report().rows == 4

@@ -16,7 +16,6 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import Model
-from service.errors import NotReady
 from service.models.models import Models
 from service.models.preflights import Preflights
 from service.models.watcher import Watcher
@@ -238,15 +237,6 @@ def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store,
     models.get("tiny", "1")
     shutil.rmtree(store.root / "tiny" / "1")
     assert models.reset_drift("tiny", "1")[0] == "1"
-
-
-def test_drift_is_not_reset_where_the_evidence_of_all_cannot_be_reached(monkeypatch, models):
-    def away():
-        raise OSError
-
-    monkeypatch.setattr(models.get("tiny", "2").drift, "reset", away)
-    with pytest.raises(NotReady, match="try again"):
-        models.reset_drift("tiny", "2")
 
 
 class AnyStore(RuleBasedStateMachine):

@@ -1,15 +1,13 @@
 import asyncio
-from functools import partial
 
 import pytest
 from fastapi import Response
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from service.app import create_app
 from service.server.budget import ByteBudget
-from service.server.connections import Connections, HttpConnection
+from service.server.connections import Connections
 from service.settings import Settings
+from tests.support.http_server import http_server
 from tests.support.raw import Connection, request
 
 LIVE = request("GET", "/health/live")
@@ -32,14 +30,11 @@ def app(tmp_path_factory):
 
 def exchange(app, *requests, head=False):
     async def run():
-        state, shared = ServerState(), Connections(60.0, 10, ByteBudget(1 << 20))
-        config = Config(app, log_config=None, lifespan="off")
-        make = partial(HttpConnection, shared, config, state, {})
-        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1")
-        with Connection(server.sockets[0].getsockname()[1], 5.0) as connection:
-            first = await asyncio.to_thread(connection.ask, requests[0], head)
-            rest = [await asyncio.to_thread(connection.ask, each) for each in requests[1:]]
-        server.close()
+        shared = Connections(60.0, 10, ByteBudget(1 << 20))
+        async with http_server(app, shared) as (port, _):
+            with Connection(port, 5.0) as connection:
+                first = await asyncio.to_thread(connection.ask, requests[0], head)
+                rest = [await asyncio.to_thread(connection.ask, each) for each in requests[1:]]
         return [first, *rest]
 
     return asyncio.run(run())

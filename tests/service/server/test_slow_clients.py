@@ -1,18 +1,16 @@
 import asyncio
 import json
 import select
-from functools import partial
 
 import httpx
 import pytest
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from service.app import create_app
 from service.server.budget import ByteBudget
-from service.server.connections import FREE_BYTES, REFUSALS, Connections, HttpConnection
+from service.server.connections import FREE_BYTES, REFUSALS, Connections
 from service.server.http1 import MAX_HEAD_BYTES
 from service.settings import Settings
+from tests.support.http_server import http_server
 from tests.support.process import open_files, settled
 from tests.support.raw import Connection, Ended, request
 
@@ -77,18 +75,10 @@ def test_what_is_refused_before_it_is_whole_is_refused_as_its_protocol_has_it(
         await asyncio.Event().wait()
 
     async def ask():
-        state, shared = ServerState(), Connections(60.0, 10, ByteBudget(0))
-        make = partial(HttpConnection, shared, Config(hears_nothing, log_config=None), state, {})
-        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1")
-        _, port = server.sockets[0].getsockname()
-        with Connection(port) as connection:
-            waiting = asyncio.to_thread(
-                connection.ask, request("POST", path, BODY) + b"G" * (FREE_BYTES + 1)
-            )
-            refused_as(await waiting, 503, named)
-        server.close()
-        for task in state.tasks:
-            task.cancel()
+        content = request("POST", path, BODY) + b"G" * (FREE_BYTES + 1)
+        async with http_server(hears_nothing, Connections(60.0, 10, ByteBudget(0))) as (port, _):
+            with Connection(port) as connection:
+                refused_as(await asyncio.to_thread(connection.ask, content), 503, named)
 
     asyncio.run(ask())
 

@@ -1,15 +1,13 @@
 import asyncio
-from functools import partial
 
 import pytest
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from service.auth.keys import KeyRing
 from service.server import connections
 from service.server.budget import ByteBudget
-from service.server.connections import ALONE, MAX_FAILED_KEYS, SHARED, Connections, HttpConnection
+from service.server.connections import ALONE, MAX_FAILED_KEYS, SHARED, Connections
 from service.settings import Settings
+from tests.support.http_server import http_server
 from tests.support.raw import request
 
 KEYS = "key-of-the-first-client", "key-of-the-second-client"
@@ -28,14 +26,7 @@ class Server:
         monkeypatch.setattr(connections, "SHARED", (SHARED[0], 60.0))
         ring = KeyRing(Settings(api_keys=",".join(KEYS)))
         shared = Connections(60.0, 1000, ByteBudget(1 << 20), ["/health/live"], ring)
-        self.state = ServerState()
-        self.make = partial(
-            HttpConnection,
-            shared,
-            Config(self.app, log_config=None, interface="asgi3"),
-            self.state,
-            {},
-        )
+        self.server = http_server(self.app, shared)
         self.is_open = asyncio.Event()
         self.running, self.paths, self.writers = 0, [], []
 
@@ -49,15 +40,14 @@ class Server:
         await send({"type": "http.response.body"})
 
     async def __aenter__(self):
-        self.server = await asyncio.get_running_loop().create_server(self.make, "127.0.0.1")
-        _, self.port = self.server.sockets[0].getsockname()
+        self.port, self.state = await self.server.__aenter__()
         return self
 
     async def __aexit__(self, *_):
-        self.server.close()
         for writer in self.writers:
             writer.close()
         await asyncio.gather(*self.state.tasks)
+        await self.server.__aexit__(None, None, None)
         await asyncio.sleep(0.1)
 
     async def send(self, *contents, source="127.0.0.1"):

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from model_store.state.labels import Accepted
 from service import limits
 from service.engine.batching import BATCH_ROW_DRAWS
-from service.telemetry.metrics import MAX_VERSIONS, NATS, Metrics
+from service.telemetry.metrics import NATS, Metrics
 from tests.support.environment import ROOT
 from tests.support.serving import SOON, metric, open_client, wait_until
 from tests.support.stores import publish_again
@@ -144,17 +144,6 @@ def test_refused_requests_are_counted_by_route_status_and_reason_and_never_by_pa
         assert increase("dubito_failures_total", route=route, reason=reason) == count
     assert increase("dubito_rows_total", **VERSION_LABELS) == 0
     assert "nothing" not in service.get("/metrics").text
-
-
-def test_only_the_versions_used_last_are_counted_however_many_come(metrics):
-    for i in range(3 * MAX_VERSIONS):
-        metrics.count(("m", str(i)), rows=1)
-        metrics.count(("m", "used all the time"), rows=1)
-    page = generate_latest(metrics.registry).decode()
-    assert page.count("dubito_rows_total{") == MAX_VERSIONS
-    used = {"model": "m", "version": "used all the time"}
-    assert metric(page, "dubito_rows_total", **used) == 3 * MAX_VERSIONS
-    assert metric(page, "dubito_rows_total", model="m", version=str(3 * MAX_VERSIONS - 1)) == 1
 
 
 def test_deleted_versions_have_no_series(own_store):
