@@ -88,7 +88,6 @@ def _add_data_set(parser: argparse.ArgumentParser) -> None:
 def _add_score_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--fpr", metavar="P", help="false-positive rate of the flag (0.05)", type=float)
-    add("--fdr", metavar="P", help=argparse.SUPPRESS, type=float)
     help = "reject: refuse missing values in columns that were complete in training"
     add("--missing", choices=("flag", "reject"), help=help)
     add("--coverage", metavar="P", help="of prediction sets and intervals (0.95)", type=float)

@@ -34,9 +34,10 @@ from service.api.schemas import AcquireRequest, ModelRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
 from service.context import Context, CurrentContext, CurrentRequest, get_context
-from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, work_bytes
+from service.engine.batching import BATCH_ROW_DRAWS, EngineWork
 from service.engine.pool_ranking import (
     EnginePool,
+    PoolWork,
     acquired_rows,
     answer_rows,
     check_keep,
@@ -186,7 +187,7 @@ async def _rank(
         ranked_x = await context.threads.requests.run(call, x.nbytes, copy)
         ranked_ids = [ids[i] for i in selection.ranked.tolist()]
     priors = computation.priors
-    scored = EngineWork(
+    scored = PoolWork(
         loaded, ranked_x, num_samples, seed, call, acquisition=acquisition, priors=priors
     )
     k = envelope.k - len(selection.control)
@@ -202,7 +203,7 @@ async def _rank(
     predictions: list[dict[str, Any]] = []
     if len(selection.control):
         control = EngineWork(loaded, x[selection.control], num_samples, pool.seed, call)
-        reservation.reserve(work_bytes(control), "pool")
+        reservation.reserve(control.memory_bytes(), "pool")
         await context.engine.compute(control)
         predictions = control_predictions(manifest, control.predicted.prediction)
     if envelope.keep:

@@ -67,7 +67,7 @@ from service.api.rows import MAX_FAST_BYTES, Cells, Rows, file_array, rows_array
 from service.api.schemas import Envelope, PredictRequest
 from service.auth.scopes import POOLS_KEY, SCOPES_KEY, needs
 from service.context import Context, get_context
-from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, work_bytes
+from service.engine.batching import BATCH_ROW_DRAWS, EngineWork
 from service.engine.threads import SLICE_BYTES
 from service.models.models import ServedModel
 from service.request_context import RequestContext
@@ -305,12 +305,12 @@ async def predict(
         keep, priors = envelope.return_samples, options.priors
         computed = EngineWork(loaded, x, num_samples, envelope.seed, call, keep, priors=priors)
         size = answer_bytes(manifest, num_rows, num_samples if keep else 0, as_arrays)
-        size += work_bytes(computed)
+        size += computed.memory_bytes()
         reservation.shrink(x.nbytes)
         reservation.reserve(size, "answer")
         if envelope.explain:
             size = explanation_bytes(manifest, num_rows, as_arrays) + extra * x.nbytes
-            reservation.reserve(size + work_bytes(computed, extra * num_rows), "explain")
+            reservation.reserve(size + computed.memory_bytes(extra * num_rows), "explain")
         await context.engine.compute(computed)
         if extra:
             inputs.usual = await _predict_usual_rows(context, computed)

@@ -34,7 +34,7 @@ from service.batch.data_set import (
     default_shard_rows,
 )
 from service.batch.files import Files, Stopped, open_files
-from service.batch.ranking import RANKING, RankedParts
+from service.batch.ranking import RANKING, rank_parts, write_ranking
 from service.batch.shards import ShardResult, WorkerOptions, run_local
 from service.integrations import installed_integrations
 from service.models.reservoir import fresh_seed
@@ -97,16 +97,15 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
         )
         progress = _work(plan, out, worker_options, options)
         if kind == "rank":
-            parts = RankedParts(plan, out, model)
-            ranked = parts.ranking()
+            answer = rank_parts(plan, out, model.manifest)
             if options.out is None:
-                print(json.dumps(parts.answer(ranked)))
+                print(json.dumps(answer))
             else:
-                parts.write(ranked)
+                write_ranking(out, answer)
         summary = {"rows": plan.rows, "rejected": progress.rejected, "parts": len(plan.shards)}
         out.create(DONE, json.dumps(summary).encode() + b"\n")
         out.clear()
-    _print_summary(options, plan, progress)
+    progress.print_summary()
 
 
 def _load(options: argparse.Namespace, settings: Settings) -> Model:
@@ -125,12 +124,15 @@ def _load(options: argparse.Namespace, settings: Settings) -> Model:
 def _request(
     kind: Kind, options: argparse.Namespace, settings: Settings, model: Model, excluded: list[str]
 ) -> DataSetRequest:
-    names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
+    names = (
+        *("num_samples", "seed", "fpr", "coverage", "confidence", "risk"),
+        *("missing", "k", "acquisition", "beta"),
+    )
     content: dict[str, Any] = {"inputs": []} if kind == "score" else {}
-    for name in (*names, "missing", "k", "acquisition", "beta"):
-        value = getattr(options, name, None)
-        if value is not None:
-            content[name] = _json(value) if name == "priors" else value
+    values = {name: getattr(options, name, None) for name in names}
+    content |= {name: value for name, value in values.items() if value is not None}
+    if options.priors is not None:
+        content["priors"] = _json(options.priors)
     envelope = validate(PredictRequest if kind == "score" else AcquireRequest, content)
     assert isinstance(envelope, AcquireRequest | PredictRequest)
     num_samples = resolve_num_samples(envelope, model, settings)
@@ -144,16 +146,11 @@ def _request(
         or default_shard_rows(model.row_size, model.manifest.output_size),
         **request_fields(envelope, model, num_samples),
     }
-    if isinstance(envelope, PredictRequest):
-        if envelope.fdr is not None:
-            expected = "none for a data set"
-            raise InvalidInput("fdr", f"{expected} (p_value is in the parts)", "one")
-        return DataSetRequest(kind="score", **fields)
-    if fields["acquisition"] in model.predictive.joint_scores:
+    if kind == "rank" and fields["acquisition"] in model.predictive.joint_scores:
         expected = "a score of single rows; use /acquire or a job to rank the best rows jointly"
         raise InvalidInput("acquisition", expected, repr(fields["acquisition"]))
     exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
-    return DataSetRequest(kind="rank", **fields, exclude=exclude)
+    return DataSetRequest(kind=kind, **fields, exclude=exclude)
 
 
 def _json(text: str) -> Any:
@@ -190,24 +187,14 @@ def _work(
     Raises:
         Stopped: if too many rows are unreadable or a worker fails.
     """
-    names = out.names()
-    finished = {shard.number for shard in plan.shards if plan.part(shard.number) in names}
-    todo = [shard.number for shard in plan.shards if shard.number not in finished]
-    rejected, reasons = 0, list[str]()
-    for number in sorted(finished):
-        if plan.rejects(number) in names:
-            lines = (out.read(plan.rejects(number)) or b"").splitlines()
-            rejected += len(lines)
-            reasons += [json.loads(line)["reason"] for line in lines[:1]]
-    progress = Progress(plan, finished, rejected, options.quiet)
-
-    def check_rejects() -> None:
-        if progress.rejected > options.max_rejects * plan.rows:
-            expected = f"at most {options.max_rejects:g} of {plan.rows} rows that cannot be read"
-            received = f"{progress.rejected} so far ({'; '.join(reasons[:3])})"
-            raise Stopped(f"source: expected {expected}, got {received}")
-
-    check_rejects()
+    names, progress = out.names(), Progress(plan, options)
+    todo = [shard.number for shard in plan.shards if plan.part(shard.number) not in names]
+    for number in {shard.number for shard in plan.shards} - {*todo}:
+        lines = (out.read(plan.rejects(number)) or b"").splitlines()
+        reasons = tuple(json.loads(line)["reason"] for line in lines[:1])
+        progress.add(ShardResult(number, len(lines), reasons))
+    progress.check_rejects()
+    progress.start()
     if not todo:
         return progress
     if options.ray is None:
@@ -221,61 +208,69 @@ def _work(
         for result in running:
             if result.error is not None:
                 raise Stopped(result.error)
-            progress.finish_shard(result)
-            reasons += result.reasons
-            check_rejects()
+            progress.add(result)
+            progress.check_rejects()
+            progress.print_line()
     return progress
-
-
-def _print_summary(options: argparse.Namespace, plan: Plan, progress: "Progress") -> None:
-    if options.quiet or options.out is None:
-        return
-    request = plan.request
-    verb, suffix = ("scored", "") if request.kind == "score" else ("ranked", f", {RANKING}.json")
-    rejected = f", {progress.rejected:,} rejected ({options.out}/{REJECTS})"
-    print(
-        f"{plan.rows:,} rows {verb} by {request.model} version {request.version}, seed "
-        f"{request.seed}{rejected if progress.rejected else ''}"
-        f": {options.out}{suffix}; {progress.cost}, {progress.elapsed_s:,.0f} s"
-    )
 
 
 class Progress:
     """The progress of the shards, printed to standard error at intervals."""
 
-    def __init__(self, plan: Plan, finished: set[int], rejected: int, quiet: bool) -> None:
-        self._plan, self._quiet = plan, quiet
-        self._finished = len(finished)
-        self._rows_before = self._rows = sum(plan.shards[number].rows for number in finished)
-        self._start = self._printed = time.monotonic()
-        self.rejected = rejected
-        self.row_draws = 0
-        self.cpu_s = 0.0
+    def __init__(self, plan: Plan, options: argparse.Namespace) -> None:
+        self._plan, self._options = plan, options
+        self._parts = self._rows = 0
+        self._reasons: list[str] = []
+        self.rejected = 0
+        self.start()
 
-    def finish_shard(self, result: ShardResult) -> None:
-        self._finished += 1
+    def start(self) -> None:
+        """Start the clock."""
+        self._rows_before = self._rows
+        self._start = self._printed = time.monotonic()
+
+    def add(self, result: ShardResult) -> None:
+        self._parts += 1
         self._rows += self._plan.shards[result.shard].rows
         self.rejected += result.rejected
-        self.row_draws += result.row_draws
-        self.cpu_s += result.cpu_s
-        if not self._quiet and time.monotonic() - self._printed > PRINT_INTERVAL_S:
+        self._reasons += result.reasons
+
+    def check_rejects(self) -> None:
+        """Raise Stopped if too many rows are unreadable."""
+        share, rows = self._options.max_rejects, self._plan.rows
+        if self.rejected > share * rows:
+            expected = f"at most {share:g} of {rows} rows that cannot be read"
+            received = f"{self.rejected} so far ({'; '.join(self._reasons[:3])})"
+            raise Stopped(f"source: expected {expected}, got {received}")
+
+    def print_line(self) -> None:
+        if not self._options.quiet and time.monotonic() - self._printed > PRINT_INTERVAL_S:
             self._printed = time.monotonic()
             print(self.line(), file=sys.stderr)
 
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._start
-
     def line(self) -> str:
-        rate = (self._rows - self._rows_before) / max(self.elapsed_s, 1e-9)
-        left_s = (self._plan.rows - self._rows) / rate if rate else 0.0
-        left = f", {rate:,.0f} rows/s, {timedelta(seconds=round(left_s))} left" if rate else ""
+        plan, rate = self._plan, (self._rows - self._rows_before) / self._elapsed_s
+        left_s = timedelta(seconds=round((plan.rows - self._rows) / rate)) if rate else None
+        left = f", {rate:,.0f} rows/s, {left_s} left" if rate else ""
         rejected = f"; {self.rejected:,} rejected" if self.rejected else ""
         return (
-            f"{100 * self._rows / self._plan.rows:3.0f} %  {self._rows:,} of {self._plan.rows:,} "
-            f"rows, {self._finished} of {len(self._plan.shards)} parts{left}; {self.cost}{rejected}"
+            f"{100 * self._rows / plan.rows:3.0f} %  {self._rows:,} of {plan.rows:,} rows, "
+            f"{self._parts} of {len(plan.shards)} parts{left}{rejected}"
+        )
+
+    def print_summary(self) -> None:
+        out, request = self._options.out, self._plan.request
+        if self._options.quiet or out is None:
+            return
+        is_score = request.kind == "score"
+        files = out if is_score else f"{out}, {RANKING}.json"
+        rejected = f", {self.rejected:,} rejected ({out}/{REJECTS})" if self.rejected else ""
+        print(
+            f"{self._plan.rows:,} rows {'scored' if is_score else 'ranked'} by {request.model} "
+            f"version {request.version}, seed {request.seed}{rejected}: {files}; "
+            f"{self._elapsed_s:,.0f} s"
         )
 
     @property
-    def cost(self) -> str:
-        return f"{self.row_draws:,} rows x draws, {self.cpu_s:,.0f} processor seconds"
+    def _elapsed_s(self) -> float:
+        return max(time.monotonic() - self._start, 1e-9)

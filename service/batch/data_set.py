@@ -7,6 +7,7 @@ command must have the same plan.
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -107,11 +108,9 @@ def begin(
             return plan
         content = out.read(PLAN) or b""
     plan = Plan.from_bytes(content)
-    expected_request = request if is_seeded else replace(request, seed=plan.request.seed)
-    for difference in (
-        *_differences(asdict(plan.request), asdict(expected_request)),
-        *_file_changes(plan.files, tuple(data_files)),
-    ):
+    request = request if is_seeded else replace(request, seed=plan.request.seed)
+    difference = _find_difference(plan, replace(plan, request=request, files=tuple(data_files)))
+    if difference is not None:
         raise InvalidInput(OUT, expected, f"the output of another job: {difference}")
     return plan
 
@@ -134,9 +133,11 @@ def create_plan(
                 f"the columns that {data_files[0].name} has, in its order, with ids or without"
             )
             raise InvalidInput(table.field, expected, "others")
-        for first_row, rows in row_runs(table.groups, request.shard_rows):
-            shards.append(Shard(len(shards), number, first_row, rows, place))
-            place += rows
+        parts = -(-table.rows // request.shard_rows)
+        ends = [table.rows * i // parts for i in range(parts + 1)] if parts else []
+        for first_row, end in pairwise(ends):
+            shards.append(Shard(len(shards), number, first_row, end - first_row, place))
+            place += end - first_row
     if not shards:
         raise InvalidInput(SOURCE, "at least one row", "none")
     return Plan(request, tuple(data_files), tuple(shards))
@@ -151,47 +152,25 @@ def default_shard_rows(row_size: int, outputs: int) -> int:
     return max(1, min(MAX_SHARD_ROWS, MAX_SHARD_NUMBERS // row_size, MAX_SHARD_OUTPUTS // outputs))
 
 
-def row_runs(groups: list[int], max_rows: int) -> Iterator[tuple[int, int]]:
-    """Merge small row groups, split large ones, and yield each run.
-
-    A run is given by its first row and size.
-    """
-    first = rows = 0
-    for group in groups:
-        if rows and rows + group > max_rows:
-            yield first, rows
-            first, rows = first + rows, 0
-        rows += group
-        if rows > max_rows:
-            parts = -(-rows // max_rows)
-            for i in range(parts):
-                start, end = rows * i // parts, rows * (i + 1) // parts
-                yield first + start, end - start
-            first, rows = first + rows, 0
-    if rows:
-        yield first, rows
+def _find_difference(old: Plan, new: Plan) -> str | None:
+    """Describe how two plans differ, or return None."""
+    before, after = _request_fields(old.request), _request_fields(new.request)
+    for name, value in before.items():
+        if value != after[name]:
+            is_digest = name in ("manifest", "exclude")
+            values = f"{value!r} instead of {after[name]!r}"
+            return f"{name} differs" if is_digest else f"{name} {values}"[:200]
+    old_names, new_names = ({file.name for file in plan.files} for plan in (old, new))
+    for name in sorted(file.name for file in {*old.files} ^ {*new.files}):
+        change = "has changed" if name in new_names else "is missing"
+        return f"{name[:100]} {change if name in old_names else 'is new'}"
+    return None
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    for name, value in old.items():
-        if value == new[name]:
-            continue
-        if isinstance(value, dict) and isinstance(new[name], dict):
-            yield from _differences(value, new[name])
-        elif name in ("manifest", "exclude"):
-            yield f"{name} differs"
-        else:
-            yield f"{name} {value!r} instead of {new[name]!r}"[:200]
-
-
-def _file_changes(old: tuple[DataFile, ...], new: tuple[DataFile, ...]) -> Iterator[str]:
-    before, after = {file.name: file for file in old}, {file.name: file for file in new}
-    for name in sorted({*before, *after}):
-        if before.get(name) != after.get(name):
-            change = (
-                "is missing" if name not in after else "has changed" if name in before else "is new"
-            )
-            yield f"{name[:100]} {change}"
+def _request_fields(request: DataSetRequest) -> dict[str, Any]:
+    fields = asdict(request)
+    options = fields.pop("options") or {}
+    return {**fields, **options}
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,58 +194,36 @@ def reject_line(place: int, name: str | None, reason: str) -> bytes:
     return json.dumps({"row": place, "id": name, "reason": reason[:500]}).encode() + b"\n"
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Reads the rows of shards."""
+def read_shard(
+    source: Files, plan: Plan, shard: Shard, computation: Computation, rejects: list[bytes]
+) -> Iterator[Rows]:
+    """Yield the rows of a shard in parts.
 
-    source: Files
-    files: tuple[DataFile, ...]
-    computation: Computation
-    exclude: frozenset[str]  # ids
+    Args:
+        rejects: receives a line for each unreadable row.
 
-    def rows(self, shard: Shard, rejects: list[bytes]) -> Iterator[Rows]:
-        """Yield the rows of a shard in parts.
+    Raises:
+        InvalidInput: if the file is damaged or has changed.
+    """
+    table = _open_table(source, plan.files[shard.file], computation.manifest.input)
+    offset = shard.place - shard.first  # index of the file's first row in the data set
 
-        Args:
-            rejects: receives a line for each unreadable row.
-
-        Raises:
-            InvalidInput: if the file is damaged or has changed.
-        """
-        spec = self.computation.manifest.input
-        table = _open_table(self.source, self.files[shard.file], spec)
-        for first, batch in table.batches(shard.first, shard.rows):
-            for rows in self._read(table, batch, first, shard.place - shard.first, rejects):
-                if self.exclude:
-                    is_included = [name not in self.exclude for name in rows.ids]
-                    rows = rows.take(np.array(is_included, dtype=bool))
-                if rows.ids:
-                    yield rows
-
-    def _read(
-        self, table: ParquetFile, batch: Any, first: int, offset: int, rejects: list[bytes]
-    ) -> Iterator[Rows]:
-        """Yield a batch's rows, bisecting the batch to isolate unreadable rows.
-
-        Args:
-            first: index of the batch's first row in the file.
-            offset: index of the file's first row in the data set.
-        """
-        n = batch.num_rows
-        ids: list[str] | None = None
+    def read(batch: Any, first: int) -> Iterator[Rows]:
+        """Read the rows of a batch, bisecting it to isolate unreadable rows."""
+        n, ids = batch.num_rows, list[str]()
         try:
             if table.has_ids:
                 ids = table.convert_ids_column(batch, first)
-            part = table.part(batch, first)
-            x = self.computation.numbers(part, table.spec, table.field, first)
+            x = computation.numbers(table.part(batch, first), table.spec, table.field, first)
         except DubitoError as error:
             if n == 1:
-                name = ids[0] if ids else None
-                rejects.append(reject_line(first + offset, name, str(error)))
+                rejects.append(reject_line(first + offset, ids[0] if ids else None, str(error)))
                 return
-            for begin, size in ((0, n // 2), (n // 2, n - n // 2)):
-                half = batch.slice(begin, size)
-                yield from self._read(table, half, first + begin, offset, rejects)
+            for start, size in ((0, n // 2), (n // 2, n - n // 2)):
+                yield from read(batch.slice(start, size), first + start)
         else:
             places = np.arange(first + offset, first + offset + n)
-            yield Rows(places, [str(i) for i in places.tolist()] if ids is None else ids, x)
+            yield Rows(places, ids or [str(i) for i in places.tolist()], x)
+
+    for first, batch in table.batches(shard.first, shard.rows):
+        yield from read(batch, first)

@@ -60,7 +60,7 @@ from service.batch.computation import (
     ComputationRequest,
     acquire_answer,
 )
-from service.batch.output import ColumnFiles, table_columns, table_metadata, write_parquet
+from service.batch.output import ResultFile, table_columns, table_metadata, write_parquet
 from service.engine.pool_ranking import acquired_rows, answer_rows, control_predictions
 
 OVER = 0  # exit code: the job has ended
@@ -156,7 +156,7 @@ class JobRows:
             return self.computation.complete(np.array(part, dtype=np.float32), request.field, first)
         return self.computation.numbers(part, self._spec, request.field, first)
 
-    def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
+    def advance(self, row_draws: int, results: ResultFile | None = None) -> None:
         """Record progress, which is synced and reported every few seconds.
 
         Raises:
@@ -165,8 +165,8 @@ class JobRows:
         self.finished_work += row_draws
         if time.monotonic() - self._synced < SYNC_S:
             return
-        if columns is not None:
-            columns.sync()
+        if results is not None:
+            results.sync()
         self._synced = time.monotonic()
         if not self._report(self.work, self.finished_work):
             raise Cancelled
@@ -177,24 +177,27 @@ class JobRows:
         rows: Int64[np.ndarray, "N"],
         num_draws: int,
         compute: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
-    ) -> ColumnFiles:
+    ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Compute columns for rows, resuming where an earlier process stopped.
 
         Args:
             rows: their indices, in ascending order.
             compute: computes columns from the number of earlier rows and the rows.
+
+        Returns:
+            the columns, and the number of unknown categories by column.
         """
-        columns = ColumnFiles(self.folder / name)
-        self.finished_work += columns.rows * num_draws
-        unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
-        parts = self.computation.batches(self.select(rows[columns.rows :]), num_draws)
-        for x, results in _compute_parallel(compute, columns.rows, parts):
-            columns.append(results)
+        results = ResultFile(self.folder / name)
+        self.finished_work += results.rows * num_draws
+        unknown = results.note.setdefault(UNKNOWN_CATEGORIES, {})
+        parts = self.computation.batches(self.select(rows[results.rows :]), num_draws)
+        for x, columns in _compute_parallel(compute, results.rows, parts):
+            results.append(columns)
             count_unknown(unknown, x, self.model.manifest.input.columns)
-            self.advance(len(x) * num_draws, columns)
-        columns.sync()
-        columns.close()
-        return columns
+            self.advance(len(x) * num_draws, results)
+        results.sync()
+        results.close()
+        return results.columns(), unknown
 
     def write(self, name: str, write: Callable[[Path], Any]) -> str:
         """Write the answer atomically and return its file name."""
@@ -225,36 +228,35 @@ def predict(job: JobRows) -> str:
         check_computed(np.where(computed, 0.0, np.nan), request.field, numbers)
         return arrays
 
-    columns = job.fill("columns", np.arange(request.rows), request.num_samples, compute)
-    about = computation.about(columns.note[UNKNOWN_CATEGORIES])
-    row_arrays = {name: columns.column(name) for name in columns.names}
+    columns, unknown = job.fill("rows", np.arange(request.rows), request.num_samples, compute)
+    about = computation.about(unknown)
     if request.options.fdr is not None:  # needs the p-values of all rows
-        flag = benjamini_hochberg(np.array(row_arrays["p_value"]), request.options.fdr)
-        if "missing" in row_arrays:
-            flag |= row_arrays["missing"].any(axis=1)
-        row_arrays["flag"] = flag
+        flag = benjamini_hochberg(np.array(columns["p_value"]), request.options.fdr)
+        if "missing" in columns:
+            flag |= columns["missing"].any(axis=1)
+        columns["flag"] = flag
 
     def write(path: Path) -> None:
         if request.format == "npz":
-            arrays: dict[str, Any] = {**about, **row_arrays}
+            arrays: dict[str, Any] = {**about, **columns}
             if ids is not None:
                 arrays["ids"] = np.array(ids, dtype=np.str_)
             with path.open("wb") as file:
                 np.savez(file, **arrays)
         else:
-            tables = (_table(job, ids, row_arrays, i) for i in range(0, columns.rows, TABLE_ROWS))
+            tables = (_table(job, ids, columns, i) for i in range(0, request.rows, TABLE_ROWS))
             write_parquet(path, tables, table_metadata(about))
 
     return job.write(f"predictions.{request.format}", write)
 
 
 def _table(
-    job: JobRows, ids: list[str] | None, row_arrays: dict[str, np.ndarray], first: int
+    job: JobRows, ids: list[str] | None, columns: dict[str, np.ndarray], first: int
 ) -> dict[str, Any]:
     rows = slice(first, first + TABLE_ROWS)
     id_column = {} if ids is None else {"id": ids[rows]}
-    columns = ((name, np.asarray(column[rows])) for name, column in row_arrays.items())
-    return {**id_column, **table_columns(job.model.manifest, columns)}
+    part = {name: np.array(column[rows]) for name, column in columns.items()}
+    return {**id_column, **table_columns(job.model.manifest, part)}
 
 
 def acquire(job: JobRows, database: Database) -> str:
@@ -316,20 +318,20 @@ class JobPool(Pool):
         self._laps = 0
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        return np.array(self._all_columns.column("score"))
+        return np.array(self._all_columns["score"])
 
     async def copies(self) -> Copies:
-        return group_copies(np.array(self._all_columns.column("digest")))
+        return group_copies(np.array(self._all_columns["digest"]))
 
     async def score_lap(self, lap: Lap) -> Scored:
         columns = self._fill(lap, is_race=True)
-        return np.array(columns.column("score")), np.array(columns.column("error"))
+        return np.array(columns["score"]), np.array(columns["error"])
 
     @cached_property
-    def _all_columns(self) -> ColumnFiles:
+    def _all_columns(self) -> dict[str, np.ndarray]:
         return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples), is_race=False)
 
-    def _fill(self, lap: Lap, is_race: bool) -> ColumnFiles:
+    def _fill(self, lap: Lap, is_race: bool) -> dict[str, np.ndarray]:
         """Compute scores, standard errors for a race, and digests for batch acquisition."""
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
@@ -347,9 +349,9 @@ class JobPool(Pool):
             check_computed(columns["score"], request.field, rows[first : first + len(x)])
             return columns
 
-        columns = job.fill(f"lap {self._laps}", rows, num_draws, compute)
+        columns, unknown = job.fill(f"lap {self._laps}", rows, num_draws, compute)
         self._laps += 1
-        self.unknown = self.unknown or columns.note[UNKNOWN_CATEGORIES]  # from all rows
+        self.unknown = self.unknown or unknown  # from all rows
         return columns
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:

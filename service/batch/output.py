@@ -1,11 +1,11 @@
-"""Write results as column files, Parquet or npz."""
+"""Write results as records or Parquet."""
 
 import io
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -14,84 +14,56 @@ from model_store.artifacts.manifest import Manifest
 from model_store.inference.answers import join_names
 from service.api.predictions import part_names
 
-LAYOUT = "columns.json"
+LAYOUT, RECORDS = "layout.json", "records.bin"
 
 
-class ColumnFiles:
-    """Append-only columns in a folder. Synced rows survive a crash.
+class ResultFile:
+    """Append-only records in a folder. Synced records survive a crash.
 
-    Each column is a file of raw numbers, starting with `0.bin`. `columns.json` has the number of
-    rows, and the name, type and row shape of each column.
+    `records.bin` has one record per row. `layout.json` has the number of rows and the name, type
+    and row shape of each column.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows = 0
         self.note: dict[str, Any] = {}
-        self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._files: dict[str, BinaryIO] = {}
+        self._dtype = np.dtype([])
         make_folder(folder)
         if (folder / LAYOUT).exists():
             layout = json.loads((folder / LAYOUT).read_text())
             self.rows, self.note = layout["rows"], layout["note"]
-            self._layout = {
-                name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in layout["columns"]
-            }
-            for name in self._layout:
-                self._open(name).truncate(self.rows * self._row_bytes(name))
-        else:
-            for entry in folder.iterdir():
-                entry.unlink()
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._layout)
+            self._dtype = np.dtype([(n, t, *map(tuple, shape)) for n, t, *shape in layout["dtype"]])
+        if self.rows > 0:
+            os.truncate(folder / RECORDS, self.rows * self._dtype.itemsize)
+        self._file = (folder / RECORDS).open("ab" if self.rows > 0 else "wb")
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
-        if not self._layout:
-            self._layout = {name: (array.dtype, array.shape[1:]) for name, array in columns.items()}
-        for name, (dtype, shape) in self._layout.items():
-            array = columns[name]
-            if array.dtype != dtype or array.shape[1:] != shape:
-                raise ValueError(
-                    f"{name}: expected {dtype} of shape {shape}, got {array.dtype} of "
-                    f"{array.shape[1:]}"
-                )
-            self._open(name).write(array.tobytes())
-        self.rows += len(next(iter(columns.values())))
+        if not self._dtype.names:
+            fields = [(name, array.dtype, array.shape[1:]) for name, array in columns.items()]
+            self._dtype = np.dtype(fields)
+        records = np.empty(len(next(iter(columns.values()))), self._dtype)
+        for name, array in columns.items():
+            records[name] = array
+        self._file.write(records.tobytes())
+        self.rows += len(records)
 
     def sync(self) -> None:
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        columns = [[name, dtype.str, shape] for name, (dtype, shape) in self._layout.items()]
-        layout = {"rows": self.rows, "note": self.note, "columns": columns}
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        layout = {"rows": self.rows, "note": self.note, "dtype": self._dtype.descr}
         replace_file(self.folder / LAYOUT, json.dumps(layout).encode())
 
-    def column(self, name: str) -> np.ndarray:
-        dtype, shape = self._layout[name]
+    def columns(self) -> dict[str, np.ndarray]:
+        """Map the synced columns into memory."""
         if self.rows == 0:
-            return np.empty((0, *shape), dtype=dtype)
-        if name in self._files:
-            self._files[name].flush()
-        return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(self.rows, *shape))
+            records = np.empty(0, self._dtype)
+        else:
+            records = np.memmap(self.folder / RECORDS, self._dtype, "r", shape=(self.rows,))
+        return {name: records[name] for name in self._dtype.names or ()}
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files = {}
-
-    def _open(self, name: str) -> BinaryIO:
-        if name not in self._files:
-            self._files[name] = self._path(name).open("ab")
-        return self._files[name]
-
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{self.names.index(name)}.bin"
-
-    def _row_bytes(self, name: str) -> int:
-        dtype, shape = self._layout[name]
-        return int(dtype.itemsize * np.prod(shape, dtype=np.int64))
+        self._file.close()
 
 
 def write_parquet(
@@ -121,14 +93,14 @@ def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> by
     return sink.getvalue()
 
 
-def table_columns(manifest: Manifest, arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
+def table_columns(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Convert arrays to table columns.
 
     A two-dimensional array becomes several columns, such as `probabilities.cat`.
     """
     parts = part_names(manifest)
     table: dict[str, Any] = {}
-    for name, values in arrays:
+    for name, values in arrays.items():
         if name == "missing":
             table[name] = join_names(manifest, values)
         elif values.ndim == 1:

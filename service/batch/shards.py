@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -33,7 +32,7 @@ from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation
-from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rows, Shard, reject_line
+from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Rows, Shard, read_shard, reject_line
 from service.batch.files import Stopped, open_files
 from service.batch.output import parquet_bytes, table_columns, table_metadata
 from service.server.process import keep_heaps_whole
@@ -62,8 +61,6 @@ class ShardResult:
     shard: int
     rejected: int = 0
     reasons: tuple[str, ...] = ()
-    row_draws: int = 0
-    cpu_s: float = 0.0
     error: str | None = None
     is_retryable: bool = False
 
@@ -104,20 +101,19 @@ class Worker:
             raise InvalidInput("DUBITO_STORE", expected, "another")
         self.computation = Computation(self.model, request)
         self.draws = self.computation.draws()
-        source = open_files(options.source, SOURCE)
-        self.reader = Reader(source, self.plan.files, self.computation, frozenset(options.exclude))
+        self.source = open_files(options.source, SOURCE)
+        self.exclude = frozenset(options.exclude)
         self._is_ready = True
 
     def _compute_shard(self, shard: Shard) -> ShardResult:
-        start, rejects = time.process_time(), list[bytes]()
+        rejects = list[bytes]()
         compute = self._score if self.plan.request.kind == "score" else self._rank
-        content, row_draws = compute(shard, rejects)
+        content = compute(shard, rejects)
         if rejects:
             self.out.create(self.plan.rejects(shard.number), b"".join(rejects))
         self.out.create(self.plan.part(shard.number), content)
         reasons = tuple(json.loads(line)["reason"] for line in rejects[:REASONS])
-        cpu_s = time.process_time() - start
-        return ShardResult(shard.number, len(rejects), reasons, row_draws, cpu_s)
+        return ShardResult(shard.number, len(rejects), reasons)
 
     def _compute_rows(
         self,
@@ -132,8 +128,10 @@ class Worker:
         """
         ids, parts = list[str](), list[Mapping[str, np.ndarray]]()
         unknown: dict[str, int] = {}
-        for read in self.reader.rows(shard, rejects):
-            for rows in read.parts(self.computation.batch_rows()):
+        for read in read_shard(self.source, self.plan, shard, self.computation, rejects):
+            is_included = [name not in self.exclude for name in read.ids]
+            included = read if all(is_included) else read.take(np.array(is_included))
+            for rows in included.parts(self.computation.batch_rows()):
                 arrays, computed = compute(rows)
                 invalid, rows = rows.take(~computed), rows.take(computed)
                 invalid_rows = zip(invalid.places.tolist(), invalid.ids, strict=True)
@@ -147,15 +145,14 @@ class Worker:
             parts = [{name: array[:0] for name, array in arrays.items()}]
         return ids, {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, unknown
 
-    def _score(self, shard: Shard, rejects: list[bytes]) -> tuple[bytes, int]:
+    def _score(self, shard: Shard, rejects: list[bytes]) -> bytes:
         ids, arrays, unknown = self._compute_rows(
             shard, rejects, lambda rows: self.computation.predict(rows.x, self.draws)
         )
-        columns = {ID: ids, **table_columns(self.model.manifest, arrays.items())}
-        content = parquet_bytes(columns, table_metadata(self.computation.about(unknown)))
-        return content, int(arrays["num_samples"].sum())
+        columns = {ID: ids, **table_columns(self.model.manifest, arrays)}
+        return parquet_bytes(columns, table_metadata(self.computation.about(unknown)))
 
-    def _rank(self, shard: Shard, rejects: list[bytes]) -> tuple[bytes, int]:
+    def _rank(self, shard: Shard, rejects: list[bytes]) -> bytes:
         """Return the k best rows of the shard."""
         request = self.plan.request
 
@@ -173,13 +170,11 @@ class Worker:
             "score": score[top_rows],
             "hash": hashes[top_rows],
         }
-        is_random = request.acquisition == RANDOM
         metadata = {
             EXCLUDED_KEY.decode(): str(shard.rows - len(ids) - len(rejects)),
-            UNKNOWN_KEY.decode(): json.dumps({} if is_random else unknown),
+            UNKNOWN_KEY.decode(): json.dumps({} if request.acquisition == RANDOM else unknown),
         }
-        row_draws = 0 if is_random else len(ids) * request.num_samples
-        return parquet_bytes(columns, metadata), row_draws
+        return parquet_bytes(columns, metadata)
 
     def _scores(self, rows: Rows) -> Float64[np.ndarray, "n"]:
         request = self.plan.request

@@ -1,4 +1,4 @@
-"""Compute predictions and pool scores in micro-batches.
+"""Compute predictions and pool scores (`PoolWork`) in micro-batches.
 
 A worker thread merges queued requests with the same model and draw count into a micro-batch, which
 shares one fresh draw set. An idle server computes a request immediately. A busy server waits
@@ -16,14 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32
 
-from model_store.acquisition.choice import MAX_JOINT_ROWS
-from model_store.acquisition.ranking import PoolScorer
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import MAX_DRAW_SET_BYTES, DrawSet
-from model_store.scores.joint import Candidates
 from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
 from service.errors import PastDeadline
@@ -80,57 +77,9 @@ class Predicted:
         return prediction if is_complete else prediction.take(self.rows)
 
 
-@dataclass(frozen=True, eq=False)
-class PoolScores:
-    """The scores of pool rows.
-
-    For a joint score, these are the gains of the individual rows.
-    """
-
-    scores: Float64[np.ndarray, "n"]
-    errors: Float64[np.ndarray, "n"] | None = None  # standard errors, only in a race
-    candidates: Candidates | None = None  # only for a joint score
-
-
-class TopCandidates:
-    """The candidates with the largest gains. Ties are broken by index."""
-
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
-        self.rows: Int64[np.ndarray, "M"] = np.empty(0, dtype=np.int64)  # indices in the pool
-        self._gain = np.empty(0)
-        self._noise = np.empty(0)
-        self._outputs: Float32[np.ndarray, "M D"] | None = None
-
-    def add(self, part: Candidates, first: int) -> None:
-        if self._outputs is None:
-            self._outputs = np.empty((self._max_rows, part.outputs.shape[1]), dtype=np.float32)
-        size, n = len(self.rows), len(part.gain)
-        rows = np.concatenate([self.rows, first + np.arange(n)])
-        gain = np.concatenate([self._gain, part.gain])
-        noise = np.concatenate([self._noise, part.noise])
-        is_top = np.zeros(size + n, dtype=bool)
-        is_top[np.lexsort((rows, -gain))[: self._max_rows]] = True
-        (new,) = np.nonzero(is_top[size:])
-        # The outputs are large, so they stay in their slots and new rows fill the free slots.
-        slot = np.arange(size + n)
-        free = np.concatenate([np.flatnonzero(~is_top[:size]), np.arange(size, self._max_rows)])
-        free = free[: len(new)]
-        self._outputs[free] = part.outputs[new]
-        slot[size + new] = free
-        top = np.flatnonzero(is_top)
-        top = top[np.argsort(slot[top])]
-        self.rows, self._gain, self._noise = rows[top], gain[top], noise[top]
-
-    @property
-    def candidates(self) -> Candidates:
-        assert self._outputs is not None
-        return Candidates(self._gain, self._noise, self._outputs[: len(self.rows)])
-
-
 @dataclass(eq=False)
 class EngineWork:
-    """Rows to predict, or a pool to score, with the progress of the computation."""
+    """Rows to predict, with the progress of the computation."""
 
     served_model: ServedModel
     x: Float32[np.ndarray, "N I"]
@@ -138,9 +87,7 @@ class EngineWork:
     seed: int | None  # None for fresh draws
     context: RequestContext = field(default_factory=RequestContext)
     keep_samples: bool = False
-    acquisition: str | None = None  # None for predictions
-    max_candidates: int | None = None  # only for a joint score
-    is_race: bool = False  # adds standard errors to the scores
+    acquisition: str | None = None  # only of `PoolWork`
     priors: tuple[float, ...] | None = None  # class shares that replace the training shares
 
     # None if the event loop computes the work itself
@@ -149,8 +96,7 @@ class EngineWork:
     rows_done: int = field(default=0, init=False)
     queued: float = field(default=0.0, init=False)  # time.perf_counter of the latest part
     phases: list[Phase] = field(default_factory=list, init=False)
-    parts: list[Predicted | PoolScores] = field(default_factory=list, init=False)
-    top: TopCandidates | None = field(default=None, init=False)  # only for a joint score
+    parts: list[Any] = field(default_factory=list, init=False)  # results of rows
 
     @property
     def model(self) -> Model:
@@ -171,16 +117,20 @@ class EngineWork:
         return self.draws.seed
 
     @property
-    def predicted(self) -> Predicted:
-        (part,) = self.parts
-        assert isinstance(part, Predicted)
-        return part
+    def max_rows(self) -> int:
+        """The maximum number of rows in a micro-batch or part."""
+        return part_rows(self.model, self.num_samples, self.acquisition)
 
     @property
-    def pool_scores(self) -> PoolScores:
-        (part,) = self.parts
-        assert isinstance(part, PoolScores)
-        return part
+    def is_quick(self) -> bool:
+        """Whether the event loop can compute a few rows. A draw of all weights is too slow."""
+        return self.model.manifest.noise.paired
+
+    @property
+    def predicted(self) -> Predicted:
+        predicted: Predicted
+        (predicted,) = self.parts
+        return predicted
 
     def is_compatible_with(self, other: "EngineWork") -> bool:
         """Check whether this work can share a micro-batch with other work."""
@@ -192,29 +142,35 @@ class EngineWork:
             and self.priors == other.priors
         )
 
-    def add(self, part: Predicted | PoolScores, rows: int, start: float, end: float) -> None:
-        if isinstance(part, PoolScores) and part.candidates is not None:
-            assert self.max_candidates is not None
-            self.top = self.top or TopCandidates(self.max_candidates)
-            self.top.add(part.candidates, self.rows_done)
-            part = PoolScores(part.scores)
+    def compute(
+        self, batch: "list[EngineWork]", x: Float32[np.ndarray, "N I"], sets: list[DrawSet]
+    ) -> list[Any]:
+        """Compute the next part of each work in a micro-batch, which starts with this one."""
+        return _predict(batch, x, sets)
+
+    def add(self, part: Any, rows: int, phase: Phase) -> None:
         self.parts.append(part)
         self.rows_done += rows
-        self.phases.append(Phase(self.queued, start, end))
+        self.phases.append(phase)
 
     def join_parts(self) -> None:
         """Concatenate the parts. Call this in the worker thread, because it can be slow."""
-        pool_parts = [part for part in self.parts if isinstance(part, PoolScores)]
-        if pool_parts:
-            scores = np.concatenate([part.scores for part in pool_parts])
-            errors = [part.errors for part in pool_parts if part.errors is not None]
-            self.parts = [PoolScores(scores, np.concatenate(errors) if errors else None)]
-            return
-        parts = [part for part in self.parts if isinstance(part, Predicted)]
-        batch = MicroBatch(Prediction.concatenate([part.batch.prediction for part in parts]))
-        samples = [part.samples for part in parts if part.samples is not None]
+        batch = MicroBatch(Prediction.concatenate([part.batch.prediction for part in self.parts]))
+        samples = [part.samples for part in self.parts if part.samples is not None]
         all_samples = np.concatenate(samples, axis=1) if samples else None
         self.parts = [Predicted(batch, slice(0, len(self.x)), all_samples)]
+
+    def memory_bytes(self, rows: int | None = None) -> int:
+        """Estimate the memory of the work and its results, by default for all of its rows."""
+        rows = len(self.x) if rows is None else rows
+        samples = 8 * self.num_samples if self.keep_samples else 0
+        row_bytes = 400 + self.model.manifest.output_size * (96 + samples)
+        return self._kept_draw_bytes(rows) + rows * row_bytes
+
+    def _kept_draw_bytes(self, rows: int) -> int:
+        set_bytes = self.num_samples * self.model.runtime.draw_bytes
+        is_cached = rows > part_rows(self.model, self.num_samples)
+        return set_bytes if is_cached and set_bytes <= MAX_DRAW_SET_BYTES else 0
 
     def expire(self) -> bool:
         """Check whether the work was cancelled or its deadline has passed.
@@ -254,10 +210,8 @@ class Engine:
             PastDeadline: if the deadline passes.
             ClientDisconnect: if the client disconnects.
         """
-        # A draw of all weights is too slow for the event loop.
-        is_fast = work.model.manifest.noise.paired and work.max_candidates is None
         is_small = self.admission.row_draws <= SMALL_ROW_DRAWS and work.model.encoder is None
-        if is_small and work.seed is None and is_fast:
+        if is_small and work.seed is None and work.is_quick:
             work.queued = time.perf_counter()
             await asyncio.sleep(0)  # so that simultaneous requests share a micro-batch
             if self.admission.active_requests == 1 and work.served_model.reservoir.ready:
@@ -321,7 +275,7 @@ class Engine:
             return []
         first = turns[0].work
         pieces, rows, has_seed = turns[:1], first.rows_left, first.seed is not None
-        max_rows = part_rows(first.model, first.num_samples, first.acquisition)
+        max_rows = first.max_rows
         max_seeded_rows = min(max_rows, _max_seeded_rows(first))
         # No client may get further ahead than by one part.
         max_account = self._queue.min_account + max_rows * first.row_draws
@@ -373,14 +327,10 @@ class Engine:
         max_rows = self._max_rows(first)
         rows = [work.x[work.rows_done : work.rows_done + max_rows] for work in batch]
         x = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        parts: Sequence[Predicted | PoolScores]
-        if first.acquisition is None:
-            parts = _predict(batch, rows, x, sets)
-        else:
-            parts = [_score_pool(first, x, sets[0])]
+        parts = first.compute(batch, x, sets)
         end = time.perf_counter()
         for work, work_rows, part in zip(batch, rows, parts, strict=True):
-            work.add(part, len(work_rows), start, end)
+            work.add(part, len(work_rows), Phase(work.queued, start, end))
         self._count(batch, len(x), start, end)
 
     def _max_rows(self, work: EngineWork) -> int:
@@ -388,7 +338,7 @@ class Engine:
 
         It is smaller while other requests are active.
         """
-        max_rows = part_rows(work.model, work.num_samples, work.acquisition)
+        max_rows = work.max_rows
         is_cached = keeps_draws(work.model, work.num_samples, work.acquisition)
         if len(work.x) > max_rows and self.admission.active_requests > 1 and is_cached:
             return -(-max_rows // CONTENDED_PARTS)
@@ -426,32 +376,6 @@ def part_rows(model: Model, num_samples: int, acquisition: str | None = None) ->
     return max(1, rows if encoder is None else min(rows, int(MAX_ENCODING_S / encoder.row_s)))
 
 
-def work_bytes(work: EngineWork, rows: int | None = None) -> int:
-    """Estimate the memory needed by work and its results.
-
-    Args:
-        rows: number of rows, if it differs from the work's own.
-    """
-    model, rows = work.model, len(work.x) if rows is None else rows
-    set_bytes = work.num_samples * model.runtime.draw_bytes
-    is_cached = rows > part_rows(model, work.num_samples) and set_bytes <= MAX_DRAW_SET_BYTES
-    draws = set_bytes if is_cached else 0
-    if work.acquisition is not None:
-        return draws + (0 if work.max_candidates is None else joint_bytes(work)) + 32 * rows
-    samples = 8 * work.num_samples if work.keep_samples else 0
-    return draws + rows * (400 + model.manifest.output_size * (96 + samples))
-
-
-def joint_bytes(work: EngineWork) -> int:
-    """Estimate the memory needed for a joint score."""
-    assert work.acquisition is not None
-    assert work.max_candidates is not None
-    model, draws = work.model, work.num_samples
-    joint, outputs = model.predictive.joint_scores[work.acquisition], model.manifest.output_size
-    candidates = work.max_candidates * (48 + 4 * joint.numbers_per_row(draws, outputs))
-    return candidates + joint.work_bytes(draws, outputs, min(work.max_candidates, MAX_JOINT_ROWS))
-
-
 def _max_seeded_rows(work: EngineWork) -> int:
     """Return the maximum number of rows with separate draw sets, or 0 if unsupported."""
     runtime = work.model.runtime
@@ -473,40 +397,28 @@ def _draw_sets(batch: list[EngineWork]) -> list[DrawSet]:
 
 
 def _predict(
-    batch: list[EngineWork],
-    rows: list[Float32[np.ndarray, "n I"]],
-    x: Float32[np.ndarray, "N I"],
-    sets: list[DrawSet],
+    batch: list[EngineWork], x: Float32[np.ndarray, "N I"], sets: list[DrawSet]
 ) -> list[Predicted]:
     model, priors = batch[0].model, batch[0].priors
+    # Several requests share a micro-batch only if it has all rows of each.
+    sizes = [len(work.x) for work in batch] if len(batch) > 1 else [len(x)]
     if len({id(draws) for draws in sets}) == 1:
         outputs, density = model.runtime.run_set(x, sets[0])
     else:
-        outputs, density = model.runtime.run(x, _row_thetas(sets, [len(part) for part in rows]))
+        outputs, density = model.runtime.run(x, _row_thetas(sets, sizes))
     micro_batch = MicroBatch(model.prediction(outputs, density, priors))
     predicted, start = [], 0
-    for work, part in zip(batch, rows, strict=True):
-        batch_rows = slice(start, start + len(part))
+    for work, size in zip(batch, sizes, strict=True):
+        rows = slice(start, start + size)
         samples = None
         if work.keep_samples:
-            row_outputs = outputs[:, batch_rows]
+            row_outputs = outputs[:, rows]
             if priors is not None:
                 row_outputs = model.shifted(row_outputs, priors).astype(np.float32)
             samples = model.predictive.samples(row_outputs)
-        predicted.append(Predicted(micro_batch, batch_rows, samples))
-        start = batch_rows.stop
+        predicted.append(Predicted(micro_batch, rows, samples))
+        start = rows.stop
     return predicted
-
-
-def _score_pool(work: EngineWork, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> PoolScores:
-    assert work.acquisition is not None
-    scorer = PoolScorer(work.model, work.acquisition, work.priors)
-    if work.max_candidates is not None:
-        candidates = scorer.candidates(x, draws)
-        return PoolScores(candidates.gain, candidates=candidates)
-    if work.is_race:
-        return PoolScores(*scorer.race(x, draws))
-    return PoolScores(scorer.scores(x, draws))
 
 
 def _row_thetas(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K N D"]:

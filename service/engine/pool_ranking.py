@@ -8,16 +8,23 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.acquisition.choice import Copies, Selection, find_copies, max_joint_candidates
-from model_store.acquisition.ranking import Choice, Lap, Pool, Ranked, Scored
+from model_store.acquisition.choice import (
+    MAX_JOINT_ROWS,
+    Copies,
+    Selection,
+    find_copies,
+    max_joint_candidates,
+)
+from model_store.acquisition.ranking import Choice, Lap, Pool, PoolScorer, Ranked, Scored
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
 from model_store.inference.prediction import Prediction, check_computed
+from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, check_id
 from model_store.state.live import prediction_records
-from service.engine.batching import Engine, EngineWork, work_bytes
+from service.engine.batching import Engine, EngineWork
 from service.engine.threads import FairThreads
 from service.models.reservoir import fresh_seed
 from service.request_context import Phase
@@ -27,13 +34,98 @@ T = TypeVar("T")
 COPY_BYTES = 200  # per row, during the search for copies
 
 
+class TopCandidates:
+    """The candidates with the largest gains. Ties are broken by index."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows, self._size = max_rows, 0
+        self._rows = np.empty(max_rows, dtype=np.int64)
+        self._gain, self._noise = np.empty(max_rows), np.empty(max_rows)
+        self._outputs: Float32[np.ndarray, "M D"] | None = None
+
+    def add(self, part: Candidates, first: int) -> None:
+        if self._outputs is None:
+            self._outputs = np.empty((self._max_rows, part.outputs.shape[1]), dtype=np.float32)
+        size, n = self._size, len(part.gain)
+        rows = np.append(self.rows, first + np.arange(n))
+        gain = np.append(self._gain[:size], part.gain)
+        self._size = min(size + n, self._max_rows)
+        is_top = np.zeros(size + n, dtype=bool)
+        is_top[np.lexsort((rows, -gain))[: self._size]] = True
+        new = np.flatnonzero(is_top[size:])
+        # The outputs are large, so they stay in their slots and new rows fill the free slots.
+        free = np.append(np.flatnonzero(~is_top[:size]), np.arange(size, self._size))
+        self._rows[free], self._gain[free] = first + new, part.gain[new]
+        self._noise[free], self._outputs[free] = part.noise[new], part.outputs[new]
+
+    @property
+    def rows(self) -> Int64[np.ndarray, "M"]:
+        """The indices of the candidates in the pool."""
+        return self._rows[: self._size]
+
+    @property
+    def candidates(self) -> Candidates:
+        assert self._outputs is not None
+        return Candidates(*(x[: self._size] for x in (self._gain, self._noise, self._outputs)))
+
+
+@dataclass(eq=False)
+class PoolWork(EngineWork):
+    """A pool to score. For a joint score, the scores are the gains of the individual rows."""
+
+    max_candidates: int | None = None  # only for a joint score
+    is_race: bool = False  # adds standard errors to the scores
+    top: TopCandidates | None = field(default=None, init=False)  # only for a joint score
+
+    @property
+    def is_quick(self) -> bool:
+        return super().is_quick and self.max_candidates is None
+
+    @property
+    def scores(self) -> Float64[np.ndarray, "N"]:
+        ((scores, _),) = self.parts
+        return np.asarray(scores)
+
+    @property
+    def errors(self) -> Float64[np.ndarray, "N"]:
+        """The standard errors of the scores in a race."""
+        ((_, errors),) = self.parts
+        return np.asarray(errors)
+
+    def compute(
+        self, _: list[EngineWork], x: Float32[np.ndarray, "N I"], sets: list[DrawSet]
+    ) -> list[Any]:
+        assert self.acquisition is not None
+        scorer = PoolScorer(self.model, self.acquisition, self.priors)
+        if self.max_candidates is not None:
+            candidates = scorer.candidates(x, sets[0])
+            self.top = self.top or TopCandidates(self.max_candidates)
+            self.top.add(candidates, self.rows_done)
+            return [(candidates.gain, [])]
+        return [scorer.race(x, sets[0]) if self.is_race else (scorer.scores(x, sets[0]), [])]
+
+    def join_parts(self) -> None:
+        self.parts = [tuple(map(np.concatenate, zip(*self.parts, strict=True)))]
+
+    def memory_bytes(self, rows: int | None = None) -> int:
+        rows = len(self.x) if rows is None else rows
+        size = self._kept_draw_bytes(rows) + 32 * rows
+        if self.max_candidates is None:
+            return size
+        assert self.acquisition is not None
+        draws, outputs = self.num_samples, self.model.manifest.output_size
+        joint = self.model.predictive.joint_scores[self.acquisition]
+        size += self.max_candidates * (48 + 4 * joint.numbers_per_row(draws, outputs))
+        return size + joint.work_bytes(draws, outputs, min(self.max_candidates, MAX_JOINT_ROWS))
+
+
 @dataclass(eq=False)
 class EnginePool(Pool):
     """A request's pool, scored by the engine."""
 
     engine: Engine
     answers: FairThreads
-    work: EngineWork  # with an acquisition
+    work: PoolWork
     ids: Sequence[str]
     choice: Choice
     phases: list[Phase] = field(default_factory=list)  # of all computations
@@ -47,7 +139,7 @@ class EnginePool(Pool):
         return self.work.seed
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        return (await self._score(self.work)).pool_scores.scores
+        return (await self._score(self.work)).scores
 
     async def score_lap(self, lap: Lap) -> Scored:
         reservation = self.work.context.reservation
@@ -55,10 +147,9 @@ class EnginePool(Pool):
         reservation.reserve(self.work.x[:1].nbytes * len(lap.rows), "pool")
         x = await self.run(partial(np.take, self.work.x, lap.rows, axis=0))
         race_work = replace(self.work, x=x, num_samples=lap.num_draws, is_race=True)
-        result = (await self._score(race_work)).pool_scores
+        race_work = await self._score(race_work)
         reservation.shrink(size)
-        assert result.errors is not None
-        return result.scores, result.errors
+        return race_work.scores, race_work.errors
 
     async def copies(self) -> Copies:
         is_joint = self._max_candidates is not None
@@ -69,7 +160,7 @@ class EnginePool(Pool):
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         x = await self.run(partial(np.take, self.work.x, copies.first, axis=0))
         work = await self._score(replace(self.work, x=x, max_candidates=self._max_candidates))
-        check_computed(work.pool_scores.scores[copies.group], "pool")
+        check_computed(work.scores[copies.group], "pool")
         assert work.top is not None
         return work.top.rows, work.top.candidates
 
@@ -86,8 +177,8 @@ class EnginePool(Pool):
             choice.acquisition, work.model, len(work.x), choice.k, choice.num_samples
         )
 
-    async def _score(self, work: EngineWork) -> EngineWork:
-        work.context.reservation.reserve(work_bytes(work), "pool")
+    async def _score(self, work: PoolWork) -> PoolWork:
+        work.context.reservation.reserve(work.memory_bytes(), "pool")
         await self.engine.compute(work)
         self.phases.extend(work.phases)
         self.work = replace(self.work, seed=work.draw_seed)

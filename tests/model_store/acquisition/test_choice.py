@@ -26,7 +26,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import BatchBald
 from model_store.scores.tasks import PREDICTIVES, race_scores
-from service.engine.batching import TopCandidates
+from service.engine.pool_ranking import TopCandidates
 
 DRAWS, ROWS = 8, 60
 IDS = [f"row {i}" for i in range(40)]

@@ -8,7 +8,6 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.artifacts.objects import Objects
 from model_store.errors import InvalidInput
 from model_store.sources.parquet import ParquetFile
-from service.batch.data_set import row_runs
 from service.batch.files import BucketFiles, LocalFiles, Stopped
 
 SPEC = InputSpec(shape=(8,), minimum=-10, maximum=10)
@@ -138,13 +137,3 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
         LocalFiles(tmp_path / "file" / "out", "out").check_output()
     with pytest.raises(Stopped, match=r"^out: cannot create part in .*: File exists$"):
         LocalFiles(tmp_path / "file", "out").create("part", b"")
-
-
-@pytest.mark.parametrize("most", [1, 7, 50, 1000])
-def test_runs_hold_every_row_once_and_are_no_larger_than_they_may_be(most):
-    generator = np.random.default_rng(most)
-    groups = generator.integers(0, 120, 40).tolist()
-    runs = list(row_runs(groups, most))
-    assert all(0 < rows <= most for _, rows in runs)
-    assert [first for first, _ in runs] == np.cumsum([0, *(rows for _, rows in runs)])[:-1].tolist()
-    assert sum(rows for _, rows in runs) == sum(groups)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.batch.job_process import JobRows
-from service.batch.output import ColumnFiles
+from service.batch.output import ResultFile
 from tests.support.disk import LOSSES, stopping
 
 ROWS = {
@@ -20,8 +20,10 @@ def some(rows):
     return {name: column[rows] for name, column in ROWS.items()}
 
 
-def equal(columns, rows):
-    return all(np.array_equal(columns.column(name), column[:rows]) for name, column in ROWS.items())
+def equal(results, rows):
+    columns = results.columns()
+    assert list(columns) == list(ROWS)
+    return all(np.array_equal(columns[name], column[:rows]) for name, column in ROWS.items())
 
 
 def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_counts(
@@ -43,13 +45,13 @@ def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_count
     for name in ("rename", "replace"):
         move = noted("move", getattr(Path, name), lambda _, to: to)
         monkeypatch.setattr(Path, name, move)
-    columns = ColumnFiles(tmp_path / "columns")
-    columns.append(some(slice(0, 3)))
-    columns.sync()
+    results = ResultFile(tmp_path / "rows")
+    results.append(some(slice(0, 3)))
+    results.sync()
     assert steps[-3:] == [
-        ("sync", ".draft-columns.json"),
-        ("move", "columns.json"),
-        ("sync", "columns"),
+        ("sync", ".draft-layout.json"),
+        ("move", "layout.json"),
+        ("sync", "rows"),
     ]
     job = SimpleNamespace(
         folder=tmp_path, work=1, _report=lambda *_: steps.append(("report", "work"))
@@ -61,18 +63,18 @@ def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_count
         ("sync", tmp_path.name),
         ("report", "work"),
     ]
-    columns.close()
+    results.close()
 
 
 def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):
-    columns = ColumnFiles(tmp_path / "columns")
-    columns.append(some(slice(0, 3)))
-    columns.note["seen"] = 1
-    columns.sync()
-    columns.append(some(slice(3, 5)))  # not synced
-    columns.close()
-    again = ColumnFiles(tmp_path / "columns")
-    assert (again.rows, again.note, again.names) == (3, {"seen": 1}, list(ROWS))
+    results = ResultFile(tmp_path / "rows")
+    results.append(some(slice(0, 3)))
+    results.note["seen"] = 1
+    results.sync()
+    results.append(some(slice(3, 5)))  # not synced
+    results.close()
+    again = ResultFile(tmp_path / "rows")
+    assert (again.rows, again.note) == (3, {"seen": 1})
     assert equal(again, 3)
     again.append(some(slice(3, 7)))
     again.sync()
@@ -83,30 +85,23 @@ def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rows_that_were_synced_are_there_after_a_loss_of_power(tmp_path, loss):
     with stopping(tmp_path, None, loss):
-        columns = ColumnFiles(tmp_path / "columns")
-        columns.append(some(slice(0, 4)))
-        columns.sync()
-    columns.close()
-    actual = ColumnFiles(tmp_path / "columns")
+        results = ResultFile(tmp_path / "rows")
+        results.append(some(slice(0, 4)))
+        results.sync()
+    results.close()
+    actual = ResultFile(tmp_path / "rows")
     assert actual.rows == 4
     assert equal(actual, 4)
     actual.close()
 
 
 def test_what_was_never_synced_is_begun_anew(tmp_path):
-    columns = ColumnFiles(tmp_path / "columns")
-    columns.append(some(slice(0, 3)))
-    columns.close()
-    again = ColumnFiles(tmp_path / "columns")
+    results = ResultFile(tmp_path / "rows")
+    results.append(some(slice(0, 3)))
+    results.close()
+    again = ResultFile(tmp_path / "rows")
     assert again.rows == 0
     again.append(some(slice(0, 7)))
+    again.sync()
     assert equal(again, 7)
     again.close()
-
-
-def test_rows_of_another_kind_are_refused(tmp_path):
-    columns = ColumnFiles(tmp_path / "columns")
-    columns.append(some(slice(0, 3)))
-    with pytest.raises(ValueError, match="score: expected float64"):
-        columns.append({**some(slice(3, 4)), "score": np.zeros(1, dtype=np.float32)})
-    columns.close()

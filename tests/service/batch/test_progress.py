@@ -1,4 +1,5 @@
 import re
+from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from service.batch.job_process import JobPool
 from service.batch.shards import ShardResult
 
 
-def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
+def test_a_line_says_how_far_a_job_is_and_what_is_left():
     request = DataSetRequest(
         kind="score",
         model="digits",
@@ -24,15 +25,13 @@ def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
         shard_rows=100,
     )
     shards = tuple(Shard(i, 0, 100 * i, 100, 100 * i) for i in range(4))
-    progress = Progress(Plan(request, (DataFile("a.parquet", 9, "-"),), shards), {0}, 2, quiet=True)
-    assert (
-        progress.line()
-        == " 25 %  100 of 400 rows, 1 of 4 parts; 0 rows x draws, 0 processor seconds; 2 rejected"
-    )
-    progress.finish_shard(ShardResult(1, rejected=1, row_draws=990, cpu_s=3.2))
+    progress = Progress(Plan(request, (DataFile("a.parquet", 9, "-"),), shards), Namespace())
+    progress.add(ShardResult(0, rejected=2))
+    progress.start()
+    assert progress.line() == " 25 %  100 of 400 rows, 1 of 4 parts; 2 rejected"
+    progress.add(ShardResult(1, rejected=1))
     message = re.fullmatch(
-        r" 50 %  200 of 400 rows, 2 of 4 parts, [\d,]+ rows/s, 0:00:00 left; "
-        r"990 rows x draws, 3 processor seconds; 3 rejected",
+        r" 50 %  200 of 400 rows, 2 of 4 parts, [\d,]+ rows/s, 0:00:00 left; 3 rejected",
         progress.line(),
     )
     assert message, progress.line()

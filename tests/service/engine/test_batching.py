@@ -26,14 +26,14 @@ from service.engine.batching import (
     EngineWork,
     finish,
     part_rows,
-    work_bytes,
 )
+from service.engine.pool_ranking import PoolWork
 from service.errors import Overloaded, PastDeadline
-from service.models.drift import Drift, DriftTarget
 from service.models.models import ServedModel
 from service.models.reservoir import Reservoir
 from service.request_context import RequestContext
 from service.telemetry.metrics import Metrics
+from tests.support.drift import new_drift
 
 DRAWS = 20
 
@@ -58,7 +58,7 @@ def served(digits_store):
     return ServedModel(
         model,
         Reservoir(model, 0, threading.Event()),
-        Drift(DriftTarget.from_statistics(model.calibration.rank_tables(100).statistic)),
+        new_drift(model.calibration.rank_tables(100).statistic),
     )
 
 
@@ -193,11 +193,11 @@ def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(
 def test_a_faulty_request_of_a_micro_batch_fails_alone(engine, served, digits_rows, monkeypatch):
     predict, sizes = batching._predict, []
 
-    def fail_for_negative(batch, rows, x, sets):
+    def fail_for_negative(batch, x, sets):
         sizes.append(len(batch))
         if (x < 0).any():
             raise RuntimeError("faulty row")
-        return predict(batch, rows, x, sets)
+        return predict(batch, x, sets)
 
     monkeypatch.setattr(batching, "_predict", fail_for_negative)
     jobs = [job(served, digits_rows[n : n + 1]) for n in range(3)]
@@ -240,14 +240,14 @@ def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(
     rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
 
     async def ask():
-        return await compute(engine, EngineWork(served, rows, DRAWS, None, acquisition="bald"))
+        return await compute(engine, PoolWork(served, rows, DRAWS, None, acquisition="bald"))
 
     scored = asyncio.run(ask())
     assert len(scored.phases) > 2
     predicted = served.model.prediction(
         *served.model.runtime.run_set(rows, served.model.runtime.draw_set(scored.draw_seed, DRAWS))
     )
-    assert np.array_equal(scored.pool_scores.scores, predicted.scores.bald)
+    assert np.array_equal(scored.scores, predicted.scores.bald)
 
 
 def test_parts_are_bounded_by_classes_as_by_draws(served):
@@ -425,13 +425,13 @@ def test_a_micro_batch_takes_no_client_further_ahead_than_one_part_does(
 
 def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(served, digits_rows):
     small, large = job(served, digits_rows[:1]), np.repeat(digits_rows, 10, axis=0)
-    assert work_bytes(small) < 10_000
+    assert small.memory_bytes() < 10_000
     model = served.model
     retained = 2 * 4 * DRAWS * len(large) * model.manifest.output_size
-    assert work_bytes(job(served, large)) > retained + DRAWS * model.runtime.draw_bytes
-    assert work_bytes(EngineWork(served, large, DRAWS, None, acquisition="bald")) > 8 * len(large)
-    joint = EngineWork(served, large, DRAWS, None, acquisition="batchbald", max_candidates=50)
-    assert work_bytes(joint) > 50 * 4 * DRAWS * model.manifest.output_size
+    assert job(served, large).memory_bytes() > retained + DRAWS * model.runtime.draw_bytes
+    assert PoolWork(served, large, DRAWS, None, acquisition="bald").memory_bytes() > 8 * len(large)
+    joint = PoolWork(served, large, DRAWS, None, acquisition="batchbald", max_candidates=50)
+    assert joint.memory_bytes() > 50 * 4 * DRAWS * model.manifest.output_size
 
 
 class Clock:

@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from service.engine import batching
 from service.engine.admission import Admission
 from service.engine.batching import Engine, EngineWork, part_rows
-from service.models.drift import Drift, DriftTarget
+from service.engine.pool_ranking import PoolWork
 from service.models.models import ServedModel
 from service.models.reservoir import Reservoir
 from service.telemetry.metrics import Metrics
 from tests.support import tiny
+from tests.support.drift import new_drift
 
 PART_ROW_DRAWS = 200
 ROWS = tiny.rows(np.random.default_rng(0), 64)
@@ -57,16 +58,13 @@ class Requests:
         return ServedModel(
             self.model,
             reservoir,
-            Drift(
-                DriftTarget.from_statistics(
-                    self.model.calibration.rank_tables(tiny.DRAWS).statistic
-                )
-            ),
+            new_drift(self.model.calibration.rank_tables(tiny.DRAWS).statistic),
         )
 
     def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, acquisition=None):
         x = ROWS[first : first + count]
-        job = EngineWork(self.served, x, num_samples, seed, acquisition=acquisition)
+        kind = EngineWork if acquisition is None else PoolWork
+        job = kind(self.served, x, num_samples, seed, acquisition=acquisition)
         self.asked.append((job, self._begin(job)))
 
     def hold(self):
@@ -95,10 +93,7 @@ class Requests:
             if job.acquisition is not None:
                 outputs, _ = self.model.runtime.run_set(job.x, self._draws(job, answer))
                 scores = self.model.predictive.scores(self.model.predictive.sums(outputs))
-                assert (
-                    answer.pool_scores.scores.tobytes()
-                    == getattr(scores, job.acquisition).tobytes()
-                )
+                assert answer.scores.tobytes() == getattr(scores, job.acquisition).tobytes()
                 continue
             received, alone = answer.predicted.prediction, self._alone(job, answer)
             assert received.scores.num_draws.tolist() == alone.scores.num_draws.tolist()
