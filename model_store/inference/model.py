@@ -90,25 +90,8 @@ class Model:
         except Exception:
             reason = "it does not run on rows of the manifest's shape"
             raise broken("network.onnx", reason) from None
-        training_rows = None
-        if TRAINING_ROWS in artifact.files:
-            try:
-                tensors = load(artifact.files[TRAINING_ROWS])
-                training_rows = TrainingRows.from_tensors(tensors, model.network_row_size)
-            except (SafetensorError, ValueError) as error:
-                raise broken(TRAINING_ROWS, str(error)) from None
-        text_encoder = None
-        if manifest.input.text is not None:
-            from model_store.sources.text import TextEncoder  # needs an optional library
-
-            try:
-                text_encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
-            except ValueError as error:
-                raise broken(TOKENIZER, str(error)) from None
-            if text_encoder.vocabulary > manifest.input.maximum + 1:
-                expected = f"ids up to {manifest.input.maximum:.0f}"
-                raise broken(TOKENIZER, f"expected {expected}, got larger ones")
-        return replace(model, training_rows=training_rows, text_encoder=text_encoder)
+        training_rows = _training_rows(artifact, model.network_row_size)
+        return replace(model, training_rows=training_rows, text_encoder=_text_encoder(artifact))
 
     @cached_property
     def predictive(self) -> Predictive:
@@ -245,6 +228,31 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
         expected = "abstention.doubt if and only if the manifest has abstention"
         raise manifest.broken(CALIBRATION_FILE, f"expected {expected}")
     return calibration, label_shift
+
+
+def _training_rows(artifact: Artifact, row_size: int) -> TrainingRows | None:
+    if TRAINING_ROWS not in artifact.files:
+        return None
+    try:
+        return TrainingRows.from_tensors(load(artifact.files[TRAINING_ROWS]), row_size)
+    except (SafetensorError, ValueError) as error:
+        raise artifact.manifest.broken(TRAINING_ROWS, str(error)) from None
+
+
+def _text_encoder(artifact: Artifact) -> "TextEncoder | None":
+    manifest = artifact.manifest
+    if manifest.input.text is None:
+        return None
+    from model_store.sources.text import TextEncoder  # needs an optional library
+
+    try:
+        encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
+    except ValueError as error:
+        raise manifest.broken(TOKENIZER, str(error)) from None
+    if encoder.vocabulary > manifest.input.maximum + 1:
+        expected = f"ids up to {manifest.input.maximum:.0f}"
+        raise manifest.broken(TOKENIZER, f"expected {expected}, got larger ones")
+    return encoder
 
 
 def detector_scores(
