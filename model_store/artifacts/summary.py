@@ -81,16 +81,15 @@ def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> st
     """Return a warning if there are too few ranking rows for the categories or default rates."""
     if categories is None:
         return few_rows_warning(detectors.ranking_rows)
+    rows = map(min, categories.judged_rows, categories.true_rows)
     small_categories = [
-        (name, min(rows))
-        for name, *rows in zip(
-            categories.names, categories.judged_rows, categories.true_rows, strict=True
-        )
-        if min(rows) < MIN_CAUTIOUS_ROWS
+        f"{name[:40]} {n}"
+        for name, n in zip(categories.names, rows, strict=True)
+        if n < MIN_CAUTIOUS_ROWS
     ]
     if not small_categories:
         return None
-    names = ", ".join(f"{name[:40]} {rows}" for name, rows in small_categories[:MAX_SHOWN_FEW])
+    names = ", ".join(small_categories[:MAX_SHOWN_FEW])
     more = len(small_categories) - MAX_SHOWN_FEW
     suffix = f" and {more} more" if more > 0 else ""
     effect = (
