@@ -5,10 +5,9 @@ Foong et al. 2019, "'In-between' uncertainty in Bayesian neural networks".
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -16,6 +15,7 @@ from experiments.cells import Column, Measured, Results, Target, mean_and_spread
 from experiments.certify import hamiltonian as hmc
 from experiments.measures import measure_rows
 from experiments.pages import column_values, panels
+from experiments.uci import read_table, split_table
 from training.data.splitting import SplitSizes
 from training.fit import fit
 from training.folders import data_root
@@ -34,66 +34,55 @@ METHODS = (
 )
 UNITS, STEPS, BATCH_ROWS = 50, 1500, 32
 RANDOM_SPLITS = 3  # per data set
-GAP, RANDOM = 0, 1  # names of the split files
 
 
-def gap_rows(values: np.ndarray) -> Int64[np.ndarray, "N"]:
-    """Sort rows so that the middle third of the values comes last."""
-    low, middle, high = np.array_split(np.argsort(values, kind="stable"), 3)
+def gap_order(x: Float64[np.ndarray, "N I"], column: int) -> Int64[np.ndarray, "N"]:
+    """Sort rows by a column, with the middle third last."""
+    low, middle, high = np.array_split(np.argsort(x[:, column], kind="stable"), 3)
     return np.concatenate([low, high, middle])
 
 
-def write_splits(source: Path, folder: Path, column: int) -> None:
-    """Write a gap split by a column, and a random split of the same size."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("data.txt", "index_features.txt", "index_target.txt"):
-        (folder / name).write_bytes((source / name).read_bytes())
-    features = np.loadtxt(source / "index_features.txt", dtype=int, ndmin=1)
-    values = np.loadtxt(source / "data.txt")[:, features[column]]
-    random = np.random.default_rng(column).permutation(len(values))
-    for split, order in ((GAP, gap_rows(values)), (RANDOM, random)):
-        train, test = np.split(order, [len(order) - len(np.array_split(order, 3)[1])])
-        np.savetxt(folder / f"index_train_{split}.txt", train, "%d")
-        np.savetxt(folder / f"index_test_{split}.txt", test, "%d")
+def random_order(x: Float64[np.ndarray, "N I"], column: int) -> Int64[np.ndarray, "N"]:
+    return np.random.default_rng(column).permutation(len(x))
 
 
-def measure_split(folder: Path, method: str, split: int, seed: int, runs: Path) -> Measured:
-    rows = len((folder / f"index_train_{split}.txt").read_text().split())
-    train_rows = rows - sum(SplitSizes(None, None, None, seed).rows(rows))
+ORDERS = {"gap": gap_order, "random": random_order}
+
+
+def measure_split(name: str, method: str, kind: str, column: int, runs: Path) -> Measured:
+    """Measure a fit on the first two thirds of the rows, tested on the last third."""
+    x, y = read_table(data_root() / "uci" / name)
+    train, test = np.split(ORDERS[kind](x, column), [len(x) - round(len(x) / 3)])
+    train_rows = len(train) - sum(SplitSizes(None, None, None, column).rows(len(train)))
     epochs = max(1, round(STEPS / (train_rows / BATCH_ROWS)))
     recipe = hmc.compared_recipe(
-        f"{folder.name}-{split}",
+        f"gaps-{name}",
         method,
-        seed,
-        data={"source": f"uci:{folder}", "split": split},
+        column,
+        data={"source": f"uci:{name}/{kind}-{column}"},
         units=UNITS,
         training={"epochs": epochs, "batch_rows": BATCH_ROWS},
         ramp_epochs=epochs / 10,
         **hmc.REGRESSION,
     )
-    result = fit(recipe, runs=runs, quiet=True)
+    result = fit(recipe, split_table(recipe, x, y, train, test), runs=runs, quiet=True)
     data, splits = result.data, result.splits
     values = measure_rows(result, data.test)
     constant = stats.norm(data.train.y.mean(), data.train.y.std()).logpdf(data.test.y).mean()
-    values["gain"] = values["log_likelihood"] - float(constant)
     held_out = np.concatenate([splits.reference.x, splits.ranking.x])
     inside, outside = (
-        float(result.outputs(x)[..., 0].std(axis=0).mean()) for x in (data.test.x, held_out)
+        float(result.outputs(rows)[..., 0].std(axis=0).mean()) for rows in (data.test.x, held_out)
     )
-    values["ratio"] = inside / outside
+    values |= {"gain": values["log_likelihood"] - float(constant), "ratio": inside / outside}
     result.discard_checkpoint()
-    return Measured(values, data.digest()[:16])
+    return Measured({f"{kind}_{key}": value for key, value in values.items()}, data.digest()[:16])
 
 
 def measure(name: str, method: str, column: int, runs: Path) -> Measured:
-    folder = runs / f"gaps-{name}-{method}-{column}"
-    write_splits(data_root() / "uci" / name, folder, column)
-    gap = measure_split(folder, method, GAP, column, runs)
-    values: dict[str, Any] = {f"gap_{key}": value for key, value in gap.values.items()}
+    measured = measure_split(name, method, "gap", column, runs)
     if column < RANDOM_SPLITS:
-        random = measure_split(folder, method, RANDOM, column, runs)
-        values |= {f"random_{key}": value for key, value in random.values.items()}
-    return Measured(values, gap.data)  # `moving` stays empty, because the steps are fixed
+        measured.values.update(measure_split(name, method, "random", column, runs).values)
+    return measured  # `moving` stays empty, because the number of steps is fixed
 
 
 def count_worse(gains: list[float]) -> str:
