@@ -1,14 +1,8 @@
 """Fit a candidate on labels from the service, and compare it with `latest`.
 
 A candidate starts from the weights of `latest`. Its training rows are those of `latest` and all
-labelled rows except control rows. Validation, calibration and test rows stay the same. The
-candidate is published under the alias `candidate`.
-
-With `--promote`, `latest` moves to the candidate under these conditions:
-
-* The candidate is not significantly worse than `latest` on test rows.
-* It is not significantly worse on labelled control rows, if there are enough of them.
-* All labels were sent with a key.
+labelled rows except control rows. Validation, calibration and test rows stay the same.
+`docs/labels.md` describes when it is promoted.
 """
 
 from dataclasses import dataclass, replace

@@ -12,7 +12,7 @@ from model_store.inference.model import Model
 from model_store.inference.noise import DRAW_INDEX, MAX_SEED
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import Runtime
-from model_store.scores.classification import Scores
+from model_store.scores.classification import MIN_PROBABILITY, Scores
 from model_store.scores.records import concatenate
 from model_store.scores.regression import log_density
 from model_store.scores.sums import DrawSums
@@ -135,9 +135,6 @@ def score(
     predictive = get_predictive(task, transform)
     scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
     if isinstance(scores, Scores):
-        return scores, log_probability(scores, y)
+        probs = scores.probabilities[np.arange(len(y)), y]
+        return scores, np.log(np.maximum(probs, MIN_PROBABILITY))
     return scores, log_density(outputs, y.astype(np.float64), transform)
-
-
-def log_probability(scores: Scores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    return np.log(np.maximum(scores.probabilities[np.arange(len(y)), y], 1e-300))

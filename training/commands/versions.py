@@ -62,7 +62,7 @@ def calibrate(options: argparse.Namespace) -> None:
     if options.target is not None:
         origin["target"] = options.target
     name = options.name or parent.manifest.name
-    manifest = recalibrate(store, parent, data, rows, options.seed, name, origin)
+    manifest = recalibrate(store, parent, data, rows, name, origin)
     for key, value in manifest.quality.items():
         print(f"  {key:32} {_format(value)}")
     print(f"published {manifest.label}")

@@ -313,7 +313,7 @@ class MeasuredRows:
     test: Rows
     classes: tuple[str, ...]
     seed: int
-    groups: tuple[str, ...] = ()
+    groups: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,16 +7,14 @@
 | `boosting` | histogram gradient boosting | histogram gradient boosting |
 
 All use the encoded rows, and train on all of them except the test rows. `linear` and `boosting`
-are scikit-learn's estimators with default settings. For large data, they use a sample of the rows,
-and boosting has fewer iterations. Boosting is first fitted to the training rows, and the validation
-rows select the number of iterations, because boosting can diverge with many classes. Class
-probabilities are at least `MIN_PROBABILITY`, renormalised. Regressions are Gaussian. Their standard
-deviation is the RMSE of validation rows, or of leave-one-out residuals for `linear`.
+are scikit-learn's estimators with default settings, on a sample of the rows if they are many. The
+validation rows select boosting's number of iterations, because it can diverge with many classes.
+Class probabilities are at least `MIN_PROBABILITY`, renormalised. Regressions are Gaussian, with the
+RMSE of validation rows or of leave-one-out residuals (`linear`) as the standard deviation.
 
 Log-likelihoods are compared row by row on the test rows. A model is worse than the constant if the
 mean difference is below 0 by more than one standard error. This refuses 16 % of equally good
-models, and .1 % of models that are better by two standard errors. A warning names models that are
-not better by one standard error. For the other baselines the limit is two standard errors.
+models, and .1 % of models that are better by two standard errors.
 """
 
 import math

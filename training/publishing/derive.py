@@ -30,7 +30,6 @@ from training.data import Dataset, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import transform_splits
 from training.evaluation.metrics import Figure
-from training.evaluation.quality import MeasuredRows
 from training.fit import Fitted, temper
 from training.networks.networks import DrawnNetwork
 from training.provenance import Provenance, Pruning, Recalibration
@@ -141,7 +140,7 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
     parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
     shares = class_shares(rows.y, len(data.classes)) if data.classes else None
     reference, ranking, test = (rows.take(part) for part in parts)
-    return HeldOut(reference, ranking, test, shares)
+    return HeldOut(test, data.classes, seed, data.group_names, reference, ranking, shares)
 
 
 def recalibrate(
@@ -149,7 +148,6 @@ def recalibrate(
     parent: Artifact,
     data: Dataset,
     rows: HeldOut,
-    seed: int,
     name: str,
     origin: dict[str, str],
 ) -> Manifest:
@@ -167,13 +165,12 @@ def recalibrate(
         **origin,
         rows=len(data.rows),
         test_rows=len(rows.test),
-        seed=seed,
+        seed=rows.seed,
         data_digest=data.digest(),
     )
     draft = draft_version(
         Exported.from_artifact(parent),
         rows,
-        MeasuredRows(rows.test, manifest.classes or (), seed, data.group_names),
         None if manifest.abstention is None else manifest.abstention.risk,
         CategoryChoice.from_config(kind, data, column),
         Provenance.of(manifest).derived(recalibrated=recalibrated),

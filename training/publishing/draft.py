@@ -62,12 +62,11 @@ class PreflightError(DubitoError):
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut:
-    """Held-out rows, in disjoint sets."""
+class HeldOut(MeasuredRows):
+    """Calibration and test rows, in disjoint sets."""
 
     reference: Rows  # distribution of the detectors' scores
     ranking: Rows  # distribution of the flag's statistic
-    test: Rows
     shares: Float64[np.ndarray, "C"] | None = None  # of classes in the calibration rows' source
 
 
@@ -102,7 +101,6 @@ class Draft:
 def draft_version(
     exported: Exported,
     rows: HeldOut,
-    measured: MeasuredRows,
     risk: float | None,
     by_category: CategoryChoice | None,
     provenance: Provenance,
@@ -118,7 +116,7 @@ def draft_version(
     num_labels = len(output.classes) if isinstance(output, ClassSpec) else 1
     transform = output.transform if isinstance(output, TargetSpec) else None
     calibration = calibrate(
-        runtime, *splits, counts, names, num_labels, measured.seed, transform, by_category
+        runtime, *splits, counts, names, num_labels, rows.seed, transform, by_category
     )
     detectors = DetectorSpec(
         density=names.density,
@@ -147,10 +145,10 @@ def draft_version(
         training=provenance.content(),
         quality={},
     )
-    log.info("measuring on %d test rows", len(measured.test))
+    log.info("measuring on %d test rows", len(rows.test))
     # Publishing adds the name, version and files
     manifest = Manifest.model_construct(**dict(description))
-    quality = measure(Model(manifest, runtime, calibration), measured)
+    quality = measure(Model(manifest, runtime, calibration), rows)
     warnings = (
         *fit_warnings(provenance),
         *_agreement_warnings(quality, METHODS[description.method], noise.max_draws),

@@ -83,7 +83,7 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
     model = Model.load(own_store.open("digits", "1", files=NEEDED))
     rows = digits().test.take(np.arange(40))
     classes = model.manifest.classes
-    expected = measure(model, MeasuredRows(rows, classes, 3)).figures
+    expected = measure(model, MeasuredRows(rows, classes, 3, ())).figures
     reliable = expected["test_reliable_accuracy"]
     assert 20 < len(reliable.row_values) < 40
     assert reliable.value >= expected["test_accuracy"].value
@@ -92,6 +92,7 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
         Rows(rows.x, np.argsort(order)[rows.y]),
         (*(classes[c] for c in order), "ten"),
         3,
+        (),
     )
     actual = measure(model, renamed).figures
     for name, figure in expected.items():
@@ -103,7 +104,7 @@ def test_rows_of_a_class_that_a_version_does_not_have_count_as_wrong(own_store):
     model = Model.load(own_store.open("digits", "1", files=NEEDED))
     rows, names = digits().test.take(np.arange(40)), (*model.manifest.classes, "ten")
     unknown = Rows(rows.x, np.full(40, 10))
-    figures = measure(model, MeasuredRows(unknown, names, 3)).figures
+    figures = measure(model, MeasuredRows(unknown, names, 3, ())).figures
     assert figures["test_accuracy"].value == figures["test_reliable_accuracy"].value == 0.0
 
 
@@ -158,7 +159,7 @@ def test_rows_of_text_are_those_of_another_version_with_the_same_tokens_alone(pu
 def test_versions_that_take_other_rows_cannot_be_compared(own_store):
     manifest = own_store.manifest("digits", "1")
     own_store.set_alias("digits", "champion", "1")
-    rows = MeasuredRows(digits().test, manifest.classes, 0)
+    rows = MeasuredRows(digits().test, manifest.classes, 0, ())
     wider = manifest.input.model_copy(update={"shape": (9, 9)})
     draft = Draft(manifest.model_copy(update={"input": wider}), {})
     recipe = recipe_with(gate={"metrics": {"test_accuracy": 0.01}})
