@@ -186,10 +186,10 @@ def assemble_with_constant(result: "Fitted") -> Draft:
         shares = class_shares(data.train.y if is_random_split else held_out, classes)
         priors = tuple(class_shares(splits.train.y, classes).tolist())
         output = ClassSpec(classes=data.classes, priors=priors)
-    rows = quality_rows(recipe, data, splits)
+    calibration = splits.reference, splits.ranking
     draft = draft_version(
         _export(result, output),
-        HeldOut(*vars(rows).values(), splits.reference, splits.ranking, shares),
+        HeldOut(splits.test, data.classes, recipe.seed, data.group_names, *calibration, shares),
         recipe.serving.risk,
         CategoryChoice.from_config(recipe.serving.calibration, data, recipe.data.group_column),
         result.provenance.model_copy(
