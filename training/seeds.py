@@ -49,7 +49,6 @@ class EvaluationStream(IntEnum):
     MIXED = 10
     SHUFFLED = 11
     NOISY = 12
-    OCCLUDED = 13
     FIXED_DRAWS = 20  # for an attacker's gradients
     FRESH_DRAWS = 21
     STARTS = 22  # initial points of attacks

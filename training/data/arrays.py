@@ -73,7 +73,7 @@ def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataS
         x, y = arrays["x"], arrays["y"]
         _check_lengths(x, y, "x", "y")
         is_stratified = section.is_stratified and task != "regression"
-        keys = Keys(np.unique(y, return_inverse=True)[1]) if is_stratified else None
+        keys = Keys(np.unique(y, return_inverse=True)[1] if is_stratified else None)
         ids, test = hold_out(len(y), section.test_fraction, keys)
         arrays = {"x_train": x[ids], "y_train": y[ids], "x_test": x[test], "y_test": y[test]}
         names = {"x_train": "x", "x_test": "x"}

@@ -57,7 +57,7 @@ def images(path: Path, section: "DataSection") -> Dataset:
     y, y_test, classes = class_numbers(labels, test_labels, "data.source: folders")
     train, test = Rows(x["train"], y, np.array(names)), Rows(x["test"], y_test)
     if not test_labels:
-        keys = Keys(y) if section.is_stratified else None
+        keys = Keys(y if section.is_stratified else None)
         train_index, test_index = hold_out(len(y), section.test_fraction, keys)
         train, test = train.take(train_index), train.take(test_index)
     is_held_out = not test_labels

@@ -36,6 +36,9 @@ class Keys:
         return Keys(*(None if key is None else key[index] for key in keys))
 
 
+NO_KEYS = Keys()
+
+
 @dataclass(frozen=True)
 class SplitSizes:
     """The sizes of the splits, as row counts or shares of the training rows.
@@ -67,9 +70,8 @@ class SplitSizes:
             return default_rows(name, rows)
         return size if isinstance(size, int) else round(size * rows)
 
-    def split(self, rows: int, keys: Keys | None = None) -> list[Index]:
+    def split(self, rows: int, keys: Keys = NO_KEYS) -> list[Index]:
         """Return the indices of the validation, reference, ranking and training rows."""
-        keys = keys or Keys()
         sizes = self.rows(rows)
         rng = np.random.default_rng(self.seed)
         if keys.times is not None:
@@ -107,13 +109,12 @@ def default_test_fraction(rows: int) -> float:
 
 
 def hold_out(
-    rows: int, test_fraction: float | None, keys: Keys | None = None
+    rows: int, test_fraction: float | None, keys: Keys = NO_KEYS
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
     """Hold out a fixed test set, and return the sorted training and test indices.
 
     Test rows are random, the latest by `times`, complete `groups`, or stratified by `labels`.
     """
-    keys = keys or Keys()
     size = round((default_test_fraction(rows) if test_fraction is None else test_fraction) * rows)
     if not 0 < size < rows:
         expected = f"both training and test rows among {rows}"

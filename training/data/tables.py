@@ -18,7 +18,7 @@ from training.data.arrays import resolve_path
 from training.data.cells import column_names
 from training.data.columns import Values, find_times, fit_column, read_column, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
-from training.data.splitting import Keys, SplitSizes, hold_out
+from training.data.splitting import NO_KEYS, Keys, SplitSizes, hold_out
 from training.data.targets import needs_float64
 
 if TYPE_CHECKING:
@@ -264,14 +264,14 @@ def encode_table(
     targets: Targets,
     sizes: SplitSizes,
     version_columns: Columns,
-    split_keys: Keys | None = None,
+    split_keys: Keys = NO_KEYS,
 ) -> Dataset:
     names, train = {column.name for column in version_columns}, targets.train
     if version_columns and names != table.keys():
         differing = sorted(names ^ table.keys())
         expected = f"only the columns {sorted(names)[:20]} (`ignored` in data.columns removes one)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
-    train_keys = (split_keys or Keys()).take(train)
+    train_keys = split_keys.take(train)
     columns = version_columns
     if not columns:
         fit_rows = train[sizes.split(len(train), train_keys)[-1]]

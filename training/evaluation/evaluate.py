@@ -1,5 +1,6 @@
 """Evaluation of a published version (`dubito evaluate`)."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,7 +204,10 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
     if digest == facts.data_digest:
         return data, True
     is_source = source == version.recipe.data.source
-    fit_data = _load_fit_data(version, root) if is_source or data.columns else None
+    fit_data = None
+    if is_source or data.columns:
+        with silence(), suppress(InvalidInput):
+            fit_data = fitted_data(version, root)
     if is_source and fit_data is not None:  # only left-out classes differ
         return data, True
     if is_source:
@@ -219,14 +223,6 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
             message = "%s are training rows of %s: quality may be overestimated"
             log.info(message, counts, version.label)
     return data, False
-
-
-def _load_fit_data(version: Parent, root: Path) -> Dataset | None:
-    try:
-        with silence():
-            return fitted_data(version, root)
-    except InvalidInput:
-        return None
 
 
 def _measure_shift(

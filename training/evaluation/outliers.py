@@ -45,8 +45,6 @@ EXPECTED = (
     "`parquet:FILE`"
 )
 NOISE = 0.2  # standard deviation / data range
-CONTRAST = 0.3  # remaining share of the contrast
-OCCLUDED = 0.5  # share of height and width
 BLUR = 1 / 14  # standard deviation / height: two pixels of MNIST
 MAX_DISCRETE_VALUES = 10  # columns with more values are continuous
 
@@ -239,23 +237,6 @@ def add_noise(images: Images, spec: InputSpec, seed: int) -> Images:
     return _clip(images + np.float32(NOISE * _span(spec)) * normal.astype(np.float32), spec)
 
 
-def low_contrast(images: Images, *_: object) -> Images:
-    mean = images.mean(axis=(1, 2, 3), keepdims=True)
-    return mean + np.float32(CONTRAST) * (images - mean)
-
-
-def occlude(images: Images, spec: InputSpec, seed: int) -> Images:
-    """Set a randomly placed rectangle to the data's minimum."""
-    rng = generator(seed, EvaluationStream.OCCLUDED)
-    height, width = (max(1, round(OCCLUDED * side)) for side in images.shape[2:])
-    tops = rng.integers(0, images.shape[2] - height + 1, len(images))
-    lefts = rng.integers(0, images.shape[3] - width + 1, len(images))
-    occluded = images.copy()
-    for image, top, left in zip(occluded, tops.tolist(), lefts.tolist(), strict=True):
-        image[:, top : top + height, left : left + width] = spec.minimum
-    return occluded
-
-
 def blur(images: Images, spec: InputSpec, *_: object) -> Images:
     return _clip(gaussian_filter(images, BLUR * images.shape[2], axes=(2, 3)), spec)
 
@@ -263,8 +244,6 @@ def blur(images: Images, spec: InputSpec, *_: object) -> Images:
 CORRUPTIONS: dict[str, Callable[[Images, InputSpec, int], Images]] = {
     "rotated": rotate,
     "noisy": add_noise,
-    "low-contrast": low_contrast,
-    "occluded": occlude,
     "blurred": blur,
 }
 
