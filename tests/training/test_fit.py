@@ -12,7 +12,6 @@ from tests.support.recipes import content_with, recipe_with, write_recipe
 from training.data import Dataset, Rows, Splits, digits
 from training.fit import best_transform, fit, join, publish
 from training.fitting.run import CHECKPOINT, Run
-from training.fitting.stopping import FixedEpochs
 from training.recipe import validate
 from training.versions import find_fitted, load_for, open_parent
 
@@ -156,32 +155,3 @@ def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_
 def test_early_stopping_is_refused_where_it_says_nothing(method, training, said):
     with pytest.raises(InvalidInput, match=rf"^test: training\.early_stopping: expected .*{said}"):
         validate(content_with(method=method, training=training), "test")
-
-
-def test_a_fit_that_is_killed_while_it_is_fitted_again_ends_as_one_that_was_not(
-    tmp_path, monkeypatch
-):
-    stopped = {"epochs": None, "early_stopping": True, "patience": 2, "max_epochs": 6}
-    recipe = recipe_with(
-        method="batch-ensemble",
-        posterior={"members": 2},
-        training={**stopped, "early_stopping": "refit"},
-    )
-    monkeypatch.setattr("training.fitting.run.CHECKPOINT_INTERVAL_S", 0.0)
-
-    def run(folder):
-        return fit(recipe, digits(), device="cpu", runs=folder, quiet=True)
-
-    expected = run(tmp_path / "whole").model.state_dict()
-    step = Run._step
-
-    def step_or_die(self, index):
-        if isinstance(self.stopping, FixedEpochs) and self.progress.step == 3:
-            raise KeyboardInterrupt
-        step(self, index)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Run, "_step", step_or_die)
-        run(tmp_path / "killed")
-    state = run(tmp_path / "killed").model.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())

@@ -52,18 +52,10 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
             axis.plot(epochs, values, label=name, marker="o" if len(epochs) == 1 else None)
         axis.set(xlabel="epoch", ylabel=label)
         axis.grid(alpha=0.3)
-        if label == "bound, nats a row":  # zoom in to show whether the end is level
-            axis.set_ylim(*_end_range([float(metrics["objective"]) for metrics in history]))
-        elif min(line.get_ydata().min() for line in axis.lines) > 0:
+        if min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
         legend_above(axis)
     figure.suptitle(title)
-
-
-def _end_range(values: list[float]) -> tuple[float, float]:
-    later = values[len(values) // 2 :]
-    margin = max(max(later) - min(later), 0.02 * abs(values[-1]), 1e-6)
-    return min(later) - 0.5 * margin, max(later) + margin
 
 
 def legend_above(axis: Axes) -> None:

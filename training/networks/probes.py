@@ -115,7 +115,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
     rows = examples[:REPEATED_ROWS]
     layers = {name: layer for name, layer in module.named_modules() if name}
     runs = [_run_with_seed(module, module, rows, seed) for seed in (1, 2)]
-    first = runs[0].outputs
+    first, _ = runs[0]
     if not isinstance(first, Tensor):
         actual = f"a {type(first).__name__}"
         raise InvalidInput("network", "a module that returns a tensor", actual)
@@ -164,38 +164,34 @@ def are_close(a: Tensor, b: Tensor) -> bool:
 
 
 class _LayerCall(NamedTuple):
-    name: str
+    layer: str  # name and class
     inputs: object
     outputs: object
 
 
-class _Run(NamedTuple):
-    layers: Layers
-    outputs: Any
-    calls: list[_LayerCall]
-
-
-def _run_with_seed(module: nn.Module, run: Callable[..., Any], rows: Tensor, seed: int) -> _Run:
+def _run_with_seed(
+    module: nn.Module, run: Callable[..., Any], rows: Tensor, seed: int
+) -> tuple[Any, list[_LayerCall]]:
     """Run a module with a fixed seed, and record calls to its layers."""
     layers = {name: layer for name, layer in module.named_modules() if name}
     calls: list[_LayerCall] = []
 
     def note(name: str, inputs: object, outputs: object) -> None:
-        calls.append(_LayerCall(name, inputs, outputs))
+        calls.append(_LayerCall(f"layer {name}: {type(layers[name]).__name__}", inputs, outputs))
 
     with watch(layers, after=note), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _Run(layers, run_on_rows(run, rows), calls)
+        return run_on_rows(run, rows), calls
 
 
-def _check_equal(runs: Sequence[_Run], expected: str) -> None:
-    first, second = runs
-    if _are_equal(first.outputs, second.outputs):
+def _check_equal(runs: Sequence[tuple[Any, list[_LayerCall]]], expected: str) -> None:
+    (outputs, calls), (other_outputs, other_calls) = runs
+    if _are_equal(outputs, other_outputs):
         return
     # Hooks of inner layers run first, so the first difference belongs to the innermost layer.
     random = (
-        f"layer {a.name}: {type(first.layers[a.name]).__name__}"
-        for a, b in zip(first.calls, second.calls, strict=False)
+        a.layer
+        for a, b in zip(calls, other_calls, strict=False)
         if _are_equal(a.inputs, b.inputs) and not _are_equal(a.outputs, b.outputs)
     )
     place = next(random, "forward itself")

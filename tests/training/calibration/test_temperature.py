@@ -3,10 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load
 from scipy import optimize, special
 
-from model_store.artifacts.store import ModelStore
 from model_store.inference.runtime import Runtime
 from tests.support.models import scale_model
 from tests.support.recipes import recipe_with
@@ -148,14 +146,3 @@ def test_the_temperature_is_fitted_anew_with_the_served_draws(model, draws):
     predictions = model.predict(torch.from_numpy(rows.x), eps).double()
     expected = choose_temperature(model.likelihood, predictions, torch.from_numpy(rows.y))
     assert temperature == expected
-
-
-def test_a_published_version_says_its_temperature(digits_store):
-    artifact = ModelStore(digits_store).open("digits", "1")
-    temperature = artifact.manifest.training["temperature"]
-    assert set(temperature) == {"value", "fitted", "gain", "standard_error"}
-    assert temperature["value"] == (
-        temperature["fitted"] if temperature["gain"] > temperature["standard_error"] else 1
-    )
-    in_weights = load(artifact.files["weights.safetensors"])["likelihood.temperature"]
-    assert in_weights == np.float32(temperature["value"])

@@ -96,36 +96,6 @@ def test_a_fit_ends_when_it_has_levelled_off_and_rates_decay_to_its_end(splits, 
     assert rates[-1] == pytest.approx(1e-4, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "training",
-    [
-        {"patience": 8, "max_epochs": 60},
-        {"early_stopping": True, "patience": 5, "max_epochs": 40, "learning_rate": 0.03},
-    ],
-    ids=["levelling", "early stopping"],
-)
-def test_a_killed_fit_resumes_to_the_same_weights(splits, tmp_path, training):
-    full = begin(tmp_path / "whole", splits, **training)
-    expected = full.fit(quiet=True).state_dict()
-    killed_after = full.progress.levelled + 2  # epochs
-    first = begin(tmp_path / "killed", splits, **training)
-    step = first._step
-
-    def step_or_die(index):
-        if first.progress.step == killed_after * first.epoch_steps + 1:
-            raise KeyboardInterrupt
-        step(index)
-
-    first._step = step_or_die
-    with pytest.raises(KeyboardInterrupt):
-        first.fit(quiet=True)
-    resumed = begin(tmp_path / "killed", splits, **training)
-    assert resumed.resumed
-    state = resumed.fit(quiet=True).state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
-    assert resumed.stopped() == full.stopped()
-
-
 def test_a_fit_that_has_no_more_time_says_what_still_moved(splits, tmp_path):
     run = begin(tmp_path / "a", splits, patience=20, max_epochs=30, learning_rate=1e-4)
     run.fit(quiet=True)
