@@ -412,16 +412,11 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
     are_pixels = data.train.x.dtype == np.uint8 or (
         data.image is not None and data.maximum == LARGEST_PIXEL
     )
-    if network.pixels is not None:
-        if not are_pixels:
-            expected = "no pixel statistics, since rows are not pixels"
-            raise InvalidInput("network.standardise", expected, "some")
-    elif (
-        are_pixels
-        and not recipe.data.takes_ids
-        and network.is_trained
-        and network.standardise is None
-    ):
+    if network.pixels is not None and not are_pixels:
+        expected = "no pixel statistics, since rows are not pixels"
+        raise InvalidInput("network.standardise", expected, "some")
+    needs_statistics = are_pixels and network.is_trained and not recipe.data.takes_ids
+    if needs_statistics and network.standardise is None:
         expected = (
             "the network's pixel statistics: { mean = [0], std = [1] } if it was trained on pixels "
             "from 0 to 1, or false for 0 to 255"

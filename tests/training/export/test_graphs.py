@@ -216,6 +216,13 @@ def test_only_draws_and_rows_are_free(exported):
     assert shapes == {"eps": ["draws", 19], "x": ["rows", 6], "theta": ["draws", "pairs", 19]}
 
 
+def test_values_that_no_draw_changes_are_an_output_of_the_network(exported):
+    graph = onnx.load_model_from_string(exported.files["network.onnx"]).graph
+    (features,) = (output for output in graph.output if output.name == "features")
+    axes = features.type.tensor_type.shape.dim
+    assert [axis.dim_param or axis.dim_value for axis in axes] == ["rows", SIZES[1]]
+
+
 def test_folding_keeps_the_function_and_the_state_still_loads():
     generator = torch.Generator().manual_seed(1)
     for flow in (realnvp, iaf):

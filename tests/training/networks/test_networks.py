@@ -79,18 +79,6 @@ def test_initialise_stays_finite_where_the_batch_is_constant():
     )
 
 
-def test_folding_keeps_the_function_and_leaves_unit_directions():
-    network, x, theta = make(), normal(4, 5), normal(3, 1, 16, seed=2)
-    expected = network(x, theta)
-    for layer in network.get_layers(ScaledLayer):
-        layer.fold()
-    torch.testing.assert_close(network(x, theta), expected)
-    for direction, _ in layers(network):
-        torch.testing.assert_close(
-            direction.square().sum(1), torch.ones(len(direction), dtype=torch.float64)
-        )
-
-
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 1, 2), (4, 8, 8, 8, 10)])
 def test_theta_holds_one_number_a_unit(sizes):
     network = scale_mlp(*sizes)
