@@ -112,6 +112,7 @@ class Run:
         weights = None if parent is None or is_continued else parent.network_weights()
         model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id)
         self.model = model.to(device)
+        self.spread_seed = hash_key(recipe.seed, Stream.VALIDATION_NOISE)
         self.laplace: dict[str, Any] | None = None  # facts for the manifest, after its fit
         self.optimizer = adam(self.model, recipe)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # NLL, KL, metric
@@ -241,10 +242,6 @@ class Run:
         self.losses[step % self.epoch_steps] = nll + self.kl.full * kl
         self.sums += result
 
-    @property
-    def spread_seed(self) -> int:
-        return hash_key(self.recipe.seed, Stream.VALIDATION_NOISE)
-
     def _end_epoch(self, epoch: int) -> Metrics:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
         self.sums.zero_()
@@ -276,10 +273,9 @@ class Run:
         }
         if isinstance(self.stopping, EarlyStopping):
             metrics["stopping_log_likelihood"] = stopping.item()
-        if self.recipe.is_variational:
-            log_std = mean_log_std(self.model, self.spread_seed)
-            if log_std is not None:
-                metrics["log_std"] = log_std
+        log_std = mean_log_std(self.model, self.spread_seed)
+        if log_std is not None:
+            metrics["log_std"] = log_std
         history = self.progress.history
         history.append(metrics)
         if self._is_best(epoch, scores, stopping):
@@ -293,12 +289,11 @@ class Run:
         return metrics
 
     def _validation_noise(self) -> Tensor:
-        posterior = self.model.posterior
-        draws = min(VALIDATION_DRAWS, posterior.max_draws or VALIDATION_DRAWS)
-        if isinstance(self.recipe.posterior, Laplace) and self.laplace is None:
-            draws = 1  # all draws are equal before the Laplace approximation
+        # All draws are equal before the Laplace approximation.
+        is_fixed = isinstance(self.recipe.posterior, Laplace) and self.laplace is None
+        draws = 1 if is_fixed else VALIDATION_DRAWS
         key = (self.recipe.seed, Stream.VALIDATION_NOISE)
-        return noise(posterior, draws, *key, device=self.device)
+        return noise(self.model.posterior, draws, *key, device=self.device)
 
     def _validate(self) -> Float64[Tensor, "N S"]:
         likelihood, eps = self.model.likelihood, self._validation_noise()
