@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from model_store.artifacts.store import CACHE, CACHE_BYTES, is_url, resolve_location
+from model_store.artifacts.storage import is_url, resolve_location
+from model_store.artifacts.store import CACHE, CACHE_BYTES
 from model_store.errors import InvalidInput, list_choices
 from model_store.processes import processors
 from service.integrations import integration_variables

@@ -95,3 +95,10 @@ def file_sizes(folder: Path) -> dict[Inode, int]:
             stat = path.stat(follow_symlinks=False)
             sizes[stat.st_dev, stat.st_ino] = stat.st_size
     return sizes
+
+
+def file_spec(content: bytes | Path) -> FileSpec:
+    if isinstance(content, bytes):
+        return FileSpec(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+    size, sha256 = digest(content, content.stat().st_size)
+    return FileSpec(sha256=sha256, size=size)

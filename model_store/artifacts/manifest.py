@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     FiniteFloat,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
 
@@ -427,3 +428,9 @@ def manifest_digest(text: bytes, digest: str) -> str:
     """Compute a manifest's SHA-256 digest with its `digest` field set to zeros."""
     field, zeros = (f'"digest": "{value}"'.encode() for value in (digest, NO_DIGEST))
     return hashlib.sha256(text.replace(field, zeros, 1)).hexdigest()
+
+
+def first_error(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field}: {first['msg']}" if field else str(first["msg"])

@@ -68,3 +68,12 @@ def check_is_known_name(name: str) -> None:
 def check_is_new_name(name: str) -> None:
     if not is_name(name):
         raise InvalidInput("name", f"a name matching {NAME_PATTERN}", repr(name[:80]))
+
+
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def resolve_location(place: str) -> str:
+    """Return the absolute path of a folder, or a URL unchanged."""
+    return place if is_url(place) else str(Path(place).resolve())

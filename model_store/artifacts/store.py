@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from model_store.artifacts.bucket import Bucket
 from model_store.artifacts.cache import Cache
-from model_store.artifacts.disk import digest, read_regular
+from model_store.artifacts.disk import digest, file_spec, read_regular
 from model_store.artifacts.folder import Folder
 from model_store.artifacts.manifest import (
     ALL_FILES,
@@ -27,8 +27,8 @@ from model_store.artifacts.manifest import (
     TOKENIZER,
     TRAINING_ROWS,
     Description,
-    FileSpec,
     Manifest,
+    first_error,
     manifest_digest,
 )
 from model_store.artifacts.objects import Objects
@@ -48,6 +48,7 @@ from model_store.artifacts.storage import (
     Original,
     check_is_known_name,
     is_name,
+    is_url,
     is_version,
     version_number,
 )
@@ -275,7 +276,7 @@ class ModelStore:
         """
         if not set(FILES) <= set(files) <= set(ALL_FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
-        specs = {file: _spec(content) for file, content in files.items()}
+        specs = {file: file_spec(content) for file, content in files.items()}
         contents = {
             file: content if isinstance(content, bytes) else Original(content, specs[file])
             for file, content in files.items()
@@ -400,15 +401,6 @@ class ModelStore:
         return deleted
 
 
-def is_url(place: str) -> bool:
-    return "://" in place
-
-
-def resolve_location(place: str) -> str:
-    """Return the absolute path of a folder, or a URL unchanged."""
-    return place if is_url(place) else str(Path(place).resolve())
-
-
 def open_store(
     place: str | Path,
     cache: str | Path = CACHE,
@@ -436,12 +428,6 @@ def store_from_environment(place: str | None = None) -> ModelStore:
     return open_store(store, os.environ.get("DUBITO_CACHE", CACHE), int(cache_bytes))
 
 
-def first_error(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    return f"{field}: {first['msg']}" if field else str(first["msg"])
-
-
 def _read(manifest: Manifest, lease: Lease, files: tuple[str, ...]) -> Artifact:
     contents = {}
     for file, spec in manifest.files.items():
@@ -456,13 +442,6 @@ def _read(manifest: Manifest, lease: Lease, files: tuple[str, ...]) -> Artifact:
         if difference := spec.difference(size, sha256):
             raise manifest.broken(file, difference)
     return Artifact(manifest, contents, lease.folder, lease)
-
-
-def _spec(content: bytes | Path) -> FileSpec:
-    if isinstance(content, bytes):
-        return FileSpec(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
-    size, sha256 = digest(content, content.stat().st_size)
-    return FileSpec(sha256=sha256, size=size)
 
 
 def _reason(error: Exception) -> str:

@@ -16,7 +16,8 @@ from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from model_store.artifacts.store import is_url, open_store, resolve_location
+from model_store.artifacts.storage import is_url, resolve_location
+from model_store.artifacts.store import open_store
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from model_store.artifacts.disk import make_folder, sync_folder, write_synced
 from model_store.artifacts.objects import PROBE, Objects
-from model_store.artifacts.store import is_url
+from model_store.artifacts.storage import is_url
 from model_store.errors import DubitoError, InvalidInput
 from model_store.sources.files import file_stamp
 
