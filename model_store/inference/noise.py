@@ -1,8 +1,8 @@
 """Random noise for posterior draws, where `eps[k]` depends only on the seed and k.
 
 `model_store/README.md` specifies the algorithms: Philox4x64-10 (Salmon, Moraes, Dror and Shaw,
-"Parallel random numbers: as easy as 1, 2, 3", 2011) makes 32-bit words, and `normal` maps them to
-quantiles of the normal distribution. With 256 nodes per power of two, linear interpolation is as
+"Parallel random numbers: as easy as 1, 2, 3", 2011) generates 32-bit words, and `normal` maps them
+to quantiles of the normal distribution. With 256 nodes per power of two, linear interpolation is as
 exact in the tail as in the middle: the error is below 1e-6. The largest value is 6.34.
 
 All operations are float32 conversions, additions and multiplications, whose rounding IEEE 754

@@ -79,7 +79,7 @@ class JointScore(ABC):
 
     @abstractmethod
     def bound(self, rows: Rows) -> Gains:
-        """Compute upper bounds on the gains. This is faster, because it uses BLAS."""
+        """Compute upper bounds on the gains, faster than the gains themselves."""
 
     @abstractmethod
     def choose(self, row: int) -> None:
