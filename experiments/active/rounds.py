@@ -35,7 +35,7 @@ class Round:
 class Record:
     """The recorded rounds of one arm and seed.
 
-    `NAME.jsonl` has one line per round. `NAME-ROUND.pt` has the weights and the optimiser
+    `NAME.jsonl` has one line per round. `NAME-ROUND.safetensors` has the weights and the optimiser
     after the last round. The weights are written before the line, so a killed simulation resumes
     with its last finished round.
     """
@@ -68,12 +68,12 @@ class Record:
             file.flush()
             os.fsync(file.fileno())
         self.rounds.append(new)
-        for path in self.path.parent.glob(f"{self.path.stem}-[0-9][0-9][0-9][0-9].pt"):
+        for path in self.path.parent.glob(f"{self.path.stem}-[0-9][0-9][0-9][0-9].safetensors"):
             if path != self._weights(number):
                 path.unlink()
 
     def _weights(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.stem}-{number:04d}.pt")
+        return self.path.with_name(f"{self.path.stem}-{number:04d}.safetensors")
 
 
 @dataclass(frozen=True, eq=False)

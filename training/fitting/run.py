@@ -54,7 +54,7 @@ from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000
 MAX_UNCERTAINTY_ROWS = 500  # validation rows for the convergence report
 MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
@@ -71,7 +71,7 @@ class Diverged(DubitoError):
 class Run:
     """A training run for a recipe, which keeps its files in a folder.
 
-    The files are `checkpoint.pt`, `metrics.jsonl` and `progress.png`.
+    The files are `checkpoint.safetensors`, `metrics.jsonl` and `progress.png`.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(
             next(stops) % 7 == 2
         ):  # killed while the line was written: the weights of a round that did not end are there
             write_checkpoint(
-                self.path.with_name(f"{self.path.stem}-{len(self.rounds):04d}.pt"), state
+                self.path.with_name(f"{self.path.stem}-{len(self.rounds):04d}.safetensors"), state
             )
             with self.path.open("a") as file:
                 file.write('{"labels": 3')

@@ -160,7 +160,7 @@ def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
     for i in {0, len(snapshots) // 2, len(snapshots) - 1}:
         folder = tmp_path / f"from-{i}"
         folder.mkdir()
-        (folder / "checkpoint.pt").write_bytes(snapshots[i])
+        (folder / "checkpoint.safetensors").write_bytes(snapshots[i])
         resumed = begin(folder, splits)
         assert resumed.resumed
         steps.append(resumed.progress.step)
@@ -336,7 +336,7 @@ def kill_after_a_checkpoint(folder):
 
 def get_checkpoint(folder):
     """The bytes of the run's checkpoint, None where there is none."""
-    for path in folder.glob("runs/*/checkpoint.pt"):
+    for path in folder.glob("runs/*/checkpoint.safetensors"):
         return path.read_bytes()
     return None
 

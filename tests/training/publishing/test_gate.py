@@ -62,7 +62,7 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
         lines[1],
     )
     assert store.versions("gated") == ["1"]
-    assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 1
+    assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
     code, _, message = fit(1, 1e-9, 1.0)
     assert code == 0
     assert "resuming from step" in message
