@@ -4,23 +4,23 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import mkdtemp, mkstemp
 from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
 from model_store.artifacts.disk import (
     Inode,
+    digest,
     file_sizes,
     link_file,
     locked,
     make_folder,
     open_regular,
     read_regular,
-    replace_file,
     write_synced,
 )
 from model_store.artifacts.manifest import ENCODER, Manifest, Name
@@ -33,12 +33,13 @@ LISTING = ".lists.json"
 MAX_LISTING_BYTES = 1 << 24
 MAX_SEAL_BYTES = 1 << 20
 DRAFT = ".draft-"
-LOCK = ".lock"
 
 Aliases = Mapping[str, Mapping[str, str]]  # the version of each alias, by model
 
 
 class SavedListing(BaseModel):
+    """The versions and aliases in the last listing of a bucket."""
+
     versions: dict[Name, list[Annotated[int, Field(ge=1)]]]
     aliases: dict[Name, dict[str, str]]
 
@@ -50,10 +51,10 @@ class Copy(NamedTuple):
 
 
 class Cache:
-    """A cache of versions from a bucket. It uses the store's folder layout.
+    """A cache of verified versions from a bucket. It uses the store's folder layout.
 
-    Threads and processes can share the folder. Downloads run one after another. To free space, the
-    cache deletes unlocked copies: first those without an alias, then the least recently used ones.
+    Threads and processes can share the folder. To free space, the cache deletes unlocked copies:
+    first those without an alias, then the least recently used ones.
     """
 
     def __init__(self, folder: Path, objects: Objects, max_bytes: int) -> None:
@@ -61,12 +62,11 @@ class Cache:
         self.objects = objects
         self.max_bytes = max_bytes
         self._aliases: Aliases = {}  # from the last listing
+        self._verified: set[str] = set()  # digests
         self._saved_listing = ""
 
     def lease(self, manifest: Manifest) -> Lease:
-        """Return a locked copy of a version, downloading it if necessary.
-
-        `ModelStore.open` verifies its files again, and discards the copy if it is damaged.
+        """Return a verified copy of a version, downloading it if necessary.
 
         Raises:
             BrokenArtifact: if the bucket's files do not match the manifest.
@@ -76,8 +76,8 @@ class Cache:
         try:
             lease = self._find(folder, manifest)
             if lease is None:
-                with locked(self.root / LOCK):
-                    # Another thread or process may have made the copy.
+                # Another thread or process may have made the copy.
+                with locked(folder.parent / f".lock-{folder.name}"):
                     lease = self._find(folder, manifest) or self._download(folder, manifest)
             os.utime(folder)
         except OSError as error:
@@ -85,12 +85,6 @@ class Cache:
             received = error.strerror or "an error"
             raise StoreError(f"DUBITO_CACHE: expected {expected}, got: {received}") from None
         return lease
-
-    def discard(self, lease: Lease) -> None:
-        """Delete a damaged copy."""
-        lease.close()
-        with locked(self.root / LOCK):
-            shutil.rmtree(lease.folder, ignore_errors=True)
 
     def read(self, path: str, limit: int) -> bytes | None:
         try:
@@ -106,8 +100,13 @@ class Cache:
         text = SavedListing.model_construct(versions=versions, aliases=aliases).model_dump_json()
         if text == self._saved_listing:
             return
-        with suppress(OSError), locked(self.root / f"{LISTING}.lock"):  # the disk may be full
-            replace_file(self.root / LISTING, text.encode())
+        with suppress(OSError):  # the disk may be full
+            make_folder(self.root)
+            # Processes of several containers share the folder and can have equal numbers.
+            handle, draft = mkstemp(prefix=DRAFT, dir=self.root)
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            Path(draft).replace(self.root / LISTING)
             self._saved_listing = text
 
     def saved_listing(self) -> tuple[dict[str, list[int]], dict[str, dict[str, str]]] | None:
@@ -126,33 +125,64 @@ class Cache:
         return versions, saved.aliases
 
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
-        """Lock a version's copy to prevent its deletion. Return None if there is none."""
+        """Lock and return a version's copy if it exists and is undamaged."""
         try:
-            lock = open_regular(folder / MANIFEST)
-            lease = Lease(self.root, folder, lock)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            is_current = os.path.samestat(os.fstat(lock.fileno()), (folder / MANIFEST).stat())
-            copied = Manifest.model_validate_json(lock.read(MAX_SEAL_BYTES))
-        except (OSError, ValueError):
+            lease = self._lock(folder)
+        except OSError:
             return None
-        return lease if is_current and copied.digest == manifest.digest else None
+        if not self._is_valid(folder, manifest):
+            lease.close()
+            return None
+        self._verified.add(manifest.digest)
+        return lease
+
+    def _lock(self, folder: Path) -> Lease:
+        """Lock a copy to prevent its deletion. Raise OSError if it does not exist."""
+        lock = open_regular(folder / MANIFEST)
+        lease = Lease(self.root, folder, lock)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if os.fstat(lock.fileno()).st_ino != (folder / MANIFEST).stat().st_ino:
+            raise FileNotFoundError(2, "deleted")
+        return lease
+
+    def discard(self, lease: Lease) -> None:
+        """Delete a damaged or incomplete copy."""
+        lease.close()
+        with self._cleaning():
+            self._delete(lease.folder, even_locked=True)
+
+    def _is_valid(self, folder: Path, manifest: Manifest) -> bool:
+        try:
+            copied = Manifest.model_validate_json(read_regular(folder / MANIFEST, MAX_SEAL_BYTES))
+            if copied.digest != manifest.digest or manifest.digest in self._verified:
+                return copied.digest == manifest.digest
+            return all(
+                spec.difference(*digest(folder / file, spec.size)) is None
+                for file, spec in manifest.files.items()
+            )
+        except (OSError, ValueError):
+            return False
 
     def _download(self, folder: Path, manifest: Manifest) -> Lease:
-        for leftover in self.root.glob(f"*/{DRAFT}*"):  # of a killed process
-            shutil.rmtree(leftover, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)  # another version, or a damaged copy
         seals = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
-        self._make_room(sum(spec.size for spec in manifest.files.values()) + seals)
-        make_folder(folder.parent)
-        draft, path = Path(mkdtemp(prefix=DRAFT, dir=folder.parent)), folder.relative_to(self.root)
+        with self._cleaning():
+            self._delete(folder, even_locked=True)  # another version, or a damaged copy
+            self._make_room(sum(spec.size for spec in manifest.files.values()) + seals)
+            draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
+            (draft / MANIFEST).touch()
+            lease = self._lock(draft)
+            missing = dict(manifest.files)
+            for copy in self._copies() if ENCODER in missing else ():
+                if link_file(copy.folder / ENCODER, draft / ENCODER, missing[ENCODER]):
+                    del missing[ENCODER]
+                    break
+            for file, spec in missing.items():  # reserve the space
+                (draft / file).touch()
+                os.truncate(draft / file, spec.size)
         try:
-            encoders = [copy.folder / ENCODER for copy in self._copies()]
-            for file, spec in manifest.files.items():
-                is_shared = file == ENCODER and any(
-                    link_file(encoder, draft / ENCODER, spec) for encoder in encoders
-                )
-                if not is_shared:
-                    self._download_file(draft / file, f"{path}/{file}", manifest)
+            path = f"{manifest.name}/{manifest.version}"
+            for file in missing:
+                self._download_file(draft / file, f"{path}/{file}", manifest)
             for file in (SIGNATURE, MANIFEST):
                 seal = self.objects.get(f"{path}/{file}", MAX_SEAL_BYTES)
                 if seal is not None:
@@ -160,18 +190,17 @@ class Cache:
             draft.chmod(0o755)
             draft.rename(folder)
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
+            self.discard(lease)
             raise
-        lease = self._find(folder, manifest)
-        if lease is None:
-            raise manifest.broken(MANIFEST, "it changed during the download")
+        self._verified.add(manifest.digest)
+        lease.folder = folder
         return lease
 
     def _download_file(self, target: Path, path: str, manifest: Manifest) -> None:
         file, sha256, size = target.name, hashlib.sha256(), 0
         spec = manifest.files[file]
         try:
-            with target.open("wb") as copy:
+            with target.open("r+b") as copy:
                 for piece in self.objects.pieces(path):
                     size += len(piece)
                     if size > spec.size:
@@ -191,37 +220,53 @@ class Cache:
             aliased_versions = self._aliases.get(copy.folder.parent.name, {}).values()
             return copy.folder.name in aliased_versions, copy.last_used
 
-        remaining = sorted(self._copies(), key=order)
-        for copy in [*remaining]:
-            if _total_size(remaining) + needed <= self.max_bytes:
+        copies = sorted(self._copies(), key=order)
+        remaining = [*copies, *self._copies(f"{DRAFT}*")]
+        total = _total_size(remaining)
+        for copy in copies:
+            if total + needed <= self.max_bytes:
                 return
             if self._delete(copy.folder):
                 remaining.remove(copy)
-        total = _total_size(remaining)
+                total = _total_size(remaining)
         if total + needed > self.max_bytes:
             raise StoreError(
                 f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got "
                 f"{self.max_bytes} bytes of which {total} are in use"
             )
 
-    def _copies(self) -> list[Copy]:
+    def _copies(self, pattern: str = "[1-9]*") -> list[Copy]:
         copies = []
-        for folder in self.root.glob("*/[1-9]*"):
+        for folder in self.root.glob(f"*/{pattern}"):
             with suppress(OSError):
                 copies.append(Copy(folder.stat().st_mtime_ns, file_sizes(folder), folder))
         return copies
 
-    def _delete(self, folder: Path) -> bool:
+    def _delete(self, folder: Path, even_locked: bool = False) -> bool:
         """Delete a copy. Return False if it is locked by a reader."""
-        try:
-            with open_regular(folder / MANIFEST) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-        except FileNotFoundError:  # incomplete
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            return False
+        with ExitStack() as stack:
+            try:
+                if not even_locked and (folder / MANIFEST).exists():
+                    lock = stack.enter_context(open_regular(folder / MANIFEST))
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                grave = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
+                folder.rename(grave / folder.name)
+            except OSError:
+                return not folder.exists()
+        shutil.rmtree(grave, ignore_errors=True)
         return True
+
+    @contextmanager
+    def _cleaning(self) -> Iterator[None]:
+        """Lock the list of copies and delete abandoned downloads on exit."""
+        with locked(self.root / ".lock"):
+            try:
+                yield
+            finally:
+                for leftover in self.root.glob(f"*/{DRAFT}*"):
+                    self._delete(leftover)
+                for leftover in self.root.glob(f"{DRAFT}*"):
+                    leftover.unlink(missing_ok=True)
 
 
 def _total_size(copies: list[Copy]) -> int:

@@ -1,5 +1,6 @@
 import builtins
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -244,6 +245,25 @@ def test_a_download_ends_when_the_process_is_about_to(server, store, tmp_path):
     with pytest.raises(StoreUnreachable):
         reader.open("m", "1")
     assert [*(tmp_path / "reader").rglob("*.onnx")] == []
+
+
+def test_versions_are_downloaded_at_the_same_time_within_the_size_limit(server, store, tmp_path):
+    for _ in range(2):
+        store.publish("m", DESCRIPTION, CONTENT)
+    opened = []
+
+    def open_other(path):
+        if path == "m/1/network.onnx":
+            for cache_bytes in (1 << 30, 2 * SIZE - 1):
+                other = server.store(tmp_path / "reader", cache_bytes)
+                opened.append(pool.submit(other.open, "m", "2").exception(timeout=10))
+                other.storage.cache._delete(other.storage.scratch / "m" / "2", even_locked=True)
+
+    server.before_get = open_other
+    with ThreadPoolExecutor() as pool:
+        assert server.store(tmp_path / "reader").open("m", "1").files == CONTENT
+    assert opened[0] is None
+    assert "DUBITO_CACHE_BYTES" in str(opened[1])
 
 
 def test_versions_of_objects_go_with_their_tags(store, server):
