@@ -225,23 +225,10 @@ def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         }
 
 
-def list_jobs(client: Client, options: argparse.Namespace) -> None:
-    _show_jobs(client.jobs(), options)
-
-
-def status_jobs(client: Client, options: argparse.Namespace) -> None:
-    _show_jobs([client.job(job) for job in options.ids], options)
-
-
-def cancel_jobs(client: Client, options: argparse.Namespace) -> None:
-    _show_jobs([client.cancel(job) for job in options.ids], options)
-
-
-def delete_jobs(client: Client, options: argparse.Namespace) -> None:
-    _show_jobs([client.delete(job) for job in options.ids], options)
-
-
-def _show_jobs(jobs: Sequence[Job], options: argparse.Namespace) -> None:
+def show_jobs(client: Client, options: argparse.Namespace) -> None:
+    """List all jobs, or call a method of the client for some of them."""
+    call = None if options.method is None else getattr(client, options.method)
+    jobs: Sequence[Job] = client.jobs() if call is None else list(map(call, options.ids))
     if options.json:
         print(json.dumps({"jobs": [job.raw for job in jobs]}))
         return

@@ -189,14 +189,16 @@ def _add_labels(commands: Commands) -> None:
 
 
 def _add_jobs(commands: Commands) -> None:
-    add_call(commands, "list", "dubito.actions:list_jobs", "list the jobs of this key")
-    for name, about in {
-        "status": "show the progress of jobs",
-        "cancel": "cancel jobs",
-        "delete": "delete finished jobs and their results",
-    }.items():
-        parser = add_call(commands, name, f"dubito.actions:{name}_jobs", about)
-        parser.add_argument("ids", nargs="+", metavar="ID", help="job ids")
+    for name, method, about in (
+        ("list", None, "list the jobs of this key"),
+        ("status", "job", "show the progress of jobs"),
+        ("cancel", "cancel", "cancel jobs"),
+        ("delete", "delete", "delete finished jobs and their results"),
+    ):
+        parser = add_call(commands, name, "dubito.actions:show_jobs", about)
+        parser.set_defaults(method=method)
+        if method is not None:
+            parser.add_argument("ids", nargs="+", metavar="ID", help="job ids")
     about = "wait for a job and show its result"
     result = add_call(commands, "result", "dubito.actions:show_result", about)
     result.add_argument("id", metavar="ID", help="job id")

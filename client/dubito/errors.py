@@ -28,8 +28,12 @@ class DubitoError(Exception):
         errors: up to ten invalid fields (`field`, `detail`).
     """
 
+    message: str = ""
     code: str = ""
     errors: Sequence[Mapping[str, str]] = ()
+
+    def __str__(self) -> str:
+        return self.message or super().__str__()
 
 
 class InvalidInput(DubitoError, ValueError):
@@ -51,9 +55,6 @@ class InvalidInput(DubitoError, ValueError):
         self.received = received
         self.message = message or f"{field}: expected {expected}, got {received}"
 
-    def __str__(self) -> str:
-        return self.message
-
 
 class AnswerError(DubitoError):
     """Raised when the service returns an error response.
@@ -71,14 +72,11 @@ class AnswerError(DubitoError):
     ) -> None:
         super().__init__(status, detail, request_id, retry_after_s)
         self.status = status
-        self.detail = detail
+        self.detail = self.message = detail
         self.request_id = request_id
         self.retry_after_s = retry_after_s
         match = DETAIL.fullmatch(detail)
         self.field = "" if match is None else match["field"]
-
-    def __str__(self) -> str:
-        return self.detail
 
 
 class Unauthorized(AnswerError):
@@ -136,9 +134,6 @@ class JobFailed(DubitoError):
         super().__init__(id, message)
         self.id = id
         self.message = message
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class Absent(DubitoError, AttributeError):

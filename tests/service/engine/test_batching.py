@@ -24,6 +24,7 @@ from service.engine.batching import (
     RESOLVE_BATCH,
     Engine,
     EngineWork,
+    MicroBatch,
     finish,
     part_rows,
 )
@@ -432,6 +433,21 @@ def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(ser
     assert PoolWork(served, large, DRAWS, None, acquisition="bald").memory_bytes() > 8 * len(large)
     joint = PoolWork(served, large, DRAWS, None, acquisition="batchbald", max_candidates=50)
     assert joint.memory_bytes() > 50 * 4 * DRAWS * model.manifest.output_size
+
+
+def test_results_of_a_micro_batch_are_computed_once_for_equal_options_from_the_second_request_on():
+    batch, calls = MicroBatch("prediction"), []
+
+    def compute(prediction):
+        calls.append(prediction)
+        return object()
+
+    assert batch.share("a", compute) is None
+    assert batch.share("b", compute) is None
+    assert calls == []
+    assert batch.share("a", compute) is batch.share("a", compute) is not None
+    assert batch.share("b", compute) is not None
+    assert calls == ["prediction"] * 2
 
 
 class Clock:

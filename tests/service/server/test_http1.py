@@ -5,65 +5,17 @@ import pytest
 
 from service.server.http1 import BadRequest, StrictBuffer, new_parser, read_head
 
-PIECES = [
-    *(
-        b"GET ",
-        b"POST ",
-        b"get ",
-        b"CONNECT ",
-        b"/ ",
-        b"/a?b ",
-        b"http://h/a ",
-        b"* ",
-        b"/#x ",
-        b"/\xff ",
-    ),
-    *(
-        b"HTTP/1.1\r\n",
-        b"HTTP/1.0\r\n",
-        b"HTTP/1.1\n",
-        b"Host: x\r\n",
-        b"host:y\r\n",
-        b"Host : z\r\n",
-        b" folded\r\n",
-    ),
-    *(
-        b"Content-Length: 5\r\n",
-        b"Content-Length: 5, 5\r\n",
-        b"Content-Length: +5\r\n",
-        b"content-length:\t3 \r\n",
-    ),
-    *(
-        b"Transfer-Encoding: chunked\r\n",
-        b"Transfer-Encoding: Chunked\r\n",
-        b"Transfer-Encoding: gzip, chunked\r\n",
-    ),
-    *(
-        b"X: a\x00b\r\n",
-        b"X: \xe9\r\n",
-        b"X:\r\n",
-        b"A-b_c.d: e\tf\r\n",
-        b": x\r\n",
-        b"\x0bX: y\r\n",
-        b"X: a\rb\r\n",
-    ),
-    *(
-        b"Connection: close\r\n",
-        b"Connection: Upgrade\r\nUpgrade: foo\r\n",
-        b"Expect: 100-continue\r\n",
-        b"\r\n",
-        b"\n",
-    ),
-    *(
-        b"5\r\nhello\r\n",
-        b"2;x=y\r\nhi\r\n",
-        b"0\r\n\r\n",
-        b"0\r\nT: u\r\n\r\n",
-        b"05\r\nhello\r\n",
-        b"5 \r\nhello\r\n",
-    ),
-    *(b"hello", b"hi", b"5\nhello\r\n", b"0x5\r\nhello\r\n", b"5\r\nhello", b"-1\r\n", b"\x00"),
-]
+PIECES = (
+    b"GET |POST |get |CONNECT |/ |/a?b |http://h/a |* |/#x |/\xff |"
+    b"HTTP/1.1\r\n|HTTP/1.0\r\n|HTTP/1.1\n|Host: x\r\n|host:y\r\n|Host : z\r\n| folded\r\n|"
+    b"Content-Length: 5\r\n|Content-Length: 5, 5\r\n|Content-Length: +5\r\n|"
+    b"content-length:\t3 \r\n|Transfer-Encoding: chunked\r\n|Transfer-Encoding: Chunked\r\n|"
+    b"Transfer-Encoding: gzip, chunked\r\n|X: a\x00b\r\n|X: \xe9\r\n|X:\r\n|A-b_c.d: e\tf\r\n|"
+    b": x\r\n|\x0bX: y\r\n|X: a\rb\r\n|Connection: close\r\n|"
+    b"Connection: Upgrade\r\nUpgrade: foo\r\n|Expect: 100-continue\r\n|\r\n|\n|5\r\nhello\r\n|"
+    b"2;x=y\r\nhi\r\n|0\r\n\r\n|0\r\nT: u\r\n\r\n|05\r\nhello\r\n|5 \r\nhello\r\n|hello|hi|"
+    b"5\nhello\r\n|0x5\r\nhello\r\n|5\r\nhello|-1\r\n|\x00"
+).split(b"|")
 GOOD = (b"POST ", b"/a?b ", b"HTTP/1.1\r\n", b"Host: x\r\n")
 BODIES = (
     (b"Content-Length: 5\r\n", b"\r\n", b"hello"),

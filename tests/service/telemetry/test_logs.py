@@ -124,6 +124,9 @@ def test_nothing_that_a_client_sends_is_logged(logged):
         for path in (f"/{CANARY}", f"/models/{CANARY}", f"/models?{CANARY}={CANARY}"):
             client.get(path)
         client.request(CANARY, "/models")
+        form = {"Content-Type": "multipart/form-data; boundary=b"}
+        for body in (f"--b{CANARY}\r\n\r\n", f"{CANARY}--b\r\n", CANARY):
+            assert client.post("/predict", content=body, headers=form).status_code == 422
         client.post(
             f"/predict?seed={CANARY}", content=CANARY.encode(), headers={"Content-Type": CANARY}
         )
@@ -131,6 +134,7 @@ def test_nothing_that_a_client_sends_is_logged(logged):
     json_lines = logged(send, DUBITO_LOG="json", DUBITO_API_KEYS=key)
     text = logged(send, DUBITO_API_KEYS=key)
     assert CANARY not in "\n".join([*json_lines, *text])
+    assert not any("Did not find" in line for line in text)  # by python-multipart
     assert any("INFO dubito: serving model digits version 1" in line for line in text)
     assert not any("/predict" in line for line in text)
 
