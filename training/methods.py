@@ -84,7 +84,7 @@ class Method(Section):
 class DrawnMethod(Method):
     """A method that draws the parameters of layers in a single network."""
 
-    kind: ClassVar[Literal["scales", "weights"]] = "weights"  # parameters that are drawn
+    kind: ClassVar[Literal["scales", "weights"]] = "weights"  # of the drawn parameters
 
     @property
     def stochastic(self) -> Stochastic:

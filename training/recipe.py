@@ -295,7 +295,7 @@ def _make_paths_absolute(recipe: Recipe, folder: Path, root: Path) -> Recipe:
 def override(
     recipe: Recipe, name: str | None = None, seed: int | None = None, **data: Any
 ) -> Recipe:
-    """Replace a recipe's name, its seed and keys of `[data]`, except by values of None."""
+    """Replace the name, the seed and keys of `[data]`. None leaves a value unchanged."""
     content = recipe.model_dump()
     for section, changes in ((content, {"name": name, "seed": seed}), (content["data"], data)):
         section |= {key: value for key, value in changes.items() if value is not None}

@@ -69,14 +69,14 @@ class ForwardContext:
         self.theta, self.std, self.kl, self.start = {}, None, None, None
 
 
+@dataclass(eq=False)
 class LayerContext:
     """The position of a layer's parameters in theta, and the layout of its input."""
 
-    def __init__(self, slot: Slot, forward: ForwardContext, folded: bool) -> None:
-        self.slot = slot
-        self.forward = forward
-        self.folded = folded  # if false, the input has an axis for draws, (K, N, units)
-        self.shared = False  # whether all draws share the layer's input
+    slot: Slot
+    forward: ForwardContext
+    folded: bool  # if false, the input has an axis for draws, (K, N, units)
+    shared: bool = False  # all draws share the layer's input
 
     def theta(self) -> Tensor:
         return self.forward.theta[self.slot.name]

@@ -127,7 +127,7 @@ class _WithWeights(nn.Module):
 
 
 def _add_features(model: onnx.ModelProto, output: str) -> None:
-    """Add the output `features`: the last values that do not depend on the draws.
+    """Add the output `features`, the last values that do not depend on the draws.
 
     The service computes them once per row. They are omitted if no single vector per row suffices.
     """

@@ -1,4 +1,4 @@
-"""Posteriors over a trained network's last layer: Laplace, including the prior, and chains."""
+"""Laplace approximation and Hamiltonian Monte Carlo for a trained network's last layer."""
 
 import copy
 import math
@@ -40,7 +40,7 @@ CHAINS = 10  # of Hamiltonian Monte Carlo
 WARM_UP, DRAWS = 200, 200  # per chain
 MAX_STEPS = 20  # long enough for layers of a few thousand weights
 MAX_OUTPUTS = 5_000_000  # training rows * outputs, each in float64 per chain
-VALIDATION_ROWS = 200  # for whose outputs R-hat is computed
+VALIDATION_ROWS = 200  # whose outputs determine R-hat
 MAX_R_HAT = 1.05
 
 

@@ -259,7 +259,7 @@ class KLSchedule:
     def from_recipe(
         cls, recipe: Recipe, rows: int, epoch_steps: int, is_continued: bool = False
     ) -> "KLSchedule":
-        """Return a recipe's schedule. A posterior that is continued already fits the data."""
+        """Return a recipe's schedule, by default without a ramp if a posterior is continued."""
         settings = recipe.training
         full = 1.0 / rows if settings.kl_weight is None else settings.kl_weight
         if settings.kl_ramp_epochs is not None:
