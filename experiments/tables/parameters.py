@@ -97,7 +97,7 @@ def divergence_from_exact(result: Fitted) -> float:
             served = model.likelihood(model.network(x, weights[:, None]))
             log_likelihood = model.likelihood.log_likelihood(served, y).sum(1)
             joint.append(log_likelihood + posterior.log_prior(weights))
-        bounds = [bound(model.float(), x, y, len(x), seed) for seed in range(EVALUATIONS)]
+        bounds = [bound(model.float(), x, y, seed) for seed in range(EVALUATIONS)]
     log_evidence = torch.cat(joint).logsumexp(0).item() + 2 * math.log(STEP)
     return log_evidence + len(x) * float(np.mean([terms["negative_elbo"] for terms in bounds]))
 

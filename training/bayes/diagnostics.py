@@ -34,8 +34,8 @@ TINY = 1e-300  # smallest ratio relative to the largest
 
 
 @torch.no_grad()
-def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> dict[str, float]:
-    """Estimate the negative evidence lower bound, E[-log p(y | x, theta)] + KL / rows.
+def bound(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> dict[str, float]:
+    """Estimate the negative evidence lower bound, E[-log p(y | x, theta)] + KL / N.
 
     Returns the bound per row in nats, its terms and its Monte Carlo error.
     """
@@ -53,7 +53,7 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
         nll -= model.likelihood.weighted_log_likelihood(predictions, y[chunk]).double().sum(1).cpu()
         kl += len(chunk) * divergence.double().cpu()
     nll, kl = nll / len(batch), kl / len(batch)
-    total = nll + kl / rows
+    total = nll + kl / len(x)
     return {
         "negative_elbo": total.mean().item(),
         "negative_elbo_error": total.std().item() / math.sqrt(BOUND_DRAWS),

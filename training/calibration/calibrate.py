@@ -45,8 +45,7 @@ class CategoryChoice:
     def categories(self, scores: list[AnyScores], rows: Rows) -> Categories:
         if self.kind == "class":
             return Categories("class", self.names, np.stack([s.labels for s in scores]), rows.y)
-        if rows.groups is None:
-            raise ValueError("expected rows with groups")
+        assert rows.groups is not None
         return Categories.by_group(self.names, rows.groups, len(scores))
 
 

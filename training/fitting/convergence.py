@@ -50,7 +50,7 @@ def convergence(
             name: {"active_units": active, "units": total}
             for name, (active, total) in units.items()
         }
-    terms = bound(model, *train, len(train[0]), seed)
+    terms = bound(model, *train, seed)
     if not has_bound:
         terms = {key: terms[key] for key in ("nll", "kl")}
     facts |= terms

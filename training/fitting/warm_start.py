@@ -36,23 +36,23 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
         section.model_dump(exclude_none=True, exclude=free_keys)
         for section in (old.network, recipe.network)
     )
-    for field, had, has in (
+    keys = [
         ("data.target_transform", kind, kind if configured == "auto" else configured),
         ("method", recipe.method if changes_method else old.method, recipe.method),
         ("likelihood.noise", old.likelihood.noise, recipe.likelihood.noise),
         ("network", had_network, has_network),
         ("data.source: rows of shape", parent.manifest.input.shape, data.shape),
         ("data.source: columns", parent.manifest.input.columns, tuple(data.columns)),
-    ):
+    ]
+    if not changes_method:
+        had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
+        keys += [
+            (f"posterior.{key}", had_posterior.get(key), has_posterior[key])
+            for key in has_posterior.keys() - FREE_KEYS
+        ]
+    for field, had, has in keys:
         if had != has:
             raise InvalidInput(field, f"{had}, {origin}"[:300], f"{has}"[:300])
-    if changes_method:
-        return
-    had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
-    for field in has_posterior.keys() - FREE_KEYS:
-        if had_posterior.get(field) != has_posterior[field]:
-            expected = f"{had_posterior.get(field)}, {origin}"
-            raise InvalidInput(f"posterior.{field}", expected, f"{has_posterior[field]}")
 
 
 @torch.no_grad()

@@ -73,7 +73,7 @@ def at_exact_posterior(problem, method, variances_times):
 def test_the_bound_is_that_of_the_exact_posterior_in_closed_form(problem):
     model = at_exact_posterior(problem, "bbb-gaussian", 1.0)
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
-    message = bound(model, x, y, len(x), seed=0)
+    message = bound(model, x, y, seed=0)
     mean, std = (moment.detach()[None] for moment in model.posterior.moments())
     with torch.no_grad():
         # The outputs' mean is that of the mean weights; their variance adds to the squared errors.
