@@ -19,7 +19,7 @@ from dubito import Classifier, Client, Regressor
 from model_store.artifacts.store import ModelStore
 from tests.support.environment import environment_with
 from tests.support.texts import Averaged, texts, tokenizer
-from training.estimators.recipes import _seed
+from training.estimators.recipes import _seed, make_recipe, write_rows
 from training.versions import fitted_data, open_parent
 
 pytestmark = pytest.mark.usefixtures("fits")
@@ -337,7 +337,9 @@ def test_imports_are_few_and_without_training_the_estimators_name_the_extras():
         __import__("dubito").Nothing  # noqa: B018
 
 
-def test_told_epochs_take_the_place_of_what_ends_a_fit_by_itself():
+def test_told_epochs_take_the_place_of_what_ends_a_fit_by_itself(tmp_path):
     X = np.random.default_rng(0).normal(size=(300, 3))
-    model = Classifier(training={"epochs": 2}).fit(X, X[:, 0] > 0)
-    assert (model.recipe_.training.epochs, model.recipe_.training.early_stopping) == (2, False)
+    parameters = Classifier(training={"epochs": 2}).get_params(deep=False)
+    section = write_rows(X, (X[:, 0] > 0).astype(str), "y", None, parameters, tmp_path)
+    recipe = make_recipe("classification", parameters, section, tmp_path)
+    assert (recipe.training.epochs, recipe.training.early_stopping) == (2, False)
