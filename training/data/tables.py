@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from training.sections import DataSection
 
 MAX_GROUPS = 1000  # for calibration and evaluation by group
+MAX_TOKENIZER_BYTES = 1 << 26
 
 Index = Int64[np.ndarray, "M"]
-MAX_TOKENIZER_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,8 @@ def _content(section: "DataSection", root: Path) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
+    """The targets of training and test rows, with the row numbers."""
+
     y: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
