@@ -141,19 +141,15 @@ def write_report(store: ModelStore, manifest: Manifest, data: Dataset) -> Evalua
 def _sets(
     version: Parent, model: Model, data: Dataset, test: Rows, options: EvaluationOptions
 ) -> dict[str, np.ndarray]:
-    spec, is_classified = version.manifest.input, bool(data.classes)
-    near = near_rows(spec, test.x, test.y, is_classified, options.seed)
-    names = ["uniform", "gaussian", "even", LEFT_OUT, *near]
-    clash = [source.name for source in options.outliers if source.name in names]
-    if clash:
-        raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
-    seed = hash_key(options.seed, EvaluationStream.OUTLIER_ROWS)
+    spec, seed = version.manifest.input, hash_key(options.seed, EvaluationStream.OUTLIER_ROWS)
     sets = noise_sets(spec, test.x, options.seed)
     if data.left_out is not None:
         sets[LEFT_OUT] = sample_rows(data.left_out, options.rows, seed)
+    sets |= near_rows(spec, test.x, test.y, bool(data.classes), options.seed)
     for source in options.outliers:
+        if source.name in sets:
+            raise InvalidInput(OPTION, f"names other than {[*sets]}", repr(source.name))
         sets[source.name] = source.rows(spec, options.rows, seed, model.text_encoder)
-    sets |= near
     return {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
 
 
@@ -167,9 +163,6 @@ def check_options(version: Parent, options: EvaluationOptions) -> None:
         raise InvalidInput("--rows", "at least 2", str(options.rows))
     if not 0 <= options.seed <= MAX_SEED:
         raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(options.seed))
-    names = [source.name for source in options.outliers]
-    if len(set(names)) < len(names):
-        raise InvalidInput(OPTION, "different names", f"{names}"[:200])
 
 
 def test_rows(data: Dataset, is_fitted: bool, options: EvaluationOptions) -> Rows:

@@ -348,14 +348,9 @@ def measure(model: Model, rows: MeasuredRows) -> Quality:
     noise_seed = hash_key(rows.seed, ServedRows.NOISE)
     test, likelihoods = served_prediction(model, rows.test, draws, seed, share)
     test = _by_group(model, test, rows.test, rows.groups)
-    noise_x = noise_rows(
-        model.manifest.input,
-        rows.test.x,
-        min(len(rows.test), NOISE_ROWS),
-        rows.seed,
-        ServedRows.NOISE_VALUES,
-    )
-    noise, _ = served_prediction(model, Rows(noise_x, rows.test.y), draws, noise_seed, share, None)
+    spec, count = model.manifest.input, min(len(rows.test), NOISE_ROWS)
+    x = noise_rows(spec, rows.test.x, count, rows.seed, ServedRows.NOISE_VALUES)
+    noise, _ = served_prediction(model, Rows(x, rows.test.y), draws, noise_seed, share, None)
     if isinstance(test.scores, Scores):
         probs = _reorder(test.scores.probabilities, model.manifest.classes or (), rows.classes)
         figures = class_figures(probs, rows.test.y)
@@ -392,10 +387,7 @@ def _reorder(
     """
     if classes == names:
         return probs
-    index = {name: c for c, name in enumerate(names)}
-    extra = [name for name in names if name not in classes]
-    columns = [
-        probs[:, index[name]] if name in index else np.zeros(len(probs))
-        for name in (*classes, *extra)
-    ]
-    return np.stack(columns, axis=1)
+    order = [*classes, *(name for name in names if name not in classes)]
+    padded = np.column_stack([probs, np.zeros(len(probs))])  # the last column is for other classes
+    reordered: np.ndarray = padded[:, [names.index(c) if c in names else -1 for c in order]]
+    return reordered

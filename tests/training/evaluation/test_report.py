@@ -377,7 +377,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
         (["digits", "--outliers", "uniform=npz:odd.npz"], "uniform"),
         (
             ["digits", "--outliers", "a=npz:odd.npz", "--outliers", "a=npz:odd.npz"],
-            "different names",
+            "names other than",
         ),
         (["digits", "--outliers", "a=npz:none.npz"], "none.npz"),
         (["digits", "--rows", "1"], "--rows"),
