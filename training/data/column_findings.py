@@ -293,22 +293,24 @@ def split_warnings(
         option = _option_for(column)
         if option is None:
             continue
+        is_time = option == "--time"
         codes = np.unique(as_numbers(column.values), return_inverse=True)[1]
-        if not _is_key(codes, option):
+        distinct, steps = codes.max() + 1, np.diff(codes)
+        is_sorted = (steps >= 0).all() or (steps <= 0).all()
+        if distinct < MIN_GROUPS or not (is_sorted if is_time else distinct <= len(codes) / 2):
             continue
-        rows = _sample_rows(codes, option == "--time")
+        rows = _sample_rows(codes, is_time)
         if not is_regression and len(np.unique(y[rows])) > len(rows) / MIN_CLASS_ROWS:
             continue
         features = [take(c.values, rows) for c in columns if len(c.values)]
         x = np.stack([as_numbers(values) for values in features], axis=1)
-        random, split = _compare(x, y[rows], codes[rows], is_regression, option == "--time")
+        random, split = _compare(x, y[rows], codes[rows], is_regression, is_time)
         drop = random - split
         if drop.mean() <= max(MIN_DROP, MIN_DROP_ERRORS * drop.std() / np.sqrt(len(drop))):
             continue
         score = "explained variance" if is_regression else "accuracy"
-        kind, purpose = "new groups", "rows of new groups"
-        if option == "--time":
-            kind = purpose = "later rows"
+        kind = "later rows" if is_time else "new groups"
+        purpose = kind if is_time else "rows of new groups"
         yield (
             f"the split matters: a small model's {score} is {random.mean():.2f} after a random "
             f"split, and {split.mean():.2f} on {kind} by {column.name}; if the model will predict "
@@ -326,14 +328,6 @@ def _option_for(column: ColumnFinding) -> str | None:
         return "--group" if is_id and (values == np.round(values)).all() else None
     codes = {value for value in values if value is not None}
     return "--group" if codes and (is_id or all(map(CODE.fullmatch, codes))) else None
-
-
-def _is_key(codes: Index, option: str) -> bool:
-    """Check whether a column's times are sorted or its ids repeat."""
-    distinct, steps = codes.max() + 1, np.diff(codes)
-    is_sorted = bool((steps >= 0).all() or (steps <= 0).all())
-    repeats = bool(distinct <= len(codes) / 2)
-    return distinct >= MIN_GROUPS and (is_sorted if option == "--time" else repeats)
 
 
 def _sample_rows(codes: Index, is_time: bool) -> Index:

@@ -83,20 +83,14 @@ def evaluate_version(
     log_rows(test, data, is_fitted, source)
     sets = _sets(version, model, data, test, options) if options.has_unusual_sets else {}
     predictor = ServedPredictor(model, draws, options.seed)
-    with Bar(1 + len(sets), "set", quiet) as bar:
-
-        def advance(name: str) -> None:
-            bar.update()
-            bar.report(f"measured {name}")
-
-        predicted = predictor.test(test, data.group_names)
-        advance("test")
-        measures = measure_test(predicted, test, data.classes, options.seed)
-        outliers = {}
+    predicted, outliers = predictor.test(test, data.group_names), {}
+    measures = measure_test(predicted, test, data.classes, options.seed)
+    with Bar(len(sets), "set", quiet) as bar:
         for name, rows in sets.items():
             outliers[name] = measure_set(predicted, predictor(name, rows))
-            advance(name)
-        shift = _measure_shift(version, data, predictor, predicted, test) if is_fitted else None
+            bar.update()
+            bar.report(f"measured {name}")
+    shift = _measure_shift(version, data, predictor, predicted, test) if is_fitted else None
     figures, intervals = _summary(measures, outliers)
     report = {
         "model": manifest.name,
