@@ -9,11 +9,9 @@ from scipy import integrate, stats
 
 from model_store.scores.regression import log_density
 from training.bayes.likelihoods import Categorical, Gaussian, crps
-from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, load_runtime, parity
 from training.export.served import fold, served_network
-from training.fitting.steps import alpha_objective
 from training.fitting.stopping import add_wrong_row
 from training.model import build, initialise
 from training.recipe import Recipe
@@ -146,19 +144,6 @@ def case(request):
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model, x, y
-
-
-def test_gradients_of_the_alpha_objective_reach_every_parameter(case):
-    model, x, y = case
-    result, kl = model.train().sample(
-        x, noise(model.posterior, model.posterior.max_draws or 6, 1, 2)
-    )
-    loss, _ = alpha_objective(model.likelihood.log_likelihood(result, y), kl, 1e-2, 0.5)
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.abs().max() > 0, name
 
 
 @pytest.mark.usefixtures("fits")

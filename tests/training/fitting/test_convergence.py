@@ -12,7 +12,6 @@ from training.data import Rows, Splits
 from training.fitting import steps
 from training.fitting.convergence import change_warning, convergence, uncertainty_change
 from training.fitting.run import Run, run_provenance
-from training.fitting.steps import SPREAD_RATE
 from training.fitting.stopping import is_as_good, slope
 from training.model import build
 from training.recipe import Recipe
@@ -181,13 +180,6 @@ def test_no_checkpoint_is_taken_while_the_kls_weight_rises(tmp_path, choose, ram
     run.fit(quiet=True)
     assert earliest <= run.progress.best_epoch <= 4
     assert run_provenance(run, splits).choose == choose
-
-
-def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
-    run, _ = small_run(tmp_path, learning_rate=2e-3)
-    rates = {group["first_lr"]: group["params"] for group in run.optimizer.param_groups}
-    assert [p is run.model.posterior.rho for p in rates[SPREAD_RATE]] == [True]
-    assert len(rates[2e-3]) == len([*run.model.parameters()]) - 1
 
 
 @pytest.mark.usefixtures("fits")

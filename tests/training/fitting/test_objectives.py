@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from training.bayes.likelihoods import Categorical
 from training.fitting.steps import alpha_objective
 
 
@@ -50,9 +49,3 @@ def test_a_likelihood_far_below_the_smallest_number_stays_finite():
     assert alpha_objective(torch.full((3, 2), -1e4), torch.zeros(3), 1.0, 0.5)[
         0
     ].item() == pytest.approx(1e4)
-
-
-def test_the_log_likelihood_is_that_of_the_rows_own_classes():
-    log_probs = torch.log(torch.tensor([[[0.25, 0.75], [0.5, 0.5]]]))
-    log_likelihood = Categorical(2).log_likelihood(log_probs, torch.tensor([0, 1]))
-    torch.testing.assert_close(log_likelihood.exp(), torch.tensor([[0.25, 0.5]]))

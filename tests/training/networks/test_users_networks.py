@@ -361,7 +361,7 @@ def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, 
     sys.modules.pop("a_users_factories", None)
 
 
-@pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "ensemble"])
+@pytest.mark.parametrize("method", ["bbb-gaussian", "ensemble"])
 @pytest.mark.parametrize(
     ("name", "noise", "expected", "received"),
     [
