@@ -42,7 +42,7 @@ from training.bayes.members import MixturePosterior
 from training.data import Dataset, load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
-from training.data.splitting import hold_out
+from training.data.rows import hold_out
 from training.fit import Fitted, fit, publish
 from training.recipe import Recipe
 from training.scoring import served_scores

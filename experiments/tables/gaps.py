@@ -16,7 +16,7 @@ from experiments.certify import hamiltonian as hmc
 from experiments.measures import measure_rows
 from experiments.pages import column_values, panels
 from experiments.uci import read_table, split_table
-from training.data.splitting import SplitSizes
+from training.data.rows import SplitSizes
 from training.fit import fit
 from training.folders import data_root
 

@@ -23,13 +23,13 @@ from training.data.rows import (
     Dataset,
     Rows,
     Splits,
+    SplitSizes,
     is_image,
     leave_out,
     renumber,
     row_digest,
     split,
 )
-from training.data.splitting import SplitSizes
 from training.data.tables import MAX_GROUPS, TextRows, make_table_dataset
 from training.recipe import IMAGE_DENSITIES, Recipe
 

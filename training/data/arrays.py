@@ -15,8 +15,7 @@ from jaxtyping import Float32, UInt8
 from model_store.artifacts.manifest import LARGEST_ID, ImageSpec
 from model_store.errors import InvalidInput
 from model_store.sources.cells import category_text
-from training.data.rows import Dataset, Rows, class_numbers
-from training.data.splitting import Keys, hold_out
+from training.data.rows import Dataset, Keys, Rows, class_numbers, hold_out
 
 if TYPE_CHECKING:
     from training.sections import DataSection

@@ -22,8 +22,7 @@ from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from model_store.sources.images import FORMATS, GREY_MODES, open_image, pixels
 from training import log
-from training.data.rows import Dataset, Rows, class_numbers
-from training.data.splitting import Keys, hold_out
+from training.data.rows import Dataset, Keys, Rows, class_numbers, hold_out
 
 if TYPE_CHECKING:
     from training.sections import DataSection

@@ -18,7 +18,7 @@ from model_store.conformal.calibration import few_rows_warning
 from model_store.errors import InvalidInput
 from training.data.column_findings import tail_length
 from training.data.findings import Findings
-from training.data.splitting import default_rows, default_test_fraction
+from training.data.rows import default_rows, default_test_fraction
 from training.data.targets import is_count
 from training.recipe import Recipe, load, validate
 from training.sections import DataSection

@@ -17,8 +17,16 @@ from training import log
 from training.data.arrays import resolve_path
 from training.data.cells import column_names
 from training.data.columns import Values, find_times, fit_column, read_column, take
-from training.data.rows import Dataset, Rows, class_numbers, classes_without
-from training.data.splitting import NO_KEYS, Keys, SplitSizes, hold_out
+from training.data.rows import (
+    NO_KEYS,
+    Dataset,
+    Keys,
+    Rows,
+    SplitSizes,
+    class_numbers,
+    classes_without,
+    hold_out,
+)
 from training.data.targets import needs_float64
 
 if TYPE_CHECKING:

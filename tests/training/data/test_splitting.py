@@ -7,7 +7,7 @@ import pytest
 from tests.support.recipes import content_with, recipe_with
 from tests.support.refusals import refused
 from training.data import SplitSizes, load, split, split_sizes
-from training.data.splitting import Keys, default_test_fraction, hold_out
+from training.data.rows import Keys, default_test_fraction, hold_out
 from training.recipe import Recipe
 
 NAMES = ("validation", "reference", "ranking")
