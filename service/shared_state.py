@@ -91,7 +91,7 @@ class SharedState:
         self.backend = backend
         self._local_metrics = local_metrics
         self._reset_drift = reset_drift
-        self._num_resets: int | None = None  # finished
+        self._num_resets = 0  # finished
         self._metrics_lock = threading.Lock()  # an older page must not replace a newer one
         self._is_reachable = True
         self._stopping = threading.Event()
@@ -105,12 +105,12 @@ class SharedState:
         self._stopping.set()
 
     def reset_drift(self, name: str, version: str) -> None:
-        """Reset a version's drift test in all other processes of the service."""
+        """Reset a version's drift test in all processes of the service."""
         if self.backend is not None:
             try:
                 self.backend.add_reset(name, version)
             except OSError as error:
-                logger.error("a drift reset did not reach the other processes: %s", error)
+                logger.error("the drift reset did not reach the other processes: %s", error)
 
     def metrics(self) -> bytes:
         """Return the merged metrics of all processes.
@@ -132,7 +132,7 @@ class SharedState:
 
     def _follow_resets(self, backend: StateBackend) -> None:
         resets = backend.resets()
-        for reset in resets[self._num_resets :] if self._num_resets is not None else ():
+        for reset in resets[self._num_resets :]:
             with suppress(DubitoError):  # this process may not have the version
                 self._reset_drift(*reset)
         self._num_resets = len(resets)

@@ -60,7 +60,7 @@ from service.batch.computation import (
     ComputationRequest,
     acquire_answer,
 )
-from service.batch.output import ResultFile, table_columns, table_metadata, write_parquet
+from service.batch.output import ResultRecords, table_columns, table_metadata, write_parquet
 from service.engine.pool_ranking import acquired_rows, answer_rows, control_predictions
 
 OVER = 0  # exit code: the job has ended
@@ -156,7 +156,7 @@ class JobRows:
             return self.computation.complete(np.array(part, dtype=np.float32), request.field, first)
         return self.computation.numbers(part, self._spec, request.field, first)
 
-    def advance(self, row_draws: int, results: ResultFile | None = None) -> None:
+    def advance(self, row_draws: int, results: ResultRecords | None = None) -> None:
         """Record progress, which is synced and reported every few seconds.
 
         Raises:
@@ -187,7 +187,7 @@ class JobRows:
         Returns:
             the columns, and the number of unknown categories by column.
         """
-        results = ResultFile(self.folder / name)
+        results = ResultRecords(self.folder / name)
         self.finished_work += results.rows * num_draws
         unknown = results.note.setdefault(UNKNOWN_CATEGORIES, {})
         parts = self.computation.batches(self.select(rows[results.rows :]), num_draws)

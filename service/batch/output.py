@@ -17,7 +17,7 @@ from service.api.predictions import part_names
 LAYOUT, RECORDS = "layout.json", "records.bin"
 
 
-class ResultFile:
+class ResultRecords:
     """Append-only records in a folder. Synced records survive a crash.
 
     `records.bin` has one record per row. `layout.json` has the number of rows and the name, type

@@ -13,8 +13,6 @@ def test_resets_reach_all_processes_once(tmp_path):
         SharedState(backend, bytes, lambda *key, name=backend.name: reset.append((name, *key)))
         for backend in backends(tmp_path, 2)
     ]
-    for state in states:
-        state._follow_resets(state.backend)
     states[0].reset_drift("digits", "2")
     for state in states * 2:
         state._follow_resets(state.backend)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.batch.job_process import JobRows
-from service.batch.output import ResultFile
+from service.batch.output import ResultRecords
 from tests.support.disk import LOSSES, stopping
 
 ROWS = {
@@ -45,7 +45,7 @@ def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_count
     for name in ("rename", "replace"):
         move = noted("move", getattr(Path, name), lambda _, to: to)
         monkeypatch.setattr(Path, name, move)
-    results = ResultFile(tmp_path / "rows")
+    results = ResultRecords(tmp_path / "rows")
     results.append(some(slice(0, 3)))
     results.sync()
     assert steps[-3:] == [
@@ -67,13 +67,13 @@ def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_count
 
 
 def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):
-    results = ResultFile(tmp_path / "rows")
+    results = ResultRecords(tmp_path / "rows")
     results.append(some(slice(0, 3)))
     results.note["seen"] = 1
     results.sync()
     results.append(some(slice(3, 5)))  # not synced
     results.close()
-    again = ResultFile(tmp_path / "rows")
+    again = ResultRecords(tmp_path / "rows")
     assert (again.rows, again.note) == (3, {"seen": 1})
     assert equal(again, 3)
     again.append(some(slice(3, 7)))
@@ -85,21 +85,21 @@ def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rows_that_were_synced_are_there_after_a_loss_of_power(tmp_path, loss):
     with stopping(tmp_path, None, loss):
-        results = ResultFile(tmp_path / "rows")
+        results = ResultRecords(tmp_path / "rows")
         results.append(some(slice(0, 4)))
         results.sync()
     results.close()
-    actual = ResultFile(tmp_path / "rows")
+    actual = ResultRecords(tmp_path / "rows")
     assert actual.rows == 4
     assert equal(actual, 4)
     actual.close()
 
 
 def test_what_was_never_synced_is_begun_anew(tmp_path):
-    results = ResultFile(tmp_path / "rows")
+    results = ResultRecords(tmp_path / "rows")
     results.append(some(slice(0, 3)))
     results.close()
-    again = ResultFile(tmp_path / "rows")
+    again = ResultRecords(tmp_path / "rows")
     assert again.rows == 0
     again.append(some(slice(0, 7)))
     again.sync()
