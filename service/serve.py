@@ -61,7 +61,8 @@ def serve(options: argparse.Namespace) -> int:
 def serve_as_worker(arguments: list[str]) -> int:
     """Run as one of the supervisor's worker processes."""
     open_standard_files()
-    place = WorkerPlace.from_arguments(arguments)
+    *numbers, folder = arguments
+    place = WorkerPlace(*map(int, numbers), folder=Path(folder))
     try:
         settings = read_settings()
         check(settings)

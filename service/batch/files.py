@@ -65,12 +65,9 @@ class LocalFiles:
         if not self.root.is_dir():
             expected = f"a {ENDING} file, or a folder of such files"
             raise InvalidInput(self.field, expected, f"{self.root}, which does not exist")
-        paths = {
-            str(path.relative_to(self.root)): path
-            for path in self.root.rglob(f"*{ENDING}")
-            if path.is_file()
-        }
-        return [self._entry(paths[name], name) for name in sorted(paths) if _is_data(name)]
+        paths = (path for path in self.root.rglob(f"*{ENDING}") if path.is_file())
+        names = sorted(str(path.relative_to(self.root)) for path in paths)
+        return [self._entry(self.root / name, name) for name in names if _is_data(name)]
 
     @staticmethod
     def _entry(path: Path, name: str) -> DataFile:

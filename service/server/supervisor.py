@@ -40,11 +40,6 @@ class WorkerPlace:
     heartbeat: int
     folder: Path
 
-    @classmethod
-    def from_arguments(cls, arguments: list[str]) -> "WorkerPlace":
-        worker, listener, heartbeat, folder = arguments
-        return cls(int(worker), int(listener), int(heartbeat), Path(folder))
-
     async def beat(self) -> None:
         """Send heartbeats and stop the process if the supervisor has exited."""
         os.set_blocking(self.heartbeat, False)
