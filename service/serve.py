@@ -62,7 +62,8 @@ def serve_as_worker(arguments: list[str]) -> int:
     """Run as one of the supervisor's worker processes."""
     open_standard_files()
     *numbers, folder = arguments
-    place = WorkerPlace(*map(int, numbers), folder=Path(folder))
+    worker, listener, heartbeat = map(int, numbers)
+    place = WorkerPlace(worker, listener, heartbeat, Path(folder))
     try:
         settings = read_settings()
         check(settings)
