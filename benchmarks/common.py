@@ -30,9 +30,8 @@ from training.fit import Fitted, publish, temper
 from training.fitting.laplace import fit_laplace
 from training.methods import Laplace
 from training.model import build, initialise
-from training.provenance import Provenance
 from training.scoring import draw_counts
-from training.versions import read_recipe
+from training.versions import Provenance, read_recipe
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

@@ -105,8 +105,7 @@ def load_targets() -> "dict[str, Target]":
 
 def attack(options: argparse.Namespace) -> None:
     from training.folders import data_root, open_store
-    from training.provenance import Provenance
-    from training.versions import open_parent
+    from training.versions import Provenance, open_parent
 
     store = open_store()
     version = open_parent(store, options.model, "model")

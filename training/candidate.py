@@ -33,9 +33,8 @@ from training.evaluation.metrics import Figure
 from training.evaluation.pairs import compare_figures, list_worse_metrics
 from training.evaluation.quality import MeasuredRows, measure
 from training.fit import fit, publish
-from training.provenance import AddedLabels, Provenance
 from training.publishing.publish import quality_rows
-from training.versions import Parent, fitted_data, manifests, open_parent
+from training.versions import AddedLabels, Parent, Provenance, fitted_data, manifests, open_parent
 
 CANDIDATE = "candidate"
 NO_WORSE = "no worse"

@@ -39,12 +39,11 @@ from training.folders import data_root, hold, runs_folder
 from training.methods import BatchEnsembleMethod
 from training.model import with_knots
 from training.networks.architectures import source_digest
-from training.provenance import Provenance, TemperatureChoice, TransformChoice
 from training.publishing.publish import publish
 from training.recipe import Recipe
 from training.scoring import score
 from training.seeds import Stream
-from training.versions import Parent, load_for
+from training.versions import Parent, Provenance, TemperatureChoice, TransformChoice, load_for
 
 __all__ = ["Fitted", "fit", "publish"]
 

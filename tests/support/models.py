@@ -16,8 +16,8 @@ from training.fit import Fitted, publish, temper
 from training.model import build, initialise
 from training.networks.architectures import mlp
 from training.networks.networks import DrawnNetwork
-from training.provenance import Provenance
 from training.recipe import Recipe
+from training.versions import Provenance
 
 
 def scale_mlp(*sizes: int, seed: int = 0) -> DrawnNetwork:

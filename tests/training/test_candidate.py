@@ -19,7 +19,7 @@ from model_store.state.labels import (
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
 from training.__main__ import main
-from training.provenance import Provenance
+from training.versions import Provenance
 
 pytestmark = pytest.mark.usefixtures("fits")
 HELD_OUT = 3  # labelled rows that are test rows

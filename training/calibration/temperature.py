@@ -24,8 +24,8 @@ from training.bayes.likelihoods import Likelihood
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
 from training.data import Rows
-from training.provenance import TemperatureChoice
 from training.seeds import Stream
+from training.versions import TemperatureChoice
 
 PRIOR_STD = 0.5  # of log T
 MAX_TEMPERATURE = 10.0  # the minimum is its inverse

@@ -33,12 +33,12 @@ from training.evaluation.quality import (
 from training.folders import data_root
 from training.methods import AnchoredEnsemble, MaximumLikelihood
 from training.progress import Bar
-from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
 from training.versions import (
     WEIGHTS,
     Parent,
+    Provenance,
     fitted_data,
     load_parent,
     load_unfitted,

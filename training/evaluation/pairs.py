@@ -43,9 +43,8 @@ from training.evaluation.metrics import (
 )
 from training.evaluation.quality import ServedPredictor, losses, main_figures
 from training.folders import data_root
-from training.provenance import Provenance
 from training.recipe import BETTER
-from training.versions import Parent
+from training.versions import Parent, Provenance
 
 MIN_VARIANCE = 1e-12  # absorbs rounding
 ROUNDING = 1e-12

@@ -49,10 +49,9 @@ from training.fitting.warm_start import copy_weights, start_from_network
 from training.methods import Laplace
 from training.model import build, initialise
 from training.progress import Bar
-from training.provenance import Provenance
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key
-from training.versions import Parent
+from training.versions import Parent, Provenance
 
 CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000

@@ -32,7 +32,6 @@ from training.data.targets import transform_splits
 from training.evaluation.metrics import Figure
 from training.fit import Fitted, temper
 from training.networks.networks import DrawnNetwork
-from training.provenance import Provenance, Pruning, Recalibration
 from training.publishing.baselines import CLEAR_ERRORS, LOG_LIKELIHOOD, check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.publish import assemble
@@ -41,6 +40,9 @@ from training.seeds import Stream, generator
 from training.versions import (
     WEIGHTS,
     Parent,
+    Provenance,
+    Pruning,
+    Recalibration,
     load_unfitted,
     match_version,
     read_recipe,

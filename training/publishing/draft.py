@@ -41,8 +41,8 @@ from training.evaluation.metrics import Figure, values
 from training.evaluation.quality import MeasuredRows, Quality, measure
 from training.fitting.convergence import change_warning
 from training.methods import METHODS, Laplace, Method
-from training.provenance import Provenance
 from training.scoring import draw_counts, rows_per_draw_set
+from training.versions import Provenance
 
 PREFLIGHT_S = 120.0  # to load a version and predict with it
 ABANDONED_S = 3600.0  # age of a preflight's files after its process was killed

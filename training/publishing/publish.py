@@ -38,7 +38,6 @@ from training.export.local import localise
 from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fit_detectors, fold
 from training.folders import data_root, hold
-from training.provenance import Provenance
 from training.publishing.baselines import add_baselines, check_constant
 from training.publishing.draft import (
     Draft,
@@ -50,7 +49,7 @@ from training.publishing.draft import (
 )
 from training.recipe import Recipe
 from training.seeds import Stream, generator
-from training.versions import WEIGHTS, manifests
+from training.versions import WEIGHTS, Provenance, manifests
 
 if TYPE_CHECKING:
     from training.fit import Fitted

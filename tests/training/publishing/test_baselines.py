@@ -14,7 +14,6 @@ from training.data import Rows, Splits
 from training.evaluation.metrics import Mean, Share
 from training.evaluation.quality import Quality, disagreement
 from training.methods import METHODS
-from training.provenance import Provenance, TemperatureChoice
 from training.publishing.baselines import (
     ACCURACY,
     ERROR,
@@ -26,6 +25,7 @@ from training.publishing.baselines import (
     warn_if_worse,
 )
 from training.publishing.draft import _agreement_warnings, fit_warnings
+from training.versions import Provenance, TemperatureChoice
 
 RANDOM = np.random.default_rng(3)
 

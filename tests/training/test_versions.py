@@ -2,8 +2,7 @@ import pytest
 
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
-from training.provenance import ParentVersion, Provenance, Pruning
-from training.versions import read_recipe
+from training.versions import ParentVersion, Provenance, Pruning, read_recipe
 
 
 def test_the_facts_of_a_fitted_version_are_written_as_they_were_read(digits_store):
