@@ -18,15 +18,13 @@ from model_store.artifacts.manifest import Name
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import DETECTED
 from model_store.types import Task
-from training.detectors import KINDS
+from training.detectors import COMBINED, COMBINED_IF_ENCODED, KINDS
 from training.folders import data_root
 from training.methods import METHODS, Laplace, Method, VariationalHypernet
 from training.sections import Count, DataSection, NetworkSection, Positive, Section
 
-COMBINED_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_combined)
 IMAGE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.needs_images)
 FEATURE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.space == "embedding")
-ENCODED_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_combined_if_encoded)
 DENSITY_NAMES = tuple(KINDS)
 DETECTOR_NAMES = dict.fromkeys(
     [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]
@@ -186,11 +184,11 @@ class Recipe(Section):
             return list(self.serving.combined)
         score = COMBINED_SCORES[self.task]
         if self.network.encoder is not None:
-            return [score, *ENCODED_DENSITIES]
+            return [score, *COMBINED_IF_ENCODED]
         if self.data.takes_ids:
-            return [score, *(name for name in COMBINED_DENSITIES if name in FEATURE_DENSITIES)]
+            return [score, *(name for name in COMBINED if name in FEATURE_DENSITIES)]
         has_images = self.data.source.startswith("images:")
-        return [score, *COMBINED_DENSITIES, *(IMAGE_DENSITIES if has_images else ())]
+        return [score, *COMBINED, *(IMAGE_DENSITIES if has_images else ())]
 
     @property
     def is_standardised(self) -> bool:

@@ -4,7 +4,8 @@ import pytest
 
 from model_store.errors import InvalidInput
 from tests.support.recipes import write_recipe
-from training.recipe import COMBINED_DENSITIES, load, override
+from training.detectors import COMBINED
+from training.recipe import load, override
 
 RECIPE = """
 name = "a"
@@ -44,13 +45,13 @@ def test_a_recipe_is_read_with_its_defaults(recipe):
     assert recipe.posterior.couplings == 2
     assert recipe.posterior.prior_std == 1.0
     assert recipe.training.batch_rows == 128
-    assert recipe.combined == ["entropy", *COMBINED_DENSITIES]
+    assert recipe.combined == ["entropy", *COMBINED]
 
 
 def test_images_have_a_detector_of_their_own(recipe):
     assert override(recipe, source="images:pets").combined == [
         "entropy",
-        *COMBINED_DENSITIES,
+        *COMBINED,
         "roughness",
     ]
     encoded = recipe.model_copy(
@@ -226,7 +227,7 @@ def test_what_goes_with_another_task_is_named(tmp_path, changes, field):
 def test_a_regression_has_detectors_and_noise_of_its_own_by_default(tmp_path):
     ((old, new),) = REGRESSION
     recipe = load(write(tmp_path, RECIPE.replace(old, new)))
-    assert recipe.combined == ["epistemic_std", *COMBINED_DENSITIES]
+    assert recipe.combined == ["epistemic_std", *COMBINED]
     assert recipe.likelihood.noise == "homoscedastic"
 
 

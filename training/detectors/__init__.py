@@ -36,27 +36,20 @@ class Kind:
     space: Space
     is_two_sided: bool = False  # small scores are unusual too
     needs_images: bool = False
-    is_combined: bool = False  # part of the flag by default
-    is_combined_if_encoded: bool = False  # the same for rows from an encoder
 
 
 _embedding_neighbours = partial(
     Neighbours.fit, bank_rows=EMBEDDING_ROWS, neighbour=EMBEDDING_NEIGHBOUR
 )
 KINDS: dict[str, Kind] = {
-    "residual": Kind(
-        Residual.fit, "spectrum", is_two_sided=True, is_combined=True, is_combined_if_encoded=True
-    ),
-    "mahalanobis": Kind(
-        Mahalanobis.fit,
-        "spectrum",
-        is_two_sided=True,
-        is_combined=True,
-        is_combined_if_encoded=True,
-    ),
-    "input_neighbours": Kind(Neighbours.fit, "input", is_combined=True),
-    "feature_neighbours": Kind(_embedding_neighbours, "embedding", is_combined=True),
-    "cosine_neighbours": Kind(CosineNeighbours.fit, "input", is_combined_if_encoded=True),
+    "residual": Kind(Residual.fit, "spectrum", is_two_sided=True),
+    "mahalanobis": Kind(Mahalanobis.fit, "spectrum", is_two_sided=True),
+    "input_neighbours": Kind(Neighbours.fit, "input"),
+    "feature_neighbours": Kind(_embedding_neighbours, "embedding"),
+    "cosine_neighbours": Kind(CosineNeighbours.fit, "input"),
     "roughness": Kind(Roughness.fit, "input", needs_images=True),
 }
+# Detectors that are part of the flag by default, and those for rows from an encoder.
+COMBINED = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
+COMBINED_IF_ENCODED = ("residual", "mahalanobis", "cosine_neighbours")
 FOR_ANY_SHAPE = tuple(name for name, kind in KINDS.items() if not kind.needs_images)

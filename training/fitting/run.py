@@ -24,6 +24,7 @@ from training.bayes.diagnostics import mean_log_std
 from training.bayes.likelihoods import Categorical
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
+from training.calibration.temperature import max_rows_for
 from training.data import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
@@ -56,7 +57,6 @@ from training.versions import Parent, Provenance
 CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000
 MAX_UNCERTAINTY_ROWS = 500  # validation rows for the convergence report
-MAX_OUTPUTS = 20_000_000  # numbers in memory, over draws and validation rows
 WRITE_INTERVAL_S = 1  # minimum between two writes of metrics.jsonl
 CHECKPOINT_INTERVAL_S = 20.0
 
@@ -297,7 +297,7 @@ class Run:
     def _validate(self) -> Float64[Tensor, "N S"]:
         likelihood, eps = self.model.likelihood, self._validation_noise()
         self.model.eval()
-        rows = max(1, MAX_OUTPUTS // (len(eps) * likelihood.outputs))
+        rows = max_rows_for(likelihood, len(eps))
         parts = [
             likelihood.validation(self.model.predict(x, eps), y)
             for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)

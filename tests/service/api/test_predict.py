@@ -9,7 +9,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
 from tests.support.files import npy_bytes
-from training.recipe import COMBINED_DENSITIES
+from training.detectors import COMBINED
 
 NPY = {"Content-Type": "application/x-npy"}
 DIGITS = [str(i) for i in range(10)]
@@ -60,7 +60,7 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
         assert set(prediction) == set(FIELDS.split())
         assert prediction["num_samples"] == 100
         assert set(prediction["standard_error"]) == set(SCORE_NAMES)
-        assert set(prediction["detectors"]) == {*SCORE_NAMES, *COMBINED_DENSITIES}
+        assert set(prediction["detectors"]) == {*SCORE_NAMES, *COMBINED}
         for detector in prediction["detectors"].values():
             assert set(detector) == {"score", "p_value", "fired"}
             assert detector["fired"] is (detector["p_value"] <= 0.05)

@@ -9,12 +9,12 @@ from model_store.scores.classification import predictive_scores, predictive_sums
 from model_store.types import DetectorNames
 from training.calibration.calibrate import by_detector, calibrate
 from training.data import digits
-from training.recipe import COMBINED_DENSITIES
+from training.detectors import COMBINED
 from training.scoring import draw_counts, draw_seed, served_scores
 from training.seeds import hash_key
 
 COUNTS = [1, 2, 3, 5, 10]
-NAMES = DetectorNames(("bald", "residual"), COMBINED_DENSITIES, ("residual",))
+NAMES = DetectorNames(("bald", "residual"), COMBINED, ("residual",))
 ROWS = 45  # more than one chunk of rows
 
 
@@ -87,7 +87,7 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
         "bald",
         "mean_std",
         "variation_ratio",
-        *COMBINED_DENSITIES,
+        *COMBINED,
     }
     assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
     # The other split's true labels, with draws of its own, are what sets and abstention are made
@@ -104,9 +104,9 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
 
 def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_labels(runtime, rows):
     scores, density = served_scores(runtime, rows, COUNTS, seed=3)
-    actual = by_detector(scores, density, COMBINED_DENSITIES)
+    actual = by_detector(scores, density, COMBINED)
     for j in range(len(COUNTS)):
-        expected = detector_scores(scores[j], density, COMBINED_DENSITIES)
+        expected = detector_scores(scores[j], density, COMBINED)
         assert actual.by_name.keys() == expected.keys()
         for name, values in expected.items():
             assert np.array_equal(actual.by_name[name][j], values)
