@@ -13,7 +13,6 @@ need draws of the weights.
 import torch
 from torch import Tensor, nn
 
-from training.bayes.hamiltonian import SampledPosterior
 from training.bayes.laplace import LaplacePosterior, rotate
 from training.bayes.layers import LayerContext, Slot, WeightLayer, matmul
 from training.bayes.matrix_normal import MatrixNormalPosterior
@@ -115,16 +114,14 @@ def output_moments(
 
     `index` is the layer's position, and `numbers` its part of theta.
     """
-    if isinstance(posterior, SampledPosterior):
-        return None
     if isinstance(layer, HyperLayer):
         return HyperMoments(layer)
     if isinstance(posterior, MatrixNormalPosterior):
         return MatrixNormalMoments(posterior, index)
-    if isinstance(posterior, LaplacePosterior):
-        return KroneckerMoments(posterior)
     if isinstance(posterior, FactorialGaussian):
         return FactorialMoments(layer, posterior, numbers)
+    if type(posterior) is LaplacePosterior:  # not the draws of a chain
+        return KroneckerMoments(posterior)
     return None
 
 
