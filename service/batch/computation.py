@@ -17,7 +17,6 @@ from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, decide
 from model_store.inference.runtime import DrawSet
-from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES
 from model_store.sources.columns import check_complete, fill_missing
 from model_store.sources.row_file import Part
@@ -178,29 +177,9 @@ class Computation:
         arrays = Results(self.manifest, self.request.num_samples, prediction, decision).arrays
         return dict(arrays), computed
 
-    @property
-    def is_batch(self) -> bool:
-        """Whether the acquisition selects batches and must recognise repeated rows."""
-        return self.request.acquisition in self.model.predictive.batch_acquisitions
-
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
         assert self.request.options is not None
         about = metadata_arrays(self.manifest, self.request.seed, self.request.options)
         if columns := self.manifest.input.columns:
             about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
         return about
-
-    def candidates(
-        self, parts: Iterable[Float32[np.ndarray, "n I"]], rows: Int64[np.ndarray, "M"]
-    ) -> Candidates:
-        """Compute the candidates for a joint score.
-
-        Args:
-            parts: the rows in order of their indices.
-            rows: indices of the rows, in the order of the result.
-        """
-        draws = self.draws()
-        candidates = [self.scorer.candidates(x, draws) for x in parts]
-        place = np.argsort(np.argsort(rows))
-        columns = ([part.gain, part.noise, part.outputs] for part in candidates)
-        return Candidates(*(np.concatenate(parts)[place] for parts in zip(*columns, strict=True)))

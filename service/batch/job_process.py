@@ -45,6 +45,7 @@ from model_store.inference.model import NEEDED, Model
 from model_store.inference.prediction import check_computed
 from model_store.processes import end_with_parent, prefer_oom_kill, run_when_idle
 from model_store.scores.joint import Candidates
+from model_store.scores.records import concatenate
 from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids, file_stamp, open_rows
 from model_store.sources.row_file import Part, RowFile
@@ -340,7 +341,7 @@ class JobPool(Pool):
 
         def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
             columns: dict[str, np.ndarray] = {}
-            if job.computation.is_batch:
+            if request.acquisition in job.model.predictive.batch_acquisitions:
                 columns["digest"] = row_digests(x)
             if is_race:
                 columns["score"], columns["error"] = job.computation.scorer.race(x, draws)
@@ -362,15 +363,13 @@ class JobPool(Pool):
         )
         gains = (await self.scores())[copies.first]
         rows = np.lexsort((np.arange(len(gains)), -gains))[:max_rows]
+        rows = rows[np.argsort(copies.first[rows])]  # in the order of the file
         job.work += len(rows) * choice.num_samples
-        places = self._rows[copies.first[rows]]
-
-        def parts() -> Iterator[Float32[np.ndarray, "n I"]]:
-            for x in job.computation.batches(job.select(np.sort(places))):
-                yield x
-                job.advance(len(x) * choice.num_samples)
-
-        return rows, job.computation.candidates(parts(), places)
+        draws, parts = job.computation.draws(), list[Candidates]()
+        for x in job.computation.batches(job.select(self._rows[copies.first[rows]])):
+            parts.append(job.computation.scorer.candidates(x, draws))
+            job.advance(len(x) * choice.num_samples)
+        return rows, concatenate(parts)
 
 
 def _compute_parallel(
