@@ -152,7 +152,7 @@ class Recipe(Section):
             self.refuse(f"float32 for {method}", "serving", "precision")
         if self.training.epochs == 0 and not self.posterior.is_post_hoc:
             self.refuse(f"1 or more for {method}", "training", "epochs")
-        if self.training.early_stopping and (self.is_variational or has_curvature):
+        if self.training.early_stopping and (self.posterior.is_variational or has_curvature):
             expected = f"false for {method}, which converges to a bound"
             self.refuse(expected, "training", "early_stopping")
         return self
@@ -201,14 +201,10 @@ class Recipe(Section):
         return is_encoded or not (self.data.takes_ids or network.pixels is not None)
 
     @property
-    def is_variational(self) -> bool:
-        return self.posterior.is_variational
-
-    @property
     def has_bound(self) -> bool:
         """Whether the objective is the evidence lower bound of a posterior over theta."""
         is_amortised = isinstance(self.posterior, VariationalHypernet)  # q depends on the row
-        return self.is_variational and self.alpha == 0.0 and not is_amortised
+        return self.posterior.is_variational and self.alpha == 0.0 and not is_amortised
 
     @property
     def alpha(self) -> float:
@@ -216,7 +212,7 @@ class Recipe(Section):
 
     @property
     def choose(self) -> Literal["elbo", "likelihood", "last"]:
-        return self.training.choose or ("elbo" if self.is_variational else "likelihood")
+        return self.training.choose or ("elbo" if self.posterior.is_variational else "likelihood")
 
     @property
     def learning_rate(self) -> float:

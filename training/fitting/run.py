@@ -365,7 +365,7 @@ def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenan
     facts: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.provenance}
     if run.laplace is not None:
         facts["laplace"] = run.laplace
-    if run.recipe.is_variational:
+    if run.recipe.posterior.is_variational:
         best_epoch = run.progress.best_epoch
         facts["convergence"] = convergence(
             run.model,

@@ -160,7 +160,9 @@ def step_inputs(
         x = augment(x, shape, recipe.augmentation, seed)
     draws = samples * row_groups(recipe, len(x))
     key = (recipe.seed, Stream.STEP_NOISE, step)
-    eps = step_noise(model.posterior, draws, *key, in_pairs=recipe.is_variational, device=x.device)
+    eps = step_noise(
+        model.posterior, draws, *key, in_pairs=recipe.posterior.is_variational, device=x.device
+    )
     return x, eps
 
 

@@ -134,7 +134,7 @@ def stopping_rule(
     patience = get_patience(settings, epoch_steps)
     if settings.early_stopping:
         return EarlyStopping(patience, settings.max_epochs)
-    return Plateau(patience, settings.max_epochs, ramp_epochs, recipe.is_variational)
+    return Plateau(patience, settings.max_epochs, ramp_epochs, recipe.posterior.is_variational)
 
 
 def fixed_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
