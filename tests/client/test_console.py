@@ -101,7 +101,7 @@ def test_the_client_alone_has_its_own_commands(monkeypatch, capsys):
 def test_a_missing_extra_is_named_in_a_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(sys.modules, "training.commands.fit", None)
+    monkeypatch.setitem(sys.modules, "training.commands.actions", None)
     assert main(["fit"]) == 1
     assert capsys.readouterr().err.startswith("dubito: ")
     assert sys.path[0] == str(tmp_path)

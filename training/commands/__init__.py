@@ -142,9 +142,9 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
         parser.add_argument(name, **SHARED_OPTIONS[name])
 
 
-def _command(commands: Commands, module: str, name: str, about: str, *options: str) -> Any:
+def _command(commands: Commands, name: str, about: str, *options: str) -> Any:
     """Add a command with some shared options, and return its function for other arguments."""
-    parser = add_command(commands, name, f"training.commands.{module}:{name}", about)
+    parser = add_command(commands, name, f"training.commands.actions:{name}", about)
     add_options(parser, *options)
     return parser.add_argument
 
@@ -152,7 +152,7 @@ def _command(commands: Commands, module: str, name: str, about: str, *options: s
 def _add_fit(commands: Commands) -> None:
     about = "fit a recipe on its data and publish the model"
     options = *DATA_OPTIONS, "--anyway", "--device", "--quiet", "--json"
-    add = _command(commands, "fit", "fit", about, *options)
+    add = _command(commands, "fit", about, *options)
     add("recipe", type=Path, nargs="?", help="TOML file (default: a new recipe for --data)")
     add("--data", metavar="SRC", help="instead of the recipe's source: digits, csv:FILE, ...")
     add("--recipe-out", type=Path, metavar="FILE", help="new recipe (default: NAME.toml)")
@@ -165,14 +165,14 @@ def _add_fit(commands: Commands) -> None:
 
 def _add_inspect(commands: Commands) -> None:
     about = "show the task, columns and warnings of a data source"
-    add = _command(commands, "fit", "inspect", about, *DATA_OPTIONS, "--json")
+    add = _command(commands, "inspect", about, *DATA_OPTIONS, "--json")
     sources = "csv:FILE, parquet:FILE, npz:FILE, images:FOLDER"
     add("--data", metavar="SRC", required=True, help=sources)
 
 
 def _add_prune(commands: Commands) -> None:
     about = "prune the least certain weights of a Bayes by Backprop model, and publish it"
-    add = _command(commands, "versions", "prune", about, "--as", "--anyway")
+    add = _command(commands, "prune", about, "--as", "--anyway")
     add("model", **VERSION)
     add("--fraction", type=float, required=True, help="share of weights to remove, such as .75")
     add("--data", metavar="SRC", help="new location of the fit's data, if it has moved")
@@ -180,7 +180,7 @@ def _add_prune(commands: Commands) -> None:
 
 def _add_calibrate(commands: Commands) -> None:
     about = "calibrate a model on other data, and publish it"
-    add = _command(commands, "versions", "calibrate", about, "--target", "--as", "--quiet")
+    add = _command(commands, "calibrate", about, "--target", "--as", "--quiet")
     add("model", **VERSION)
     add("--data", metavar="SRC", required=True, help="labelled rows that did not fit the model")
     rows_help = "default: the version's number, up to a third of the rows"
@@ -191,7 +191,7 @@ def _add_calibrate(commands: Commands) -> None:
 
 def _add_evaluate(commands: Commands) -> None:
     about = "evaluate a published version, and store the report with it"
-    add = _command(commands, "versions", "evaluate", about, *TEST_OPTIONS, "--quiet", "--json")
+    add = _command(commands, "evaluate", about, *TEST_OPTIONS, "--quiet", "--json")
     add("model", **VERSION)
     sources = "rows unlike the data (images:PATH, npz:FILE, csv:FILE, parquet:FILE); repeatable"
     add("--outliers", metavar="NAME=SRC", action="append", default=[], help=sources)
@@ -199,14 +199,14 @@ def _add_evaluate(commands: Commands) -> None:
 
 def _add_compare(commands: Commands) -> None:
     about = "compare two published versions on the same test rows"
-    add = _command(commands, "versions", "compare", about, *TEST_OPTIONS, "--json")
+    add = _command(commands, "compare", about, *TEST_OPTIONS, "--json")
     add("first", **VERSION)
     add("second", metavar="NAME[:VERSION]", help="the version to compare with it")
 
 
 def _add_candidate(commands: Commands) -> None:
     about = "fit a candidate on labels from the service, and compare it with `latest`"
-    add = _command(commands, "versions", "candidate", about, "--device")
+    add = _command(commands, "candidate", about, "--device")
     add("model", metavar="NAME", help="the model whose `latest` the candidate starts from")
     add("--state", type=Path, metavar="DIR", help="state folder (default: DUBITO_STATE or `state`)")
     add("--data", metavar="SRC", help="new location of the version's data, if it has moved")
