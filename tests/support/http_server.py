@@ -10,7 +10,7 @@ from service.server.connections import HttpConnection
 
 @asynccontextmanager
 async def http_server(app, connections):
-    """Serve an ASGI application by our HTTP protocol. Yields the port and uvicorn's state."""
+    """Serve an ASGI application with our HTTP protocol, and yield the port and uvicorn's state."""
     config = Config(app, log_config=None, lifespan="off", interface="asgi3")
     state = ServerState()
     make = partial(HttpConnection, connections, config, state, {})
