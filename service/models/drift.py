@@ -50,10 +50,10 @@ class Drift:
     """A drift test for one model version. Thread-safe.
 
     Args:
-        statistics: of the calibration rows, sorted.
+        statistics: the sorted statistics of the calibration rows.
         has_copies: whether there are copies among the calibration rows. If so, copies of live rows
-            count like other rows. Without them, the two sets of rows would have different
-            distributions.
+            count like other rows. Otherwise they are ignored, because the two sets of rows would
+            have different distributions.
     """
 
     def __init__(
