@@ -143,7 +143,7 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def _command(commands: Commands, name: str, about: str, *options: str) -> Any:
-    """Add a command with some shared options, and return its function for other arguments."""
+    """Add a command with shared options, and return the function that adds other arguments."""
     parser = add_command(commands, name, f"training.commands.actions:{name}", about)
     add_options(parser, *options)
     return parser.add_argument
@@ -182,7 +182,8 @@ def _add_calibrate(commands: Commands) -> None:
     about = "calibrate a model on other data, and publish it"
     add = _command(commands, "calibrate", about, "--target", "--as", "--quiet")
     add("model", **VERSION)
-    add("--data", metavar="SRC", required=True, help="labelled rows that did not fit the model")
+    source_help = "labelled rows that the model was not fitted on"
+    add("--data", metavar="SRC", required=True, help=source_help)
     rows_help = "default: the version's number, up to a third of the rows"
     for split in ("reference", "ranking"):
         add(f"--{split}-rows", type=int, metavar="N", help=rows_help)

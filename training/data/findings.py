@@ -69,7 +69,10 @@ class Findings:
         return [column for column in self.columns if column.kind not in ("ignored", "refused")]
 
     def report(self, max_columns: int = MAX_COLUMNS) -> list[str]:
-        """Describe the data source and up to `max_columns` columns, ignored ones first."""
+        """Describe the data source and up to `max_columns` columns in lines of text.
+
+        If there are more, the ignored ones come first.
+        """
         shape = f" of shape {self.shape}" if self.shape else ""
         task = self.task or "no task"
         lines = [f"{self.source}: {self.rows} rows{shape}; {task}: {self.reason}"]

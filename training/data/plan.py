@@ -186,7 +186,7 @@ def _plan_training(draft: _Draft, train: int, row_s: float) -> None:
 def plan_lines(plan: Plan) -> list[str]:
     """List the planned settings with their reasons, and the warnings."""
     content = plan.recipe.model_dump()
-    lines = []
+    lines = ["settings:"]
     for key, reason in plan.reasons.items():
         if key != "data.columns":  # The findings list the columns.
             section, _, name = key.rpartition(".")

@@ -226,8 +226,8 @@ def make_record(figures: Mapping[str, Figure], resamples: Resamples, **facts: An
 def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Figure]:
     """Compute accuracy, log-likelihood, Brier score and expected calibration error.
 
-    The log-likelihood is in nats per row. The calibration error is that of the label's probability,
-    in bins of equal width.
+    The log-likelihood is in nats per row. The calibration error compares the label's probability
+    with its accuracy, in bins of equal width.
     """
     correct, confidence = probs.argmax(axis=1) == y, probs.max(axis=1)
     likelihood = np.log(np.maximum(probs[np.arange(len(y)), y], MIN_PROBABILITY))

@@ -161,7 +161,7 @@ def list_worse_metrics(
 ) -> list[str]:
     """List the metrics that are significantly worse, and log the others.
 
-    The interval of their loss lies above the tolerated loss.
+    A metric is significantly worse if the interval of its loss lies above the tolerated loss.
     """
     lines = []
     for metric, allowed in tolerances.items():

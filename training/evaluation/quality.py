@@ -90,7 +90,7 @@ class ServedPredictor:
         return self._predict(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
 
     def test(self, test: Rows, group_names: tuple[str, ...]) -> ServedPrediction:
-        """Predict test rows by their groups, and measure the targets of a regression."""
+        """Predict test rows with their groups, and measure a regression's targets."""
         return self._predict("test", test, group_names, TargetMeasures.compute)
 
     def _predict(
@@ -132,7 +132,7 @@ def _by_group(
 
 
 def main_figures(predicted: ServedPrediction, y: np.ndarray) -> dict[str, Figure]:
-    """Compute the metrics of the predictions of test rows."""
+    """Compute the main metrics of test predictions."""
     prediction = predicted.prediction
     if isinstance(prediction.scores, Scores):
         return class_figures(prediction.scores.probabilities, y)
