@@ -442,7 +442,7 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
         f"{len(few_flagged) - sum(few_flagged)} of {len(few_flagged)} fits flag more rows than "
         "expected.",
         "",
-        f"The table shows means over {len(rows[0].cells)} seeds: log-likelihoods of test rows in "
+        f"The table shows means over seeds ({len(rows[0].cells)}): log-likelihoods of test rows in "
         "nats, and the share of wrong labels or the RMSE. `networks` is our model without its linear "
         "members. Bold figures reach the goals above.",
         "",
@@ -481,8 +481,8 @@ def plot(results: dict[str, list[dict[str, Any]]]) -> Figure:
         axis.axvline(position, color="0.4", linewidth=0.8)
         axis.grid(axis="y", linewidth=0.3)
     axes[0].set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
-    axes[0].set_xlabel("log-likelihood, ours less boosting's\nnats a row, clipped; right is better")
-    axes[1].set_xlabel("error, ours over boosting's\nclipped; left is better")
+    axes[0].set_xlabel("log-likelihood, ours minus boosting's\nnats per row, clipped; right is better")
+    axes[1].set_xlabel("error, ours divided by boosting's\nclipped; left is better")
     axes[1].set_xscale("log", base=2)
     figure.suptitle("Dubito and boosting on public tables (squares: not used in development)")
     return figure
