@@ -481,7 +481,9 @@ def plot(results: dict[str, list[dict[str, Any]]]) -> Figure:
         axis.axvline(position, color="0.4", linewidth=0.8)
         axis.grid(axis="y", linewidth=0.3)
     axes[0].set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
-    axes[0].set_xlabel("log-likelihood, ours minus boosting's\nnats per row, clipped; right is better")
+    axes[0].set_xlabel(
+        "log-likelihood, ours minus boosting's\nnats per row, clipped; right is better"
+    )
     axes[1].set_xlabel("error, ours divided by boosting's\nclipped; left is better")
     axes[1].set_xscale("log", base=2)
     figure.suptitle("Dubito and boosting on public tables (squares: not used in development)")
