@@ -1,4 +1,4 @@
-"""State that a cluster's replicas share through a named Ray actor.
+"""The state that a cluster's replicas share through a named Ray actor.
 
 The state is in memory. If its node is lost, Ray restarts the actor without it, and metrics return
 after a few seconds.

@@ -93,7 +93,7 @@ def to_target(transform: Transform, z: Array) -> Array:
 
 
 def log_slope(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
-    """Compute log g'(y), the log Jacobian between densities of z and y."""
+    """Compute log g'(y), the difference between the log-densities of y and z."""
     y = np.asarray(y, dtype=np.float64)
     if isinstance(transform, LogTransform):
         return -to_fitted(transform, y)

@@ -1,4 +1,4 @@
-"""The functions of the training commands.
+"""The functions that implement the training commands.
 
 They import modules that need torch only after they have checked their options.
 """
