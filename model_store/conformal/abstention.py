@@ -81,7 +81,7 @@ class Abstention:
         return threshold
 
     def smallest_risk(self, num_flagged: int, above: float = 0.0) -> float:
-        """Use bisection to find a risk level above `above` at which the service answers rows.
+        """Find a risk level above a bound at which the service answers rows, by bisection.
 
         Risks are multiples of 10^-DECIMALS. With the next smaller one, the service answers no row.
         Smaller risks could be possible, because answers need not be monotone in the risk. Returns 1

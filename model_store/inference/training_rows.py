@@ -1,4 +1,4 @@
-"""The training rows stored in a version, which explain predictions by similar rows.
+"""The training rows stored in a version, which explanations of predictions refer to.
 
 The optional file `training-rows.safetensors` contains a sample of the training rows and their ids.
 Predictions do not depend on it.

@@ -266,7 +266,7 @@ def _export(result: "Fitted", output: ClassSpec | TargetSpec) -> Exported:
 def nearest_rows(
     train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool = False
 ) -> dict[str, bytes | Path]:
-    """Sample training rows, for explaining predictions by their nearest rows.
+    """Sample training rows, which later explain predictions as nearest neighbours.
 
     Distances use encoded columns, pixel values, or numbers and encodings in standard deviations.
     Rows of ids have no distance, so they get no file.
