@@ -77,7 +77,7 @@ class AttackDraws:
 
 @dataclass(frozen=True, eq=False)
 class AttackedModel:
-    """A differentiable classifier with the range of its data."""
+    """A differentiable classifier, and the range of its inputs."""
 
     network: ServedNetwork
     posterior: Posterior

@@ -183,7 +183,7 @@ def _content(findings: Findings) -> dict[str, Any]:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format a number with few digits, and without decimals from 1,000 upwards."""
+    """Format a number with `digits` significant digits, or as an integer from 1,000 upwards."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 

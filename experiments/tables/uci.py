@@ -38,7 +38,7 @@ PUBLISHED = {
 
 
 def _fit(name: str, alpha: float, split: int, runs: Path) -> Measured:
-    """Fit a split, holding out some of its training rows.
+    """Fit a model on a split, after holding out some of the split's training rows.
 
     A tenth is used for validation, and a few rows are used for calibration.
     """

@@ -107,7 +107,7 @@ class Surprisal:
         return surprisal
 
     def is_low(self, score: Scores) -> Bool[np.ndarray, "N"]:
-        """Mark a two-sided detector's scores that are closer to the lower tail."""
+        """Mark the scores of a two-sided detector that are closer to the lower tail."""
         return (score < np.median(self.reference)) & (self.lower_tail is not None)
 
 

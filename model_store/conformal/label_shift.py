@@ -60,7 +60,7 @@ class WeightedRows:
         confidence: float | None = None,
         categories: Int64[np.ndarray, "N"] | None = None,
     ) -> Bool[np.ndarray, "N C"]:
-        """Compute each row's prediction set from the probability mass above each class.
+        """Compute each row's prediction set from the total probability of more probable classes.
 
         Classes that new rows never have are not in any set.
         """

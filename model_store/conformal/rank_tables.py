@@ -110,7 +110,7 @@ class RankTables:
         confidence: float | None = None,
         categories: Numbers | None = None,
     ) -> Bool[np.ndarray, "N C"]:
-        """Compute each row's prediction set from the probability mass above each class.
+        """Compute each row's prediction set from the total probability of more probable classes.
 
         Sets contain all classes if there are too few calibration rows. With categories by class,
         `categories` is not used: each class is compared with the calibration rows of that class.

@@ -92,7 +92,7 @@ def missing_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.nd
 
 
 def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"] | None:
-    """Replace missing cells with usual values in place.
+    """Replace missing cells with the median or most frequent value, in place.
 
     Returns the mask of missing cells, or None if there are none.
     """

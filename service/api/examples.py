@@ -83,7 +83,7 @@ async def get_examples(
 
 
 def example_rows(loaded: ServedModel, ids: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the training rows with the given ids, or rows evenly spaced by label.
+    """Return the training rows with the given ids, or rows spread evenly over the labels.
 
     The rows have the form that /predict accepts. The result is empty if the version has an encoder
     or no stored training rows.
