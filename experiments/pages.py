@@ -186,7 +186,7 @@ def set_bars(
             means, spreads = zip(*shares, strict=True)
             places = np.arange(len(sets)) + (i + 0.5) * width - 0.4
             axis.bar(places, means, width, yerr=spreads, capsize=2, label=row)
-        axis.set_xticks(range(len(sets)), sets)
+        axis.set_xticks(range(len(sets)), sets, fontsize="small")
         axis.set_title(title)
         axis.grid(axis="y", alpha=0.3)
     axes[0].set_ylabel(label)

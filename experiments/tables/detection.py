@@ -287,7 +287,7 @@ NEAR_FAR = Target(
         "`gp-layer` and `anchored-ensemble` detect nearly all sets.\n"
         "* **Flag**: it misses a quarter to a half of the averaged digits. Turned digits are easy "
         "for its detectors, because they fill pixels that are blank in upright digits. "
-        "[Table 2](table-2.md) has figures on MNIST.\n"
+        "[Table 2](table-2.md) has figures on MNIST."
     ),
     caption="Both should be near 100.",
     publishes=True,
