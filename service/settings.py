@@ -205,7 +205,7 @@ class Settings(BaseSettings):
         return frozenset(origin.strip().lower() for origin in origins if origin)
 
     def store_options(self) -> dict[str, Any]:
-        """Return JSON-serialisable arguments to `open_store` for another process."""
+        """Return JSON values with which another process can call `open_store`."""
         key = self.verify_key_file
         return {
             "place": resolve_location(str(self.store)),

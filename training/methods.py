@@ -303,7 +303,7 @@ class GaussianProcessLayer(Laplace):
 
 
 class MaximumLikelihood(Method):
-    """A single network without uncertainty, e.g. as a start for other methods."""
+    """A single network without uncertainty, e.g. as a starting point for other methods."""
 
     name = "mle"
 

@@ -226,7 +226,7 @@ def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
 
 
 def show_jobs(client: Client, options: argparse.Namespace) -> None:
-    """List all jobs, or call a method of the client for some of them."""
+    """List all jobs, or show, cancel or delete some of them."""
     call = None if options.method is None else getattr(client, options.method)
     jobs: Sequence[Job] = client.jobs() if call is None else list(map(call, options.ids))
     if options.json:

@@ -1,4 +1,4 @@
-"""Compare posteriors with Hamiltonian Monte Carlo on two interleaved classes."""
+"""Compare posteriors to Hamiltonian Monte Carlo on two interleaved classes."""
 
 from functools import cache, partial
 from pathlib import Path

@@ -25,7 +25,7 @@ FEW_REMARKS = "Unlike the paper's, our fits without couplings are as good as the
 
 
 def make_recipe(base: str, seed: int, **changes: Any) -> Recipe:
-    """Make an MNIST recipe, whose fit several tables share."""
+    """Make an MNIST recipe. Several tables share its fit."""
     return load_recipe(
         base, seed, **{"data": HELD_OUT, "network": {"hidden": [800, 800]}, **changes}
     )

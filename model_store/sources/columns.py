@@ -1,4 +1,4 @@
-"""Encode rows with named columns for training and the service.
+"""Encode rows with named columns, in training and in the service.
 
 The manifest's column classes define the encoding. `training.data.tables` computes means, standard
 deviations and categories from the training rows. Arithmetic is float64, rounded once to float32.
