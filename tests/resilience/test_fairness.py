@@ -48,6 +48,7 @@ def send_requests(port, seconds, address):
     return statuses, 1e3 * np.array(predicted), 1e3 * np.array(health)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pools", "connections"])
 def test_small_requests_are_let_in_during_a_flood(serve, digits_store, kind):
     with serve(digits_store) as (url, _):
