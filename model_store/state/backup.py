@@ -49,7 +49,7 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
                             tar.add(file, f"{FOLDER}/{name}/{file.name}", filter=_private)
             tar.add(copy, FILE, filter=_private)
         finally:
-            copy.unlink()
+            copy.unlink(missing_ok=True)
 
 
 def _private(member: tarfile.TarInfo) -> tarfile.TarInfo:
