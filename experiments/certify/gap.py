@@ -92,7 +92,11 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
         return Measured(values | {"rows": _rows(data)}, data.digest()[:16])
     result = fit(make_recipe(method, seed), dataset(seed), runs=runs, quiet=True)
     moments = result.outputs(GRID[:, None].astype(np.float32)).astype(np.float64)
-    measured = make_measured(result, describe(moments))
+    values = describe(moments)
+    change = (result.provenance.convergence or {}).get("uncertainty_change")
+    if change is not None:
+        values["change"] = 100.0 * change["median"]
+    measured = make_measured(result, values)
     result.discard_checkpoint()
     return measured
 
@@ -144,6 +148,7 @@ GAP = Target(
     rows={row: partial(measure, row) for row in (hmc.EXACT, *hmc.METHODS)},
     columns={
         **{f"std_{place}": Column(f"deviation {place}", 3) for place in PLACES},
+        "change": Column("reported change, %", 0),
     },
     draw=_draw,
     caption="Between the clusters, most bands are narrower than the chains' band.",
