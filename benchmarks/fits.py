@@ -78,7 +78,10 @@ def main() -> None:
                 if size == SMALLEST:
                     base.append(memory)
                 multiple = (memory - base[i]) / (8 * rows * columns)
-                cells += [f"{elapsed:.1f} s ({seconds:.1f} s)", f"{memory / 2**20:,.0f} MiB, {multiple:.1f}"]
+                cells += [
+                    f"{elapsed:.1f} s ({seconds:.1f} s)",
+                    f"{memory / 2**20:,.0f} MiB, {multiple:.1f}",
+                ]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     report(options, "fits", "# Fits of tables\n\n" + "\n".join(lines) + "\n")
