@@ -31,9 +31,8 @@ from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.evaluation import evaluate
 from training.evaluation.metrics import Figure
 from training.evaluation.pairs import compare_figures, list_worse_metrics
-from training.evaluation.quality import MeasuredRows, measure
+from training.evaluation.quality import measure
 from training.fit import fit, publish
-from training.publishing.publish import quality_rows
 from training.versions import AddedLabels, Parent, Provenance, fitted_data, manifests, open_parent
 
 CANDIDATE = "candidate"
@@ -179,21 +178,22 @@ def judge(
         for version in (manifest.version, sources.parent.manifest.version)
     )
 
-    def compare(rows: MeasuredRows, kind: str) -> tuple[dict[str, Any], list[str]]:
-        before, after = (measure(model, rows).figures for model in (latest, candidate))
+    def compare(rows: Rows, kind: str) -> tuple[dict[str, Any], list[str]]:
+        before, after = (
+            measure(model, rows, sources.data, recipe.seed).figures for model in (latest, candidate)
+        )
         worse = list_worse_metrics(tolerances, after, before, label, recipe.seed, kind)
         compared = compare_figures(_test_figures(before), _test_figures(after), recipe.seed)
-        return {"rows": len(rows.test), "figures": compared}, worse
+        return {"rows": len(rows), "figures": compared}, worse
 
-    rows = quality_rows(recipe, sources.data, sources.splits)
-    test, worse = compare(rows, "test rows")
+    test, worse = compare(sources.data.test, "test rows")
     reasons = [f"{name} is worse than {label} in", *worse] if worse else []
     control = None
     if len(sources.control) < MIN_CONTROL_ROWS:
         message = "%d labelled control rows are too few for a comparison (it needs %d)"
         log.info(message, len(sources.control), MIN_CONTROL_ROWS)
     else:
-        control, worse = compare(replace(rows, test=sources.control), "control rows")
+        control, worse = compare(sources.control, "control rows")
         if worse:
             reasons += ["on control rows it is worse in", *worse]
     if promote and not reasons and not sources.labels.have_keys:

@@ -30,16 +30,16 @@ class RunLockedError(InvalidInput):
 
 
 @contextmanager
-def hold(folder: Path, wait: bool = False) -> Iterator[None]:
+def hold(folder: Path) -> Iterator[None]:
     """Lock a run's folder.
 
     Raises:
-        RunLockedError: if another process has the lock and `wait` is false.
+        RunLockedError: if another process has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             expected = "a run that no other process is working on"
             raise RunLockedError("run", expected, f"{folder}, which is in use") from None

@@ -79,7 +79,6 @@ class AddedLabels(Record):
 
 
 class Provenance(Record):
-    run: str | None = None  # unique token of the run
     recipe: dict[str, Any] | None = None
     rows: dict[str, int] | None = None
     epochs: int | None = None
@@ -106,11 +105,6 @@ class Provenance(Record):
     @classmethod
     def of(cls, description: Description) -> "Provenance":
         return cls.model_validate(description.training)
-
-    def derived(self, **facts: Any) -> "Provenance":
-        """Return a derived version's provenance, excluding its parent's training run."""
-        content = {name: value for name, value in self.content().items() if name != "run"}
-        return Provenance.model_validate({**content, **facts})
 
 
 @dataclass(frozen=True)

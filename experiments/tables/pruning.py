@@ -41,7 +41,8 @@ def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Mea
     result = fit(recipe, runs=runs, quiet=True)
     assert result.folder is not None
     store = ModelStore(result.folder / "models")  # shared by all rows
-    publish(replace(result, folder=None), store)  # without a folder, it keeps the checkpoint
+    if not store.versions(recipe.name):
+        publish(replace(result, folder=None), store)  # without a folder, it keeps the checkpoint
     parent = open_parent(store, recipe.name, "model")
     model = parent.model()
     ratio = signal_to_noise(model)[is_weight(model)].double().numpy()

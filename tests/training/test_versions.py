@@ -2,7 +2,7 @@ import pytest
 
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
-from training.versions import ParentVersion, Provenance, Pruning, read_recipe
+from training.versions import Provenance, read_recipe
 
 
 def test_the_facts_of_a_fitted_version_are_written_as_they_were_read(digits_store):
@@ -15,26 +15,6 @@ def test_the_facts_of_a_fitted_version_are_written_as_they_were_read(digits_stor
 def test_what_was_not_given_is_left_out_and_what_is_unknown_is_kept():
     content = {"recipe": {"alpha": None}, "data_digest": "d", "of_another_day": [1, None]}
     assert Provenance.model_validate(content).content() == content
-
-
-def test_a_derived_version_has_all_but_the_run():
-    model = Provenance(run="token", seconds=1.5, warm_start=ParentVersion(name="m", version="1"))
-    pruned = Pruning(
-        name="m",
-        version="2",
-        fraction=0.5,
-        weights=4,
-        kept_weights=2,
-        parent_bytes=9,
-        bytes=5,
-    )
-    derived = model.derived(pruned=pruned)
-    assert derived.run is None
-    assert derived.content() == {
-        "warm_start": {"name": "m", "version": "1"},
-        "seconds": 1.5,
-        "pruned": pruned.content(),
-    }
 
 
 def test_a_recipe_with_a_removed_key_is_rejected(digits_store):

@@ -31,7 +31,7 @@ from training.data.findings import (
     similar_class_warnings,
 )
 from training.data.plan import Plan, make_plan, plan_lines, write_recipe
-from training.folders import data_root, open_store, runs_folder
+from training.folders import data_root, open_store
 from training.recipe import Recipe
 from training.sections import DataSection
 from training.versions import (
@@ -89,19 +89,18 @@ def fit(options: argparse.Namespace) -> None:
         log.info("! %s", line)
 
     from training.evaluation.evaluate import shift_lines, write_report
-    from training.fit import find_device, fit, publish, run_folder
-    from training.fitting.run import CHECKPOINT
+    from training.fit import find_device, fit, publish
     from training.publishing.baselines import table
 
-    device, runs = find_device(options.device), runs_folder()
+    device = find_device(options.device)
     if plan is not None:
         _write_recipe(plan, options.recipe_out or Path(f"{recipe.name}.toml"))
     published = None if options.again else find_fitted(store, recipe, data, start)
-    if published and not (run_folder(runs, recipe, data, device, start) / CHECKPOINT).exists():
+    if published is not None:
         message = f"{published.label} already has this recipe and data; use --again to fit again"
         print(_as_json(published, is_new=False) if options.json else message)
         return
-    result = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
+    result = fit(recipe, data, start=start, device=device, quiet=options.quiet)
     manifest = publish(result, store, anyway=options.anyway)
     log.info("writing the report")
     report = write_report(store, manifest, data)
@@ -233,7 +232,7 @@ def calibrate(options: argparse.Namespace) -> None:
     if options.target is not None:
         origin["target"] = options.target
     name = options.name or parent.manifest.name
-    manifest = recalibrate(store, parent, data, rows, name, origin)
+    manifest = recalibrate(store, parent, rows, name, origin)
     for key, value in manifest.quality.items():
         print(f"  {key:32} {_format(value)}")
     print(f"published {manifest.label}")

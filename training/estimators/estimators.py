@@ -110,7 +110,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         from training.data import load
         from training.estimators.recipes import make_recipe, write_rows
         from training.fit import fit
-        from training.publishing.publish import assemble_with_constant
+        from training.publishing.publish import assemble
 
         if not isinstance(self.start, nn.Module | None):
             raise ValueError(f"start: expected a torch.nn.Module, got {self.start!r:.80}")
@@ -132,7 +132,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 quiet=not self.verbose,
                 callback=self.callback,
             )
-            self._draft = assemble_with_constant(result)
+            self._draft = assemble(result, only_constant=True)
             result.discard_checkpoint()
             assert result.folder is not None
             metrics = result.folder / "metrics.jsonl"

@@ -19,7 +19,7 @@ from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training import log
 from training.calibration.calibrate import match_groups
-from training.data import Rows
+from training.data import Dataset, Rows
 from training.evaluation.metrics import (
     Ends,
     Figure,
@@ -304,19 +304,6 @@ def _flag_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredRows:
-    """The test rows of a publication, with the names of their class and group numbers.
-
-    Regression has no classes.
-    """
-
-    test: Rows
-    classes: tuple[str, ...]
-    seed: int
-    groups: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class Quality:
     figures: dict[str, Figure]
     disagreement: float  # between draws, on test rows
@@ -336,29 +323,28 @@ def disagreement(scores: AnyScores) -> float:
     return float(part.mean() / max(total.mean(), MIN_UNCERTAINTY))
 
 
-def measure(model: Model, rows: MeasuredRows) -> Quality:
+def measure(model: Model, rows: Rows, data: Dataset, seed: int) -> Quality:
     """Measure predictions on test rows, and the flag rate on test and noise rows.
 
     Rows are scored as served, in requests of `REQUEST_ROWS` rows (or more, if more must share a
     draw set) with the default draws. The flag's rates are at fpr .05.
     """
     draws = int(model.calibration.draw_counts[-1])
-    share = max(REQUEST_ROWS, rows_per_draw_set(model.runtime, len(rows.test), draws))
-    seed = hash_key(rows.seed, ServedRows.TEST)
-    noise_seed = hash_key(rows.seed, ServedRows.NOISE)
-    test, likelihoods = served_prediction(model, rows.test, draws, seed, share)
-    test = _by_group(model, test, rows.test, rows.groups)
-    spec, count = model.manifest.input, min(len(rows.test), NOISE_ROWS)
-    x = noise_rows(spec, rows.test.x, count, rows.seed, ServedRows.NOISE_VALUES)
-    noise, _ = served_prediction(model, Rows(x, rows.test.y), draws, noise_seed, share, None)
+    share = max(REQUEST_ROWS, rows_per_draw_set(model.runtime, len(rows), draws))
+    test_seed, noise_seed = (hash_key(seed, kind) for kind in (ServedRows.TEST, ServedRows.NOISE))
+    test, likelihoods = served_prediction(model, rows, draws, test_seed, share)
+    test = _by_group(model, test, rows, data.group_names)
+    spec, count = model.manifest.input, min(len(rows), NOISE_ROWS)
+    x = noise_rows(spec, rows.x, count, seed, ServedRows.NOISE_VALUES)
+    noise, _ = served_prediction(model, Rows(x, rows.y), draws, noise_seed, share, None)
     if isinstance(test.scores, Scores):
-        probs = _reorder(test.scores.probabilities, model.manifest.classes or (), rows.classes)
-        figures = class_figures(probs, rows.test.y)
+        probs = _reorder(test.scores.probabilities, model.manifest.classes or (), data.classes)
+        figures = class_figures(probs, rows.y)
         is_reliable = _find_reliable(test)
         if is_reliable.any():
-            figures["reliable_accuracy"] = Share((probs.argmax(axis=1) == rows.test.y)[is_reliable])
+            figures["reliable_accuracy"] = Share((probs.argmax(axis=1) == rows.y)[is_reliable])
     else:
-        figures = regression_figures(test, likelihoods, rows.test.y)
+        figures = regression_figures(test, likelihoods, rows.y)
     figures = {f"test_{key}": figure for key, figure in figures.items()}
     figures["flag_rate_at_05"] = Share(test.judged_p_values.p_value <= 0.05)
     figures["uniform_noise_flagged_at_05"] = Share(noise.judged_p_values.p_value <= 0.05)

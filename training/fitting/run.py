@@ -7,7 +7,6 @@ other state, so an interrupted run ends with the same weights as an uninterrupte
 import copy
 import json
 import math
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -121,7 +120,7 @@ class Run:
         # The scores of the best epoch, per validation row or step; a scalar for early stopping.
         self.lowest: Tensor | None = None
         self.uncertainty: list[Tensor] = []  # for each epoch, of validation rows
-        self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8))
+        self.progress = Progress(0, -1, [], 0.0)
         self.written = 0.0
         self.resumed = self.checkpoint.exists()
         if self.resumed:
@@ -377,7 +376,6 @@ def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenan
             run.recipe.has_bound,
         )
     return Provenance(
-        run=run.progress.token,
         recipe=run.recipe.model_dump(mode="json"),
         rows={name: len(rows) for name, rows in vars(splits).items()},
         epochs=run.epochs,

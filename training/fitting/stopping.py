@@ -37,7 +37,6 @@ class Progress:
     best_epoch: int
     history: list[Metrics]
     seconds: float
-    token: str  # identifies the run in the manifest
     levelled: int = 0  # epoch after which the rates began to decay; 0 before the decay
     still_moving: list[str] = field(default_factory=list)  # curves that were not level
 

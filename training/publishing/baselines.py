@@ -19,7 +19,7 @@ models, and .1 % of models that are better by two standard errors.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -90,18 +90,11 @@ def _classify(splits: Splits, classes: int) -> dict[str, Figures]:
         probs[:, class_index] = np.maximum(predicted_probs, MIN_PROBABILITY)
         return probs / probs.sum(axis=1, keepdims=True)
 
-    rows, test, y = _except_test(splits), splits.test, splits.validation.y
+    rows, test = _except_test(splits), splits.test
     sample = spread(rows, int(LOGISTIC / (rows.x.shape[1] * classes)))
     linear = LogisticRegression().fit(sample.x, sample.y)
-
-    def loss(boosting: HistGradientBoostingClassifier, predicted_probs: np.ndarray) -> float:
-        probs = to_probs(boosting.classes_, predicted_probs)
-        return float(-np.log(probs[np.arange(len(y)), y]).mean())
-
     trees = classes if classes > 2 else 1
-    boosting, _ = _fit_boosting(
-        HistGradientBoostingClassifier, "staged_predict_proba", splits, trees, loss
-    )
+    boosting, _ = _fit_boosting(HistGradientBoostingClassifier, splits, trees)
     return {
         name: classification_figures(to_probs(model.classes_, model.predict_proba(test.x)), test.y)
         for name, model in (("linear", linear), ("boosting", boosting))
@@ -124,18 +117,13 @@ def _regress(splits: Splits) -> dict[str, Figures]:
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
 
-    rows, test, y = _except_test(splits), splits.test, splits.validation.y.astype(np.float64)
-    columns, min_error = rows.x.shape[1], MIN_STD * rows.y.astype(np.float64).std()
+    rows, test = _except_test(splits), splits.test
+    rows = replace(rows, y=rows.y.astype(np.float64))
+    columns, min_error = rows.x.shape[1], MIN_STD * rows.y.std()
     sample = spread(rows, int(max(RIDGE / columns**2, math.sqrt(RIDGE / columns))))
-    linear = RidgeCV(np.logspace(-3, 3, 13)).fit(sample.x, sample.y.astype(np.float64))
-
-    def loss(_: HistGradientBoostingRegressor, predicted: np.ndarray) -> float:
-        return math.sqrt(np.square(predicted - y).mean())
-
-    boosting, error = _fit_boosting(
-        HistGradientBoostingRegressor, "staged_predict", splits, 1, loss
-    )
-    errors = {"linear": math.sqrt(-linear.best_score_), "boosting": error}
+    linear = RidgeCV(np.logspace(-3, 3, 13)).fit(sample.x, sample.y)
+    boosting, half_square = _fit_boosting(HistGradientBoostingRegressor, splits, 1)
+    errors = {"linear": math.sqrt(-linear.best_score_), "boosting": math.sqrt(2.0 * half_square)}
     return {
         name: gaussian_figures(model.predict(test.x), max(errors[name], min_error), test.y)
         for name, model in (("linear", linear), ("boosting", boosting))
@@ -149,27 +137,23 @@ def gaussian_figures(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) ->
     return {ERROR: RootMean(squares), LOG_LIKELIHOOD: Mean(log_density)}
 
 
-def _fit_boosting(
-    estimator: type[Any], stages: str, splits: Splits, trees: int, loss: Callable[..., float]
-) -> tuple[Any, float]:
+def _fit_boosting(estimator: type[Any], splits: Splits, trees: int) -> tuple[Any, float]:
     """Fit boosting, choosing the number of iterations by the validation loss.
 
-    `stages` is the method that predicts after each iteration. An iteration adds `trees` trees.
-    Returns the estimator and the loss.
+    An iteration adds `trees` trees. Returns the estimator and the loss.
     """
 
-    def fit(train: Rows, max_iterations: int) -> Any:
+    def fit(train: Rows, max_iterations: int, **validation: np.ndarray) -> Any:
         columns = train.x.shape[1]
         sample = spread(train, max(MIN_ROWS, int(TREES / (ITERATIONS * trees * columns))))
         affordable = max(int(TREES / (len(sample) * columns * trees)), MIN_ITERATIONS)
-        iterations = min(affordable, max_iterations)
-        boosting = estimator(max_iter=iterations, early_stopping=False, random_state=0)
-        y = sample.y.astype(np.float64) if sample.y.dtype.kind == "f" else sample.y
-        return boosting.fit(sample.x, y)
+        iterations, stops = min(affordable, max_iterations), bool(validation)
+        boosting = estimator(max_iter=iterations, early_stopping=stops, random_state=0)
+        return boosting.fit(sample.x, sample.y, **validation)
 
-    first = fit(splits.train, ITERATIONS)
-    losses = [loss(first, predicted) for predicted in getattr(first, stages)(splits.validation.x)]
-    return fit(_except_test(splits), int(np.argmin(losses)) + 1), min(losses)
+    first = fit(splits.train, ITERATIONS, X_val=splits.validation.x, y_val=splits.validation.y)
+    losses = -first.validation_score_
+    return fit(_except_test(splits), max(1, int(np.argmin(losses)))), float(losses.min())
 
 
 def spread(rows: Rows, max_rows: int) -> Rows:

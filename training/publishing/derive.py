@@ -3,9 +3,7 @@
 Pruning removes weights by their signal-to-noise ratio |mu| / sigma (Blundell et al. 2015, "Weight
 uncertainty in neural networks", sections 3.2 and 5.1). A removed weight is 0 in every draw. Noise
 and theta then contain only the remaining weights, which the network inserts into matrices of zeros,
-because ONNX has no sparse product. In a chain of Linear layers, units without outgoing weights are
-removed together with their incoming weights, because no output depends on them. Units without
-incoming weights remain, because their biases matter.
+because ONNX has no sparse product. All biases remain.
 """
 
 import copy
@@ -16,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_store.artifacts.manifest import GRAPHS, TOKENIZER, Manifest
 from model_store.artifacts.store import Artifact, ModelStore
@@ -75,7 +73,7 @@ def prune_version(
 
     recipe, transform = parent.recipe, parent.manifest.transform
     splits = transform_splits(split(data, split_sizes(recipe)), transform)
-    provenance = Provenance.of(parent.manifest).derived()
+    provenance = Provenance.of(parent.manifest)
     temperature = temper(smaller, recipe, splits.validation)
     if temperature is not None:
         provenance = provenance.model_copy(update={"temperature": temperature})
@@ -91,7 +89,7 @@ def prune_version(
         parent_bytes=sum(parent.manifest.files[file].size for file in (*GRAPHS, WEIGHTS)),
         bytes=sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
     )
-    provenance = Provenance.of(draft.description).derived(pruned=pruned)
+    provenance = Provenance.of(draft.description).model_copy(update={"pruned": pruned})
     loss_warnings = warn_of_loss(parent, draft.figures[LOG_LIKELIHOOD])
     warnings = (*draft.description.warnings, *loss_warnings)
     update = {"training": provenance.content(), "warnings": warnings}
@@ -142,13 +140,12 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
     parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
     shares = class_shares(rows.y, len(data.classes)) if data.classes else None
     reference, ranking, test = (rows.take(part) for part in parts)
-    return HeldOut(test, data.classes, seed, data.group_names, reference, ranking, shares)
+    return HeldOut(data, seed, test, reference, ranking, shares)
 
 
 def recalibrate(
     store: ModelStore,
     parent: Artifact,
-    data: Dataset,
     rows: HeldOut,
     name: str,
     origin: dict[str, str],
@@ -165,30 +162,19 @@ def recalibrate(
         name=manifest.name,
         version=manifest.version,
         **origin,
-        rows=len(data.rows),
+        rows=len(rows.data.rows),
         test_rows=len(rows.test),
         seed=rows.seed,
-        data_digest=data.digest(),
+        data_digest=rows.data.digest(),
     )
     draft = draft_version(
         Exported.from_artifact(parent),
         rows,
         None if manifest.abstention is None else manifest.abstention.risk,
-        CategoryChoice.from_config(kind, data, column),
-        Provenance.of(manifest).derived(recalibrated=recalibrated),
+        CategoryChoice.from_config(kind, rows.data, column),
+        Provenance.of(manifest).model_copy(update={"recalibrated": recalibrated}),
     )
     return publish_draft(store, name, draft)
-
-
-class InputUnits(nn.Module):
-    """A layer that selects the inputs with outgoing weights."""
-
-    def __init__(self, index: Tensor) -> None:
-        super().__init__()
-        self.index = nn.Buffer(index, persistent=False)
-
-    def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch J"]:
-        return x.index_select(-1, self.index)
 
 
 def signal_to_noise(model: BayesianModel) -> Float[Tensor, "D"]:
@@ -210,10 +196,7 @@ def is_weight(model: BayesianModel) -> Bool[Tensor, "D"]:
 
 
 def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
-    """Mark the weights that remain after the weakest fraction is removed.
-
-    All biases remain.
-    """
+    """Mark the biases, and the weights that remain after the weakest fraction is removed."""
     if not 0 <= fraction < 1:
         raise InvalidInput("--fraction", "at least 0 and less than 1", f"{fraction}")
     ratio, weights = signal_to_noise(model), is_weight(model)
@@ -230,7 +213,7 @@ def select_strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]
 
 
 def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
-    """Remove parameters that are not in `mask` or do not affect any output.
+    """Remove the weights that are not in `mask`.
 
     The buffer `network.kept` contains the indices of the remaining parameters in the old theta.
     """
@@ -238,23 +221,10 @@ def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
     network, posterior = pruned.network, model.posterior
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, GaussianPosterior)
-    layers, matrices = _layers(pruned), _matrices(model, mask)
-    inputs = [torch.ones(len(matrix), dtype=torch.bool) for matrix in matrices]
-    outputs = [torch.ones(matrix.shape[1], dtype=torch.bool) for matrix in matrices]
-    if not network.folded:  # a chain
-        for i in reversed(range(len(layers))):
-            inputs[i] = (matrices[i] & outputs[i]).any(1)
-            if i > 0:
-                outputs[i - 1] = inputs[i]
-    places = []
-    for layer, matrix, used, live in zip(layers, matrices, inputs, outputs, strict=True):
-        biases = torch.ones(layer.context.slot.shape[0] - len(matrix), len(live), dtype=torch.bool)
-        places.append((torch.cat([matrix, biases]) & live).flatten())
-        layer.keep(matrix[used][:, live])
-    if not inputs[0].all():
-        first = InputUnits(inputs[0].nonzero()[:, 0])
-        network.module = nn.Sequential(first, *network.module.children())
-    index = torch.cat(places).nonzero()[:, 0]
+    layers = _layers(pruned)
+    for layer, matrix in zip(layers, _matrices(model, mask), strict=True):
+        layer.keep(matrix)
+    index = mask.nonzero()[:, 0]
     network.slots = [layer.context.slot for layer in layers]
     network.theta_dimension = len(index)
     network.initial = {}

@@ -36,9 +36,9 @@ from model_store.inference.runtime import Runtime
 from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoryChoice, calibrate
-from training.data import Rows
+from training.data import Dataset, Rows
 from training.evaluation.metrics import Figure, values
-from training.evaluation.quality import MeasuredRows, Quality, measure
+from training.evaluation.quality import Quality, measure
 from training.fitting.convergence import change_warning
 from training.methods import METHODS, Laplace, Method
 from training.scoring import draw_counts, rows_per_draw_set
@@ -62,9 +62,12 @@ class PreflightError(DubitoError):
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut(MeasuredRows):
+class HeldOut:
     """Calibration and test rows, in disjoint sets."""
 
+    data: Dataset
+    seed: int
+    test: Rows
     reference: Rows  # distribution of the detectors' scores
     ranking: Rows  # distribution of the flag's statistic
     shares: Float64[np.ndarray, "C"] | None = None  # of classes in the calibration rows' source
@@ -148,7 +151,7 @@ def draft_version(
     log.info("measuring on %d test rows", len(rows.test))
     # Publishing adds the name, version and files
     manifest = Manifest.model_construct(**dict(description))
-    quality = measure(Model(manifest, runtime, calibration), rows)
+    quality = measure(Model(manifest, runtime, calibration), rows.test, rows.data, rows.seed)
     warnings = (
         *fit_warnings(provenance),
         *_agreement_warnings(quality, METHODS[description.method], noise.max_draws),

@@ -1,7 +1,6 @@
 """Export and publish a fitted model."""
 
 import platform
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
@@ -29,15 +28,15 @@ from model_store.inference.training_rows import MAX_ID_BYTES, TrainingRows
 from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoryChoice
-from training.data import Dataset, Rows, Splits, load
+from training.data import Dataset, Rows, load
 from training.data.rows import class_shares
 from training.evaluation.pairs import list_worse_metrics
-from training.evaluation.quality import MeasuredRows, measure
+from training.evaluation.quality import measure
 from training.export.graphs import export, load_runtime, parity
 from training.export.local import localise
 from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fit_detectors, fold
-from training.folders import data_root, hold
+from training.folders import data_root
 from training.publishing.baselines import add_baselines, check_constant
 from training.publishing.draft import (
     Draft,
@@ -49,7 +48,7 @@ from training.publishing.draft import (
 )
 from training.recipe import Recipe
 from training.seeds import Stream, generator
-from training.versions import WEIGHTS, Provenance, manifests
+from training.versions import WEIGHTS, Provenance
 
 if TYPE_CHECKING:
     from training.fit import Fitted
@@ -68,8 +67,7 @@ def publish(
 ) -> Manifest:
     """Publish a fitted model as the next version of `name`.
 
-    `name` defaults to the recipe's name. A run is published only once, even if its process was
-    killed after the publication.
+    `name` defaults to the recipe's name.
 
     Args:
         anyway: publish a model under `latest` even if it is worse than the constant baseline.
@@ -82,31 +80,18 @@ def publish(
         InvalidInput: if the name is invalid.
     """
     recipe, name = result.recipe, name or result.recipe.name
-    with nullcontext() if result.folder is None else hold(result.folder, wait=True):
-        manifest = _find_published(store, name, result.provenance.run)
-        if manifest is None:
-            draft = draft or assemble(result)
-            if alias == LATEST and not anyway:
-                check_constant(name, draft)
-            if recipe.gate is not None and alias == LATEST:
-                rows = quality_rows(recipe, result.data, result.splits)
-                check_gate(recipe, store, name, draft, rows)
-            manifest = publish_draft(store, name, draft, alias)
-        result.discard_checkpoint()
+    draft = draft or assemble(result)
+    if alias == LATEST and not anyway:
+        check_constant(name, draft)
+    if recipe.gate is not None and alias == LATEST:
+        check_gate(recipe, result.data, store, name, draft)
+    manifest = publish_draft(store, name, draft, alias)
+    result.discard_checkpoint()
     return manifest
 
 
-def _find_published(store: ModelStore, name: str, run: str | None) -> Manifest | None:
-    versions = manifests(store, name) if run is not None else ()
-    return next((manifest for manifest in versions if Provenance.of(manifest).run == run), None)
-
-
-def check_gate(
-    recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows
-) -> None:
+def check_gate(recipe: Recipe, data: Dataset, store: ModelStore, name: str, draft: Draft) -> None:
     """Compare a draft with the version that the gate's alias refers to, if any.
-
-    `rows` are the rows on which the draft's quality was measured.
 
     Raises:
         GateError: if the draft is significantly worse, or the versions cannot be compared.
@@ -121,7 +106,7 @@ def check_gate(
         log.info("gate: passed, because %s has no alias %s yet", name, gate.against)
         return
     manifest, label = store.manifest(name, version), f"{gate.against} (version {version})"
-    test = encode_rows_for(manifest, recipe, draft, rows.test, data_root())
+    test = encode_rows_for(manifest, recipe, draft, data.test, data_root())
     if test is None:
         raise GateError(
             f"gate: {label} takes rows of another format, so it cannot be compared; move the "
@@ -131,8 +116,8 @@ def check_gate(
         message = "gate: %s was fitted on other data, which may include some of these test rows"
         log.info(message, label)
     model = Model.load(store.open(name, version, files=NEEDED))
-    baseline = measure(model, replace(rows, test=test)).figures
-    worse = list_worse_metrics(gate.metrics, draft.figures, baseline, label, rows.seed)
+    baseline = measure(model, test, data, recipe.seed).figures
+    worse = list_worse_metrics(gate.metrics, draft.figures, baseline, label, recipe.seed)
     if worse:
         raise GateError("\n".join([f"gate: {name} is worse than {label} in", *worse]))
     log.info("gate: no worse than %s in %s", label, ", ".join(gate.metrics))
@@ -161,17 +146,8 @@ def encode_rows_for(
     return replace(test, x=encoded.x) if len(encoded) == len(test) else None
 
 
-def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
-    return MeasuredRows(splits.test, data.classes, recipe.seed, data.group_names)
-
-
-def assemble(result: "Fitted") -> Draft:
-    """Export, calibrate and measure a model, and fit all baselines for tables."""
-    return add_baselines(assemble_with_constant(result), result)
-
-
-def assemble_with_constant(result: "Fitted") -> Draft:
-    """Export, calibrate and measure a model, with the constant baseline for tables."""
+def assemble(result: "Fitted", only_constant: bool = False) -> Draft:
+    """Export, calibrate and measure a model, and fit a table's baselines."""
     recipe, data, splits = result.recipe, result.data, result.splits
     shares = None
     output: TargetSpec | ClassSpec = TargetSpec(
@@ -185,17 +161,16 @@ def assemble_with_constant(result: "Fitted") -> Draft:
         shares = class_shares(data.train.y if is_random_split else held_out, classes)
         priors = tuple(class_shares(splits.train.y, classes).tolist())
         output = ClassSpec(classes=data.classes, priors=priors)
-    calibration = splits.reference, splits.ranking
     draft = draft_version(
         _export(result, output),
-        HeldOut(splits.test, data.classes, recipe.seed, data.group_names, *calibration, shares),
+        HeldOut(data, recipe.seed, data.test, splits.reference, splits.ranking, shares),
         recipe.serving.risk,
         CategoryChoice.from_config(recipe.serving.calibration, data, recipe.data.group_column),
         result.provenance.model_copy(
             update={"data_digest": data.digest(), "python": platform.python_version()}
         ),
     )
-    return add_baselines(draft, result, only_constant=True)
+    return add_baselines(draft, result, only_constant)
 
 
 def _export(result: "Fitted", output: ClassSpec | TargetSpec) -> Exported:

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -13,7 +14,7 @@ from training.__main__ import main
 from training.data import Rows, digits
 from training.data import load as data_of
 from training.evaluation.pairs import describe_loss
-from training.evaluation.quality import MeasuredRows, measure
+from training.evaluation.quality import measure
 from training.publishing.draft import Draft, GateError
 from training.publishing.publish import check_gate, encode_rows_for
 from training.recipe import load
@@ -83,18 +84,13 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
     model = Model.load(own_store.open("digits", "1", files=NEEDED))
     rows = digits().test.take(np.arange(40))
     classes = model.manifest.classes
-    expected = measure(model, MeasuredRows(rows, classes, 3, ())).figures
+    expected = measure(model, rows, digits(), 3).figures
     reliable = expected["test_reliable_accuracy"]
     assert 20 < len(reliable.row_values) < 40
     assert reliable.value >= expected["test_accuracy"].value
     order = np.random.default_rng(0).permutation(10)
-    renamed = MeasuredRows(
-        Rows(rows.x, np.argsort(order)[rows.y]),
-        (*(classes[c] for c in order), "ten"),
-        3,
-        (),
-    )
-    actual = measure(model, renamed).figures
+    renamed = replace(digits(), classes=(*(classes[c] for c in order), "ten"))
+    actual = measure(model, Rows(rows.x, np.argsort(order)[rows.y]), renamed, 3).figures
     for name, figure in expected.items():
         if "calibration_error" not in name:
             assert actual[name].value == pytest.approx(figure.value), name
@@ -102,9 +98,8 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
 
 def test_rows_of_a_class_that_a_version_does_not_have_count_as_wrong(own_store):
     model = Model.load(own_store.open("digits", "1", files=NEEDED))
-    rows, names = digits().test.take(np.arange(40)), (*model.manifest.classes, "ten")
-    unknown = Rows(rows.x, np.full(40, 10))
-    figures = measure(model, MeasuredRows(unknown, names, 3, ())).figures
+    data = replace(digits(), classes=(*model.manifest.classes, "ten"))
+    figures = measure(model, Rows(data.test.x[:40], np.full(40, 10)), data, 3).figures
     assert figures["test_accuracy"].value == figures["test_reliable_accuracy"].value == 0.0
 
 
@@ -159,12 +154,11 @@ def test_rows_of_text_are_those_of_another_version_with_the_same_tokens_alone(pu
 def test_versions_that_take_other_rows_cannot_be_compared(own_store):
     manifest = own_store.manifest("digits", "1")
     own_store.set_alias("digits", "champion", "1")
-    rows = MeasuredRows(digits().test, manifest.classes, 0, ())
     wider = manifest.input.model_copy(update={"shape": (9, 9)})
     draft = Draft(manifest.model_copy(update={"input": wider}), {})
     recipe = recipe_with(gate={"metrics": {"test_accuracy": 0.01}})
     with pytest.raises(GateError, match="takes rows of another format"):
-        check_gate(recipe, own_store, "digits", draft, rows)
+        check_gate(recipe, digits(), own_store, "digits", draft)
 
 
 @pytest.mark.parametrize(
