@@ -4,7 +4,6 @@ The provenance is stored under `training` in `manifest.json`.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -259,27 +258,3 @@ def manifests(store: ModelStore, name: str) -> Iterator[Manifest]:
             yield store.manifest(name, version)
         except StoreError:
             continue
-
-
-def find_fitted(
-    store: ModelStore, recipe: Recipe, data: Dataset, start: Parent | None
-) -> Manifest | None:
-    """Find the latest intact version fitted with the same recipe and data.
-
-    Returns None for networks from a factory, a weights file or an encoder, because the recipe does
-    not identify their contents.
-    """
-    network = recipe.network
-    if network.factory is not None or network.weights is not None or network.encoder:
-        return None
-    origin = None if start is None else start.provenance
-    recipe = recipe if start is None else start.complete(recipe)
-    for manifest in manifests(store, recipe.name):
-        facts = Provenance.of(manifest)
-        is_derived = facts.pruned or facts.labels or facts.recalibrated
-        if (facts.data_digest, facts.warm_start) != (data.digest(), origin) or is_derived:
-            continue
-        with suppress(StoreError, InvalidInput):
-            if read_recipe(manifest, "recipe").digest() == recipe.digest():
-                return store.open(recipe.name, manifest.version, files=()).manifest
-    return None

@@ -160,7 +160,6 @@ def _add_fit(commands: Commands) -> None:
     add("--name", help="publish under this name instead of the recipe's")
     add("--seed", type=int, help="instead of the recipe's seed")
     add("--warm-start", metavar="NAME[:VERSION]", help="start from a published version's weights")
-    add("--again", action="store_true", help="fit even if a version has this recipe and data")
 
 
 def _add_inspect(commands: Commands) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from model_store.artifacts.manifest import ALL_FILES, Manifest
+from model_store.artifacts.manifest import ALL_FILES
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.state.database import Database
@@ -36,7 +36,6 @@ from training.recipe import Recipe
 from training.sections import DataSection
 from training.versions import (
     WEIGHTS,
-    find_fitted,
     fitted_data,
     load_for,
     load_parent,
@@ -95,17 +94,13 @@ def fit(options: argparse.Namespace) -> None:
     device = find_device(options.device)
     if plan is not None:
         _write_recipe(plan, options.recipe_out or Path(f"{recipe.name}.toml"))
-    published = None if options.again else find_fitted(store, recipe, data, start)
-    if published is not None:
-        message = f"{published.label} already has this recipe and data; use --again to fit again"
-        print(_as_json(published, is_new=False) if options.json else message)
-        return
     result = fit(recipe, data, start=start, device=device, quiet=options.quiet)
     manifest = publish(result, store, anyway=options.anyway)
     log.info("writing the report")
     report = write_report(store, manifest, data)
     if options.json:
-        print(_as_json(manifest, is_new=True))
+        keys = ("name", "version", "quality", "warnings")
+        print(json.dumps(_select(manifest, keys)))
         return
     print("", *table(manifest), sep="\n")
     quality = manifest.quality
@@ -115,11 +110,6 @@ def fit(options: argparse.Namespace) -> None:
         print(line)
     print(f"\npublished {manifest.label}; learning curves: {result.folder}/progress.png")
     print("to serve it, run `dubito serve`")
-
-
-def _as_json(manifest: Manifest, is_new: bool) -> str:
-    content = {name: getattr(manifest, name) for name in ("name", "version", "quality", "warnings")}
-    return json.dumps({**content, "is_new": is_new})
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:

@@ -7,8 +7,6 @@ because ONNX has no sparse product. All biases remain.
 """
 
 import copy
-import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +25,9 @@ from training.calibration.calibrate import CategoryChoice
 from training.data import Dataset, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import transform_splits
-from training.evaluation.metrics import Figure
 from training.fit import Fitted, temper
 from training.networks.networks import DrawnNetwork
-from training.publishing.baselines import CLEAR_ERRORS, LOG_LIKELIHOOD, check_constant
+from training.publishing.baselines import check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.publish import assemble
 from training.recipe import override
@@ -90,24 +87,8 @@ def prune_version(
         bytes=sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
     )
     provenance = Provenance.of(draft.description).model_copy(update={"pruned": pruned})
-    loss_warnings = warn_of_loss(parent, draft.figures[LOG_LIKELIHOOD])
-    warnings = (*draft.description.warnings, *loss_warnings)
-    update = {"training": provenance.content(), "warnings": warnings}
-    description = draft.description.model_copy(update=update)
+    description = draft.description.model_copy(update={"training": provenance.content()})
     return publish_draft(store, name, Draft(description, draft.files)), pruned
-
-
-def warn_of_loss(parent: Parent, log_likelihood: Figure) -> Iterator[str]:
-    """Warn if the test log-likelihood is clearly below the parent's."""
-    before, current = parent.manifest.quality[LOG_LIKELIHOOD], log_likelihood.value
-    error = float(log_likelihood.row_values.std()) / math.sqrt(log_likelihood.rows)
-    if before - current > CLEAR_ERRORS * error:
-        warning = (
-            f"a log-likelihood of {current:.4g} nats per test row, compared with {before:.4g} "
-            "before pruning"
-        )
-        log.warning("%s", warning)
-        yield warning
 
 
 def load_for_version(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:

@@ -344,10 +344,10 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
     with working_in(tmp_path):
         assert main([*first, "--quiet"]) == 0
         message = capsys.readouterr().err
-        again = ["fit", str(recipe), "--again", "--quiet", "--device", "cpu", "--json"]
+        again = ["fit", str(recipe), "--quiet", "--device", "cpu", "--json"]
         assert main(again) == 0
         output = json.loads(capsys.readouterr().out)
-        assert (output["name"], output["version"], output["is_new"]) == ("things", "2", True)
+        assert (output["name"], output["version"]) == ("things", "2")
         assert "test_accuracy" in output["quality"]
     for text in (
         "csv:things.csv: 300 rows; classification",

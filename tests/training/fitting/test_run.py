@@ -1,7 +1,6 @@
 import json
 import pickle
 import random
-import shutil
 import signal
 import struct
 import subprocess
@@ -76,24 +75,6 @@ def test_the_plot_is_a_png(uninterrupted):
     width, height = struct.unpack(">II", content[16:24])
     assert width > 400
     assert height > 100
-
-
-def test_what_a_version_was_fitted_from_is_not_fitted_again_unless_told(
-    uninterrupted, tmp_path, monkeypatch, capsys
-):
-    folder = shutil.copytree(uninterrupted, tmp_path / "run")
-    assert fit_here(folder, monkeypatch) == 0
-    assert capsys.readouterr().out.startswith(
-        "small version 1 already has this recipe and data; use --again"
-    )
-    assert published_weights(folder) == published_weights(uninterrupted)
-
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Run, "fit", interrupt)
-    for options in (["--again"], ["--seed", "7"]):
-        assert fit_here(folder, monkeypatch, *options) == 130
 
 
 def test_a_finished_run_leaves_no_checkpoint_and_no_draft(uninterrupted):
