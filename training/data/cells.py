@@ -199,7 +199,8 @@ def csv_source(path: Path) -> Path | bytes:
         InvalidInput: if the file is a zip archive or a Parquet file.
     """
     if is_zipfile(path):
-        raise InvalidInput("data.source", "a CSV file (unpack the archive)", "a zip archive")
+        expected = "a CSV file (unpack an archive, or save a workbook's sheet as CSV)"
+        raise InvalidInput("data.source", expected, "a zip archive or workbook")
     with path.open("rb") as file:
         start = file.read(4)
     if start == PARQUET_START:

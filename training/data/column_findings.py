@@ -1,7 +1,7 @@
 """Infer the kinds of columns, and warn about possible mistakes in columns and rows."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -161,16 +161,11 @@ def _inspect_categories(
         notes.append(f"{len(counts)} categories, of which only the most frequent are kept")
     elif len(counts) > present / 2:
         notes.append("most values occur once: free text?")
-    if group_similar(counts):
-        notes.append("some categories differ only in spaces or capitals")
     return ColumnFinding(name, "categorical", f"{len(counts)} categories", missing, values, notes)
 
 
 def _format_hints(counts: Iterable[str]) -> list[str]:
-    notes = [
-        f"{note} (set --missing-value to read such cells as missing)"
-        for note in describe_nearly_numbers(counts)
-    ]
+    notes = []
     examples = {find_sign(value): value for value in counts}
     if all(map(WHOLE.fullmatch, counts)) and max(map(float, counts)) > EXACT_INTEGERS:
         notes.append("whole numbers that float64 cannot represent (set `numeric` to round them)")
@@ -191,25 +186,6 @@ def _format_hints(counts: Iterable[str]) -> list[str]:
             "%d/%m/%y"
         )
     return notes
-
-
-def describe_nearly_numbers(values: Iterable[str]) -> list[str]:
-    """Describe a column in which most, but not all, distinct values are numbers."""
-    distinct = list(values)
-    texts = [value for value in distinct if not is_number(value)]
-    numbers = len(distinct) - len(texts)
-    if not len(distinct) > numbers > max(MAX_NUMERIC_CLASSES, len(distinct) / 2):
-        return []
-    text_list = ", ".join(repr(text[:30]) for text in texts)
-    return [f"{numbers} different numbers, and {text_list[:100]}"]
-
-
-def group_similar(values: Iterable[str]) -> list[list[str]]:
-    """Group values that differ only in spacing or capitalisation."""
-    groups = defaultdict(list)
-    for value in sorted(values):
-        groups["".join(value.split()).casefold()].append(value)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 def as_numbers(values: Numbers | Categories) -> Float64[np.ndarray, "N"]:
