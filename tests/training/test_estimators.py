@@ -211,8 +211,6 @@ def test_a_trained_network_is_made_to_doubt():
     assert (model.recipe_.method, model.history_) == ("laplace", [])
     assert (network(x).argmax(1).numpy() == model.predict(numbers)).mean() > 0.95
     assert model.uncertainty(numbers, fpr=0.1).bald.max() > 0
-    with pytest.raises(ValueError, match="trained no epochs, so there is nothing to plot"):
-        model.plot()
 
 
 @pytest.mark.slow
@@ -249,7 +247,6 @@ def test_notebooks_see_a_table(classifier):
     html = classifier._repr_html_()
     assert "test_accuracy" in html
     assert "test_accuracy" not in clone(classifier)._repr_html_()
-    assert len(classifier.plot().axes) > 3
     assert "<pre>on test rows" in classifier.report()
 
 

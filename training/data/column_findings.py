@@ -165,7 +165,10 @@ def _inspect_categories(
 
 
 def _format_hints(counts: Iterable[str]) -> list[str]:
-    notes = []
+    notes = [
+        f"{note} (set --missing-value to read such cells as missing)"
+        for note in describe_nearly_numbers(counts)
+    ]
     examples = {find_sign(value): value for value in counts}
     if all(map(WHOLE.fullmatch, counts)) and max(map(float, counts)) > EXACT_INTEGERS:
         notes.append("whole numbers that float64 cannot represent (set `numeric` to round them)")
@@ -186,6 +189,17 @@ def _format_hints(counts: Iterable[str]) -> list[str]:
             "%d/%m/%y"
         )
     return notes
+
+
+def describe_nearly_numbers(values: Iterable[str]) -> list[str]:
+    """Describe a column in which most, but not all, distinct values are numbers."""
+    distinct = list(values)
+    texts = [value for value in distinct if not is_number(value)]
+    numbers = len(distinct) - len(texts)
+    if not len(distinct) > numbers > max(MAX_NUMERIC_CLASSES, len(distinct) / 2):
+        return []
+    text_list = ", ".join(repr(text[:30]) for text in texts)
+    return [f"{numbers} different numbers, and {text_list[:100]}"]
 
 
 def as_numbers(values: Numbers | Categories) -> Float64[np.ndarray, "N"]:

@@ -22,6 +22,7 @@ from training.data.column_findings import (
     ColumnFinding,
     Index,
     describe_leak,
+    describe_nearly_numbers,
     inspect_column,
     split_warnings,
     total_warnings,
@@ -186,6 +187,10 @@ def _add_target(
         for feature, leak in leaks.items()
         if leak is not None
     ]
+    if isinstance(target.values, list) and task != "regression":
+        numbers = describe_nearly_numbers({v for v in target.values if v is not None})
+        remedy = "for a regression, set --missing-value to read such cells as missing"
+        warnings += [f"column {name} has {note}; {remedy}" for note in numbers]
     return replace(findings, warnings=findings.warnings + warnings + _rare(findings.classes))
 
 

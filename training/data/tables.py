@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int64, Shaped
 
-from model_store.artifacts.manifest import LARGEST_ID, CategoricalColumn, TextSpec, column_width
+from model_store.artifacts.manifest import LARGEST_ID, TextSpec
 from model_store.errors import InvalidInput, one_line
 from model_store.sources.cells import Categories, Numbers, category_text
 from model_store.sources.columns import Columns, encode, fill_missing, presence
@@ -98,14 +98,26 @@ def _content(section: "DataSection", root: Path) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """The targets of training and test rows, with the row numbers."""
-
     y: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
     train: Int64[np.ndarray, "R"]
     test: Int64[np.ndarray, "T"]
     left_out: Int64[np.ndarray, "L"] | None = None
+
+    def dataset(
+        self, x: Float32[np.ndarray, "N I"], low: float, high: float, **fields: Any
+    ) -> Dataset:
+        return Dataset(
+            Rows(x[self.train], self.y),
+            Rows(x[self.test], self.y_test),
+            (x.shape[1],),
+            self.classes,
+            low,
+            high,
+            left_out=None if self.left_out is None else x[self.left_out],
+            **fields,
+        )
 
 
 def make_table_dataset(
@@ -118,9 +130,7 @@ def make_table_dataset(
 ) -> Dataset:
     features = _features(table, section, version_columns)
     assert section.target is not None
-    categorical = [c for c in version_columns if isinstance(c, CategoricalColumn)]
-    kinds: dict[str, str] = {c.name: c.kind for c in categorical}
-    kinds |= section.columns
+    kinds: dict[str, str] = {**section.columns}
     if texts is not None:
         unused = [name for name in features if name != section.text]
         if unused:
@@ -138,17 +148,14 @@ def make_table_dataset(
     if texts is None:
         data = encode_table(rows, targets, sizes, version_columns, split_keys)
     else:
-        data = _tokenise(rows[texts.spec.column].cells, targets, texts)
-    if targets.left_out is not None:
-        out = {name: take(column.cells, targets.left_out) for name, column in rows.items()}
-        x = encode(data.columns, out) if texts is None else texts.encode(out[texts.spec.column])
-        fill_missing(x, data.columns)
-        data = replace(data, left_out=x)
-    ids: np.ndarray = index[targets.train]
+        x = texts.encode(cast("Categories", rows[texts.spec.column].cells))
+        ids = {"takes_ids": True, "text": texts.spec, "tokenizer": texts.tokenizer}
+        data = targets.dataset(x, 0.0, float(texts.encoder.vocabulary - 1), **ids)
+    row_ids: np.ndarray = index[targets.train]
     if section.id is not None:
-        ids = _ids(table.column(section.id), ids)
+        row_ids = _ids(table.column(section.id), row_ids)
     group_names, groups = _groups(table, section, index)
-    train, test = replace(data.train, ids=ids), data.test
+    train, test = replace(data.train, ids=row_ids), data.test
     if groups is not None:
         train = replace(train, groups=groups[targets.train])
         test = replace(test, groups=groups[targets.test])
@@ -292,36 +299,13 @@ def encode_table(
         if absent and column.missing is False:
             message = "%d rows lack %s, which all training rows have; using its usual value"
             log.info(message, absent, column.name)
-    encoded = encode(columns, cells)
-    fill_missing(encoded, columns)
-    x, x_test = encoded[train], encoded[targets.test]
-    if not (np.isfinite(x).all() and np.isfinite(x_test).all()):
+    x = encode(columns, cells)
+    fill_missing(x, columns)
+    if not np.isfinite(x).all():
         expected = "numbers in float32's range after standardisation"
         raise InvalidInput("data.source", expected, "larger numbers")
-    return Dataset(
-        Rows(x, targets.y),
-        Rows(x_test, targets.y_test),
-        shape=(sum(map(column_width, columns)),),
-        classes=targets.classes,
-        minimum=float(x.min()),
-        maximum=float(x.max()),
-        columns=tuple(columns),
-    )
-
-
-def _tokenise(cells: Any, targets: Targets, texts: TextRows) -> Dataset:
-    x, x_test = (texts.encode(take(cells, part)) for part in (targets.train, targets.test))
-    return Dataset(
-        Rows(x, targets.y),
-        Rows(x_test, targets.y_test),
-        shape=(texts.spec.max_tokens,),
-        classes=targets.classes,
-        minimum=0.0,
-        maximum=float(texts.encoder.vocabulary - 1),
-        takes_ids=True,
-        text=texts.spec,
-        tokenizer=texts.tokenizer,
-    )
+    train_x = x[train]
+    return targets.dataset(x, float(train_x.min()), float(train_x.max()), columns=tuple(columns))
 
 
 def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:

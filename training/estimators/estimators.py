@@ -30,7 +30,6 @@ from model_store.types import Task
 # Methods import slow modules, so that `from dubito import Classifier` is fast.
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
     from torch import nn
 
     from model_store.artifacts.manifest import Manifest
@@ -215,20 +214,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         draft = self._with_baselines()
         with _value_errors():
             return publish(self._result, store, name=name, alias=alias, anyway=anyway, draft=draft)
-
-    def plot(self) -> "Figure":
-        """Plot the fit's metrics by epoch."""
-        import matplotlib.pyplot as plt
-
-        from training.fitting.plots import draw_run
-
-        check_is_fitted(self)
-        if not self.history_:
-            method = self.recipe_.method
-            raise ValueError(f"plot: {method} trained no epochs, so there is nothing to plot")
-        figure = plt.figure()
-        draw_run(figure, self.history_, self.recipe_.method)
-        return figure
 
     def report(self) -> str:
         """Render the model's test metrics, baselines and warnings as HTML."""

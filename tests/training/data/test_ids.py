@@ -61,7 +61,7 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     assert data.tokenizer == (tmp_path / "tokenizer.json").read_bytes()
     with caplog.at_level(logging.INFO):
         assert read(tmp_path).digest() != read(tmp_path, max_tokens=5).digest()
-    assert "of 32 texts to 5 tokens" in caplog.text
+    assert "of 40 texts to 5 tokens" in caplog.text
     assert "ignoring stars, because the model reads only 'text'" in caplog.text
 
 

@@ -182,6 +182,13 @@ def test_dates_that_no_rule_reads_are_asked_about(tmp_path, written, form):
     assert (column.kind, column.notes) == ("time", [])
 
 
+def test_a_target_of_numbers_and_words_is_asked_about(tmp_path):
+    price = ["?" if i % 3 == 0 else i + 0.5 for i in range(300)]
+    write(tmp_path, price=price)
+    (message,) = (text for text in found(tmp_path, "price").warnings if "for a regression" in text)
+    assert message.startswith("column price has 200 different numbers, and '?'; for a regression")
+
+
 def test_a_recipe_says_any_name_of_a_column(tmp_path, monkeypatch):
     monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     write(tmp_path, **{"😀 id": [f"a{i}" for i in range(300)]})
