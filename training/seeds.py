@@ -47,8 +47,6 @@ class EvaluationStream(IntEnum):
     UNIFORM = 0
     GAUSSIAN = 1
     MIXED = 10
-    SHUFFLED = 11
-    NOISY = 12
     FIXED_DRAWS = 20  # for an attacker's gradients
     FRESH_DRAWS = 21
     STARTS = 22  # initial points of attacks

@@ -1,4 +1,4 @@
-"""Outlier rows for evaluation: noise, other data sets, and corrupted test rows.
+"""Outlier rows for evaluation: noise, other data sets, and changed test rows.
 
 `docs/evaluation.md` lists the sets. Noise follows Hendrycks and Gimpel, "A baseline for detecting
 misclassified and out-of-distribution examples in neural networks", 2017. Tables use `even` instead,
@@ -9,14 +9,12 @@ Shapes: N rows of I numbers.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Num, UInt8
-from scipy.ndimage import gaussian_filter
 
 from model_store.artifacts.manifest import (
     NAME_PATTERN,
@@ -44,13 +42,9 @@ EXPECTED = (
     "NAME=SRC with SRC `images:PATH`, `npz:FILE`, or for tables and text `csv:FILE` or "
     "`parquet:FILE`"
 )
-NOISE = 0.2  # standard deviation / data range
-BLUR = 1 / 14  # standard deviation / height: two pixels of MNIST
 MAX_DISCRETE_VALUES = 10  # columns with more values are continuous
 
 Rows = Float32[np.ndarray, "N I"]
-Images = Float32[np.ndarray, "N C H W"]
-
 Inputs = Num[np.ndarray, "N I"]
 Labels = Int64[np.ndarray, "N"]
 OutlierRows = Float32[np.ndarray, "M I"]
@@ -117,23 +111,14 @@ def near_rows(
         sets["crossed"] = cross(rows, labels, spec, seed)
     elif is_classified:
         sets["mixed"] = mix(rows, labels, seed)
-    if spec.takes_ids:
-        sets["shuffled"] = shuffle_ids(rows, spec, seed)
-    elif _is_image(spec):
-        images = rows.reshape(len(rows), -1, *spec.shape[-2:])
-        for name, corrupt in CORRUPTIONS.items():
-            sets[name] = corrupt(images, spec, seed).reshape(len(rows), -1)
-    else:
-        sets["shuffled"] = shuffle(rows, spec, seed)
+    if _is_image(spec):
+        sets["rotated"] = rotate(rows, spec)
     return sets
 
 
 def uniform(spec: InputSpec, rows: int, *seed: int) -> Rows:
-    random = generator(*seed)
-    x = np.empty((rows, _size(spec)), dtype=np.float32)
-    for row in x:  # drawing all rows at once would need three times the memory
-        row[:] = random.uniform(spec.minimum, spec.maximum, len(row))
-    return x
+    x = generator(*seed).uniform(spec.minimum, spec.maximum, (rows, _size(spec)))
+    return x.astype(np.float32)
 
 
 def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
@@ -213,38 +198,11 @@ def cross(x: Inputs, y: Labels, spec: InputSpec, seed: int) -> OutlierRows:
     return np.where(is_second, second, first).astype(np.float32)
 
 
-def shuffle(x: Rows, spec: InputSpec, seed: int) -> Rows:
-    """Permute each column independently, preserving its marginal distribution."""
-    rng = generator(seed, EvaluationStream.SHUFFLED)
-    return np.concatenate([part[rng.permutation(len(x))] for part in _split(x, spec)], axis=1)
-
-
-def shuffle_ids(x: Inputs, spec: InputSpec, seed: int) -> Rows:
-    rng, rows = generator(seed, EvaluationStream.SHUFFLED), x.astype(np.float32)
-    for row, tokens in zip(rows, _is_token(spec, x), strict=True):
-        row[tokens] = rng.permutation(row[tokens])
-    return rows
-
-
-def rotate(images: Images, *_: object) -> Images:
+def rotate(x: Rows, spec: InputSpec) -> Rows:
+    """Rotate images by 90 degrees, or by 180 if they are not square."""
+    images = x.reshape(len(x), -1, *spec.shape[-2:])
     quarters = 1 if images.shape[2] == images.shape[3] else 2
-    return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
-
-
-def add_noise(images: Images, spec: InputSpec, seed: int) -> Images:
-    normal = generator(seed, EvaluationStream.NOISY).standard_normal(images.shape)
-    return _clip(images + np.float32(NOISE * _span(spec)) * normal.astype(np.float32), spec)
-
-
-def blur(images: Images, spec: InputSpec, *_: object) -> Images:
-    return _clip(gaussian_filter(images, BLUR * images.shape[2], axes=(2, 3)), spec)
-
-
-CORRUPTIONS: dict[str, Callable[[Images, InputSpec, int], Images]] = {
-    "rotated": rotate,
-    "noisy": add_noise,
-    "blurred": blur,
-}
+    return np.rot90(images, quarters, axes=(2, 3)).reshape(len(x), -1)
 
 
 def _partners(y: Labels, rng: np.random.Generator) -> list[int]:
@@ -277,10 +235,6 @@ def image_spec(spec: InputSpec) -> ImageSpec:
 def scale_pixels(pixels: UInt8[np.ndarray, "N I"], spec: InputSpec) -> Rows:
     """Scale pixels from 0 to 255 to the data's range."""
     return np.float32(spec.minimum) + pixels.astype(np.float32) * np.float32(_span(spec) / 255.0)
-
-
-def _clip(images: Images, spec: InputSpec) -> Images:
-    return np.clip(images, np.float32(spec.minimum), np.float32(spec.maximum))
 
 
 def _size(spec: InputSpec) -> int:

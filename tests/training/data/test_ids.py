@@ -19,7 +19,7 @@ from tests.support.texts import VOCABULARY, tokenizer, write_reviews
 from training.__main__ import main
 from training.data import load
 from training.data.tables import TextRows
-from training.evaluation.outliers import OutlierSource, cross, random_ids, shuffle_ids
+from training.evaluation.outliers import OutlierSource, cross, random_ids
 from training.recipe import COMBINED_SCORES, DENSITY_NAMES, FEATURE_DENSITIES
 from training.versions import match_version
 
@@ -202,13 +202,6 @@ def test_random_ids_are_of_all_that_there_are_and_leave_padding(data):
     is_padding = np.concatenate([data.test.x] * 20) == 0
     assert (rows[is_padding] == 0).all()
     assert set(rows[~is_padding].tolist()) == set(range(VOCABULARY))
-
-
-def test_shuffled_ids_are_a_row_s_own(data):
-    rows = shuffle_ids(data.test.x, data.input, 0)
-    assert np.array_equal(np.sort(rows, axis=1), np.sort(data.test.x, axis=1))
-    assert np.array_equal(rows == 0, data.test.x == 0)
-    assert not np.array_equal(rows, data.test.x)
 
 
 def test_crossed_ids_are_of_two_rows_of_different_classes(data):
