@@ -36,7 +36,6 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
     "test_accuracy": "more",
     "test_log_likelihood": "more",
     "test_brier": "less",
-    "test_expected_calibration_error": "less",
     "test_rmse": "less",
     "test_interval_coverage_at_95": 0.95,
     "test_interval_width_at_95": "less",

@@ -9,7 +9,7 @@ import { versionsOnLabels } from "./plots.js";
 const POLL_MS = 1000;
 const MIN_RANDOM_LABELS = 50; // below this the service returns no live figures
 const MAX_LOG_LINES = 8;
-const COMPARED = [["accuracy", "log_likelihood", "expected_calibration_error"], ["rmse", "log_likelihood", "interval_coverage_at_95"]];
+const COMPARED = [["accuracy", "log_likelihood", "brier"], ["rmse", "log_likelihood", "interval_coverage_at_95"]];
 const path = (name) => `models/${encodeURIComponent(name)}`;
 
 /** Fit a candidate, and show the number of labels and their measured quality. */

@@ -25,7 +25,7 @@ from training import recipe as recipes
 from training.commands import ROOT
 from training.data import split, split_sizes
 from training.data.findings import duplicate_warnings, inspect_source
-from training.data.plan import Plan, make_plan, plan_lines, write_recipe
+from training.data.plan import Plan, make_plan, recipe_text, write_recipe
 from training.folders import data_root, open_store
 from training.recipe import Recipe
 from training.sections import DataSection
@@ -133,7 +133,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     findings = inspect_source(section, data_root(), options.task)
     log.info("%s", "\n".join(findings.report()))
     plan = make_plan(findings, section, options.name, options.seed)
-    log.info("%s", "\n".join(plan_lines(plan)))
+    log.info("%s", "\n".join([recipe_text(plan), *(f"! {text}" for text in plan.warnings)]))
     return plan
 
 

@@ -345,26 +345,22 @@ def _compare(
     the split is by time, only the latest rows are scored.
     """
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
-    from sklearn.model_selection import GroupKFold, KFold
+    from sklearn.model_selection import GroupKFold, KFold, cross_val_predict
 
-    trees = ExtraTreesRegressor if is_regression else ExtraTreesClassifier
+    model = (ExtraTreesRegressor if is_regression else ExtraTreesClassifier)(TREES, random_state=0)
     if is_regression:
         y = y / (np.abs(y).max() or 1.0)  # Squares must not overflow.
         y = (y - y.mean()) / (y.std() or 1.0)
 
-    def score(folds: Iterable[tuple[Index, Index]]) -> Float64[np.ndarray, "N"]:
-        scores = np.full(len(y), np.nan)
-        for train, test in folds:
-            model = trees(TREES, random_state=0).fit(x[train], y[train])
-            predicted = model.predict(x[test])
-            is_right = predicted == y[test]
-            scores[test] = 1.0 - np.square(predicted - y[test]) if is_regression else is_right
-        return scores
+    def score(predicted: np.ndarray, target: np.ndarray) -> Float64[np.ndarray, "M"]:
+        is_right = (predicted == target).astype(np.float64)
+        return 1.0 - np.square(predicted - target) if is_regression else is_right
 
-    rows = np.arange(len(y))
-    first_test = len(y) - len(y) // FOLDS
-    by_time = [(rows[:first_test], rows[first_test:])]
-    random = score(KFold(FOLDS, shuffle=True, random_state=0).split(x))
-    split = score(by_time if is_time else GroupKFold(FOLDS).split(x, groups=codes))
-    is_scored = ~np.isnan(split)
-    return random[is_scored], split[is_scored]
+    folds = KFold(FOLDS, shuffle=True, random_state=0)
+    random = score(cross_val_predict(model, x, y, cv=folds), y)
+    if not is_time:
+        by_group = cross_val_predict(model, x, y, groups=codes, cv=GroupKFold(FOLDS))
+        return random, score(by_group, y)
+    earlier, later = np.split(np.arange(len(y)), [len(y) - len(y) // FOLDS])
+    predicted = model.fit(x[earlier], y[earlier]).predict(x[later])
+    return random[later], score(predicted, y[later])

@@ -183,19 +183,6 @@ def _plan_training(draft: _Draft, train: int, row_s: float) -> None:
     draft.set("training.max_epochs", epochs, reason)
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """List the planned settings with their reasons, and the warnings."""
-    content = plan.recipe.model_dump()
-    lines = ["settings:"]
-    for key, reason in plan.reasons.items():
-        if key != "data.columns":  # The findings list the columns.
-            section, _, name = key.rpartition(".")
-            value = content[section][name] if section else content[name]
-            present = {k: v for k, v in value.items() if v} if isinstance(value, dict) else value
-            lines.append(f"  {key} = {_value(present)} ({reason})")
-    return [*lines, *(f"! {warning}" for warning in plan.warnings)]
-
-
 def model_name_for(source: str) -> str:
     stem = re.split(r"[/\\]", source.partition(":")[2].rstrip("/\\"))[-1].split(".")[0]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64]

@@ -142,10 +142,9 @@ class BinnedGap(Figure):
     A gap is an outcome (0 or 1) minus its predicted probability. Resampling does not change the
     bins.
 
-    Chance biases the figure upwards, more with fewer rows, and again in each bootstrap sample. So
-    percentiles alone would exclude the true figure. The interval's lower end is therefore the
-    figure minus the bootstrap quantile of sum_b |G_b in the sample - G_b| / N, an upper bound
-    on the bias. The upper end is the percentile, which the bias only raises.
+    Chance biases the figure upwards, and again in each bootstrap sample, so the percentiles alone
+    would exclude the true figure. The lower end is therefore the figure minus the bootstrap quantile
+    of sum_b |G_b in the sample - G_b| / N, an upper bound on the bias.
     """
 
     def __init__(
@@ -158,20 +157,11 @@ class BinnedGap(Figure):
         return np.abs(weights @ self._table).sum(axis=1) / self.rows
 
     def interval(self, resamples: Resamples) -> Ends:
-        tail = (1.0 + LEVEL) / 2.0
-        chance, sampled = np.quantile(self.chance(resamples), tail, axis=0)
-        return max(0.0, self.value - float(chance)), float(sampled)
-
-    def chance(self, resamples: Resamples) -> Float64[np.ndarray, "R 2"]:
-        """Compute the bound on the bias, and the figure, for each bootstrap sample."""
         full = np.ones((1, self.rows)) @ self._table
-
-        def two_sums(weights: Weights) -> Float64[np.ndarray, "S 2"]:
-            by_bin = weights @ self._table
-            sums = np.stack([np.abs(by_bin - full).sum(axis=1), np.abs(by_bin).sum(axis=1)], axis=1)
-            return sums / self.rows
-
-        return resamples.values(two_sums)
+        bias = resamples.values(
+            lambda weights: np.abs(weights @ self._table - full).sum(axis=1) / self.rows
+        )
+        return max(0.0, self.value - percentiles(bias)[1]), super().interval(resamples)[1]
 
     @cached_property
     def _table(self) -> sparse.csr_array:
