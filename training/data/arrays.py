@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from training.sections import DataSection
 
 DIGITS_TEST_FRACTION = 0.2
-MAX_IDX_BYTES = 1 << 32
-READ_BYTES = 1 << 20
 IDX_FILES = (("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1))  # with the number of axes
 UNSPLIT = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
@@ -180,14 +178,8 @@ def _read_idx(file: BufferedIOBase, ndim: int, name: str) -> UInt8[np.ndarray, "
         expected = f"an IDX header of unsigned bytes and {ndim} axes"
         raise InvalidInput(name, expected, f"bytes {header[:4].hex()}")
     shape = struct.unpack(f">{ndim}I", header[4:])
-    size = math.prod(shape)
-    if not 0 < size <= MAX_IDX_BYTES:
-        expected = f"between 1 and {MAX_IDX_BYTES} bytes of data"
-        raise InvalidInput(name, expected, f"a header of shape {shape}")
-    content = bytearray()  # The header may announce more bytes than the file has.
-    while len(content) <= size and (piece := file.read(min(READ_BYTES, size + 1 - len(content)))):
-        content += piece
+    size, content = math.prod(shape), file.read()
     if len(content) != size:
-        received = "more" if len(content) > size else f"{len(content)}"
-        raise InvalidInput(name, f"{size} bytes of data (shape {shape} in its header)", received)
+        expected = f"{size} bytes of data (shape {shape} in its header)"
+        raise InvalidInput(name, expected, f"{len(content)}")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from training.sections import DataSection
 
 Pixels = UInt8[np.ndarray, "N I"]
-Open = Callable[[str], IO[bytes]]  # opens a file by its name
+Open = Callable[[str], ImageFile]  # opens an image by its name
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 TRAINING_FORMATS = (*FORMATS, "TIFF")
 SPLIT_NAMES = ("train", "test")
@@ -44,12 +44,11 @@ def images(path: Path, section: "DataSection") -> Dataset:
     Images are resized or cropped to `image_size` (height, width). If it is not set, all must have
     the same size. Their shape is (H, W) if all files are grey, otherwise (3, H, W).
     """
-    with _files(path) as (files, open_file):
-        labels_by_split = _classes_for_training(files, path)
+    with _images(path) as (labels_by_split, open_image):
         names = list(labels_by_split["train"])
-        shape, spec = _shape(open_file, [*names, *labels_by_split["test"]], section)
+        shape, spec = _shape(open_image, [*names, *labels_by_split["test"]], section)
         x = {
-            part: _pixels(open_file, list(labels), shape, spec)
+            part: _pixels(open_image, list(labels), shape, spec)
             for part, labels in labels_by_split.items()
         }
     labels, test_labels = (list(labels_by_split[part].values()) for part in SPLIT_NAMES)
@@ -66,14 +65,10 @@ def images(path: Path, section: "DataSection") -> Dataset:
 def sample_images(
     path: Path, shape: tuple[int, ...], spec: ImageSpec, max_rows: int, seed: int
 ) -> Pixels:
-    with _files(path) as (files, open_file):
-        labels_by_split = _image_classes(files)
+    with _images(path) as (labels_by_split, open_image):
         names = [*(labels_by_split["test"] or labels_by_split["train"])]
-        if not names:
-            expected = f"images test/CLASS/*{'|'.join(SUFFIXES)} in {str(path)!r}"
-            raise InvalidInput("data.source", expected, "none")
         order = np.random.default_rng(seed).permutation(len(names))[:max_rows]
-        return _pixels(open_file, [names[i] for i in order], shape, spec)
+        return _pixels(open_image, [names[i] for i in order], shape, spec)
 
 
 def survey_images(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
@@ -83,53 +78,45 @@ def survey_images(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]],
         The number of training images by class, the number of images by size (width, height),
         whether all are grey, and whether there are test images.
     """
-    with _files(path) as (files, open_file):
-        labels_by_split = _classes_for_training(files, path)
+    with _images(path) as (labels_by_split, open_image):
         names = [*labels_by_split["train"], *labels_by_split["test"]]
-        names_by_size, is_grey = _survey(open_file, names)
+        names_by_size, is_grey = _survey(open_image, names)
     sizes = Counter({size: len(names) for size, names in names_by_size.items()})
     classes = dict(Counter(labels_by_split["train"].values()).most_common())
     return classes, sizes, is_grey, bool(labels_by_split["test"])
 
 
-def _survey(open_file: Open, names: list[str]) -> tuple[dict[tuple[int, int], list[str]], bool]:
+def _survey(open_image: Open, names: list[str]) -> tuple[dict[tuple[int, int], list[str]], bool]:
     """Group images by size (width, height), and check whether they are all grey."""
     names_by_size = defaultdict(list)
     is_grey = True
     for name in names:
-        image = _open(open_file, name)
+        image = open_image(name)
         names_by_size[image.size].append(name)
         is_grey = is_grey and image.mode in GREY_MODES
     return names_by_size, is_grey
 
 
 @contextmanager
-def _files(path: Path) -> Iterator[tuple[list[str], Open]]:
-    """Yield the file names in a folder or zip, and a function that opens a file."""
+def _images(path: Path) -> Iterator[tuple[dict[str, dict[str, str]], Open]]:
+    """Yield the class of each image in a folder or zip by split, and a function that opens one."""
     if path.is_dir():
         depths = ("/".join("*" * depth) for depth in range(1, 5))
         entries = [entry for pattern in depths for entry in path.glob(pattern)]
-        names = (entry.relative_to(path).as_posix() + "/" * entry.is_dir() for entry in entries)
-        yield list(names), lambda name: (path / name).open("rb")
+        names = [entry.relative_to(path).as_posix() + "/" * entry.is_dir() for entry in entries]
+        yield _image_classes(names, path), lambda name: _open(name, (path / name).open, "rb")
         return
     try:
         with zipfile.ZipFile(path) as file:
-            yield file.namelist(), file.open
+            classes = _image_classes(file.namelist(), path)
+            yield classes, lambda name: _open(name, file.open, name)
     except (zipfile.BadZipFile, OSError) as error:
         reason = error.strerror or "a missing file" if isinstance(error, OSError) else str(error)
         expected = f"a folder or zip file, {str(path)!r}"
         raise InvalidInput("data.source", expected, reason) from None
 
 
-def _classes_for_training(files: list[str], path: Path) -> dict[str, dict[str, str]]:
-    labels_by_split = _image_classes(files)
-    if not labels_by_split["train"]:
-        expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"
-        raise InvalidInput("data.source", expected, "none")
-    return labels_by_split
-
-
-def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
+def _image_classes(names: list[str], source: Path) -> dict[str, dict[str, str]]:
     is_folder = {PurePosixPath(name): name.endswith("/") for name in sorted(names)}
     hidden = (".", "__MACOSX")
     paths = [path for path in is_folder if not any(p.startswith(hidden) for p in path.parts)]
@@ -161,6 +148,9 @@ def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
     for part, label in sorted(folders):
         if labels_by_split[part] and label not in labels_by_split[part].values():
             raise InvalidInput(f"data.source: folder {label!r}", images, "none")
+    if not any(labels_by_split.values()):
+        expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(source)!r}"
+        raise InvalidInput("data.source", expected, "none")
     return labels_by_split
 
 
@@ -176,9 +166,9 @@ def _count_outer_folders(files: Iterable[PurePosixPath]) -> int:
 
 
 def _shape(
-    open_file: Open, names: list[str], section: "DataSection"
+    open_image: Open, names: list[str], section: "DataSection"
 ) -> tuple[tuple[int, ...], ImageSpec]:
-    names_by_size, is_grey = _survey(open_file, names)
+    names_by_size, is_grey = _survey(open_image, names)
     first, *other_sizes = names_by_size
     if section.image_size is None and other_sizes:
         size = f"{first[0]} x {first[1]} pixels"
@@ -201,17 +191,17 @@ def _shape(
 
 
 def _pixels(
-    open_file: Open, names: list[str], shape: tuple[int, ...], spec: ImageSpec
+    open_image: Open, names: list[str], shape: tuple[int, ...], spec: ImageSpec
 ) -> UInt8[np.ndarray, "N I"]:
     x = np.empty((len(names), math.prod(shape)), dtype=np.uint8)
     for n, name in enumerate(names):
-        x[n] = pixels(_open(open_file, name), shape, spec, _field(name))
+        x[n] = pixels(open_image(name), shape, spec, _field(name))
     return x
 
 
-def _open(open_file: Open, name: str) -> ImageFile:
+def _open(name: str, open_file: Callable[[str], IO[bytes]], argument: str) -> ImageFile:
     try:
-        with open_file(name) as file:
+        with open_file(argument) as file:
             content = file.read(MAX_IMAGE_BYTES + 1)
     except UNREADABLE as error:
         reason = (str(error) or "a truncated file").splitlines()[0][:200]

@@ -143,8 +143,8 @@ class BinnedGap(Figure):
     bins.
 
     Chance biases the figure upwards, and again in each bootstrap sample, so the percentiles alone
-    would exclude the true figure. The lower end is therefore the figure minus the bootstrap quantile
-    of sum_b |G_b in the sample - G_b| / N, an upper bound on the bias.
+    would exclude the true figure. The lower end is therefore the figure minus the bootstrap
+    quantile of sum_b |G_b in the sample - G_b| / N, an upper bound on the bias.
     """
 
     def __init__(
