@@ -24,10 +24,6 @@ from training import log
 ROOT = Path(__file__).parents[2]  # of the checkout or of the installed packages
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 CACHED_BYTES = 1 << 30
-DONE = 0
-FAILED = 1
-WRONG_INPUT = 2
-INTERRUPTED = 130
 VERSION: dict[str, Any] = {
     "metavar": "NAME[:VERSION]",
     "help": "VERSION is a number or an alias (default: latest)",
@@ -78,24 +74,23 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(function: str, options: argparse.Namespace) -> int:
-    """Run a command and return its exit code."""
     configure_process()
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # for a recipe's own modules
     try:
         with print_messages():
             resolve_name(function)(options)
-        return DONE
+        return 0
     except (InvalidInput, NotFound) as error:
         print(f"error: {error}", file=sys.stderr)
-        return WRONG_INPUT
+        return 2
     except (DubitoError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return FAILED
+        return 1
     except KeyboardInterrupt:
         message = "stopped; to resume from the last checkpoint, run the same command again"
         print(f"\n{message}", file=sys.stderr)
-        return INTERRUPTED
+        return 130
 
 
 add_command = partial(_add_command, run=run)
@@ -137,7 +132,6 @@ def print_messages() -> Iterator[None]:
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add the options shared by several commands."""
     for name in names:
         parser.add_argument(name, **SHARED_OPTIONS[name])
 

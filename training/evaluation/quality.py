@@ -331,7 +331,7 @@ def measure(model: Model, rows: Rows, data: Dataset, seed: int) -> Quality:
     """
     draws = int(model.calibration.draw_counts[-1])
     share = max(REQUEST_ROWS, rows_per_draw_set(model.runtime, len(rows), draws))
-    test_seed, noise_seed = (hash_key(seed, kind) for kind in (ServedRows.TEST, ServedRows.NOISE))
+    test_seed, noise_seed = hash_key(seed, ServedRows.TEST), hash_key(seed, ServedRows.NOISE)
     test, likelihoods = served_prediction(model, rows, draws, test_seed, share)
     test = _by_group(model, test, rows, data.group_names)
     spec, count = model.manifest.input, min(len(rows), NOISE_ROWS)
