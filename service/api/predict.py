@@ -353,7 +353,7 @@ def _write(
     Live requests update the metrics and, unless they have a seed, the drift test.
     """
     loaded, predicted, seed = work.served_model, work.predicted, work.draw_seed
-    scores = predicted.batch.prediction.scores
+    scores = predicted.batch.scores
     overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
     check_computed(overall, row_work.field)
     results, rows = _decide(row_work, work, inputs)
@@ -364,7 +364,7 @@ def _write(
     parts = encode(answer, work.context.pause)
     if row_work.is_live:
         if work.seed is None:
-            loaded.watch(predicted.batch.prediction, predicted.rows, work.x)
+            loaded.watch(predicted.batch, predicted.rows, work.x)
         context.metrics.count_prediction(
             loaded.key, scores.overall, overall, work.num_samples, num_flags
         )
@@ -391,9 +391,7 @@ def _decide(
     is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE and not needs_explanation
     is_plain = predicted.samples is None and inputs.groups is None and inputs.missing is None
     if is_small and is_plain and options.fdr is None:
-        batch_results = predicted.batch.share(options, results)
-        if batch_results is not None:
-            return batch_results, predicted.rows
+        return predicted.share(options, results), predicted.rows
     prediction = replace(predicted.prediction, missing=inputs.missing)
     if inputs.groups is not None:
         prediction = prediction.with_groups(inputs.groups)

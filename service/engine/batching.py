@@ -42,39 +42,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class MicroBatch:
-    """A micro-batch's predictions and the results that its requests share."""
-
-    prediction: Prediction
-    cache: dict[Hashable, Any] = field(default_factory=dict)  # None after a key's first request
-
-    def share(self, key: Hashable, compute: Callable[[Prediction], T]) -> T | None:
-        """Compute a result for all rows and cache it by key.
-
-        The first call with a key returns None, because no other request may need the result.
-        """
-        if key not in self.cache:
-            self.cache[key] = None
-            return None
-        if self.cache[key] is None:
-            self.cache[key] = compute(self.prediction)
-        result: T = self.cache[key]
-        return result
-
-
-@dataclass(frozen=True, eq=False)
 class Predicted:
     """The part of a micro-batch that belongs to a request."""
 
-    batch: MicroBatch
+    batch: Prediction  # of all requests
     rows: slice
     samples: Float32[np.ndarray, "K N C"] | None
+    shared: dict[Hashable, Any] = field(default_factory=dict)  # by all requests
 
     @property
     def prediction(self) -> Prediction:
-        prediction = self.batch.prediction
-        is_complete = self.rows == slice(0, len(prediction.p_values.p_value))
-        return prediction if is_complete else prediction.take(self.rows)
+        is_complete = self.rows == slice(0, len(self.batch.p_values.p_value))
+        return self.batch if is_complete else self.batch.take(self.rows)
+
+    def share(self, key: Hashable, compute: Callable[[Prediction], T]) -> T:
+        """Return a result for all rows of the micro-batch, computed once for each key."""
+        if key not in self.shared:
+            self.shared[key] = compute(self.batch)
+        result: T = self.shared[key]
+        return result
 
 
 @dataclass(eq=False)
@@ -128,9 +114,9 @@ class EngineWork:
 
     @property
     def predicted(self) -> Predicted:
-        predicted: Predicted
-        (predicted,) = self.parts
-        return predicted
+        part: Predicted
+        (part,) = self.parts
+        return part
 
     def is_compatible_with(self, other: "EngineWork") -> bool:
         """Check whether this work can share a micro-batch with other work."""
@@ -146,16 +132,31 @@ class EngineWork:
         self, batch: "list[EngineWork]", x: Float32[np.ndarray, "N I"], sets: list[DrawSet]
     ) -> list[Any]:
         """Compute the next part of each work in a micro-batch, which starts with this one."""
-        return _predict(batch, x, sets)
-
-    def add(self, part: Any, rows: int, phase: Phase) -> None:
-        self.parts.append(part)
-        self.rows_done += rows
-        self.phases.append(phase)
+        model, priors = self.model, self.priors
+        # Several requests share a micro-batch only if it has all rows of each.
+        sizes = [len(work.x) for work in batch] if len(batch) > 1 else [len(x)]
+        if len({id(draws) for draws in sets}) == 1:
+            outputs, density = model.runtime.run_set(x, sets[0])
+        else:
+            outputs, density = model.runtime.run(x, _row_thetas(sets, sizes))
+        prediction = model.prediction(outputs, density, priors)
+        shared: dict[Hashable, Any] = {}
+        predicted, start = [], 0
+        for work, size in zip(batch, sizes, strict=True):
+            rows = slice(start, start + size)
+            samples = None
+            if work.keep_samples:
+                row_outputs = outputs[:, rows]
+                if priors is not None:
+                    row_outputs = model.shifted(row_outputs, priors).astype(np.float32)
+                samples = model.predictive.samples(row_outputs)
+            predicted.append(Predicted(prediction, rows, samples, shared))
+            start = rows.stop
+        return predicted
 
     def join_parts(self) -> None:
         """Concatenate the parts. Call this in the worker thread, because it can be slow."""
-        batch = MicroBatch(Prediction.concatenate([part.batch.prediction for part in self.parts]))
+        batch = Prediction.concatenate([part.batch for part in self.parts])
         samples = [part.samples for part in self.parts if part.samples is not None]
         all_samples = np.concatenate(samples, axis=1) if samples else None
         self.parts = [Predicted(batch, slice(0, len(self.x)), all_samples)]
@@ -330,7 +331,9 @@ class Engine:
         parts = first.compute(batch, x, sets)
         end = time.perf_counter()
         for work, work_rows, part in zip(batch, rows, parts, strict=True):
-            work.add(part, len(work_rows), Phase(work.queued, start, end))
+            work.parts.append(part)
+            work.rows_done += len(work_rows)
+            work.phases.append(Phase(work.queued, start, end))
         self._count(batch, len(x), start, end)
 
     def _max_rows(self, work: EngineWork) -> int:
@@ -396,31 +399,6 @@ def _draw_sets(batch: list[EngineWork]) -> list[DrawSet]:
     return sets
 
 
-def _predict(
-    batch: list[EngineWork], x: Float32[np.ndarray, "N I"], sets: list[DrawSet]
-) -> list[Predicted]:
-    model, priors = batch[0].model, batch[0].priors
-    # Several requests share a micro-batch only if it has all rows of each.
-    sizes = [len(work.x) for work in batch] if len(batch) > 1 else [len(x)]
-    if len({id(draws) for draws in sets}) == 1:
-        outputs, density = model.runtime.run_set(x, sets[0])
-    else:
-        outputs, density = model.runtime.run(x, _row_thetas(sets, sizes))
-    micro_batch = MicroBatch(model.prediction(outputs, density, priors))
-    predicted, start = [], 0
-    for work, size in zip(batch, sizes, strict=True):
-        rows = slice(start, start + size)
-        samples = None
-        if work.keep_samples:
-            row_outputs = outputs[:, rows]
-            if priors is not None:
-                row_outputs = model.shifted(row_outputs, priors).astype(np.float32)
-            samples = model.predictive.samples(row_outputs)
-        predicted.append(Predicted(micro_batch, rows, samples))
-        start = rows.stop
-    return predicted
-
-
 def _row_thetas(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K N D"]:
     # A set without theta, which is too large for memory, never shares a micro-batch.
     thetas = [draws.theta for draws in sets if draws.theta is not None]
@@ -431,7 +409,7 @@ def _row_thetas(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K 
 def finish(batch: Sequence[EngineWork], error: Exception | None = None) -> None:
     """Resolve futures from another thread.
 
-    Each event loop resolves a few futures per step, and handles other events between the steps.
+    The event loop resolves a few futures per step, and handles other events between the steps.
     """
 
     def resolve(pending: list[asyncio.Future[None]]) -> None:
@@ -441,10 +419,7 @@ def finish(batch: Sequence[EngineWork], error: Exception | None = None) -> None:
         if len(pending) > RESOLVE_BATCH:
             asyncio.get_running_loop().call_soon(resolve, pending[RESOLVE_BATCH:])
 
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for work in batch:
-        assert work.future is not None
-        by_loop.setdefault(work.future.get_loop(), []).append(work.future)
-    for loop, pending in by_loop.items():
+    futures = [work.future for work in batch if work.future is not None]
+    if futures:
         with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(resolve, pending)
+            futures[0].get_loop().call_soon_threadsafe(resolve, futures)

@@ -15,7 +15,6 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service import limits
-from service.engine import batching
 from service.engine.admission import OVERLOAD_HOLD_S, Admission
 from service.engine.batching import (
     BATCH_ROW_DRAWS,
@@ -24,7 +23,7 @@ from service.engine.batching import (
     RESOLVE_BATCH,
     Engine,
     EngineWork,
-    MicroBatch,
+    Predicted,
     finish,
     part_rows,
 )
@@ -192,15 +191,15 @@ def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(
 
 
 def test_a_faulty_request_of_a_micro_batch_fails_alone(engine, served, digits_rows, monkeypatch):
-    predict, sizes = batching._predict, []
+    compute, sizes = EngineWork.compute, []
 
-    def fail_for_negative(batch, x, sets):
+    def fail_for_negative(work, batch, x, sets):
         sizes.append(len(batch))
         if (x < 0).any():
             raise RuntimeError("faulty row")
-        return predict(batch, x, sets)
+        return compute(work, batch, x, sets)
 
-    monkeypatch.setattr(batching, "_predict", fail_for_negative)
+    monkeypatch.setattr(EngineWork, "compute", fail_for_negative)
     jobs = [job(served, digits_rows[n : n + 1]) for n in range(3)]
     faulty = job(served, -digits_rows[:1] - 1)
     *good, failed = together(engine, [*jobs, faulty])
@@ -435,19 +434,12 @@ def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(ser
     assert joint.memory_bytes() > 50 * 4 * DRAWS * model.manifest.output_size
 
 
-def test_results_of_a_micro_batch_are_computed_once_for_equal_options_from_the_second_request_on():
-    batch, calls = MicroBatch("prediction"), []
-
-    def compute(prediction):
-        calls.append(prediction)
-        return object()
-
-    assert batch.share("a", compute) is None
-    assert batch.share("b", compute) is None
-    assert calls == []
-    assert batch.share("a", compute) is batch.share("a", compute) is not None
-    assert batch.share("b", compute) is not None
-    assert calls == ["prediction"] * 2
+def test_results_of_a_micro_batch_are_computed_once_for_equal_options():
+    shared = {}
+    first, second = (Predicted("batch", slice(n, n + 1), None, shared) for n in range(2))
+    assert first.share("a", lambda batch: [batch]) is second.share("a", None)
+    assert second.share("b", lambda _: []) == []
+    assert shared == {"a": ["batch"], "b": []}
 
 
 class Clock:
