@@ -20,13 +20,13 @@ def add_commands(commands: Commands) -> None:
     help = "port to listen on, instead of DUBITO_PORT (8000)"
     serve.add_argument("--port", type=int, metavar="N", help=help)
     about = "predict a whole data set of Parquet files, without a service"
-    score = add_command(commands, "score", "service.batch.command:score", about)
-    _add_data_set(score)
+    score = add_command(commands, "score", "service.batch.command:run", about)
+    _add_data_set(score, kind="score")
     score.add_argument("--out", metavar="DST", help=OUT, required=True)
     _add_score_options(score)
     about = "rank a whole data set of Parquet files, without a service"
-    rank = add_command(commands, "rank", "service.batch.command:rank", about)
-    _add_data_set(rank)
+    rank = add_command(commands, "rank", "service.batch.command:run", about)
+    _add_data_set(rank, kind="rank")
     rank.add_argument("--out", metavar="DST", help=OUT)
     _add_rank_options(rank)
     _add_key(commands)
@@ -62,7 +62,8 @@ def _add_key(commands: Commands) -> None:
     parser.add_argument("--expires", metavar="SPAN", help=help)
 
 
-def _add_data_set(parser: argparse.ArgumentParser) -> None:
+def _add_data_set(parser: argparse.ArgumentParser, kind: str) -> None:
+    parser.set_defaults(kind=kind)
     parser.description = f"{parser.description}. It resumes if interrupted: docs/data-sets.md."
     add = parser.add_argument
     help = "a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix"

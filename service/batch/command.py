@@ -9,6 +9,7 @@ import hashlib
 import json
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
@@ -16,15 +17,20 @@ from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
+from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.storage import is_url, resolve_location
 from model_store.artifacts.store import open_store
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors
+from model_store.sources.files import check_ids
+from model_store.sources.row_file import ID
 from service.api.options import resolve_num_samples
 from service.api.requests import validate
 from service.api.schemas import AcquireRequest, PredictRequest
-from service.batch.computation import Kind, request_fields
+from service.batch.computation import acquire_answer, request_fields
 from service.batch.data_set import (
     OUT,
     REJECTS,
@@ -35,43 +41,40 @@ from service.batch.data_set import (
     default_shard_rows,
 )
 from service.batch.files import Files, Stopped, open_files
-from service.batch.ranking import RANKING, rank_parts, write_ranking
-from service.batch.shards import ShardResult, WorkerOptions, run_local
+from service.batch.output import parquet_bytes
+from service.batch.shards import (
+    EXCLUDED_KEY,
+    UNKNOWN_KEY,
+    ShardResult,
+    WorkerOptions,
+    run_local,
+)
 from service.integrations import installed_integrations
 from service.models.reservoir import fresh_seed
 from service.settings import Settings, read_settings
 
 DONE = "done.json"
+RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
 PRINT_INTERVAL_S = 5.0  # between lines of progress
 
 
-def score(options: argparse.Namespace) -> int:
-    return run("score", options, read_settings())
-
-
-def rank(options: argparse.Namespace) -> int:
-    return run("rank", options, read_settings())
-
-
-def run(kind: Kind, options: argparse.Namespace, settings: Settings) -> int:
-    """Score or rank a data set.
-
-    Returns:
-        The exit code: 0, or 130 if interrupted.
-
-    Raises:
-        InvalidInput: if an option, the data set or the output is invalid.
-        Stopped: if the work cannot continue. Finished parts are kept.
-    """
+def run(options: argparse.Namespace) -> int:
+    """Run a command and return its exit code, which is 130 if the command is interrupted."""
     try:
-        _run(kind, options, settings)
+        process_data_set(options, read_settings())
     except KeyboardInterrupt:
         print("\ninterrupted; repeat the command to continue", file=sys.stderr)
         return 130
     return 0
 
 
-def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
+def process_data_set(options: argparse.Namespace, settings: Settings) -> None:
+    """Score or rank a data set, depending on `options.kind`.
+
+    Raises:
+        InvalidInput: if an option, the data set or the output is invalid.
+        Stopped: if the work cannot continue. Finished parts are kept.
+    """
     if not 0 <= options.max_rejects <= 1:
         raise InvalidInput("max-rejects", "a share from 0 to 1", f"{options.max_rejects}")
     for name in ("workers", "shard_rows"):
@@ -79,7 +82,7 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
             raise InvalidInput(name.replace("_", "-"), "at least 1", f"{getattr(options, name)}")
     excluded = _read_excluded(getattr(options, "exclude", None))
     model = _load(options, settings)
-    request = _request(kind, options, settings, model, excluded)
+    request = _request(options, settings, model, excluded)
     with ExitStack() as stack:
         if options.out is None and options.ray not in (None, "local"):
             raise InvalidInput(OUT, "a location that all nodes of the cluster can access", "none")
@@ -97,12 +100,12 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
             tuple(excluded),
         )
         progress = _work(plan, out, worker_options, options)
-        if kind == "rank":
-            answer = rank_parts(plan, out, model.manifest)
+        if options.kind == "rank":
+            answer = _rank_parts(plan, out, model.manifest)
             if options.out is None:
                 print(json.dumps(answer))
             else:
-                write_ranking(out, answer)
+                _write_ranking(out, answer)
         summary = {"rows": plan.rows, "rejected": progress.rejected, "parts": len(plan.shards)}
         out.create(DONE, json.dumps(summary).encode() + b"\n")
         out.clear()
@@ -123,19 +126,17 @@ def _load(options: argparse.Namespace, settings: Settings) -> Model:
 
 
 def _request(
-    kind: Kind, options: argparse.Namespace, settings: Settings, model: Model, excluded: list[str]
+    options: argparse.Namespace, settings: Settings, model: Model, excluded: list[str]
 ) -> DataSetRequest:
-    names = (
-        *("num_samples", "seed", "fpr", "coverage", "confidence", "risk"),
-        *("missing", "k", "acquisition", "beta"),
-    )
-    content: dict[str, Any] = {"inputs": []} if kind == "score" else {}
-    values = {name: getattr(options, name, None) for name in names}
-    content |= {name: value for name, value in values.items() if value is not None}
+    kind: type[AcquireRequest | PredictRequest]
+    kind = PredictRequest if options.kind == "score" else AcquireRequest
+    content: dict[str, Any] = {"inputs": []} if kind is PredictRequest else {}
+    for name in kind.model_fields.keys() - {"model", "version"}:
+        if getattr(options, name, None) is not None:
+            content[name] = getattr(options, name)
     if options.priors is not None:
         content["priors"] = _json(options.priors)
-    envelope = validate(PredictRequest if kind == "score" else AcquireRequest, content)
-    assert isinstance(envelope, AcquireRequest | PredictRequest)
+    envelope = validate(kind, content)
     num_samples = resolve_num_samples(envelope, model, settings)
     fields: dict[str, Any] = {
         "model": model.manifest.name,
@@ -147,11 +148,11 @@ def _request(
         or default_shard_rows(model.row_size, model.manifest.output_size),
         **request_fields(envelope, model, num_samples),
     }
-    if kind == "rank" and fields["acquisition"] in model.predictive.joint_scores:
+    if fields.get("acquisition") in model.predictive.joint_scores:
         expected = "a score of single rows; use /acquire or a job to rank the best rows jointly"
         raise InvalidInput("acquisition", expected, repr(fields["acquisition"]))
     exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
-    return DataSetRequest(kind=kind, **fields, exclude=exclude)
+    return DataSetRequest(kind=options.kind, **fields, exclude=exclude)
 
 
 def _json(text: str) -> Any:
@@ -194,7 +195,6 @@ def _work(
         lines = (out.read(plan.rejects(number)) or b"").splitlines()
         reasons = tuple(json.loads(line)["reason"] for line in lines[:1])
         progress.add(ShardResult(number, len(lines), reasons))
-    progress.check_rejects()
     progress.start()
     if not todo:
         return progress
@@ -210,8 +210,6 @@ def _work(
             if result.error is not None:
                 raise Stopped(result.error)
             progress.add(result)
-            progress.check_rejects()
-            progress.print_line()
     return progress
 
 
@@ -231,20 +229,16 @@ class Progress:
         self._start = self._printed = time.monotonic()
 
     def add(self, result: ShardResult) -> None:
+        """Add a finished shard, or raise Stopped if too many rows are unreadable."""
         self._parts += 1
         self._rows += self._plan.shards[result.shard].rows
         self.rejected += result.rejected
         self._reasons += result.reasons
-
-    def check_rejects(self) -> None:
-        """Raise Stopped if too many rows are unreadable."""
         share, rows = self._options.max_rejects, self._plan.rows
         if self.rejected > share * rows:
             expected = f"at most {share:g} of {rows} rows that cannot be read"
             received = f"{self.rejected} so far ({'; '.join(self._reasons[:3])})"
-            raise Stopped(f"source: expected {expected}, got {received}")
-
-    def print_line(self) -> None:
+            raise Stopped(f"{SOURCE}: expected {expected}, got {received}")
         if not self._options.quiet and time.monotonic() - self._printed > PRINT_INTERVAL_S:
             self._printed = time.monotonic()
             print(self.line(), file=sys.stderr)
@@ -275,3 +269,60 @@ class Progress:
     @property
     def _elapsed_s(self) -> float:
         return max(time.monotonic() - self._start, 1e-9)
+
+
+def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
+    """Rank the k best rows of all parts. Ties are broken by hash.
+
+    Returns:
+        The answer of `/acquire`.
+
+    Raises:
+        InvalidInput: if two rows have the same id.
+    """
+    import pyarrow
+
+    request, excluded, unknown = plan.request, 0, Counter[str]()
+    best: Any = None
+    for shard in plan.shards:
+        part = _read_part(out, plan.part(shard.number))
+        metadata = part.schema.metadata
+        excluded += int(metadata[EXCLUDED_KEY])
+        unknown.update(json.loads(metadata[UNKNOWN_KEY]))
+        part = part.replace_schema_metadata()
+        best = part if best is None else pyarrow.concat_tables([best, part])
+        place, score, hashes = (best[name].to_numpy() for name in ("place", "score", "hash"))
+        best = best.take(np.lexsort((place, hashes, -score))[: request.k])
+    ids = best[ID].to_pylist()
+    check_ids(ids, len(ids))
+    columns = zip(best["place"].to_pylist(), ids, best["score"].to_pylist(), strict=True)
+    rows = [
+        {"rank": rank, "index": place, "id": name, "score": score, "control": False}
+        for rank, (place, name, score) in enumerate(columns, start=1)
+    ]
+    return acquire_answer(manifest, request, rows, plan.rows, excluded, dict(unknown))
+
+
+def _write_ranking(out: Files, answer: dict[str, Any]) -> None:
+    ranked = answer["ranking"]
+    columns = {
+        "rank": np.array([row["rank"] for row in ranked], dtype=np.int64),
+        ID: [row["id"] for row in ranked],
+        "index": np.array([row["index"] for row in ranked], dtype=np.int64),
+        "score": np.array([row["score"] for row in ranked], dtype=np.float64),
+    }
+    out.create(f"{RANKING}.parquet", parquet_bytes(columns, {}))
+    out.create(f"{RANKING}.json", json.dumps(answer).encode() + b"\n")
+
+
+def _read_part(out: Files, name: str) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    content = out.read(name)
+    try:
+        if content is None:
+            raise pyarrow.ArrowException
+        return pyarrow.parquet.read_table(pyarrow.BufferReader(content), use_threads=False)
+    except pyarrow.ArrowException:
+        raise Stopped(f"{OUT}: expected a valid {name}, got a damaged or missing file") from None

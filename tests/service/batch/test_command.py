@@ -65,7 +65,7 @@ def run_command(store, kind, *arguments):
     parser = argparse.ArgumentParser()
     add_commands(parser.add_subparsers())
     options = parser.parse_args([kind, *map(str, arguments)])
-    return command.run(kind, options, Settings(store=store))
+    command.process_data_set(options, Settings(store=store))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def run(digits_store, monkeypatch):
         defaults = {"out": out, "workers": workers or 1, "shard_rows": 60, "num_samples": DRAWS}
         for name, value in {**defaults, "seed": SEED, **given}.items():
             arguments += [] if value is None else [f"--{name.replace('_', '-')}", value]
-        return run_command(digits_store, kind, source, *arguments)
+        run_command(digits_store, kind, source, *arguments)
 
     return run
 
@@ -86,7 +86,7 @@ def run(digits_store, monkeypatch):
 @pytest.fixture(scope="module")
 def scored(data, digits_store, tmp_path_factory):
     out = tmp_path_factory.mktemp("scored") / "out"
-    assert run_command(digits_store, "score", data, "--out", out, "--quiet", *OPTIONS) == 0
+    run_command(digits_store, "score", data, "--out", out, "--quiet", *OPTIONS)
     return out
 
 
@@ -418,7 +418,7 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     options = ["--out", tmp_path / "out", "--model", model, "--seed", "3", "--quiet"]
     rows = tmp_path / "rows.parquet"
-    assert run_command(kinds, "score", rows, *options, "--workers", "1") == 0
+    run_command(kinds, "score", rows, *options, "--workers", "1")
     request = {"model": model, "inputs": inputs, "seed": 3}
     expected = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
     assert expected.status_code == 200, expected.text

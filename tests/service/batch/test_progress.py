@@ -25,7 +25,8 @@ def test_a_line_says_how_far_a_job_is_and_what_is_left():
         shard_rows=100,
     )
     shards = tuple(Shard(i, 0, 100 * i, 100, 100 * i) for i in range(4))
-    progress = Progress(Plan(request, (DataFile("a.parquet", 9, "-"),), shards), Namespace())
+    options = Namespace(max_rejects=0.1, quiet=True)
+    progress = Progress(Plan(request, (DataFile("a.parquet", 9, "-"),), shards), options)
     progress.add(ShardResult(0, rejected=2))
     progress.start()
     assert progress.line() == " 25 %  100 of 400 rows, 1 of 4 parts; 2 rejected"
