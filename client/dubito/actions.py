@@ -1,8 +1,15 @@
-"""Command-line actions for predictions, rankings, models and jobs."""
+"""Command-line actions, which call the service and print the answers."""
 
 import argparse
+import contextlib
+import csv
+import io
 import json
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,13 +18,24 @@ import numpy as np
 from dubito.client import Client
 from dubito.command import ACQUIRE_OPTIONS, PREDICT_OPTIONS
 from dubito.endpoints import Progress
-from dubito.errors import DubitoError
-from dubito.files import check_out, is_named, is_pool, open_files, rows_in, write
+from dubito.errors import DubitoError, InvalidInput
+from dubito.files import (
+    JSON_LINES,
+    check_out,
+    escape_formula,
+    is_named,
+    is_pool,
+    open_files,
+    rows_in,
+    unescape_formula,
+    write,
+)
 from dubito.predictions import GLOBAL_FIELDS, Predictions
-from dubito.results import Job, Model, Ranking
+from dubito.results import Job, KeptLabel, Model, Ranking
 from dubito.rows import RowsLike
-from dubito.terminal import format_cell, print_table, printable, progress_bar
 
+MAX_CELL_CHARACTERS = 40
+MAX_LABELS = 1000  # per request
 Result = TypeVar("Result")
 RANKING_FIELDS = (
     *("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded"),
@@ -240,3 +258,155 @@ def show_jobs(client: Client, options: argparse.Namespace) -> None:
     for job in jobs:
         if job.error:
             print(f"{job.id}: {job.error}")
+
+
+def push_labels(client: Client, options: argparse.Namespace) -> None:
+    entries = list(_label_entries(options.file))
+    counts = {"accepted": 0, "known": 0, "replaced": 0}
+    model, total = options.model, 0
+    for first in range(0, len(entries), MAX_LABELS):
+        part = entries[first : first + MAX_LABELS]
+        labels = {entry["id"]: entry["value"] for entry in part}
+        inputs = {entry["id"]: entry["input"] for entry in part if "input" in entry}
+        answer = client.add_labels(labels, model=model, inputs=inputs, replace=options.replace)
+        counts = {name: count + getattr(answer, name) for name, count in counts.items()}
+        model, total = answer.model, answer.labels
+    if options.json:
+        print(json.dumps({"model": model, **counts, "labels": total}))
+    else:
+        new, known, replaced = counts.values()
+        print(f"{model}: {new} new labels, {known} known, {replaced} replaced; {total} in total")
+
+
+def _label_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the `id`, `value` and optional `input` of each labelled line."""
+    ids = set()
+    for n, line in enumerate(_label_lines(path), start=1):
+        values = {
+            name: line[name] for name in ("label", "target") if line.get(name) not in ("", None)
+        }
+        if not values:
+            continue
+        name = line.get("id")
+        if name in (None, "") or len(values) > 1:
+            expected = "an `id`, and a `label` or a `target`"
+            raise InvalidInput(f"{path}: line {n}", expected, ", ".join(line))
+        if name in ids:
+            raise InvalidInput(f"{path}: line {n}", "a unique id", repr(name))
+        ids.add(name)
+        value = _target(path, n, values["target"]) if "target" in values else str(values["label"])
+        row = {"input": line["input"]} if line.get("input") is not None else {}
+        yield {"id": str(name), "value": value, **row}
+    if not ids:
+        raise InvalidInput(str(path), "lines with an `id` and a `label` or a `target`", "none")
+
+
+def _label_lines(path: Path) -> Iterator[dict[str, Any]]:
+    if is_named(path, *JSON_LINES):
+        yield from rows_in([path])
+        return
+    text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
+    for line in csv.DictReader(io.StringIO(text, newline="")):
+        yield {
+            name: unescape_formula(cell) if isinstance(cell, str) else cell
+            for name, cell in line.items()
+        }
+
+
+def _target(path: Path, n: int, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{path}: line {n}: target", "a number", repr(value)) from None
+
+
+def show_labels(client: Client, options: argparse.Namespace) -> None:
+    columns, labels = _list_labels(client, options)
+    if options.json:
+        print(json.dumps({"labels": labels}))
+        return
+    if labels:
+        print_table(columns, [[label[name] for name in columns] for label in labels])
+        print()
+    print(f"{len(labels)} labels")
+
+
+def export_labels(client: Client, options: argparse.Namespace) -> None:
+    columns, labels = _list_labels(client, options)
+    if options.json:
+        for label in labels:
+            print(json.dumps(label))
+        return
+    writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore")
+    writer.writeheader()
+    for label in labels:
+        writer.writerow({name: escape_formula(cell) for name, cell in label.items()})
+
+
+def _list_labels(
+    client: Client, options: argparse.Namespace
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the non-empty columns and the labels."""
+    kept = client.kept_labels(options.model, annotator=options.annotator, former=options.former)
+    labels = [asdict(label) for label in kept]
+    columns = [field.name for field in fields(KeptLabel)]
+    if labels:
+        columns = [name for name in columns if any(label[name] is not None for label in labels)]
+    return columns, labels
+
+
+def delete_labels(client: Client, options: argparse.Namespace) -> None:
+    answer = client.delete_labels(options.ids, model=options.model)
+    if options.json:
+        print(json.dumps(asdict(answer)))
+    else:
+        print(
+            f"{answer.model}: {answer.deleted} of {len(options.ids)} deleted, {answer.labels} left"
+        )
+
+
+def format_cell(value: object) -> str:
+    """Format a value for a table cell."""
+    if value is None:
+        return ""
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else ""
+    if isinstance(value, float | np.floating):
+        return "" if math.isnan(value) else f"{value:.4g}"
+    text = printable(str(value))
+    return text if len(text) <= MAX_CELL_CHARACTERS else text[: MAX_CELL_CHARACTERS - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Replace control characters, because they could alter the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table with right-aligned numbers."""
+    cells = [[format_cell(value) for value in row] for row in rows]
+    is_number = [
+        all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(heads))
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    for line in (heads, ["-" * width for width in widths], *cells):
+        columns = zip(line, widths, is_number, strict=True)
+        padded = [v.rjust(width) if right else v.ljust(width) for v, width, right in columns]
+        print("  ".join(padded).rstrip())
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
+    """Show a progress bar if rich is installed and standard error is a terminal.
+
+    Yields a function that takes the completed share, from 0 to 1.
+    """
+    if not (sys.stderr.isatty() and find_spec("rich")):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=1.0)
+        yield lambda share: progress.update(task, completed=share)

@@ -169,20 +169,20 @@ def _add_group(commands: Commands, name: str, about: str) -> Commands:
 
 def _add_labels(commands: Commands) -> None:
     about = "send labels from a CSV file with the columns `id` and `label` (or `target`)"
-    push = add_call(commands, "push", "dubito.label_actions:push", about)
+    push = add_call(commands, "push", "dubito.actions:push_labels", about)
     help = "CSV file, or JSON lines that may also have `input`; - reads CSV from standard input"
     push.add_argument("file", type=Path, metavar="FILE", help=help)
     help = "replace existing labels"
     push.add_argument("--replace", action="store_true", help=help)
-    listed = add_call(commands, "list", "dubito.label_actions:show", "show the labels")
+    listed = add_call(commands, "list", "dubito.actions:show_labels", "show the labels")
     about = "print the labels as CSV"
-    exported = add_call(commands, "export", "dubito.label_actions:export", about)
+    exported = add_call(commands, "export", "dubito.actions:export_labels", about)
     for parser in (listed, exported):
         parser.add_argument("--annotator", metavar="KEY", help="only labels from this key")
         help = "replaced and deleted labels instead"
         parser.add_argument("--former", action="store_true", help=help)
     about = "delete labels; acquired rows wait for a label again"
-    deleted = add_call(commands, "delete", "dubito.label_actions:delete", about)
+    deleted = add_call(commands, "delete", "dubito.actions:delete_labels", about)
     deleted.add_argument("ids", nargs="+", metavar="ID")
     for parser in (push, listed, exported, deleted):
         parser.add_argument("--model", metavar="NAME", help="optional if there is only one")

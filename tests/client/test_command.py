@@ -16,11 +16,10 @@ import pytest
 from PIL import Image
 
 from dubito import Client
-from dubito.actions import wait_or_cancel
+from dubito.actions import print_table, progress_bar, wait_or_cancel
 from dubito.command import KEY_VARIABLE, URL_VARIABLE, main
 from dubito.files import write
 from dubito.predictions import Predictions
-from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
 from tests.support.images import pixel
 from tests.support.serving import wait_until
