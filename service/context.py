@@ -23,7 +23,6 @@ from service.engine.admission import Admission
 from service.engine.batching import Engine
 from service.engine.threads import Threads
 from service.errors import PastDeadline
-from service.models.collector import LoadedCollector
 from service.models.models import Models, ServedModel
 from service.models.preflights import Preflights
 from service.models.watcher import Watcher
@@ -31,7 +30,7 @@ from service.request_context import RequestContext, get_link_prefix
 from service.settings import Settings
 from service.shared_state import SharedState, StateBackend
 from service.telemetry.logs import AuditLog
-from service.telemetry.metrics import Metrics
+from service.telemetry.metrics import LoadedCollector, Metrics
 
 NO_STATE = (
     "DUBITO_STATE is empty, so this service has no jobs and labels; "

@@ -1,11 +1,11 @@
 """Prometheus metrics."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import onnxruntime
@@ -19,11 +19,17 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from model_store.conformal.drift import EDGES
 from model_store.state.jobs import ENDED, Kind
 from model_store.state.labels import Accepted
 from model_store.version import read_version
 from service.telemetry.logs import DROPPED
+
+if TYPE_CHECKING:
+    from service.models.watcher import Watcher
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -55,8 +61,17 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "entropy": ("Entropy of predicted rows, in nats", NATS),
     "std": ("Predictive standard deviation of rows, in target units", TARGET_UNITS),
 }
-KINDS = get_args(Kind)
-BUILD = ("version", "python", "onnxruntime")
+# Description and field of `DriftReport`
+DRIFT_GAUGES = {
+    "dubito_flag_rate": ("Share of p-values up to .05 among recent live rows", "flag_rate"),
+    "dubito_expected_flag_rate": (
+        "Share of p-values up to .05 expected without drift",
+        "expected_flag_rate",
+    ),
+    "dubito_calibration_rows": ("Calibration rows of the flag", "calibration_rows"),
+    "dubito_drift_evidence_nats": ("Evidence of drift", "evidence"),
+    "dubito_drift_alarm": ("1 after the evidence reached the alarm level", "alarm"),
+}
 VERSION_LABELS = ("model", "version")
 VersionKey = tuple[str, str]  # model and version
 
@@ -66,45 +81,39 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        counter = partial(Counter, registry=registry)
-        gauge = partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
-        self.requests = counter(
-            "dubito_requests", "Requests by route and status", ("route", "status")
-        )
-        self.failures = counter(
-            "dubito_failures", "Failed requests, by reason", ("route", "reason")
-        )
+        counter = partial(Counter, registry=registry, namespace="dubito")
+        gauge = partial(Gauge, registry=registry, namespace="dubito")
+        histogram = partial(Histogram, registry=registry, namespace="dubito")
+        self.requests = counter("requests", "Requests by route and status", ("route", "status"))
+        self.failures = counter("failures", "Failed requests, by reason", ("route", "reason"))
         self.request_seconds = histogram(
-            "dubito_request_seconds", "Seconds to answer", ("route",), buckets=SECONDS
+            "request_seconds", "Seconds to answer", ("route",), buckets=SECONDS
         )
-        self.queued_row_draws = gauge("dubito_queued_row_draws", "Queued or running rows x draws")
-        self.queued_requests = gauge("dubito_queued_requests", "Queued or running requests")
-        self.max_queued_row_draws = gauge(
-            "dubito_max_queued_row_draws", "Limit of queued or running rows x draws"
-        )
-        self.ready = gauge("dubito_ready", "1 if the service can predict, otherwise 0")
-        self.labels = counter("dubito_labels", "Labels received, by outcome", ("model", "outcome"))
-        self.jobs = counter("dubito_jobs", "Finished jobs", ("kind", "state"))
-        for kind, state in product(KINDS, ENDED):  # so that rates count the first job
+        self.queued_row_draws = gauge("queued_row_draws", "Queued or running rows x draws")
+        self.queued_requests = gauge("queued_requests", "Queued or running requests")
+        text = "Limit of queued or running rows x draws"
+        self.max_queued_row_draws = gauge("max_queued_row_draws", text)
+        self.ready = gauge("ready", "1 if the service can predict, otherwise 0")
+        self.labels = counter("labels", "Labels received, by outcome", ("model", "outcome"))
+        self.jobs = counter("jobs", "Finished jobs", ("kind", "state"))
+        for kind, state in product(get_args(Kind), ENDED):  # so that rates count the first job
             self.jobs.labels(kind, state)
-        self.jobs_running = gauge("dubito_jobs_running", "Running jobs")
-        self.jobs_queued = gauge("dubito_jobs_queued", "Queued jobs")
-        self.state_usable = gauge(
-            "dubito_state_usable", "1 if jobs and labels can be read and written, otherwise 0"
-        )
+        self.jobs_running = gauge("jobs_running", "Running jobs")
+        self.jobs_queued = gauge("jobs_queued", "Queued jobs")
+        text = "1 if jobs and labels can be read and written, otherwise 0"
+        self.state_usable = gauge("state_usable", text)
         self.state_usable.set(1)
-        self.state_free_ratio = gauge(
-            "dubito_state_free_ratio", "Free share of the disk that holds the state"
-        )
+        text = "Free share of the disk that holds the state"
+        self.state_free_ratio = gauge("state_free_ratio", text)
         self.state_free_ratio.set(1)  # without state
-        build = gauge("dubito_build_info", "1, labelled with versions of the software", BUILD)
+        labels, text = ("version", "python", "onnxruntime"), "1, labelled with software versions"
+        build = gauge("build_info", text, labels)
         build.labels(read_version(), platform.python_version(), onnxruntime.__version__).set(1)
         self._counters = {
-            name: counter(f"dubito_{name}", text, VERSION_LABELS) for name, text in COUNTERS.items()
+            name: counter(name, text, VERSION_LABELS) for name, text in COUNTERS.items()
         }
         self._histograms = {
-            name: histogram(f"dubito_{name}", text, VERSION_LABELS, buckets=buckets)
+            name: histogram(name, text, VERSION_LABELS, buckets=buckets)
             for name, (text, buckets) in HISTOGRAMS.items()
         }
         registry.register(DROPPED)
@@ -161,3 +170,49 @@ class Metrics:
 def _label_values(metric: MetricWrapperBase, names: Sequence[str]) -> set[tuple[str, ...]]:
     samples = (sample for family in metric.collect() for sample in family.samples)
     return {tuple(sample.labels[name] for name in names) for sample in samples}
+
+
+class LoadedCollector(Collector):
+    """Metrics of the store and of loaded models."""
+
+    def __init__(self, watcher: "Watcher") -> None:
+        self.watcher = watcher
+
+    def collect(self) -> Iterator[Metric]:
+        watcher, models = self.watcher, self.watcher.models
+        drifts = {loaded.key: loaded.drift for loaded in models.loaded()}
+        reports = {key: drift.report() for key, drift in drifts.items()}
+        yield _gauge("dubito_loaded_version", "1 for each loaded version", VERSION_LABELS, drifts)
+        broken = [(name, version) for name in models.names() for version in models.errors(name)]
+        text = "1 for each version that cannot be served"
+        yield _gauge("dubito_broken_version", text, VERSION_LABELS, broken)
+        aliases = [(name, *a) for name in models.names() for a in models.aliases(name).items()]
+        text = "1 for each served alias"
+        yield _gauge("dubito_alias", text, ("model", "alias", "version"), aliases)
+        text = "1 for each alias that does not serve its version"
+        yield _gauge("dubito_degraded_alias", text, ("model", "alias"), [*watcher.problems])
+        text = "Time of the last complete read of the store, in seconds since 1970"
+        yield GaugeMetricFamily("dubito_store_seen_timestamp_seconds", text, watcher.last_read)
+        text = "1 if the store is reachable, otherwise 0"
+        yield GaugeMetricFamily("dubito_store_reachable", text, float(watcher.is_reachable))
+        for name, (text, field) in DRIFT_GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=VERSION_LABELS)
+            for key, report in reports.items():
+                value = getattr(report, field)
+                if value is not None:
+                    gauge.add_metric(key, float(value))
+            yield gauge
+        text = "P-values of the flag for live rows"
+        p_values = HistogramMetricFamily("dubito_flag_p_value", text, labels=VERSION_LABELS)
+        for key, report in reports.items():
+            counts = np.cumsum(report.binned_rows).tolist()
+            buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", report.rows)]
+            p_values.add_metric(key, buckets, report.p_value_sum)
+        yield p_values
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], members: Iterable[Sequence[str]]) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=labels)
+    for member in members:
+        gauge.add_metric(member, 1.0)
+    return gauge

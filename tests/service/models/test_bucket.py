@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from model_store.artifacts.objects import Objects
 from model_store.errors import StoreUnreachable
-from service.models.collector import LoadedCollector
 from service.models.models import Models
 from service.models.preflights import Preflights
 from service.models.watcher import Watcher
 from service.settings import Settings
+from service.telemetry.metrics import LoadedCollector
 from tests.support import tiny
 from tests.support.faulty_bucket import SECRET, URL, FaultyBucket
 from tests.support.serving import metric
