@@ -31,14 +31,7 @@ logger = logging.getLogger("dubito")
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT.
-
-    Returns:
-        The exit code: 0, or 3 if the service cannot start.
-
-    Raises:
-        InvalidInput: if a setting is invalid.
-    """
+    """Serve until SIGTERM or SIGINT. Return the exit code, 3 if the service cannot start."""
     if options.port is not None:
         os.environ["DUBITO_PORT"] = str(options.port)
     settings = read_settings()

@@ -220,11 +220,7 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """Read the settings from the environment.
-
-    Raises:
-        InvalidInput: if a variable is invalid or unknown.
-    """
+    """Read the settings from the environment, without unknown variables."""
     names = {PREFIX + name.upper() for name in Settings.model_fields}
     names |= TRAINING_VARIABLES | CLIENT_VARIABLES | integration_variables()
     for name in os.environ:
@@ -236,9 +232,7 @@ def read_settings() -> Settings:
 def build_settings(values: Mapping[str, Any], place: str = "") -> Settings:
     """Build settings from values, with defaults from the environment.
 
-    Raises:
-        InvalidInput: if a setting is invalid or unknown. The error refers to the setting with the
-            prefix `place`, or to the environment variable if `place` is empty.
+    Errors name a setting with the prefix `place`, or its environment variable without a prefix.
     """
     try:
         return Settings(**values)

@@ -247,11 +247,7 @@ class Predictions(Tabular):
 
 
 def read_predictions(content: bytes) -> Predictions:
-    """Read predictions from an npz file.
-
-    Raises:
-        ServerError: if the file is invalid.
-    """
+    """Read predictions from an npz file."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return _freeze({name: arrays[name] for name in arrays.files})

@@ -99,11 +99,7 @@ class Limits:
 def send(request: Request, limits: Limits, is_repeatable: bool = True) -> Steps[httpx.Response]:
     """Send a request, retry it if that is safe, and return the successful response.
 
-    Args:
-        is_repeatable: whether the request can be repeated after a lost connection.
-
-    Raises:
-        DubitoError: if the service returns an error or does not respond.
+    Only a request that `is_repeatable` is sent again after a lost connection.
     """
     for attempt in count():
         left = limits.left_s

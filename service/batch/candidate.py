@@ -38,12 +38,7 @@ def command(model: str) -> str:
 def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) -> str:
     """Fit a candidate and return the file name of its log.
 
-    Args:
-        report: callback with the total and finished epochs. It returns False to cancel the fit.
-
-    Raises:
-        Cancelled: if `report` returns False.
-        DubitoError: if the fit failed.
+    `report` gets the numbers of all and of finished epochs. It returns False to cancel the fit.
     """
     state, place = folder.parent, folder / job.id
     with (place / LOG_FILE).open("wb") as lines:

@@ -71,9 +71,7 @@ def run(options: argparse.Namespace) -> int:
 def process_data_set(options: argparse.Namespace, settings: Settings) -> None:
     """Score or rank a data set, depending on `options.kind`.
 
-    Raises:
-        InvalidInput: if an option, the data set or the output is invalid.
-        Stopped: if the work cannot continue. Finished parts are kept.
+    Raise Stopped if the work cannot continue. Finished parts are kept.
     """
     if not 0 <= options.max_rejects <= 1:
         raise InvalidInput("max-rejects", "a share from 0 to 1", f"{options.max_rejects}")
@@ -184,11 +182,7 @@ def _refuse_overlap(source: str, out: str) -> None:
 def _work(
     plan: Plan, out: Files, worker_options: WorkerOptions, options: argparse.Namespace
 ) -> "Progress":
-    """Process the missing shards.
-
-    Raises:
-        Stopped: if too many rows are unreadable or a worker fails.
-    """
+    """Process the missing shards."""
     names, progress = out.names(), Progress(plan, options)
     todo = [shard.number for shard in plan.shards if plan.part(shard.number) not in names]
     for number in {shard.number for shard in plan.shards} - {*todo}:
@@ -272,14 +266,7 @@ class Progress:
 
 
 def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
-    """Rank the k best rows of all parts. Ties are broken by hash.
-
-    Returns:
-        The answer of `/acquire`.
-
-    Raises:
-        InvalidInput: if two rows have the same id.
-    """
+    """Rank the k best rows of all parts. Ties are broken by hash. Return an `/acquire` answer."""
     import pyarrow
 
     request, excluded, unknown = plan.request, 0, Counter[str]()

@@ -51,11 +51,7 @@ class ComputationRequest:
 def request_fields(
     envelope: AcquireRequest | PredictRequest, model: Model, num_samples: int
 ) -> dict[str, Any]:
-    """Convert the options of /acquire or /predict to fields of a `ComputationRequest`.
-
-    Raises:
-        InvalidInput: if the model does not support an option.
-    """
+    """Convert the options of /acquire or /predict to fields of a `ComputationRequest`."""
     if isinstance(envelope, AcquireRequest):
         return ranking_fields(envelope, model)
     options = decision_options(envelope, model, num_samples)
@@ -131,11 +127,7 @@ class Computation:
     def numbers(
         self, part: Part, spec: InputSpec, field: str, first: int
     ) -> Float32[np.ndarray, "n I"]:
-        """Convert part of a file to numbers.
-
-        Args:
-            first: index of the part's first row.
-        """
+        """Convert part of a file to numbers. `first` is the index of its first row."""
         encoder = self.model.text_encoder
         x = rows_array(part, spec, field, RequestContext(), encoder, first)
         return self.complete(x, field, first)

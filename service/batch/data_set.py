@@ -70,11 +70,7 @@ class Plan:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Plan":
-        """Restore a plan from the result of `to_bytes`.
-
-        Raises:
-            InvalidInput: if the content is invalid.
-        """
+        """Restore a plan from the result of `to_bytes`."""
         try:
             return PLANS.validate_json(content)
         except ValidationError:
@@ -89,11 +85,8 @@ def begin(
 ) -> Plan:
     """Read an output's plan, or write a new one.
 
-    Args:
-        is_seeded: False if a repeated command uses the seed of the plan.
-
-    Raises:
-        InvalidInput: if the output belongs to another job, or the model cannot read the data set.
+    Raise InvalidInput if the output belongs to another job. Unless `is_seeded`, a repeated command
+    uses the seed of the plan.
     """
     expected = "an empty folder or bucket, or the output of this job"
     data_files = source.data()
@@ -118,11 +111,7 @@ def begin(
 def create_plan(
     source: Files, data_files: list[DataFile], request: DataSetRequest, spec: InputSpec
 ) -> Plan:
-    """Split a data set into shards.
-
-    Raises:
-        InvalidInput: if a file is not Parquet, or its columns differ from the first file's.
-    """
+    """Split a data set into shards. All its files must have the same columns."""
     shards, place = list[Shard](), 0
     first: ParquetFile | None = None
     for number, file in enumerate(data_files):
@@ -197,14 +186,7 @@ def reject_line(place: int, name: str | None, reason: str) -> bytes:
 def read_shard(
     source: Files, plan: Plan, shard: Shard, computation: Computation, rejects: list[bytes]
 ) -> Iterator[Rows]:
-    """Yield the rows of a shard in parts.
-
-    Args:
-        rejects: receives a line for each unreadable row.
-
-    Raises:
-        InvalidInput: if the file is damaged or has changed.
-    """
+    """Yield the rows of a shard in parts. Append a line to `rejects` for each unreadable row."""
     table = _open_table(source, plan.files[shard.file], computation.manifest.input)
     offset = shard.place - shard.first  # index of the file's first row in the data set
 

@@ -216,12 +216,5 @@ Files = LocalFiles | BucketFiles
 
 
 def open_files(place: str, field: str) -> Files:
-    """Open a folder or a bucket's URL.
-
-    Args:
-        field: the option to name in error messages.
-
-    Raises:
-        InvalidInput: if the URL is invalid, or the extra `bucket` is not installed.
-    """
+    """Open a folder or a bucket's URL. Errors name the option `field`."""
     return BucketFiles(place, field) if is_url(place) else LocalFiles(Path(place), field)

@@ -158,11 +158,7 @@ class JobRows:
         return self.computation.numbers(part, self._spec, request.field, first)
 
     def advance(self, row_draws: int, results: ResultRecords | None = None) -> None:
-        """Record progress, which is synced and reported every few seconds.
-
-        Raises:
-            Cancelled: if the job must stop.
-        """
+        """Record progress and report it every few seconds. Raise Cancelled if the job must stop."""
         self.finished_work += row_draws
         if time.monotonic() - self._synced < SYNC_S:
             return
@@ -181,12 +177,8 @@ class JobRows:
     ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Compute columns for rows, resuming where an earlier process stopped.
 
-        Args:
-            rows: their indices, in ascending order.
-            compute: computes columns from the number of earlier rows and the rows.
-
-        Returns:
-            the columns, and the number of unknown categories by column.
+        `compute` gets the number of earlier rows, and rows in ascending order. Also return the
+        number of unknown categories by column.
         """
         results = ResultRecords(self.folder / name)
         self.finished_work += results.rows * num_draws

@@ -123,8 +123,7 @@ class Worker:
     ) -> tuple[list[str], dict[str, np.ndarray], dict[str, int]]:
         """Return the ids, arrays and unknown-category counts of a shard's rows.
 
-        Args:
-            compute: returns the arrays of rows and a mask of the finite results.
+        `compute` returns the arrays of rows and a mask of the finite results.
         """
         ids, parts = list[str](), list[Mapping[str, np.ndarray]]()
         unknown: dict[str, int] = {}
@@ -193,11 +192,8 @@ def run_rounds(
 ) -> Generator[ShardResult, None, None]:
     """Process shards in rounds and yield their results.
 
-    Args:
-        run_round: tries shards once. It omits the shards of workers that died.
-
-    Raises:
-        Stopped: after `MAX_TRIES` rounds in which no shard succeeded.
+    `run_round` tries shards once. It omits the shards of workers that died. Raise Stopped after
+    `MAX_TRIES` rounds in which no shard succeeded.
     """
     left, failures, reason = {*todo}, 0, "a worker process died"
     while left:

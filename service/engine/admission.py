@@ -92,9 +92,6 @@ class Admission:
 
         The estimate assumes the fewest rows x draws per byte of all active requests, and at most
         the work of the largest active request.
-
-        Raises:
-            Overloaded: as in `admit`.
         """
         row_draws_per_byte = min(
             (work / size for work, size in self._request_sizes if size), default=0.0

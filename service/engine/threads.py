@@ -124,11 +124,7 @@ class Pool:
         self._executor.submit(int).result()
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """Run work in a thread.
-
-        Raises:
-            PastDeadline: if it takes longer than the default deadline.
-        """
+        """Run work in a thread. Raise PastDeadline after the default deadline."""
         try:
             async with asyncio.timeout(self._deadline_s) as limit:
                 return await asyncio.get_running_loop().run_in_executor(self._executor, work)

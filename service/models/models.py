@@ -99,13 +99,7 @@ class Models:
     def name(self, name: str | None, allowed: frozenset[str] | None = None) -> str:
         """Return a request's model name, or the name of the default model.
 
-        Args:
-            allowed: the models that the request's key can use, or None for all.
-
-        Raises:
-            NotReady: if no model is published.
-            InvalidInput: if the name is missing and there are several models.
-            NotFound: for an unknown name.
+        `allowed` are the models that the request's key can use, or None for all.
         """
         names = self.names(allowed)
         if not names:
@@ -149,11 +143,7 @@ class Models:
         return self.load(name, self.resolve(name, version), is_aliased=False)
 
     def resolve(self, name: str, version: str) -> str:
-        """Resolve a version number or alias to a published version's number.
-
-        Raises:
-            NotFound: for an unknown version.
-        """
+        """Resolve a version number or alias to a published version's number."""
         try:
             return self.store.resolve(name, version)
         except NotFound:  # its message repeats the input, which a response must not
@@ -376,11 +366,7 @@ class Models:
         return self._drifts.get((manifest.name, manifest.version))
 
     def reset_drift(self, name: str, version: str) -> tuple[str, DriftReport | None]:
-        """Reset the drift test of the version with this number or alias.
-
-        Returns:
-            The version's number, and the last report of its drift test.
-        """
+        """Reset a version's drift test. Return the version's number and the test's last report."""
         number = self._number(name, version)
         drift = self._drifts.get((name, number))
         if drift is None:

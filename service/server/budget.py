@@ -74,22 +74,16 @@ class Reservation:
         self.used_bytes += size
 
     def reserve(self, size: int, field: str) -> None:
-        """Reserve bytes for data decoded from a field of the request.
+        """Reserve bytes like `acquire`, but raise TooLarge if they exceed any client's share.
 
-        Raises:
-            TooLarge: if the request needs more than one client's share of the budget.
-            Overloaded: as in `acquire`.
+        `field` is the field of the request from which the data are decoded.
         """
         self._check(self.used_bytes + size, field)
         self.acquire(size)
 
     @contextmanager
     def hold(self, size: int, field: str) -> Iterator[None]:
-        """Reserve bytes for the duration of a `with` block, which can outlast the request.
-
-        Raises:
-            TooLarge, Overloaded: as in `reserve`.
-        """
+        """Reserve bytes like `reserve` for a `with` block, which can outlast the request."""
         self._check(size, field)
         self._take(size, size)
         try:

@@ -144,11 +144,7 @@ def log_request(record: RequestRecord, route: str, status: int | None, seconds: 
 
 
 class AuditLog:
-    """Logs the changes that a request makes, with its key and address.
-
-    Raises:
-        NotReady: if the log is not being read.
-    """
+    """Logs the changes that a request makes, with its key and address."""
 
     def __init__(self, scope: Scope) -> None:
         if _waiting.qsize() >= MAX_WAITING:
