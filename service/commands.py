@@ -5,14 +5,39 @@ A command's module is imported when the command runs, so that help and completio
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from model_store.commands import Commands, add_command
 from service.integrations import installed_integrations
 
 SCOPES = "read, predict, acquire, label, metrics and admin"
-MAX_REJECTS = 0.01
-OUT = "a folder or a bucket's URL, empty or of this job"
+
+Options = Mapping[str, tuple[Callable[[str], object], str]]  # type and help text
+
+DATA_SET_OPTIONS: Options = {
+    "model": (str, "a published model; optional if there is only one"),
+    "version": (str, "a number or an alias (latest)"),
+    "num_samples": (int, "posterior draws; by default the model's own number"),
+    "seed": (int, "seed of the draws; by default random, and stored in the output"),
+    "priors": (str, "shares of all classes, a JSON object keyed by class"),
+    "workers": (int, "processes, one thread each; by default one for each processor"),
+    "ray": (str, "run on Ray: `local` starts it here, `auto` or host:port join a cluster"),
+    "max_rejects": (float, "maximum share of unreadable rows (0.01)"),
+    "shard_rows": (int, "maximum rows per shard; by default 32768, fewer for wide rows"),
+}
+SCORE_OPTIONS: Options = {
+    "fpr": (float, "false-positive rate of the flag (0.05)"),
+    "missing": (str, "reject: refuse missing values in columns that were complete in training"),
+    "coverage": (float, "of prediction sets and intervals (0.95)"),
+    "confidence": (float, "probability that the coverage holds; by default it holds on average"),
+    "risk": (float, "abstain if a label is wrong with a larger probability"),
+}
+RANK_OPTIONS: Options = {
+    "acquisition": (str, "score that ranks rows, as in /acquire (bald)"),
+    "beta": (float, "for power_bald: rows are drawn at random, weighted by BALD^beta (1)"),
+    "exclude": (Path, "file of ids to leave out, one per line"),
+}
 
 
 def add_commands(commands: Commands) -> None:
@@ -20,15 +45,10 @@ def add_commands(commands: Commands) -> None:
     help = "port to listen on, instead of DUBITO_PORT (8000)"
     serve.add_argument("--port", type=int, metavar="N", help=help)
     about = "predict a whole data set of Parquet files, without a service"
-    score = add_command(commands, "score", "service.batch.command:run", about)
-    _add_data_set(score, kind="score")
-    score.add_argument("--out", metavar="DST", help=OUT, required=True)
-    _add_score_options(score)
+    _add_data_set(commands, "score", about, SCORE_OPTIONS)
     about = "rank a whole data set of Parquet files, without a service"
-    rank = add_command(commands, "rank", "service.batch.command:run", about)
-    _add_data_set(rank, kind="rank")
-    rank.add_argument("--out", metavar="DST", help=OUT)
-    _add_rank_options(rank)
+    rank = _add_data_set(commands, "rank", about, RANK_OPTIONS)
+    rank.add_argument("-k", "--k", type=int, default=1000, help="how many rows to rank (1000)")
     _add_key(commands)
     about = "write the state, jobs and labels, to standard output, as a tar file"
     add_command(commands, "backup", "service.commands:backup", about)
@@ -62,46 +82,17 @@ def _add_key(commands: Commands) -> None:
     parser.add_argument("--expires", metavar="SPAN", help=help)
 
 
-def _add_data_set(parser: argparse.ArgumentParser, kind: str) -> None:
-    parser.set_defaults(kind=kind)
-    parser.description = f"{parser.description}. It resumes if interrupted: docs/data-sets.md."
-    add = parser.add_argument
+def _add_data_set(
+    commands: Commands, kind: str, about: str, options: Options
+) -> argparse.ArgumentParser:
+    parser = add_command(commands, kind, "service.batch.command:run", about)
+    parser.description = f"{about}. It resumes if interrupted: docs/data-sets.md."
     help = "a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix"
-    add("source", metavar="SRC", help=help)
-    add("--model", metavar="NAME", help="a published model; optional if there is only one")
-    add("--version", metavar="V", help="a number or an alias (latest)", default="latest")
-    help = "posterior draws; by default the model's own number"
-    add("--num-samples", metavar="N", help=help, type=int)
-    help = "seed of the draws; by default random, and stored in DST"
-    add("--seed", metavar="S", help=help, type=int)
-    add("--priors", metavar="JSON", help="shares of all classes, an object keyed by class")
-    help = "processes, one thread each; by default one for each processor"
-    add("--workers", metavar="N", help=help, type=int)
-    help = "run on Ray: `local` starts it here, `auto` or host:port join a cluster"
-    add("--ray", metavar="ADDRESS", help=help)
-    help = "maximum share of unreadable rows"
-    add("--max-rejects", metavar="SHARE", help=help, type=float, default=MAX_REJECTS)
-    help = "maximum rows per shard; by default 32768, fewer for wide rows"
-    add("--shard-rows", metavar="N", help=help, type=int)
-    add("--quiet", action="store_true", help="show no progress")
-
-
-def _add_score_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--fpr", metavar="P", help="false-positive rate of the flag (0.05)", type=float)
-    help = "reject: refuse missing values in columns that were complete in training"
-    add("--missing", choices=("flag", "reject"), help=help)
-    add("--coverage", metavar="P", help="of prediction sets and intervals (0.95)", type=float)
-    help = "probability that the coverage holds; by default it holds on average"
-    add("--confidence", metavar="P", help=help, type=float)
-    help = "abstain if a label is wrong with a larger probability"
-    add("--risk", metavar="P", help=help, type=float)
-
-
-def _add_rank_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("-k", "--k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)")
-    add("--acquisition", metavar="NAME", help="score that ranks rows, as in /acquire (bald)")
-    help = "for power_bald: rows are drawn at random, weighted by BALD^B (1)"
-    add("--beta", metavar="B", help=help, type=float)
-    add("--exclude", metavar="FILE", help="ids to leave out, one per line", type=Path)
+    parser.add_argument("source", metavar="SRC", help=help)
+    help = "a folder or a bucket's URL, empty or of this job"
+    parser.add_argument("--out", metavar="DST", help=help, required=kind == "score")
+    for name, (convert, meaning) in {**DATA_SET_OPTIONS, **options}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=convert, help=meaning)
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.set_defaults(kind=kind, version="latest", max_rejects=0.01)
+    return parser

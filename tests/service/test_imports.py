@@ -77,7 +77,7 @@ def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
     optional = {
         "predictions.py": frames,
         "results.py": frames,
-        "terminal.py": {"rich"},
+        "actions.py": {"rich"},
         "files.py": {"pyarrow"},
         "command.py": {"shtab"},
     }
