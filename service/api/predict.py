@@ -391,7 +391,9 @@ def _decide(
     is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE and not needs_explanation
     is_plain = predicted.samples is None and inputs.groups is None and inputs.missing is None
     if is_small and is_plain and options.fdr is None:
-        return predicted.share(options, results), predicted.rows
+        if options not in predicted.shared:
+            predicted.shared[options] = results(predicted.batch)
+        return predicted.shared[options], predicted.rows
     prediction = replace(predicted.prediction, missing=inputs.missing)
     if inputs.groups is not None:
         prediction = prediction.with_groups(inputs.groups)

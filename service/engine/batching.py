@@ -10,10 +10,10 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -38,8 +38,6 @@ MAX_ENCODING_S = 0.25  # encoder time per micro-batch or part
 MIN_BATCH_REQUESTS = 16  # always allowed in one micro-batch
 RESOLVE_BATCH = 8  # futures resolved per event loop step: a millisecond of answers
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
@@ -48,19 +46,12 @@ class Predicted:
     batch: Prediction  # of all requests
     rows: slice
     samples: Float32[np.ndarray, "K N C"] | None
-    shared: dict[Hashable, Any] = field(default_factory=dict)  # by all requests
+    shared: dict[Hashable, Any] = field(default_factory=dict)  # results for all requests, by key
 
     @property
     def prediction(self) -> Prediction:
         is_complete = self.rows == slice(0, len(self.batch.p_values.p_value))
         return self.batch if is_complete else self.batch.take(self.rows)
-
-    def share(self, key: Hashable, compute: Callable[[Prediction], T]) -> T:
-        """Return a result for all rows of the micro-batch, computed once for each key."""
-        if key not in self.shared:
-            self.shared[key] = compute(self.batch)
-        result: T = self.shared[key]
-        return result
 
 
 @dataclass(eq=False)

@@ -23,7 +23,6 @@ from service.engine.batching import (
     RESOLVE_BATCH,
     Engine,
     EngineWork,
-    Predicted,
     finish,
     part_rows,
 )
@@ -432,14 +431,6 @@ def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(ser
     assert PoolWork(served, large, DRAWS, None, acquisition="bald").memory_bytes() > 8 * len(large)
     joint = PoolWork(served, large, DRAWS, None, acquisition="batchbald", max_candidates=50)
     assert joint.memory_bytes() > 50 * 4 * DRAWS * model.manifest.output_size
-
-
-def test_results_of_a_micro_batch_are_computed_once_for_equal_options():
-    shared = {}
-    first, second = (Predicted("batch", slice(n, n + 1), None, shared) for n in range(2))
-    assert first.share("a", lambda batch: [batch]) is second.share("a", None)
-    assert second.share("b", lambda _: []) == []
-    assert shared == {"a": ["batch"], "b": []}
 
 
 class Clock:
