@@ -269,22 +269,14 @@ def _attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,  # noqa: ARG001
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> Tensor:
-    """Compute softmax(q k' scale + mask) v as documented by torch, without dropout."""
-    if enable_gqa:
-        key, value = (
-            part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value)
-        )
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    """Compute attention by operators for any number of axes, without dropout."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return torch.softmax(scores, dim=-1) @ value
+        attn_mask = torch.where(attn_mask, 0.0, -math.inf)
+    compute = torch.ops.aten._scaled_dot_product_attention_math
+    attention: Tensor = compute(query, key, value, attn_mask, 0.0, is_causal, **options)[0]
+    return attention
 
 
 @contextmanager

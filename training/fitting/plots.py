@@ -31,10 +31,8 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
             "train_rmse": "training, one draw",
             "validation_rmse": "validation",
         },
-        "std of theta": {"theta_std": "mean", "log_std": "geometric mean"},
+        "std of theta": {"log_std": "geometric mean"},
     }
-    if "log_std" not in history[0]:  # the method learns no spread
-        panels["std of theta"] = {"theta_std": "mean"}
     panels = {label: curves for label, curves in panels.items() if set(curves) <= set(history[0])}
     figure.set_size_inches(19, 4.0)
     figure.set_layout_engine("constrained")

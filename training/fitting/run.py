@@ -252,9 +252,6 @@ class Run:
         scores, log_likelihood, errors, *wrong, uncertainty = self._validate().unbind(1)
         self.uncertainty.append(uncertainty[:MAX_UNCERTAINTY_ROWS].float().cpu())
         stopping = add_wrong_row(log_likelihood, *wrong) if wrong else log_likelihood.mean()
-        with torch.no_grad():
-            theta = self.model.posterior(self._validation_noise())
-            theta_std = theta.std(0, correction=0).mean().item()
         metrics = {
             "epoch": epoch + 1,
             "loss": nll + kl / self.rows,
@@ -266,7 +263,6 @@ class Run:
             f"validation_{likelihood.score}": scores.mean().item(),
             f"validation_{likelihood.metric}": likelihood.to_metric(errors.mean().item()),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
-            "theta_std": theta_std,  # stays constant if the posterior has collapsed
             "seconds": self.progress.seconds,
         }
         if isinstance(self.stopping, EarlyStopping):

@@ -30,16 +30,6 @@ FLUSH_STEPS = 100  # interval of `flush_moments`
 RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps and as a share
 
 
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """A training step's loss and its terms."""
-
-    total: Float[Tensor, ""]  # nats per row
-    nll: Float[Tensor, ""]  # likelihood term, nats per row
-    kl: Float[Tensor, "K"]  # nats
-    predictions: Float[Tensor, "K N C"]
-
-
 class Steps:
     """The optimiser steps of a fit."""
 
@@ -72,7 +62,7 @@ class Steps:
         nats, and the mean of `Likelihood.row_metric` under the first draw.
         """
         device = x.device
-        x, eps = step_inputs(self.model, self.recipe, self.shape, x, self.samples, step)
+        x, eps = self.inputs(x, step)
         seed_layers(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step), device)
         on_gpu = device.type == "cuda"
         weight = torch.full((), kl_weight, device=device) if on_gpu else kl_weight
@@ -81,16 +71,36 @@ class Steps:
             flush_moments(self.optimizer)
         return result
 
+    def inputs(
+        self, x: Num[Tensor, "N I"], step: int
+    ) -> tuple[Float[Tensor, "N I"], Float[Tensor, "S E"]]:
+        """Augment rows, and generate noise for the draws of each group of rows."""
+        x, recipe = x.float(), self.recipe
+        if recipe.augmentation is not None:
+            seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)
+            x = augment(x, self.shape, recipe.augmentation, seed)
+        draws = self.samples * self.groups(len(x))
+        key = (recipe.seed, Stream.STEP_NOISE, step)
+        is_paired = recipe.posterior.is_variational
+        return x, step_noise(self.model.posterior, draws, *key, in_pairs=is_paired, device=x.device)
+
+    def groups(self, rows: int) -> int:
+        """Return the number of groups of rows that have separate draws."""
+        return min(ROW_GROUPS if self.recipe.posterior.groups_rows else 1, rows)
+
     def _compute(
         self, x: Float[Tensor, "N I"], y: Num[Tensor, "N"], eps: Tensor, kl_weight: float | Tensor
     ) -> Float64[Tensor, "3"]:
-        loss = step_loss(self.model, self.recipe, x, y, eps, kl_weight)
+        likelihood = self.model.likelihood
+        predictions, kl = self.model.sample(x, eps, self.groups(len(x)))
+        log_likelihood = likelihood.weighted_log_likelihood(predictions, y)
+        loss, nll = alpha_objective(log_likelihood, kl, kl_weight, self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()
-        clip_gradient(self.parameters, GRADIENT_NORM)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, GRADIENT_NORM)
         self.optimizer.step()
-        error = self.model.likelihood.row_metric(loss.predictions[0].detach(), y).mean()
-        return torch.stack([loss.nll.detach().double(), loss.kl.detach().mean().double(), error])
+        error = likelihood.row_metric(predictions[0].detach(), y).mean()
+        return torch.stack([nll.detach().double(), kl.detach().mean().double(), error])
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,46 +155,6 @@ class GraphedFunction:
         return Graph(cuda_graph, inputs, result)
 
 
-def step_inputs(
-    model: BayesianModel,
-    recipe: Recipe,
-    shape: Sequence[int],
-    x: Num[Tensor, "N I"],
-    samples: int,
-    step: int,
-) -> tuple[Float[Tensor, "N I"], Float[Tensor, "S E"]]:
-    """Augment rows, and generate `samples` draws of noise for each group of rows."""
-    x = x.float()
-    if recipe.augmentation is not None:
-        seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)
-        x = augment(x, shape, recipe.augmentation, seed)
-    draws = samples * row_groups(recipe, len(x))
-    key = (recipe.seed, Stream.STEP_NOISE, step)
-    eps = step_noise(
-        model.posterior, draws, *key, in_pairs=recipe.posterior.is_variational, device=x.device
-    )
-    return x, eps
-
-
-def row_groups(recipe: Recipe, rows: int) -> int:
-    """Compute how many groups of rows get separate draws in a step."""
-    return min(ROW_GROUPS if recipe.posterior.groups_rows else 1, rows)
-
-
-def step_loss(
-    model: BayesianModel,
-    recipe: Recipe,
-    x: Float[Tensor, "N I"],
-    y: Num[Tensor, "N"],
-    eps: Float[Tensor, "S E"],
-    kl_weight: float | Tensor,
-) -> Loss:
-    predictions, kl = model.sample(x, eps, row_groups(recipe, len(x)))
-    log_likelihood = model.likelihood.weighted_log_likelihood(predictions, y)
-    total, nll = alpha_objective(log_likelihood, kl, kl_weight, recipe.alpha)
-    return Loss(total, nll, kl, predictions)
-
-
 def alpha_objective(
     log_likelihood: Float[Tensor, "K N"],
     kl: Float[Tensor, "K"],
@@ -206,16 +176,6 @@ def alpha_objective(
         num_draws = len(log_likelihood)
         nll = -(torch.logsumexp(alpha * log_likelihood, dim=0) - math.log(num_draws)).mean() / alpha
     return nll + kl_weight * kl.mean(), nll
-
-
-def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
-    """Clip the global gradient norm.
-
-    On a GPU, the scaling always runs, because a condition would wait for the norm.
-    """
-    total = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
-    if total.is_cuda or not total <= norm:
-        torch.nn.utils.clip_grads_with_norm_(parameters, norm, total)
 
 
 def flush_moments(optimizer: torch.optim.Optimizer) -> None:

@@ -10,8 +10,8 @@
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
 from jaxtyping import Float
+from scipy.stats import linregress
 from torch import Tensor
 
 from training.recipe import Recipe, TrainingSection
@@ -183,14 +183,11 @@ def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[
 
 
 def slope(values: list[float | int]) -> tuple[float, float]:
-    curve = np.array(values, dtype=np.float64)
-    if len(curve) < 3:
+    """Fit a line to values by epoch, and return its slope with a standard error."""
+    if len(values) < 3:
         return math.nan, math.nan
-    epochs = np.arange(len(curve)) - (len(curve) - 1) / 2
-    estimate = float(epochs @ curve / (epochs @ epochs))
-    residuals = curve - curve.mean() - estimate * epochs
-    variance = float(residuals @ residuals) / (len(curve) - 2) / float(epochs @ epochs)
-    return estimate, math.sqrt(variance)
+    line = linregress(range(len(values)), values)
+    return float(line.slope), float(line.stderr)
 
 
 def add_wrong_row(

@@ -5,13 +5,7 @@ from torch import nn
 from experiments.certify.exact import METHODS, recipe
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
-from training.fitting.steps import (
-    FLUSH_STEPS,
-    KLSchedule,
-    flush_moments,
-    step_inputs,
-    step_loss,
-)
+from training.fitting.steps import FLUSH_STEPS, KLSchedule, Steps, adam, flush_moments
 from training.model import build
 
 STEPS = 1500  # .9 to that power is denormal from about the 830th on
@@ -41,13 +35,19 @@ def test_faded_means_are_dropped() -> None:
     assert torch.equal(retained, dropped)
 
 
+def first_step(model, settings, x):
+    """The predictions of the first step for each draw and row."""
+    steps = Steps(model, settings, (5,), adam(model, settings), len(x))
+    x, eps = steps.inputs(x, 0)
+    return model.sample(x, eps, steps.groups(len(x)))[0]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_serving_are_not(method):
     settings = recipe(method, -1.0, **METHODS[method])
     model = build(settings, (5,), 0)
-    x, y = torch.randn(16, 5), torch.randn(16)
-    x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
-    result = step_loss(model, settings, x, y, eps, 0.1).predictions[..., 0]
+    x = torch.randn(16, 5)
+    result = first_step(model, settings, x)[..., 0]
     theta = model.posterior(torch.zeros(1, model.posterior.noise_dimension))
     centre = model.likelihood(model.network(x, theta[None]))[..., 0]
     assert len(result) == settings.samples
@@ -60,9 +60,7 @@ def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_servi
 def test_groups_of_rows_have_masks_of_their_own_and_each_row_as_many_as_before():
     settings = recipe_with(method="dropout-alpha", network={"hidden": [8]}, posterior={})
     model = build(settings, (5,), 3)
-    x, y = torch.ones(16, 5), torch.zeros(16, dtype=torch.long)
-    x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
-    result = step_loss(model, settings, x, y, eps, 0.0).predictions
+    result = first_step(model, settings, torch.ones(16, 5))
     assert result.shape == (10, 16, 3)
     by_group = result.unflatten(1, (8, 2))
     torch.testing.assert_close(by_group[:, :, 0], by_group[:, :, 1])
