@@ -53,8 +53,8 @@ class _RawRowEncoder(nn.Module):
         self.encoder = encoder
         self.shape, self.takes_ids = rows.shape, rows.takes_ids
         # The exporter confuses constants and operators with equal names, such as `mean`.
-        self.pixel_mean = None if rows.mean is None else torch.from_numpy(rows.mean)
-        self.pixel_std = None if rows.std is None else torch.from_numpy(rows.std)
+        self.pixel_mean = None if rows.mean is None else nn.Buffer(torch.from_numpy(rows.mean))
+        self.pixel_std = None if rows.std is None else nn.Buffer(torch.from_numpy(rows.std))
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
         h = x.unflatten(1, self.shape)

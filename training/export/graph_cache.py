@@ -5,8 +5,9 @@ without weights. Its key is a digest of:
 
 * the submodules with their plain attributes
 * the names and shapes of parameters and buffers
-* the operators that run on the example inputs, with the values of other tensors
 * the versions of the libraries and of this code
+
+Modules with code of other packages are not cached.
 
 Constants are folded after weights are inserted, so a cached graph yields the same bytes as a new
 one.
@@ -18,8 +19,10 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import onnx
@@ -27,17 +30,13 @@ import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
-
-from training.networks.probes import READS_VALUES, FunctionRecorder
 
 OPSET = 20
 LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript")
+KNOWN_PACKAGES = ("torch", "training")
 CODE_FOLDERS = ("bayes", "networks", "detectors", "export")
 MAX_FILES = 500  # of about 100 kB each
 COUNTERS = "name_counters"
-MAX_DEPTH = 3  # of nested attributes
 
 DynamicShapes = Mapping[str, dict[int, torch.export.Dim]]
 
@@ -149,34 +148,28 @@ def _write(key: str, graph: bytes) -> None:
             path.unlink()
 
 
-@torch.no_grad()
 def structure(
     module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
 ) -> str | None:
-    """Compute the cache key for a module's graph.
-
-    Returns None if the module reads tensor values, which can change its graph.
-    """
-    names: dict[int, str] = {}
-    for name, tensor in _all_tensors(module):
-        names.setdefault(id(tensor), name)
-    run = _Run({**names, **{id(x): f"input {i}" for i, x in enumerate(inputs)}})
-    run.note(_versions(), OPSET, [(x.shape, x.dtype) for x in inputs])
-    for name, dims in dynamic_shapes.items():
-        run.note(name, [(axis, dim.__name__) for axis, dim in dims.items()])
-    for name, layer in module.named_modules(remove_duplicate=False):
-        run.note(name, _plain(type(layer)), _plain(vars(layer)))
-    for name, tensor in _all_tensors(module):
-        run.note(name, names[id(tensor)], type(tensor).__name__, tensor.shape, tensor.dtype)
+    """Compute the cache key for a module's graph, or return None if it cannot be cached."""
+    dims = [
+        (name, [(i, dim.__name__) for i, dim in d.items()]) for name, d in dynamic_shapes.items()
+    ]
+    names: dict[int, str] = {}  # shared tensors have the name of the first
+    tensors = [
+        (name, names.setdefault(id(tensor), name), type(tensor), tensor.shape, tensor.dtype)
+        for name, tensor in _all_tensors(module)
+    ]
     try:
-        with (
-            FunctionRecorder(lambda func, _: run.note(getattr(func, "__qualname__", str(func)))),
-            run,
-        ):
-            run.note([run.describe(output) for output in tree_iter(module(*inputs))])
-    except Exception:  # the exporter will raise a better error
+        layers = [
+            (name, _plain(type(layer)), _plain(vars(layer)))
+            for name, layer in module.named_modules(remove_duplicate=False)
+        ]
+    except _UnknownCodeError:
         return None
-    return None if run.reads_values else run.digest.hexdigest()
+    shapes = [(x.shape, x.dtype) for x in inputs]
+    content = repr((_versions(), OPSET, shapes, dims, tensors, layers))
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -194,50 +187,24 @@ def _versions() -> str:
     return f"{[version(name) for name in LIBRARIES]} {digest.hexdigest()}"
 
 
-def _plain(value: object, depth: int = 0) -> object:
-    """Convert a value to an object with a stable `repr`."""
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+class _UnknownCodeError(Exception):
+    """Raised for an object whose code can change while the libraries stay the same."""
+
+
+def _plain(value: object) -> object:
+    """Convert a value to an object with a stable `repr`, which omits the values of tensors."""
+    if value is None or isinstance(value, bool | int | float | str | slice | torch.dtype):
         return value
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, dict) and depth < MAX_DEPTH:
-        return [(str(key), _plain(inner, depth + 1)) for key, inner in value.items()]
-    if isinstance(value, list | tuple) and depth < MAX_DEPTH:
-        return [_plain(inner, depth + 1) for inner in value]
-    return _plain(type(value)), getattr(value, "__qualname__", "")
-
-
-class _Run(TorchDispatchMode):
-    """A hash of a run's operators and arguments, in which tensors are identified by origin."""
-
-    def __init__(self, names: dict[int, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names = names
-        self.tensors: list[Tensor] = []  # alive, so that ids stay unique
-        self.digest = hashlib.sha256()
-        self.reads_values = False
-
-    def note(self, *values: object) -> None:
-        self.digest.update(repr(values).encode())
-
-    def describe(self, value: object) -> object:
-        if not isinstance(value, Tensor):
-            return _plain(value) if isinstance(value, str | dict) else str(value)
-        if id(value) not in self.names:  # a constant
-            content = hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes())
-            self._keep(value, content.hexdigest())
-        return self.names[id(value)], value.shape, value.dtype
-
-    def _keep(self, tensor: Tensor, name: str) -> None:
-        self.names[id(tensor)] = name
-        self.tensors.append(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.reads_values |= func.overloadpacket.__name__ in READS_VALUES
-        self.note(str(func), sorted(kwargs), *map(self.describe, tree_iter((args, kwargs))))
-        outputs = func(*args, **kwargs)
-        for output in tree_iter(outputs):
-            if isinstance(output, Tensor) and id(output) not in self.names:
-                self._keep(output, f"result {len(self.tensors)}")
-        return outputs
+    if isinstance(value, dict):
+        return [(str(key), _plain(inner)) for key, inner in value.items()]
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, set):
+        return sorted(map(str, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(type(value)), _plain(vars(value))
+    code = value if isinstance(value, type | FunctionType | BuiltinFunctionType) else type(value)
+    name = f"{code.__module__}.{code.__qualname__}"
+    if name.partition(".")[0] not in KNOWN_PACKAGES:
+        raise _UnknownCodeError(name)
+    return name

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
@@ -227,7 +226,7 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
         calls[name] += 1
         running.append(name)
 
-    def note_reads(_: Any, arguments: tuple[Any, ...]) -> None:
+    def note_reads(_: str, arguments: tuple[Any, ...]) -> None:
         for argument in arguments:
             for part in argument if isinstance(argument, list | tuple) else (argument,):
                 owner = owners.get(id(part))
@@ -236,7 +235,7 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
 
     with (
         watch(selection, lambda name, _: begin(name), lambda name, *_: running.remove(name)),
-        FunctionRecorder(note_reads),
+        _OperatorRecorder(note_reads),
     ):
         run_on_rows(module, examples)
     for name, layer in selection.items():
@@ -259,7 +258,7 @@ def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -
 
     with (
         watch(layers, lambda name, _: running.append(name), lambda name, *_: running.remove(name)),
-        _OperatorRecorder(lambda name: matches.extend(running[-1:] if name == operator else [])),
+        _OperatorRecorder(lambda name, _: matches.extend(running[-1:] if name == operator else [])),
     ):
         run()
     return f"layer {matches[0]}: {type(layers[matches[0]]).__name__}" if matches else None
@@ -267,30 +266,20 @@ def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -
 
 def reads_values(run: Callable[[], object]) -> bool:
     reads: list[str] = []
-    with _OperatorRecorder(lambda name: reads.extend([name] if name in READS_VALUES else [])):
+    with _OperatorRecorder(lambda name, _: reads.extend([name] if name in READS_VALUES else [])):
         run()
     return bool(reads)
 
 
 class _OperatorRecorder(TorchDispatchMode):
-    def __init__(self, note: Callable[[str], None]) -> None:
+    """A mode that passes each operator's name and arguments to `note`."""
+
+    def __init__(self, note: Callable[[str, tuple[Any, ...]], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.note = note
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.note(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-class FunctionRecorder(TorchFunctionMode):
-    """A torch function mode that passes each call and its arguments to `note`."""
-
-    def __init__(self, note: Callable[[Any, tuple[Any, ...]], None]) -> None:
-        super().__init__()
-        self.note = note
-
-    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.note(func, (*args, *(kwargs or {}).values()))
+        self.note(func.overloadpacket.__name__, (*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))
 
 
