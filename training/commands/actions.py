@@ -20,11 +20,16 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.state.database import Database
 from model_store.state.labels import has_state
-from training import log
+from training import log, silence
 from training import recipe as recipes
 from training.commands import ROOT
-from training.data import split, split_sizes
-from training.data.findings import duplicate_warnings, inspect_source
+from training.data import load, split, split_sizes
+from training.data.findings import (
+    Findings,
+    duplicate_warnings,
+    inspect_source,
+    similar_class_warnings,
+)
 from training.data.plan import Plan, make_plan, recipe_text, write_recipe
 from training.folders import data_root, open_store
 from training.recipe import Recipe
@@ -79,7 +84,7 @@ def fit(options: argparse.Namespace) -> None:
     start = options.warm_start and open_parent(store, options.warm_start, "--warm-start")
     data = load_for(recipe, data_root(), start)
     splits = split(data, split_sizes(recipe))
-    for line in duplicate_warnings(splits):
+    for line in similar_class_warnings(data.classes) + duplicate_warnings(splits):
         log.info("! %s", line)
 
     from training.evaluation.evaluate import shift_lines, write_report
@@ -147,16 +152,33 @@ def _write_recipe(plan: Plan, path: Path) -> None:
 def inspect(options: argparse.Namespace) -> None:
     section = _data_section(options)
     findings = inspect_source(section, data_root(), options.task)
+    lines = similar_class_warnings(findings.classes) + _warnings_before_fit(findings, section)
     if options.json:
         content = _select(findings, FINDING_KEYS)
         content["columns"] = [_select(column, COLUMN_KEYS) for column in findings.columns]
-        print(json.dumps(content | {"warnings": findings.warnings}))
+        content["warnings"] = [*findings.warnings, *lines]
+        print(json.dumps(content))
         return
-    print(*findings.report(len(findings.columns)), sep="\n")
+    print("\n".join([*findings.report(len(findings.columns)), *(f"! {line}" for line in lines)]))
 
 
 def _select(record: object, keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: getattr(record, key) for key in keys}
+
+
+def _warnings_before_fit(findings: Findings, section: DataSection) -> list[str]:
+    """List warnings known before a fit, and any error that would prevent it."""
+    if findings.task is None:
+        return []
+    lines: list[str] = []
+    try:
+        with silence():
+            plan = make_plan(findings, section, None, None)
+            lines += plan.warnings
+            splits = split(load(plan.recipe, data_root()), split_sizes(plan.recipe))
+        return lines + duplicate_warnings(splits)
+    except InvalidInput as error:
+        return [*lines, f"a fit would fail: {error}"]
 
 
 def prune(options: argparse.Namespace) -> None:

@@ -22,17 +22,25 @@ if TYPE_CHECKING:
 
 DIGITS_TEST_FRACTION = 0.2
 IDX_FILES = (("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1))  # with the number of axes
+WORKBOOKS = (".xlsx", ".xlsm", ".xls")
 UNSPLIT = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
-def resolve_path(root: Path, rest: str) -> Path:
+def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
     """Resolve a path against `root`, falling back to the current folder.
 
     The current folder is used if the path exists there but not in `root`.
     """
+    check_not_workbook(rest, field)
     path = root / rest
     return Path(rest) if not path.exists() and Path(rest).exists() else path
+
+
+def check_not_workbook(name: str, field: str) -> None:
+    if name.lower().endswith(WORKBOOKS):
+        expected = "a CSV or Parquet file (save the sheet as `CSV UTF-8`)"
+        raise InvalidInput(field, expected, f"an Excel workbook, {name!r}")
 
 
 def digits() -> Dataset:

@@ -199,8 +199,7 @@ def csv_source(path: Path) -> Path | bytes:
         InvalidInput: if the file is a zip archive or a Parquet file.
     """
     if is_zipfile(path):
-        expected = "a CSV file (unpack an archive, or save a workbook's sheet as CSV)"
-        raise InvalidInput("data.source", expected, "a zip archive or workbook")
+        raise InvalidInput("data.source", "a CSV file (unpack the archive)", "a zip archive")
     with path.open("rb") as file:
         start = file.read(4)
     if start == PARQUET_START:

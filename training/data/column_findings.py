@@ -1,7 +1,7 @@
 """Infer the kinds of columns, and warn about possible mistakes in columns and rows."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -161,6 +161,8 @@ def _inspect_categories(
         notes.append(f"{len(counts)} categories, of which only the most frequent are kept")
     elif len(counts) > present / 2:
         notes.append("most values occur once: free text?")
+    if group_similar(counts):
+        notes.append("some categories differ only in spaces or capitals")
     return ColumnFinding(name, "categorical", f"{len(counts)} categories", missing, values, notes)
 
 
@@ -200,6 +202,14 @@ def describe_nearly_numbers(values: Iterable[str]) -> list[str]:
         return []
     text_list = ", ".join(repr(text[:30]) for text in texts)
     return [f"{numbers} different numbers, and {text_list[:100]}"]
+
+
+def group_similar(values: Iterable[str]) -> list[list[str]]:
+    """Group values that differ only in spacing or capitalisation."""
+    groups = defaultdict(list)
+    for value in sorted(values):
+        groups["".join(value.split()).casefold()].append(value)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def as_numbers(values: Numbers | Categories) -> Float64[np.ndarray, "N"]:

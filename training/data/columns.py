@@ -41,6 +41,7 @@ from model_store.sources.cells import (
     TIME_EXAMPLE,
     Categories,
     Numbers,
+    category_text,
     is_number,
     parse_plain,
     parse_time,
@@ -124,7 +125,7 @@ def read_column(
         cells = text.to_pylist()
         check_cells(cells, name, is_number, "numbers")
         check_cells(cells, name, _is_iso_time, "dates or times")
-    return Values(read_categories(column))
+    return Values(_merge_equal(name, column))
 
 
 def find_times(
@@ -149,6 +150,19 @@ def find_times(
     if is_required:
         raise InvalidInput(f"column {name}", "dates or times", f"type {column.type}"[:80])
     return None
+
+
+def _merge_equal(name: str, column: Column) -> Categories:
+    """Read categories, and warn if texts denote the same one, such as 1 and 1.0."""
+    text = as_text(column)
+    texts = [] if text is None else text.drop_null().unique().to_pylist()
+    categories = list(map(category_text, texts))
+    repeated = [c for c, count in Counter(categories).items() if count > 1]
+    if repeated:
+        equal = [repr(t) for t, c in zip(texts, categories, strict=True) if c == repeated[0]]
+        message = "column %s: %s are one category"
+        log.warning(message, name, " and ".join(equal[:MAX_SHOWN_CELLS]))
+    return read_categories(column)
 
 
 def _times(

@@ -1,7 +1,7 @@
 """Inspection of a data source (`dubito inspect`)."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from model_store.sources.cells import category_text
 from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
-from training.data.arrays import SPLIT, resolve_path
+from training.data.arrays import SPLIT, check_not_workbook, resolve_path
 from training.data.cells import column_names, typed_table
 from training.data.column_findings import (
     CONFIGURED,
@@ -23,6 +23,7 @@ from training.data.column_findings import (
     Index,
     describe_leak,
     describe_nearly_numbers,
+    group_similar,
     inspect_column,
     split_warnings,
     total_warnings,
@@ -106,6 +107,7 @@ class Findings:
 
 def inspect_source(section: DataSection, root: Path, task: Task | None = None) -> Findings:
     """Inspect a data source, and report most problems as findings instead of errors."""
+    check_not_workbook(section.source, "--data")
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
         expected = "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER"
@@ -250,6 +252,12 @@ def _rare(classes: dict[str, int]) -> list[str]:
     rare = [f"{label!r} ({count})" for label, count in classes.items() if count < MIN_CLASS_ROWS]
     message = f"classes with fewer than {MIN_CLASS_ROWS} rows"
     return [f"{message}: {', '.join(rare[:10])}"] if rare else []
+
+
+def similar_class_warnings(classes: Iterable[str]) -> list[str]:
+    groups = [", ".join(map(repr, group)) for group in group_similar(classes)]
+    message = "classes that differ only in spaces or capitals"
+    return [f"{message}: {'; '.join(groups[:10])}"] if groups else []
 
 
 def describe_duplicates(train: Rows, other_splits: Mapping[str, Rows]) -> str:

@@ -87,7 +87,7 @@ class TextRows:
 
 def _content(section: "DataSection", root: Path) -> bytes:
     assert section.tokenizer is not None
-    path = resolve_path(root, section.tokenizer)
+    path = resolve_path(root, section.tokenizer, "data.tokenizer")
     try:
         with path.open("rb") as file:
             return file.read(MAX_TOKENIZER_BYTES + 1)

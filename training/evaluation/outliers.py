@@ -61,7 +61,8 @@ class OutlierSource:
         match = re.fullmatch(r"([^=]+)=(images|npz|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
-        return cls(match[1], match[2], resolve_path(root, match[3]))
+        path = resolve_path(root, match[3], OPTION)
+        return cls(match[1], match[2], path)
 
     def rows(
         self, spec: InputSpec, max_rows: int, seed: int, encoder: "TextEncoder | None" = None

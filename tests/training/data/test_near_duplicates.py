@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
+from tests.support.environment import working_in
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
+from training.__main__ import main
 from training.data import Rows, Splits, load
 from training.data.findings import duplicate_warnings
 
@@ -26,16 +28,24 @@ def test_copies_of_training_rows_are_counted_by_split(dtype):
     assert duplicate_warnings(Splits(created.train, *[created.reference] * 4)) == []
 
 
-def write(folder):
+def write(folder, copies):
     rows = [
         f"{RNG.normal():.4f},{RNG.normal():.4f},{CLASSES[i % 4]},{CLASSES[i % 4]}"
         for i in range(120)
-    ]
+    ] * copies
     (folder / "a.csv").write_text("size,weight,code,kind\n" + "\n".join(rows) + "\n")
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_inspect_tells_copies_across_splits(tmp_path, capsys, copies):
+    write(tmp_path, copies)
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:a.csv", "--target", "kind"]) == 0
+    assert ("rows that equal a training row" in capsys.readouterr().out) == (copies == 2)
+
+
 def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
-    write(tmp_path)
+    write(tmp_path, 1)
     full = load(get_recipe("csv:a.csv", target="kind"), tmp_path)
     rest = load(get_recipe("csv:a.csv", target="kind", leave_out=["b"]), tmp_path)
     assert rest.classes == ("a", "c", "d")

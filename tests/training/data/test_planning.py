@@ -82,6 +82,7 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
     )
     assert "column price may" not in text
     assert "! a heavy tail: its furthest value is" in text
+    assert "some categories differ only in spaces or capitals" in text
     assert re.search(r"  id +ignored +it numbers the rows", text)
     assert "  and 7 more" in "\n".join(found(tmp_path).report(max_columns=2))
 
@@ -369,6 +370,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
     [
         ([], "recipe: expected a recipe, or --data SRC to make one, got neither"),
         (["--data", "digits"], "--data: expected csv:FILE, parquet:FILE, npz:FILE"),
+        (["--data", "things.xlsx"], "--data: expected a CSV or Parquet file (save the sheet"),
         (["--data", "csv:things.csv"], "--target: expected the name of a column, got none"),
         (["--data", "csv:things.csv", "--group", "a", "--time", "b"], "--time: expected no value"),
         (["--data", "csv:things.csv", "--date-format", "%d"], "--date-format: expected a strptime"),
@@ -393,6 +395,13 @@ def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted
         make_plan(inspect_source(section, tmp_path), section, None, None).recipe, tmp_path
     )
     assert "name" not in {column.name for column in data.columns}
+
+
+def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys):
+    write(tmp_path, price=["?" if i == 5 else cell for i, cell in enumerate(COLUMNS["price"])])
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
+    assert "! a fit would fail: column price: expected numbers" in capsys.readouterr().out
 
 
 def test_a_fit_that_fails_before_training_keeps_no_recipe(tmp_path, capsys):
@@ -439,6 +448,17 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
     output = found(tmp_path, "price", missing_values=["unknown"])
     assert (output.task, output.rows) == ("regression", ROWS - 6)
     assert found(tmp_path, "price", "classification").task == "classification"
+
+
+def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys):
+    write(tmp_path, kind=[["Yes", "no", "YES", "yes", "No"][i % 5] for i in range(ROWS)])
+    says = "! classes that differ only in spaces or capitals: 'No', 'no'; 'YES', 'Yes', 'yes'"
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
+        assert says in capsys.readouterr().out
+        fit = ["fit", "--data", "csv:things.csv", "--target", "kind"]
+        assert main([*fit, "--recipe-out", "nowhere/a.toml"]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys):

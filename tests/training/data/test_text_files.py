@@ -273,6 +273,10 @@ def test_a_table_may_be_gzipped_and_is_none_of_excel_s(tmp_path):
     for content in (full[:-20], full[:10] + b"x" * 20):
         (tmp_path / "b.csv.gz").write_bytes(content)
         refused(lambda: load(recipe, tmp_path), "data.source: expected a readable CSV file")
+    for source in ("csv:b.xlsx", "parquet:b.XLSX"):
+        (tmp_path / source.partition(":")[2]).write_bytes(b"PK\x03\x04")
+        says = "a CSV or Parquet file (save the sheet as `CSV UTF-8`), got an Excel workbook"
+        refused(lambda source=source: load(get_recipe(source, target="label"), tmp_path), says)
 
 
 def test_text_in_parquet_that_is_all_numbers_may_be_a_target_or_a_number(tmp_path):
