@@ -58,7 +58,6 @@ Acquisition = Literal[
     "batchbald",
     "entropy",
     "epistemic_variance",
-    "max_det",
     "mean_std",
     "power_bald",
     "random",

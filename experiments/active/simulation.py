@@ -16,10 +16,9 @@ from jaxtyping import Float32, Float64, Int64
 from experiments.active.learner import Learner
 from experiments.active.protocol import ActiveStream, Arm, End, Protocol
 from experiments.active.rounds import Curves, Record, Round, has_ended
-from model_store.acquisition.choice import Copies, find_copies
 from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_pool_sync
 from model_store.errors import InvalidInput
-from model_store.scores.joint import Candidates
+from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores, race_scores
 from training.data import Dataset
 from training.progress import Bar
@@ -115,7 +114,6 @@ def _acquire(
     choice = Choice(task, arm.acquisition, protocol.batch, len(eps), race, protocol.beta)
     best = choose(
         lambda rows, draws: learner.predict(x[rows], eps[draws]),
-        x.astype(np.float32),
         [str(i) for i in candidates],
         choice,
         hash_key(seed, ActiveStream.CHOICE, number),
@@ -149,33 +147,24 @@ def candidate_rows(labelled: Index, rows: int, count: int, seed: int, number: in
     return np.sort(order[np.isin(order, unlabelled)][:count])
 
 
-def choose(
-    predict: Predict, x: Float32[np.ndarray, "N I"], ids: Sequence[str], choice: Choice, seed: int
-) -> Index:
+def choose(predict: Predict, ids: Sequence[str], choice: Choice, seed: int) -> Index:
     """Select rows by an acquisition function, best first.
 
     Ids and the seed break ties.
     """
-    ranked = rank_pool_sync(LearnerPool(predict, x, ids, choice, seed), choice)
+    ranked = rank_pool_sync(LearnerPool(predict, ids, choice, seed), choice)
     return np.array([row["index"] for row in ranked.rows], dtype=np.int64)
 
 
 class LearnerPool(Pool):
-    def __init__(
-        self,
-        predict: Predict,
-        x: Float32[np.ndarray, "N I"],
-        ids: Sequence[str],
-        choice: Choice,
-        seed: int,
-    ) -> None:
+    def __init__(self, predict: Predict, ids: Sequence[str], choice: Choice, seed: int) -> None:
         self.ids, self.seed = ids, seed
-        self._predict, self._x, self._choice = predict, x, choice
+        self._predict, self._choice = predict, choice
         self._predictive = PREDICTIVES[choice.task]
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
         name = self._choice.acquisition
-        rows, with_errors = np.arange(len(self._x)), name in self._predictive.jackknife_scores
+        rows, with_errors = np.arange(len(self.ids)), name in self._predictive.jackknife_scores
         parts = self._scored(rows, self._choice.num_samples, with_errors)
         return np.concatenate([self._predictive.acquisition(part, name) for part in parts])
 
@@ -186,13 +175,10 @@ class LearnerPool(Pool):
         scores, errors = (np.concatenate(column) for column in zip(*parts, strict=True))
         return scores, errors
 
-    async def copies(self) -> Copies:
-        return find_copies(self._x)
-
-    async def candidates(self, copies: Copies) -> tuple[Index, Candidates]:
-        outputs = self._predict(copies.first, slice(0, self._choice.num_samples))
-        score = self._predictive.joint_scores[self._choice.acquisition]
-        return np.arange(len(copies.first)), score.from_samples(self._predictive.samples(outputs))
+    async def candidates(self) -> tuple[Index, Candidates]:
+        rows = np.arange(len(self.ids))
+        outputs = self._predict(rows, slice(0, self._choice.num_samples))
+        return rows, BatchBald.from_probs(self._predictive.samples(outputs))
 
     def _scored(self, rows: Index, num_draws: int, with_errors: bool) -> list[AnyScores]:
         outputs = self._predict(rows, slice(0, num_draws))

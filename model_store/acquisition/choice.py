@@ -5,9 +5,7 @@
 | `random` | its id | a uniform number |
 | a score | the score | the score |
 | `power_bald` | BALD | log BALD + Gumbel noise / beta: a sample with weights BALD^beta |
-| a joint score | its outputs under each draw | a greedy choice |
-
-The last two choose one of several identical rows, until no other rows are left.
+| `batchbald` | its outputs under each draw | a greedy choice |
 
 **Control rows** are selected at random and measure a model's quality on live data. The hash of a
 row's id is a uniform number. Rows below the requested share can become control rows and are never
@@ -24,27 +22,26 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt64
+from jaxtyping import Float, Float64, Int64, UInt64
 
 from model_store.errors import InvalidInput, list_choices
 from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
-from model_store.scores.joint import JointScore, greedy
+from model_store.scores.joint import BatchBald, greedy
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Pause, Task, no_pause
 
 RANDOM = "random"
-CANDIDATE_BYTES = 64 << 20  # for all candidates of a joint score
-MAX_JOINT_ROWS = 1000  # in a batch of a joint score
+CANDIDATE_BYTES = 64 << 20  # for all candidates of `batchbald`
+MAX_JOINT_ROWS = 1000  # in a batch of `batchbald`
 MIN_BETA, MAX_BETA = 1e-6, 1e6  # of power_bald: nearly random, nearly BALD
 MIN_SCORE = 1e-300  # before a logarithm
-HASH_STEP_ROWS = 256  # between two pauses
 STRATUM = b"control"  # for possible control rows
 CHOICE = b"drawn"  # for the choice among them
 SHARE = b"share"  # for random rounding of their number
 NO_SEED = 0
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
-    task: (*predictive.acquisition_scores, *predictive.joint_scores, RANDOM)
+    task: (*predictive.acquisition_scores, *predictive.joint_acquisitions, RANDOM)
     for task, predictive in PREDICTIVES.items()
 }
 
@@ -86,53 +83,19 @@ def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
 def max_joint_candidates(
     name: str, model: Model, rows: int, k: int, num_samples: int
 ) -> int | None:
-    """Return the maximum number of candidates, or None if the score is not joint.
+    """Return the maximum number of candidates for `batchbald`, or None for other acquisitions.
 
     Raises:
         InvalidInput: if k is larger.
     """
-    if name not in model.predictive.joint_scores:
+    if name not in model.predictive.joint_acquisitions:
         return None
-    numbers = model.predictive.joint_scores[name].numbers_per_row(
-        num_samples, model.manifest.output_size
-    )
-    max_candidates = CANDIDATE_BYTES // (4 * numbers)
+    max_candidates = CANDIDATE_BYTES // (4 * num_samples * model.manifest.output_size)
     max_rows = min(max_candidates, MAX_JOINT_ROWS)
     if min(k, rows) > max_rows:
         expected = f"up to {max_rows} rows of this pool for {name} with {num_samples} draws"
         raise InvalidInput("k", expected, str(k))
     return min(max_candidates, rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Copies:
-    """The groups of identical rows in a pool, sorted by digest."""
-
-    first: Int64[np.ndarray, "G"]  # a row of each group
-    group: Int64[np.ndarray, "N"]  # of each row
-
-
-def find_copies(x: Float32[np.ndarray, "N I"], pause: Pause = no_pause) -> Copies:
-    digests = []
-    for first in range(0, len(x), HASH_STEP_ROWS):
-        digests.append(row_digests(x[first : first + HASH_STEP_ROWS]))
-        pause()
-    return group_copies(np.concatenate(digests))
-
-
-def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "N 2"]:
-    """Compute a 128-bit digest of each row."""
-    digests = b"".join(blake2b(row, digest_size=16).digest() for row in np.ascontiguousarray(x))
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(len(x), 2)
-
-
-def group_copies(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
-    order = np.lexsort((digests[:, 1], digests[:, 0]))
-    is_new = np.ones(len(order), dtype=bool)
-    is_new[1:] = (digests[order][1:] != digests[order][:-1]).any(axis=1)
-    group = np.empty(len(order), dtype=np.int64)
-    group[order] = np.cumsum(is_new) - 1
-    return Copies(order[is_new], group)
 
 
 def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
@@ -163,15 +126,9 @@ def power_scores(
 
 
 def ranking(
-    scores: Float64[np.ndarray, "N"] | None,
-    ids: Sequence[str],
-    seed: int,
-    k: int,
-    copies: Copies | None = None,
+    scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int
 ) -> list[dict[str, Any]]:
     """Rank the k rows with the highest scores, or k random rows if there are no scores.
-
-    If there are `copies`, the first row of each group precedes all repetitions.
 
     Raises:
         InvalidInput: for a row that the model cannot score.
@@ -180,11 +137,26 @@ def ranking(
     if scores is None:
         scores = random_scores(hashes)
     check_computed(scores, "pool")
-    if copies is None:
-        best = top(scores, hashes, k)
-    else:
-        best = np.lexsort((hashes, -scores, is_repetition(copies, hashes)))[:k]
+    best = top(scores, hashes, k)
     return _ranked(best, scores[best], ids)
+
+
+def joint_ranking(
+    joint: BatchBald,
+    rows: Int64[np.ndarray, "M"],
+    ids: Sequence[str],
+    seed: int,
+    k: int,
+    pause: Pause = no_pause,
+) -> list[dict[str, Any]]:
+    """Select k rows from a pool by their joint score. The result is in the `/acquire` format.
+
+    `rows` are the pool's indices of the candidates, all of which are selected if k is larger.
+    """
+    order = np.argsort(id_hashes([ids[i] for i in rows.tolist()], seed), kind="stable")
+    selection = greedy(joint, order, min(k, len(rows)), pause)
+    indices = rows[[candidate for candidate, _ in selection]]
+    return _ranked(indices, np.array([gain for _, gain in selection]), ids)
 
 
 def _ranked(
@@ -195,43 +167,6 @@ def _ranked(
         {"rank": rank, "index": i, "id": ids[i], "score": score}
         for rank, (i, score) in enumerate(pairs, start=1)
     ]
-
-
-def joint_ranking(
-    joint: JointScore,
-    rows: Int64[np.ndarray, "M"],
-    copies: Copies,
-    ids: Sequence[str],
-    k: int,
-    pause: Pause = no_pause,
-) -> list[dict[str, Any]]:
-    """Select k rows from a pool by a joint score. The result is in the `/acquire` format.
-
-    `rows` are the candidates, as indices of `copies.first`; all of them if k is larger. Hashes of
-    all ids decide ties and the order of copies.
-    """
-    pause()
-    hashes = id_hashes(ids, joint.seed)
-    pause()
-    by_group = np.lexsort((hashes, copies.group))
-    starts = np.searchsorted(copies.group[by_group], np.arange(len(copies.first) + 1))
-    order = np.argsort(hashes[by_group[starts[rows]]], kind="stable")
-    selection = greedy(joint, np.diff(starts)[rows], order, min(k, len(hashes)), pause)
-    next_copy = starts.copy()
-    indices = np.empty(len(selection), dtype=np.int64)
-    for i, (candidate, _) in enumerate(selection):
-        group = rows[candidate]
-        indices[i] = by_group[next_copy[group]]
-        next_copy[group] += 1
-    return _ranked(indices, np.array([gain for _, gain in selection]), ids)
-
-
-def is_repetition(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
-    """Mark duplicate rows, keeping the row with the smallest hash in each group."""
-    order = np.lexsort((hashes, copies.group))
-    repetitions = np.empty(len(order), dtype=bool)
-    repetitions[order] = np.diff(copies.group[order], prepend=-1) == 0
-    return repetitions
 
 
 def top(

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 
-from model_store.acquisition.choice import RANDOM, Copies, joint_ranking, power_scores, ranking
+from model_store.acquisition.choice import RANDOM, joint_ranking, power_scores, ranking
 from model_store.errors import InvalidInput, list_choices
 from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
 from model_store.inference.runtime import DrawSet
-from model_store.scores.joint import Candidates
+from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, race_scores
 from model_store.types import Pause, Task, no_pause
 
@@ -58,7 +58,7 @@ class PoolScorer:
     def scores(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Float64[np.ndarray, "N"]:
         """Compute the score of each row, or its individual gain if the score is joint."""
         predictive, name = self.model.predictive, self.acquisition
-        if name in predictive.joint_scores:
+        if name in predictive.joint_acquisitions:
             return self.candidates(x, draws).gain
         errors = [score for key, score in predictive.jackknife_scores.items() if key == name]
         sums = predictive.sums(self._outputs(x, draws))
@@ -71,13 +71,11 @@ class PoolScorer:
         return race_scores(predictive.scores(sums, [score]), score)
 
     def candidates(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Candidates:
-        predictive = self.model.predictive
-        samples = predictive.samples(self._outputs(x, draws))
-        return predictive.joint_scores[self.acquisition].from_samples(samples)
+        return BatchBald.from_probs(self.model.predictive.samples(self._outputs(x, draws)))
 
     def _outputs(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Float[np.ndarray, "K N C"]:
         runtime = self.model.runtime
-        if self.acquisition in self.model.predictive.joint_scores and runtime.has_joint:
+        if self.acquisition in self.model.predictive.joint_acquisitions and runtime.has_joint:
             runtime, draws = runtime.joint, DrawSet(draws.seed, draws.num_draws, theta=None)
         outputs = runtime.run_outputs(x, draws)
         return outputs if self.priors is None else self.model.shifted(outputs, self.priors)
@@ -113,10 +111,7 @@ class Pool(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    async def copies(self) -> Copies: ...
-
-    @abstractmethod
-    async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
+    async def candidates(self) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         """Return the rows with the largest individual gains as candidates for a joint score."""
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -139,24 +134,22 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
     stages = race_stages(choice.race, name, choice.task, choice.num_samples)
     if k == 0 or len(pool.ids) == 0:
         return Ranked([])
-    scores = copies = finalists = None
+    scores = finalists = None
     if stages and choice.race is not None:
         scores, finalists = await _race(pool, choice, stages, choice.race)
-    elif name in predictive.joint_scores:
-        copies = await pool.copies()
-        rows, candidates = await pool.candidates(copies)
-        joint = predictive.joint_scores[name](candidates, choice.num_samples, pool.seed)
-        work = partial(joint_ranking, joint, rows, copies, pool.ids, k, pool.pause)
+    elif name in predictive.joint_acquisitions:
+        rows, candidates = await pool.candidates()
+        joint = BatchBald(candidates, choice.num_samples, pool.seed)
+        work = partial(joint_ranking, joint, rows, pool.ids, pool.seed, k, pool.pause)
         return Ranked(await pool.run(work))
     elif name in predictive.sampling_acquisitions:
-        copies = await pool.copies()
         bald = await pool.scores()
         check_computed(bald, "pool")
         powers = partial(power_scores, bald, pool.ids, pool.seed, choice.beta)
         scores = await pool.run(powers)
     elif name != RANDOM:
         scores = await pool.scores()
-    by_score = partial(ranking, scores, pool.ids, pool.seed, k, copies)
+    by_score = partial(ranking, scores, pool.ids, pool.seed, k)
     return Ranked(await pool.run(by_score), finalists)
 
 

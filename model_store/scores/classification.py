@@ -34,7 +34,6 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from model_store.scores.joint import BatchBald, ClassMaxDet, JointScore
 from model_store.scores.sums import GROUPS, MIN_SPREAD_GROUPS, Average, DrawSums
 
 SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
@@ -182,10 +181,9 @@ class Classes:
         output: the name of the network's output.
         score_names: the uncertainty scores that detectors use.
         acquisition_scores: the score of each acquisition that ranks rows separately.
-        joint_scores: the joint score of each acquisition of batches.
+        joint_acquisitions: acquisitions that score rows given the rows selected before.
         default_acquisition: used if a request names none.
         sampling_acquisitions: acquisitions that sample rows with weights.
-        batch_acquisitions: acquisitions that select copies only if no other rows remain.
         race_acquisitions: acquisitions whose scores have standard errors.
         jackknife_scores: the score whose standard error an acquisition needs.
     """
@@ -195,13 +193,9 @@ class Classes:
     acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")} | {
         "power_bald": "bald"
     }
-    joint_scores: ClassVar[dict[str, type[JointScore]]] = {
-        "batchbald": BatchBald,
-        "max_det": ClassMaxDet,
-    }
+    joint_acquisitions = ("batchbald",)
     default_acquisition = "bald"
     sampling_acquisitions = ("power_bald",)
-    batch_acquisitions = (*sampling_acquisitions, *joint_scores)
     race_acquisitions = SCORE_NAMES
     jackknife_scores: ClassVar = {"bald_corrected": "bald"}
 

@@ -1,24 +1,19 @@
-"""Joint scores for several rows and greedy batch selection.
+"""BatchBALD and greedy batch selection.
 
 Axes: K draws, N rows, C classes, S configurations of the labels of selected rows. Information is in
-nats. A row's *gain* is the information in its label beyond the labels of rows selected earlier. The
-scores are submodular: a row's gain never grows as more rows are selected. So an old gain bounds all
-later gains, and the search recomputes only rows whose bound exceeds the best gain (Minoux 1978,
+nats. A row's *gain* is the information in its label beyond the labels of rows selected earlier,
+
+    I(y_S, y_n; w) - I(y_S; w)
+
+the mutual information of labels and draws; for one row this is BALD (Kirsch, van Amersfoort and Gal
+2019, "BatchBALD"). It is a plug-in estimate from K draws, limited to log K nats. Like BALD, it is
+too small with few draws, and the bias grows with the batch.
+
+The gain is submodular: it never grows as more rows are selected. So an old gain bounds all later
+gains, and the search recomputes only rows whose bound exceeds the best gain (Minoux 1978,
 "Accelerated greedy algorithms"). The result equals that of a search that computes all gains.
-
-    BatchBald     I(y_S, y_n; w) - I(y_S; w)    mutual information of labels and draws; for one row
-                  this is BALD (Kirsch, van Amersfoort and Gal 2019, "BatchBALD")
-    MaxDet        1/2 log(1 + v / s^2)          with v the row's variance given the selected rows,
-                  and s^2 its noise: the greedy maximum of det(Cov + noise) / det(noise) (Chen,
-                  Zhang and Zhou 2018; Holzmüller et al. 2023, "Deep batch active learning for
-                  regression")
-
-Both are plug-in estimates from K draws, limited to log K nats. Like BALD, they are too small with
-few draws, and the bias grows with the batch.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +27,6 @@ MAX_JOINT_NUMBERS = 1_000_000  # configurations x draws: 8 MB
 MIN_MASS = 1e-16
 STEP_NUMBERS = 1 << 18  # take some milliseconds
 MIN_STEP = 8  # rows in a search's first step; later steps double
-ROUNDING = 1e-9  # nats, for gains in float64
-MIN_NOISE = 0.01  # of a class label; bounds the weight of certain draws
 MIN_PROBABILITY = 1e-300  # 0 log 0 = 0
 MIN_LABEL_PROBABILITY = 1e-37  # 0 log 0 = 0 in float32
 # Smaller probabilities become 0, because products with subnormal numbers are slow.
@@ -46,47 +39,11 @@ Gains = Float64[np.ndarray, "n"]
 @dataclass(frozen=True, eq=False)
 class Candidates:
     gain: Float64[np.ndarray, "N"]  # without other rows
-    noise: Float64[np.ndarray, "N"]  # expected entropy, or noise variance
-    outputs: Float32[np.ndarray, "N D"]  # each draw's probabilities or centred means
+    noise: Float64[np.ndarray, "N"]  # expected entropy
+    outputs: Float32[np.ndarray, "N D"]  # each draw's probabilities, D = C K
 
 
-class JointScore(ABC):
-    """Base class for joint scores, which compute gains given the selected rows."""
-
-    step: int  # rows for which `bound` takes some milliseconds
-
-    def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
-        self.candidates = candidates
-        self.num_draws = num_draws
-        self.seed = seed
-
-    @staticmethod
-    @abstractmethod
-    def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates: ...
-
-    @staticmethod
-    def numbers_per_row(num_draws: int, outputs: int) -> int:
-        """Return D, the number of values per row in `outputs`."""
-        return num_draws * outputs
-
-    @classmethod
-    @abstractmethod
-    def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        """Estimate the memory needed to select k rows, not counting the candidates."""
-
-    @abstractmethod
-    def gains(self, rows: Rows) -> Gains: ...
-
-    @abstractmethod
-    def bound(self, rows: Rows) -> Gains:
-        """Compute upper bounds on the gains, faster than the gains themselves."""
-
-    @abstractmethod
-    def choose(self, row: int) -> None:
-        """Add a row to the selection. It may already be selected."""
-
-
-class BatchBald(JointScore):
+class BatchBald:
     """The mutual information between labels and draws.
 
     Let m(s) be the probability of a configuration s of selected labels, and W[s, k] the probability
@@ -102,7 +59,8 @@ class BatchBald(JointScore):
     """
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
-        super().__init__(candidates, num_draws, seed)
+        self.candidates = candidates
+        self.num_draws = num_draws
         self._max_configurations = max(1, min(MAX_CONFIGURATIONS, MAX_JOINT_NUMBERS // num_draws))
         # Draw of each sampled configuration; None while configurations are enumerated
         self._draw_S: Int64[np.ndarray, "S"] | None = None
@@ -110,19 +68,20 @@ class BatchBald(JointScore):
         self._set(np.full((1, num_draws), 1.0 / num_draws), np.ones(1))
 
     @staticmethod
-    def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates:
-        outputs_N_C_K = samples.transpose(1, 2, 0).astype(np.float32, order="C")
+    def from_probs(probs: Float32[np.ndarray, "K N C"]) -> Candidates:
+        outputs_N_C_K = probs.transpose(1, 2, 0).astype(np.float32, order="C")
         outputs_N_C_K[outputs_N_C_K < MIN_FLOAT32_PROBABILITY] = 0.0
         probs_N_C_K = outputs_N_C_K.astype(np.float64)
         noise = _entropies(probs_N_C_K).mean(axis=-1)
         gain = np.maximum(_entropies(probs_N_C_K.mean(axis=-1)) - noise, 0.0)
         return Candidates(gain, noise, outputs_N_C_K.reshape(len(outputs_N_C_K), -1))
 
-    @classmethod
-    def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
+    @staticmethod
+    def work_bytes(num_draws: int, classes: int, k: int) -> int:
+        """Estimate the memory needed to select k rows, not counting the candidates."""
         limit = min(MAX_CONFIGURATIONS, MAX_JOINT_NUMBERS // num_draws + 1)
-        configurations = min(limit, outputs ** min(k, 32))
-        return 6 * 8 * configurations * max(num_draws, outputs) + 4 * 8 * STEP_NUMBERS
+        configurations = min(limit, classes ** min(k, 32))
+        return 6 * 8 * configurations * max(num_draws, classes) + 4 * 8 * STEP_NUMBERS
 
     @property
     def _classes(self) -> int:
@@ -132,6 +91,7 @@ class BatchBald(JointScore):
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
     def bound(self, rows: Rows) -> Gains:
+        """Compute upper bounds on the gains, faster than the gains themselves."""
         # Errors of a sum over K positive terms and of pairwise sums, times the derivative
         # |1 + log p| of the entropy
         factor = (self.num_draws / 2 + 32) * (1.0 + np.log(self._classes))
@@ -153,6 +113,7 @@ class BatchBald(JointScore):
         return entropy_n - self.candidates.noise[rows]
 
     def choose(self, row: int) -> None:
+        """Add a row to the selection."""
         probs_C_K = self.candidates.outputs[row].reshape(-1, self.num_draws).astype(np.float64)
         if self._draw_S is None:
             mass_S_C = _products(self._weights_S_K, probs_C_K) * self._mass_S[:, None]
@@ -173,6 +134,7 @@ class BatchBald(JointScore):
         self._weights_S_K = weights_S_K / np.maximum(total_S_1, MIN_PROBABILITY)
         self._mass_S = mass_S
         self._merged = tuple(map(_to_float32, _merge(self._weights_S_K, mass_S)))
+        # Rows for which `bound` takes some milliseconds
         self.step = max(1, STEP_NUMBERS // (self._classes * self.num_draws))
 
     def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
@@ -194,82 +156,11 @@ class BatchBald(JointScore):
         return label_S
 
 
-class MaxDet(JointScore):
-    """The determinant of the rows' covariance over draws, with noise on the diagonal.
-
-    A row is a vector of D numbers; products of rows are covariances over draws. Let A be the
-    selected rows, L the Cholesky factor of A A' + noise, and V = L^-1 A. Given the selected rows, a
-    row a has the variance |a|^2 - |V a|^2.
-    """
-
-    def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
-        super().__init__(candidates, num_draws, seed)
-        self._directions = np.zeros((0, candidates.outputs.shape[1]))  # V
-        self.step = max(1, STEP_NUMBERS // candidates.outputs.shape[1])
-
-    @classmethod
-    def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        return 2 * 8 * k * cls.numbers_per_row(num_draws, outputs) + 4 * 8 * STEP_NUMBERS
-
-    def gains(self, rows: Rows) -> Gains:
-        return self._gains(rows, _products)
-
-    def bound(self, rows: Rows) -> Gains:
-        return self._gains(rows, lambda a, b: a @ b.T) + ROUNDING
-
-    def _gains(self, rows: Rows, multiply: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Gains:
-        vectors = self.candidates.outputs[rows].astype(np.float64)
-        variance = _variances(vectors, multiply(vectors, self._directions))
-        return _information(variance, self.candidates.noise[rows])
-
-    def choose(self, row: int) -> None:
-        vector = self.candidates.outputs[row].astype(np.float64)
-        products = _products(vector[None], self._directions)
-        (variance,) = _variances(vector[None], products)
-        vector -= _products(products, self._directions.T)[0]
-        vector /= np.sqrt(variance + self.candidates.noise[row])
-        self._directions = np.vstack([self._directions, vector])
-
-
-class ClassMaxDet(MaxDet):
-    """MaxDet for classification. It sums the covariances over classes."""
-
-    @staticmethod
-    def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates:
-        probs_N_C_K = samples.transpose(1, 2, 0).astype(np.float64, order="C")
-        variance = 1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1)
-        return _centre(probs_N_C_K, np.maximum(variance, 0.0) + MIN_NOISE)
-
-
-class TargetMaxDet(MaxDet):
-    """MaxDet for regression. It measures the information in noisy labels, in nats."""
-
-    @staticmethod
-    def from_samples(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
-        """Centre each row's means and scale them by its noise, to avoid overflow."""
-        mean_N_K, std_N_K = samples.transpose(2, 1, 0).astype(np.float64, order="C")
-        noise_std_N = np.sqrt(np.square(std_N_K).mean(axis=-1))
-        min_std_N = MIN_NOISE * mean_N_K.std(axis=-1) + MIN_PROBABILITY
-        noise_std_N = np.maximum(noise_std_N, min_std_N)
-        return _centre((mean_N_K / noise_std_N[:, None])[:, None], np.ones(len(mean_N_K)))
-
-    @staticmethod
-    def numbers_per_row(num_draws: int, outputs: int) -> int:  # noqa: ARG004
-        return num_draws
-
-
 def _products(
     a: Float64[np.ndarray, "n k"], b: Float64[np.ndarray, "m k"]
 ) -> Float64[np.ndarray, "n m"]:
     """Compute a b'. Unlike with BLAS, results do not depend on the number of threads."""
     return np.einsum("nk,mk->nm", a, b)
-
-
-def _variances(
-    vectors: Float64[np.ndarray, "n D"], products: Float64[np.ndarray, "n S"]
-) -> Float64[np.ndarray, "n"]:
-    total = np.einsum("nd,nd->n", vectors, vectors)
-    return np.maximum(total - np.einsum("ns,ns->n", products, products), 0.0)
 
 
 def _merge(
@@ -288,66 +179,40 @@ def _to_float32(probs: Float64[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*s
     return rounded
 
 
-def _centre(
-    values_N_C_K: Float64[np.ndarray, "N C K"], noise: Float64[np.ndarray, "N"]
-) -> Candidates:
-    num_draws = values_N_C_K.shape[-1]
-    vectors = values_N_C_K - values_N_C_K.mean(axis=-1, keepdims=True)
-    vectors /= np.sqrt(num_draws)
-    outputs = vectors.reshape(len(vectors), -1).astype(np.float32)
-    variance = np.square(outputs, dtype=np.float64).sum(axis=1)
-    return Candidates(_information(variance, noise), noise, outputs)
-
-
-def _information(
-    variance: Float64[np.ndarray, "N"], noise: Float64[np.ndarray, "N"]
-) -> Float64[np.ndarray, "N"]:
-    information: np.ndarray = 0.5 * np.log1p(variance / noise)
-    return information
-
-
 def _entropies(probs: Float64[np.ndarray, "N C *K"]) -> Float64[np.ndarray, "N *K"]:
     entropies: np.ndarray = -(probs * np.log(np.maximum(probs, MIN_PROBABILITY))).sum(axis=1)
     return entropies
 
 
 def greedy(
-    joint: JointScore,
-    copies: Int64[np.ndarray, "N"],
-    order: Int64[np.ndarray, "N"],
-    k: int,
-    pause: Pause = no_pause,
+    joint: BatchBald, order: Int64[np.ndarray, "N"], k: int, pause: Pause = no_pause
 ) -> list[tuple[int, float]]:
     """Greedily select rows by their gain given the previously selected rows.
 
     Args:
-        joint: a score without selected rows.
-        copies: how often each row can be selected; repetitions follow all other rows.
+        joint: the candidates, none of which is selected.
         order: all rows; the first of rows with equal gains is selected.
-        k: the number of rows to select, up to the sum of `copies`.
+        k: the number of rows to select, up to the number of candidates.
 
     Returns:
         the rows in the order of selection, and their gains.
     """
-    bound, remaining = joint.candidates.gain.copy(), copies.copy()
+    bound = joint.candidates.gain.copy()
     selection: list[tuple[int, float]] = []
     is_selected = np.zeros(len(bound), dtype=bool)
     while len(selection) < k:
-        rows = order[((remaining > 0) & ~is_selected)[order]]
-        if len(rows) == 0:
-            rows = order[(remaining > 0)[order]]
+        rows = order[~is_selected[order]]
         first = int(rows[bound[rows].argmax()])
         best = _find_best(joint, bound, rows, pause) if selection else first
         selection.append((best, float(bound[best])))
         is_selected[best] = True
-        remaining[best] -= 1
         if len(selection) < k:
             joint.choose(best)
         pause()
     return selection
 
 
-def _find_best(joint: JointScore, bound: Float64[np.ndarray, "N"], rows: Rows, pause: Pause) -> int:
+def _find_best(joint: BatchBald, bound: Float64[np.ndarray, "N"], rows: Rows, pause: Pause) -> int:
     """Find the first row with the largest gain, tightening `bound` in place."""
     order = np.argsort(-bound[rows], kind="stable")
     best, best_gain, start, size = -1, -np.inf, 0, MIN_STEP

@@ -30,7 +30,6 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from model_store.scores.joint import JointScore, TargetMaxDet
 from model_store.scores.sums import GROUPS, MIN_SPREAD_GROUPS, Average, DrawSums
 from model_store.scores.transforms import (
     Transform,
@@ -194,9 +193,8 @@ class Target:
     output = "mean_log_variance"
     score_names = MIXTURE_SCORE_NAMES
     acquisition_scores: ClassVar = {"variance": "std", "epistemic_variance": "epistemic_std"}
-    joint_scores: ClassVar[dict[str, type[JointScore]]] = {"max_det": TargetMaxDet}
+    joint_acquisitions: tuple[str, ...] = ()
     sampling_acquisitions: tuple[str, ...] = ()
-    batch_acquisitions = (*joint_scores,)
     race_acquisitions = ("variance", "epistemic_variance")
     default_acquisition = "epistemic_variance"
     jackknife_scores: ClassVar[dict[str, str]] = {}

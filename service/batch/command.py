@@ -146,7 +146,7 @@ def _request(
         or default_shard_rows(model.row_size, model.manifest.output_size),
         **request_fields(envelope, model, num_samples),
     }
-    if fields.get("acquisition") in model.predictive.joint_scores:
+    if fields.get("acquisition") in model.predictive.joint_acquisitions:
         expected = "a score of single rows; use /acquire or a job to rank the best rows jointly"
         raise InvalidInput("acquisition", expected, repr(fields["acquisition"]))
     exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""

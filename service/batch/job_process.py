@@ -23,11 +23,10 @@ from jaxtyping import Float32, Float64, Int64
 from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import (
-    Copies,
+    NO_SEED,
     Selection,
-    group_copies,
+    id_hashes,
     max_joint_candidates,
-    row_digests,
 )
 from model_store.acquisition.ranking import (
     Choice,
@@ -313,9 +312,6 @@ class JobPool(Pool):
     async def scores(self) -> Float64[np.ndarray, "N"]:
         return np.array(self._all_columns["score"])
 
-    async def copies(self) -> Copies:
-        return group_copies(np.array(self._all_columns["digest"]))
-
     async def score_lap(self, lap: Lap) -> Scored:
         columns = self._fill(lap, is_race=True)
         return np.array(columns["score"]), np.array(columns["error"])
@@ -325,7 +321,7 @@ class JobPool(Pool):
         return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples), is_race=False)
 
     def _fill(self, lap: Lap, is_race: bool) -> dict[str, np.ndarray]:
-        """Compute scores, standard errors for a race, and digests for batch acquisition."""
+        """Compute scores, and standard errors for a race."""
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
         draws = job.computation.draws(num_draws)
@@ -333,8 +329,6 @@ class JobPool(Pool):
 
         def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
             columns: dict[str, np.ndarray] = {}
-            if request.acquisition in job.model.predictive.batch_acquisitions:
-                columns["digest"] = row_digests(x)
             if is_race:
                 columns["score"], columns["error"] = job.computation.scorer.race(x, draws)
             else:
@@ -347,18 +341,17 @@ class JobPool(Pool):
         self.unknown = self.unknown or unknown  # from all rows
         return columns
 
-    async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
+    async def candidates(self) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         """Compute the candidates for the rows with the largest gains."""
         job, choice = self._job, self._choice
         max_rows = max_joint_candidates(
-            choice.acquisition, job.model, len(copies.first), choice.k, choice.num_samples
+            choice.acquisition, job.model, len(self.ids), choice.k, choice.num_samples
         )
-        gains = (await self.scores())[copies.first]
-        rows = np.lexsort((np.arange(len(gains)), -gains))[:max_rows]
-        rows = rows[np.argsort(copies.first[rows])]  # in the order of the file
+        order = np.lexsort((id_hashes(self.ids, NO_SEED), -await self.scores()))
+        rows = np.sort(order[:max_rows])  # in the order of the file
         job.work += len(rows) * choice.num_samples
         draws, parts = job.computation.draws(), list[Candidates]()
-        for x in job.computation.batches(job.select(self._rows[copies.first[rows]])):
+        for x in job.computation.batches(job.select(self._rows[rows])):
             parts.append(job.computation.scorer.candidates(x, draws))
             job.advance(len(x) * choice.num_samples)
         return rows, concatenate(parts)

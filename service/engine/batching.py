@@ -356,7 +356,7 @@ def keeps_draws(model: Model, num_samples: int, acquisition: str | None) -> bool
 
     Otherwise, each part recomputes the draws.
     """
-    if model.runtime.has_joint and acquisition in model.predictive.joint_scores:
+    if model.runtime.has_joint and acquisition in model.predictive.joint_acquisitions:
         return False
     return num_samples * model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES
 

@@ -10,9 +10,9 @@ from jaxtyping import Float32, Float64, Int64
 
 from model_store.acquisition.choice import (
     MAX_JOINT_ROWS,
-    Copies,
+    NO_SEED,
     Selection,
-    find_copies,
+    id_hashes,
     max_joint_candidates,
 )
 from model_store.acquisition.ranking import Choice, Lap, Pool, PoolScorer, Ranked, Scored
@@ -21,7 +21,7 @@ from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.inference.runtime import DrawSet
-from model_store.scores.joint import Candidates
+from model_store.scores.joint import BatchBald, Candidates
 from model_store.state.labels import AcquiredRow, check_id
 from model_store.state.live import prediction_records
 from service.engine.batching import Engine, EngineWork
@@ -31,7 +31,7 @@ from service.request_context import Phase
 
 T = TypeVar("T")
 
-COPY_BYTES = 200  # per row, during the search for copies
+HASH_BYTES = 32  # per row, while rows are ordered
 
 
 class TopCandidates:
@@ -112,11 +112,9 @@ class PoolWork(EngineWork):
         size = self._kept_draw_bytes(rows) + 32 * rows
         if self.max_candidates is None:
             return size
-        assert self.acquisition is not None
         draws, outputs = self.num_samples, self.model.manifest.output_size
-        joint = self.model.predictive.joint_scores[self.acquisition]
-        size += self.max_candidates * (48 + 4 * joint.numbers_per_row(draws, outputs))
-        return size + joint.work_bytes(draws, outputs, min(self.max_candidates, MAX_JOINT_ROWS))
+        size += self.max_candidates * (48 + 4 * draws * outputs)
+        return size + BatchBald.work_bytes(draws, outputs, min(self.max_candidates, MAX_JOINT_ROWS))
 
 
 @dataclass(eq=False)
@@ -151,31 +149,25 @@ class EnginePool(Pool):
         reservation.shrink(size)
         return race_work.scores, race_work.errors
 
-    async def copies(self) -> Copies:
-        is_joint = self._max_candidates is not None
-        size = COPY_BYTES * len(self.work.x) + is_joint * self.work.x.nbytes
-        self.work.context.reservation.reserve(size, "pool")
-        return await self.run(partial(find_copies, self.work.x, self.pause))
-
-    async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        x = await self.run(partial(np.take, self.work.x, copies.first, axis=0))
-        work = await self._score(replace(self.work, x=x, max_candidates=self._max_candidates))
-        check_computed(work.scores[copies.group], "pool")
+    async def candidates(self) -> tuple[Int64[np.ndarray, "M"], Candidates]:
+        x, ids, choice = self.work.x, self.ids, self.choice
+        self.work.context.reservation.reserve(HASH_BYTES * len(x) + x.nbytes, "pool")
+        # Hashes of ids decide between candidates with equal gains.
+        order = await self.run(lambda: np.argsort(id_hashes(ids, NO_SEED)))
+        max_candidates = max_joint_candidates(
+            choice.acquisition, self.work.model, len(x), choice.k, choice.num_samples
+        )
+        x = await self.run(partial(np.take, x, order, axis=0))
+        work = await self._score(replace(self.work, x=x, max_candidates=max_candidates))
+        check_computed(work.scores, "pool", order)
         assert work.top is not None
-        return work.top.rows, work.top.candidates
+        return order[work.top.rows], work.top.candidates
 
     async def run(self, work: Callable[[], T]) -> T:
         return await self.answers.run(self.work.context, self.work.x.nbytes, work)
 
     def pause(self) -> None:
         self.work.context.pause()
-
-    @property
-    def _max_candidates(self) -> int | None:
-        choice, work = self.choice, self.work
-        return max_joint_candidates(
-            choice.acquisition, work.model, len(work.x), choice.k, choice.num_samples
-        )
 
     async def _score(self, work: PoolWork) -> PoolWork:
         work.context.reservation.reserve(work.memory_bytes(), "pool")

@@ -22,13 +22,11 @@ export const ACQUISITIONS = {
     ["variation_ratio", "low probability of the label", "1 minus the largest mean probability"],
     ["power_bald", "random, weighted by disagreement", "power BALD, for large batches"],
     ["batchbald", "disagreement of the whole batch", "BatchBALD, for batches of about ten"],
-    ["max_det", "uncertainty and diversity", "MaxDet, for batches of up to 1,000"],
     ["random", "random", "for comparison"],
   ],
   regression: [
     ["epistemic_variance", "disagreement between the draws", "variance of the draws' means, the usual choice"],
     ["variance", "total uncertainty", "variance of the prediction"],
-    ["max_det", "uncertainty and diversity", "MaxDet, for batches of up to 1,000"],
     ["random", "random", "for comparison"],
   ],
 };

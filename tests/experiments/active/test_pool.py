@@ -17,10 +17,9 @@ def taken(outputs, acquisition, k, task="classification", race=None, asked=None)
             asked.append((len(rows), draws.stop - draws.start))
         return outputs[draws][:, rows]
 
-    x = np.arange(outputs.shape[1], dtype=np.float32)[:, None]
-    ids = [str(i) for i in range(len(x))]
+    ids = [str(i) for i in range(outputs.shape[1])]
     choice = Choice(task, acquisition, k, len(outputs), race)
-    return choose(predict, x, ids, choice, 7).tolist()
+    return choose(predict, ids, choice, 7).tolist()
 
 
 @pytest.mark.parametrize(("count", "of_each"), [(6, [2, 2, 2]), (7, [2, 2, 3]), (40, [5, 15, 20])])

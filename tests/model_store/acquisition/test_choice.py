@@ -7,7 +7,6 @@ from scipy import stats
 
 from model_store.acquisition.choice import (
     check_acquisition,
-    find_copies,
     id_hashes,
     joint_ranking,
     random_scores,
@@ -97,14 +96,14 @@ def sample_probs(seed):
 def get_best(probs, most, part):
     best = TopCandidates(most)
     for first in range(0, ROWS, part):
-        best.add(BatchBald.from_samples(probs[:, first : first + part]), first)
+        best.add(BatchBald.from_probs(probs[:, first : first + part]), first)
     return best
 
 
 @pytest.mark.parametrize("most", [60, 20])
 def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
     probs = sample_probs(0)
-    full = BatchBald.from_samples(probs)
+    full = BatchBald.from_probs(probs)
     for part in (1, 7, 25, 60):
         best = get_best(probs, most, part)
         assert set(best.rows) == set(np.argsort(-full.gain)[:most])
@@ -115,17 +114,17 @@ def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
-    probs, copies = sample_probs(seed), find_copies(np.arange(ROWS, dtype=np.float32)[:, None])
+    probs = sample_probs(seed)
     ids = [str(i) for i in range(ROWS)]
 
     def chosen(most):
-        best = get_best(probs[:, copies.first], most, 7)
+        best = get_best(probs, most, 7)
         joint = BatchBald(best.candidates, DRAWS, seed)
-        ranked = joint_ranking(joint, best.rows, copies, ids, 3)
+        ranked = joint_ranking(joint, best.rows, ids, seed, 3)
         return [row["index"] for row in ranked], [row["score"] for row in ranked]
 
     rows, gains = chosen(ROWS)
-    enough = int((BatchBald.from_samples(probs).gain >= gains[-1]).sum())
+    enough = int((BatchBald.from_probs(probs).gain >= gains[-1]).sum())
     assert enough < ROWS
     assert chosen(enough)[0] == rows
 
@@ -229,10 +228,7 @@ class DrawnPool(Pool):
     def scored(self, outputs):
         return self.predictive.scores(self.predictive.sums(outputs))
 
-    async def copies(self):
-        raise NotImplementedError
-
-    async def candidates(self, copies):
+    async def candidates(self):
         raise NotImplementedError
 
 
@@ -303,17 +299,6 @@ def test_a_race_has_stages_of_draws_enough_for_their_errors():
     assert race_stages(0.05, "bald", "classification", 39) == ()
     with pytest.raises(InvalidInput, match="race: expected one of entropy, bald"):
         race_stages(0.05, "random", "classification", 100)
-
-
-def test_copies_are_the_same_in_whatever_order_rows_come():
-    x = np.array([[1, 2], [3, 4], [1, 2], [0, 0], [-0.0, 0], [3, 4]], dtype=np.float32)
-    copies = find_copies(x)
-    assert x[copies.first][copies.group].tobytes() == x.tobytes()
-    assert len(copies.first) == 4
-    order = np.array([5, 0, 3, 1, 4, 2])
-    again = find_copies(x[order])
-    assert x[order][again.first].tobytes() == x[copies.first].tobytes()
-    assert again.group.tolist() == copies.group[order].tolist()
 
 
 def test_a_row_without_a_score_is_named_by_its_place_among_all():

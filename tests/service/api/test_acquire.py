@@ -7,7 +7,7 @@ from model_store.acquisition.choice import power_scores
 from service.engine.batching import BATCH_ROW_DRAWS
 from tests.support.files import npy_bytes
 
-BATCH = ("batchbald", "power_bald", "max_det")
+BATCH = ("batchbald", "power_bald")
 SCORES = ("entropy", "bald", "bald_corrected", "mean_std", "variation_ratio")
 CHUNK_ROWS = BATCH_ROW_DRAWS // 10  # of 10 draws each
 
@@ -111,7 +111,7 @@ def test_rows_of_few_draws_run_no_race_and_other_acquisitions_have_none(client, 
     answer = client.post("/acquire", json={**request, "race": 0.01}).json()
     assert answer["finalists"] is None
     assert answer["ranking"] == client.post("/acquire", json=request).json()["ranking"]
-    for name in ("random", "batchbald", "power_bald", "max_det", "bald_corrected"):
+    for name in ("random", "batchbald", "power_bald", "bald_corrected"):
         refused = client.post("/acquire", json={**request, "race": 0.01, "acquisition": name})
         assert refused.status_code == 422
         assert refused.json()["detail"].startswith("race: expected one of entropy, bald, ")

@@ -23,8 +23,6 @@ IDS = [f"row {i}" for i in range(359)]
 def pools(tmp_path_factory, digits_rows):
     folder = tmp_path_factory.mktemp("pools")
     np.savez(folder / "rows.npz", x=digits_rows, ids=np.array(IDS))
-    again = np.concatenate([digits_rows[:40], digits_rows[:40]])  # copies
-    np.save(folder / "copies.npy", again)
     np.save(folder / "long.npy", np.tile(digits_rows, (100, 1)))
     np.save(folder / "too_long.npy", np.tile(digits_rows, (300, 1)))
     return folder
@@ -96,15 +94,6 @@ def test_a_job_ranks_as_acquire_does(service, digits_rows, options):
         "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, **options}
     ).json()
     assert result(service, job).json() == at_once
-
-
-def test_copies_are_taken_once_as_acquire_does(service, pools):
-    options = {"seed": 5, "k": 30, "acquisition": "max_det", "num_samples": 20}
-    job = start_job(service, "/acquire/jobs", {"pool_file": "copies.npy", **options})
-    at_once = service.post(
-        "/acquire", json={"pool": np.load(pools / "copies.npy").tolist(), **options}
-    ).json()
-    assert result(service, job).json()["ranking"] == at_once["ranking"]
 
 
 @pytest.mark.parametrize("options", [{}, {"fdr": 0.1}], ids=["fpr", "fdr"])

@@ -230,35 +230,6 @@ def test_a_race_ranks_a_pool_of_a_regression_as_all_draws_do(client, wavy, acqui
     assert 3 <= raced["finalists"] <= len(wavy["x_test"])
 
 
-def test_a_batch_of_largest_determinant_leaves_out_what_lies_beside_a_row_chosen(client, wavy):
-    """Its first row is that of the most epistemic variance in units of noise, its next not the one
-    next to it."""
-    pool = wavy["x_test"][:100].tolist()
-    request = {
-        "model": "wavy",
-        "pool": pool,
-        "seed": 3,
-        "num_samples": 50,
-        "acquisition": "max_det",
-    }
-    ranking = client.post("/acquire", json={**request, "k": 100}).json()["ranking"]
-    of_rows = {k: request[k] for k in ("seed", "num_samples")}
-    samples = column(predict(client, pool, return_samples=True, **of_rows), "samples")
-    mean, std = (
-        np.array([[draw[name] for draw in row] for row in samples]) for name in ("mean", "std")
-    )
-    scaled = mean / np.sqrt(np.square(std).mean(axis=1, keepdims=True))
-    selected = [row["index"] for row in ranking[:5]]
-    assert selected[0] == np.argmax(scaled.std(axis=1))
-    actual = [
-        np.linalg.slogdet(np.eye(i) + np.cov(scaled[selected[:i]], bias=True))[1] / 2
-        for i in (2, 3, 5)
-    ]
-    assert actual == pytest.approx(
-        np.cumsum([row["score"] for row in ranking])[[1, 2, 4]].tolist(), abs=1e-4
-    )
-
-
 def test_a_pool_is_ranked_by_epistemic_variance_unless_another_score_is_asked_for(client, wavy):
     answer = client.post(
         "/acquire", json={"model": "wavy", "pool": wavy["x_test"][:5].tolist()}

@@ -10,6 +10,7 @@ from model_store.acquisition.ranking import PoolScorer
 from model_store.inference.noise import DRAW_INDEX
 from model_store.inference.noise import noise as draw
 from model_store.scores.classification import predictive_scores, predictive_sums
+from model_store.scores.joint import BatchBald
 from model_store.scores.tasks import get_predictive
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
@@ -255,7 +256,7 @@ def test_joint_scores_use_draws_of_weights(case):
     posterior = case.model.posterior
     eps = torch.from_numpy(draw(posterior.algorithm, 5, 0, case.draws, posterior.noise_dimension))
     probs = case.model.predict(case.x, eps).exp().numpy()
-    expected = predictive.joint_scores["batchbald"].from_samples(probs)
+    expected = BatchBald.from_probs(probs)
     np.testing.assert_allclose(actual.outputs, expected.outputs, atol=1e-5)
 
 
