@@ -1,6 +1,6 @@
 """Evaluation reports of published versions.
 
-A report is stored in `<name>/reports/<version>/`, as `report.json` and the files that it lists.
+A report is stored in `<name>/reports/<version>/`, as `report.json` and the page `report.html`.
 `report.json` is deleted first and written last, so that a report is complete if it exists.
 """
 
@@ -8,10 +8,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.artifacts.storage import REPORT, is_name, reports_path
+from model_store.artifacts.storage import REPORT, reports_path
 from model_store.artifacts.store import ModelStore
-from model_store.errors import BrokenArtifact, InvalidInput, NotFound, list_choices
+from model_store.errors import BrokenArtifact, NotFound, list_choices
 
+PAGE = "report.html"
+FILES = (REPORT, PAGE)
 MAX_FILE_BYTES = 1 << 24
 
 
@@ -26,35 +28,27 @@ class EvaluationReport:
     def path(self) -> str:
         return reports_path(self.name, self.version)
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (REPORT, *self.report["files"])
-
     def locate(self, file: str) -> str:
         return self.store.storage.locate(f"{self.path}/{file}")
 
     def read(self, file: str) -> bytes:
-        if file not in self.files:
-            raise NotFound("file", list_choices(self.files), "another")
+        if file not in FILES:
+            raise NotFound("file", list_choices(FILES), "another")
         return _read(self.store, self.path, file)
 
 
 def publish_report(
-    store: ModelStore, name: str, version: str, report: dict[str, Any], files: dict[str, bytes]
+    store: ModelStore, name: str, version: str, report: dict[str, Any], page: bytes
 ) -> EvaluationReport:
     """Publish an evaluation report for a version, replacing any earlier one."""
-    for file in files:
-        if not is_name(file) or file == REPORT:
-            raise InvalidInput("files", "names of files", repr(file)[:80])
     store.resolve(name, version)
-    content = {**report, "files": sorted(files)}
-    seal = json.dumps(content, indent=1, allow_nan=False).encode()
+    seal = json.dumps(report, indent=1, allow_nan=False).encode()
     with store.storage.writing(name):
         _check_version(store, name, version)
         store.storage.delete_report(name, version)
-        for file, part in {**files, REPORT: seal}.items():
+        for file, part in ((PAGE, page), (REPORT, seal)):
             store.storage.overwrite(f"{reports_path(name, version)}/{file}", part)
-    return EvaluationReport(name, version, content, store)
+    return EvaluationReport(name, version, report, store)
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
@@ -67,7 +61,7 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
         content = json.loads(_read(store, path, REPORT))
     except (ValueError, RecursionError, NotFound):
         content = None
-    if not _is_report(content):
+    if not isinstance(content, dict):
         reason = "is no evaluation report: run `dubito evaluate` again"
         raise BrokenArtifact(name, version, REPORT, reason)
     return EvaluationReport(name, version, content, store)
@@ -77,13 +71,6 @@ def _check_version(store: ModelStore, name: str, version: str) -> None:
     versions = store.versions(name)
     if version not in versions:
         raise NotFound("version", f"{list_choices(versions)} of model {name}", repr(version)[:80])
-
-
-def _is_report(content: Any) -> bool:
-    files = content.get("files") if isinstance(content, dict) else None
-    return isinstance(files, list) and all(
-        isinstance(file, str) and is_name(file) for file in files
-    )
 
 
 def _read(store: ModelStore, path: str, file: str) -> bytes:

@@ -4,15 +4,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from model_store.artifacts.manifest import CategorySpec, DetectorSpec
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.signature import MAX_SIGNATURES_BYTES, SIGNATURE
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, few_rows_warning
-from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS
 
 MAX_SHOWN = 12  # items of a list
-MAX_SHOWN_FEW = 10  # names of categories with too few rows
 HIDDEN = {"name", "version", "format_version", "format_minor", "files", "parity"}
 
 
@@ -31,7 +27,6 @@ def summary(store: ModelStore, name: str, version: str) -> list[str]:
         training["convergence"] = training.pop("convergence")["summary"]
     sizes = [file.size for file in manifest.files.values()]
     lines = dict(_lines(fields))
-    lines["calibration"] = too_few_rows(manifest.detectors, manifest.categories) or "enough rows"
     lines["size"] = f"{sum(sizes):,} bytes in {len(sizes)} files"
     lines["signature"] = _signature(store, name, version)
     lines["report"] = _report(store, name, version)
@@ -75,31 +70,3 @@ def _report(store: ModelStore, name: str, version: str) -> str:
     if latest is None:
         return f"none; create it by `dubito evaluate {name}:{version}`"
     return f"created {latest.report.get('created', 'on an unknown day')}"
-
-
-def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
-    """Return a warning if there are too few ranking rows for the categories or default rates."""
-    if categories is None:
-        return few_rows_warning(detectors.ranking_rows)
-    rows = map(min, categories.judged_rows, categories.true_rows)
-    small_categories = [
-        f"{name[:40]} {n}"
-        for name, n in zip(categories.names, rows, strict=True)
-        if n < MIN_CAUTIOUS_ROWS
-    ]
-    if not small_categories:
-        return None
-    names = ", ".join(small_categories[:MAX_SHOWN_FEW])
-    more = len(small_categories) - MAX_SHOWN_FEW
-    suffix = f" and {more} more" if more > 0 else ""
-    effect = (
-        "is in every set"
-        if categories.kind == "class"
-        else "has sets and intervals that hold everything"
-    )
-    return (
-        f"calibrated by {categories.kind}, and of {names}{suffix} there are fewer than "
-        f"{MIN_CAUTIOUS_ROWS} ranking rows: "
-        f"at fpr {DEFAULT_FPR:g} such a {categories.kind} is not flagged, at coverage "
-        f"{DEFAULT_COVERAGE:g} it {effect}"
-    )

@@ -20,10 +20,9 @@ All of them use the same calibration split, so they are not independent.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -39,7 +38,6 @@ from model_store.types import DetectorNames
 DEFAULT_FPR = 0.05  # of flags
 DEFAULT_COVERAGE = 0.95  # of sets and intervals; needs as many rows as the default fpr
 IN_TARGET_UNITS = frozenset(DETECTED["regression"])  # detectors in units of the target
-MAX_CACHED_TABLES = 64  # draw counts
 
 Labels = Int64[np.ndarray, "N"]
 ByDetector = dict[str, Float64[np.ndarray, "N"]]
@@ -182,18 +180,20 @@ class Calibration:
     def detectors(self, num_draws: int) -> dict[str, FittedDetector]:
         return self._detectors[self._index(num_draws)]
 
-    @cached_property
-    def rank_tables(self) -> Callable[..., RankTables]:
-        return lru_cache(maxsize=MAX_CACHED_TABLES)(self._rank_tables)
+    def rank_tables(self, num_draws: int) -> RankTables:
+        return self._rank_tables[self._index(num_draws)]
 
-    def _rank_tables(self, num_draws: int) -> RankTables:
-        j = self._index(num_draws)
+    @cached_property
+    def _rank_tables(self) -> list[RankTables]:
+        return [self._tables_for(j) for j in range(len(self.draw_counts))]
+
+    def _tables_for(self, j: int) -> RankTables:
         statistic, nonconformity = self.statistic[j], self.nonconformity[j]
 
         def tables(judged: np.ndarray, true: np.ndarray) -> RankTables:
             order = judged[np.argsort(statistic[judged], kind="stable")]
             return RankTables(
-                num_draws,
+                int(self.draw_counts[j]),
                 statistic[order],
                 {name: np.sort(by_count[j, judged]) for name, by_count in self.surprisals.items()},
                 np.sort(nonconformity[true]),

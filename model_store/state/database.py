@@ -27,11 +27,10 @@ CREATE TABLE jobs (
     owner TEXT NOT NULL,              -- name of the request's key, or empty
     request TEXT NOT NULL,            -- JSON, with defaults filled in
     created REAL NOT NULL,            -- times are seconds since 1970
-    begun REAL,                       -- renamed below
+    started REAL,
     ended REAL,
     slot INTEGER,                     -- locked by the job's process
     deaths INTEGER NOT NULL DEFAULT 0,   -- since the last progress
-    orphaned INTEGER NOT NULL DEFAULT 0, -- dropped below
     work INTEGER NOT NULL DEFAULT 0,  -- total rows x draws, 0 if unknown
     done INTEGER NOT NULL DEFAULT 0,  -- rows x draws
     worked_s REAL NOT NULL DEFAULT 0,
@@ -69,6 +68,7 @@ CREATE TABLE labels (
     format TEXT NOT NULL,
     key TEXT,                         -- name of the request's API key, if any
     time REAL NOT NULL,
+    comment TEXT,
     PRIMARY KEY (model, id)
 ) STRICT;
 CREATE TABLE replaced (  -- former labels
@@ -78,7 +78,9 @@ CREATE TABLE replaced (  -- former labels
     target REAL,
     key TEXT,
     time REAL NOT NULL,
-    ended REAL NOT NULL
+    ended REAL NOT NULL,
+    ended_by TEXT,                    -- name of the API key that replaced or deleted the label
+    comment TEXT
 ) STRICT;
 CREATE TABLE candidates (
     model TEXT NOT NULL,
@@ -92,11 +94,6 @@ CREATE TABLE candidates (
     PRIMARY KEY (model, version)
 ) STRICT;
 """,
-    # The name of the API key that replaced or deleted the label
-    "ALTER TABLE replaced ADD COLUMN ended_by TEXT",
-    "ALTER TABLE jobs RENAME COLUMN begun TO started",
-    "ALTER TABLE jobs DROP COLUMN orphaned",
-    "ALTER TABLE labels ADD COLUMN comment TEXT;\nALTER TABLE replaced ADD COLUMN comment TEXT",
 )
 
 

@@ -14,9 +14,8 @@ from model_store.artifacts.manifest import (
     EncoderSpec,
     Manifest,
 )
-from model_store.artifacts.report import evaluation_report
+from model_store.artifacts.report import FILES, PAGE, evaluation_report
 from model_store.artifacts.storage import REPORT
-from model_store.artifacts.summary import too_few_rows
 from model_store.conformal.drift import ALARM_EVIDENCE
 from model_store.errors import NotFound, StoreError
 from model_store.types import Task
@@ -29,23 +28,15 @@ from service.context import AllowedModels, Context, CurrentContext, LinkPrefix, 
 from service.models.drift import DriftReport
 from service.models.models import Models
 
-MEDIA_TYPES = {
-    "json": "application/json",
-    "html": "text/html; charset=utf-8",
-    "png": "image/png",
-}
+MEDIA_TYPES = {REPORT: JSON, PAGE: "text/html; charset=utf-8"}
 # Reports are untrusted, so these headers block scripts and requests.
 CONFINED = {
     "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; "
     "style-src 'unsafe-inline'",
     "X-Content-Type-Options": "nosniff",
 }
-UNKNOWN_FILE = "application/octet-stream"
 REPORT_CONTENT: dict[str, Any] = {JSON: {"schema": {"type": "object"}}}
-FILE_CONTENT: dict[str, Any] = {
-    **{media_type: {"schema": BINARY} for media_type in (UNKNOWN_FILE, *MEDIA_TYPES.values())},
-    **REPORT_CONTENT,
-}
+FILE_CONTENT: dict[str, Any] = {MEDIA_TYPES[PAGE]: {"schema": BINARY}, **REPORT_CONTENT}
 # Fields of the manifest that describe a model
 DESCRIPTIVE_FIELDS = ("method", "task", "classes", "target", "quality", "baselines", "warnings")
 REPORT_PATH = "/models/{name}/versions/{version}/report"
@@ -220,7 +211,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "input_shape": latest.input.shape,
         "columns": [vars(column) for column in latest.input.columns],
         "smallest_fpr": latest.detectors.smallest_fpr,
-        "too_few_rows": too_few_rows(latest.detectors, categories),
+        "too_few_rows": latest.too_few_rows,
         "categories": None if categories is None else categories.model_dump(),
         "encoder": None if encoder is None else encoder.model_dump(),
         "smallest_risk": None if abstention is None else abstention.smallest_risk,
@@ -241,7 +232,7 @@ async def get_report(context: CurrentContext, name: ModelName, version: str) -> 
 async def get_report_file(
     context: CurrentContext, name: ModelName, version: str, file: str
 ) -> Response:
-    """Return a file from an evaluation report, either HTML or a plot."""
+    """Return a file from an evaluation report, as JSON or HTML."""
     return await _file(context, name, version, file)
 
 
@@ -257,8 +248,7 @@ async def _file(context: Context, name: str, version: str, file: str) -> Respons
         return evaluation.read(file)
 
     content = await context.threads.files(read)
-    media_type = MEDIA_TYPES.get(file.rpartition(".")[2], UNKNOWN_FILE)
-    return Response(content, media_type=media_type, headers=CONFINED)
+    return Response(content, media_type=MEDIA_TYPES[file], headers=CONFINED)
 
 
 def report_links(
@@ -279,7 +269,7 @@ def report_links(
         "created": evaluation.report.get("created"),
         "summary": evaluation.report.get("summary"),
         "href": href,
-        "files": {file: f"{href}/{quote(file)}" for file in evaluation.files},
+        "files": {file: f"{href}/{file}" for file in FILES},
     }
     try:
         orjson.dumps(links)

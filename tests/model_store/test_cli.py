@@ -163,7 +163,6 @@ def test_show_says_what_a_version_is(store):
     assert message["input.shape"] == "8, 8"
     assert message["output.classes"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert message["detectors.ranking_rows"] == str(manifest.detectors.ranking_rows)
-    assert message["calibration"] == "enough rows"
     assert message["quality.test_accuracy"] == f"{manifest.quality['test_accuracy']:.6g}"
     assert message["training.data"] == "digits"
     assert message["size"].startswith(

@@ -19,7 +19,7 @@ def test_odd_evaluation_reports_are_none_and_their_models_are_described(
 ):
     for name, value in ODD_JSON.items():
         publish_again(own_store, digits_store, name)
-        actual = publish_report(own_store, name, "1", {"created": "now", "summary": {}}, {})
+        actual = publish_report(own_store, name, "1", {"created": "now", "summary": {}}, b"")
         path = own_store.root / actual.path / "report.json"
         path.write_bytes(
             path.read_bytes().replace(b'"summary": {}', b'"summary": {"odd": ' + value + b"}")

@@ -220,18 +220,11 @@ def reports_are_stored_beside_their_version(make):
     publish(make())
     assert evaluation_report(make(), "m", "1") is None
     for seed in (1, 2):
-        publish_report(make(), "m", "1", {"seed": seed}, {f"{seed}.png": b"picture"})
+        publish_report(make(), "m", "1", {"seed": seed}, b"page %d" % seed)
     actual = evaluation_report(make(), "m", "1")
-    assert (actual.report["seed"], actual.files, actual.read("2.png")) == (
-        2,
-        ("report.json", "2.png"),
-        b"picture",
-    )
-    assert not make().storage.has_file("m/reports/1/1.png")
+    assert (actual.report["seed"], actual.read("report.html")) == (2, b"page 2")
     with pytest.raises(NotFound):
-        actual.read("1.png")
-    with pytest.raises(NotFound):
-        publish_report(make(), "m", "3", {}, {})
+        publish_report(make(), "m", "3", {}, b"")
     make().keep("m", 1)
     assert not make().storage.has_file("m/reports/1/report.json")
 

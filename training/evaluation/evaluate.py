@@ -116,8 +116,8 @@ def evaluate_version(
         "shift": shift,
         "outliers": outliers,
     }
-    files = {"report.html": report_page(report, manifest).encode()}
-    return publish_report(store, manifest.name, manifest.version, report, files)
+    page = report_page(report, manifest).encode()
+    return publish_report(store, manifest.name, manifest.version, report, page)
 
 
 def write_report(store: ModelStore, manifest: Manifest, data: Dataset) -> EvaluationReport:

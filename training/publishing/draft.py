@@ -25,10 +25,15 @@ from model_store.artifacts.manifest import (
     TargetSpec,
 )
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
-from model_store.artifacts.summary import too_few_rows
 from model_store.conformal.abstention import CONFIDENCE
-from model_store.conformal.calibration import DEFAULT_FPR, Calibration
+from model_store.conformal.calibration import (
+    DEFAULT_COVERAGE,
+    DEFAULT_FPR,
+    Calibration,
+    few_rows_warning,
+)
 from model_store.conformal.label_shift import LabelShift
+from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS
 from model_store.errors import DubitoError
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.preflight import PreflightProcess
@@ -49,6 +54,7 @@ ABANDONED_S = 3600.0  # age of a preflight's files after its process was killed
 TEMPERATURE_TOLERANCE = 0.02  # a posterior this close to 1 is not tempered
 MAX_TEMPERATURE = 2.0  # higher temperatures cause a warning
 MIN_DISAGREEMENT = 0.001  # share of the total uncertainty
+MAX_SHOWN = 10  # names of categories with too few rows
 MODEL_FIELDS = ("method", "input", "output", "noise", "encoder", "precision", "parity")
 PREFIX = ".trial-"  # stores skip folders with this prefix
 
@@ -134,7 +140,7 @@ def draft_version(
         rows_per_draw_set=rows_per_draw_set(runtime, min(map(len, splits)), counts[-1]),
     )
     categories = None if by_category is None else _category_spec(calibration, by_category.column)
-    too_few = too_few_rows(detectors, categories)
+    too_few = _too_few_rows(detectors, categories)
     if too_few is not None:
         log.warning("%s", too_few)
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
@@ -244,6 +250,34 @@ def _category_spec(calibration: Calibration, column: str | None) -> CategorySpec
         column=column,
         judged_rows=tuple(categories.judged_rows.tolist()),
         true_rows=tuple(categories.true_rows.tolist()),
+    )
+
+
+def _too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
+    """Return a warning if there are too few ranking rows for the categories or default rates."""
+    if categories is None:
+        return few_rows_warning(detectors.ranking_rows)
+    rows = map(min, categories.judged_rows, categories.true_rows)
+    small_categories = [
+        f"{name[:40]} {n}"
+        for name, n in zip(categories.names, rows, strict=True)
+        if n < MIN_CAUTIOUS_ROWS
+    ]
+    if not small_categories:
+        return None
+    names = ", ".join(small_categories[:MAX_SHOWN])
+    more = len(small_categories) - MAX_SHOWN
+    suffix = f" and {more} more" if more > 0 else ""
+    effect = (
+        "is in every set"
+        if categories.kind == "class"
+        else "has sets and intervals that hold everything"
+    )
+    return (
+        f"calibrated by {categories.kind}, and of {names}{suffix} there are fewer than "
+        f"{MIN_CAUTIOUS_ROWS} ranking rows: "
+        f"at fpr {DEFAULT_FPR:g} such a {categories.kind} is not flagged, at coverage "
+        f"{DEFAULT_COVERAGE:g} it {effect}"
     )
 
 

@@ -24,7 +24,7 @@ from model_store.artifacts.manifest import (
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
-from model_store.inference.training_rows import MAX_ID_BYTES, TrainingRows
+from model_store.inference.training_rows import TrainingRows
 from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoryChoice
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from training.fit import Fitted
 
 MAX_NUMBERS = 1 << 21  # in published training rows: 8 MB, or 2 MB of pixels
+MAX_ID_LETTERS = 1000  # per training row
 
 
 def publish(
@@ -256,7 +257,6 @@ def nearest_rows(
         std = sample.x.astype(np.float64).std(axis=0).astype(np.float32)
         scale = np.where(std > 0, std, scale)
     ids = index if sample.ids is None else sample.ids
-    max_bytes = MAX_ID_BYTES // len(sample)
-    names = tuple(str(name).encode()[:max_bytes].decode(errors="ignore") for name in ids.tolist())
-    rows = TrainingRows(sample.x, scale, names, sample.y.astype(np.float64))
+    names = tuple(str(name)[:MAX_ID_LETTERS] for name in ids.tolist())
+    rows = TrainingRows(sample.x, scale, names)
     return {TRAINING_ROWS: save_arrays(rows.tensors())}

@@ -36,8 +36,8 @@ def paths(server):
 
 def test_a_bucket_has_the_layout_of_a_folder(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
-    publish_report(store, "m", "1", {"seed": 1}, {"roc.png": b"picture"})
-    expected = ["m/aliases/latest", "m/reports/1/report.json", "m/reports/1/roc.png"]
+    publish_report(store, "m", "1", {"seed": 1}, b"page")
+    expected = ["m/aliases/latest", "m/reports/1/report.json", "m/reports/1/report.html"]
     assert paths(server) == sorted(
         [*expected, *(f"m/1/{file}" for file in [*CONTENT, "manifest.json"])]
     )
@@ -65,7 +65,7 @@ def test_a_server_that_ignores_conditions_is_read_but_not_written_to(
         lambda: careless.set_alias("m", "champion", "1"),
         lambda: careless.keep("m", 1),
         lambda: careless.delete("m", force=True),
-        lambda: publish_report(careless, "m", "1", {}, {}),
+        lambda: publish_report(careless, "m", "1", {}, b""),
         careless.storage.check_writable,
     ]
     for change in changes:
@@ -84,7 +84,7 @@ def test_what_a_killed_writer_left_is_deleted_a_day_later_and_not_before(server,
     store.publish("m", DESCRIPTION, CONTENT)
     server.memory.put(f"m/2/{CLAIM}", b"")
     server.memory.put("m/2/network.onnx", b"half")
-    server.memory.put("m/reports/1/roc.png", b"half")
+    server.memory.put("m/reports/1/report.html", b"half")
     server.memory.put("m/reports/7/report.json", b"of a version that is gone")
     before = paths(server)
     assert store.publish("m", DESCRIPTION, CONTENT).version == "3"
@@ -449,12 +449,12 @@ def test_plain_http_is_refused_unless_it_is_allowed(monkeypatch, tmp_path):
 
 def test_reports_without_the_bucket_are_not_there(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
-    publish_report(store, "m", "1", {"seed": 1}, {"roc.png": b"picture"})
+    publish_report(store, "m", "1", {"seed": 1}, b"page")
     store.storage.refresh()
     assert evaluation_report(store, "m", "1").report["seed"] == 1
     server.is_reachable = False
     actual = evaluation_report(store, "m", "1")
     with pytest.raises(StoreUnreachable):
-        actual.read("roc.png")
+        actual.read("report.html")
     with pytest.raises(NotFound):
         actual.read("other")

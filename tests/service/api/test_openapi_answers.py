@@ -25,8 +25,7 @@ def client(digits_store, tmp_path_factory):
     root = tmp_path_factory.mktemp("answers") / "models"
     shutil.copytree(digits_store, root)
     report = {"created": "2026-01-01T00:00:00Z", "summary": {"accuracy": 0.9}}
-    files = {"report.html": b"# Report", "roc.png": b"a plot"}
-    publish_report(ModelStore(root), "digits", "1", report, files)
+    publish_report(ModelStore(root), "digits", "1", report, b"<p>A report</p>")
     headers = {"X-API-Key": KEY}
     with open_client(root, DUBITO_ADMIN_KEY=KEY, headers=headers) as client:
         yield client
