@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
@@ -14,13 +14,13 @@ from pydantic import BaseModel, Field, ValidationError
 
 from model_store.artifacts.disk import (
     Inode,
-    digest,
     file_sizes,
     link_file,
     locked,
     make_folder,
     open_regular,
     read_regular,
+    verify,
     write_synced,
 )
 from model_store.artifacts.manifest import ENCODER, Manifest, Name
@@ -33,8 +33,6 @@ LISTING = ".lists.json"
 MAX_LISTING_BYTES = 1 << 24
 MAX_SEAL_BYTES = 1 << 20
 DRAFT = ".draft-"
-
-Aliases = Mapping[str, Mapping[str, str]]  # the version of each alias, by model
 
 
 class SavedListing(BaseModel):
@@ -53,15 +51,14 @@ class Copy(NamedTuple):
 class Cache:
     """A cache of verified versions from a bucket. It uses the store's folder layout.
 
-    Threads and processes can share the folder. To free space, the cache deletes unlocked copies:
-    first those without an alias, then the least recently used ones.
+    Threads and processes can share the folder. To free space, the cache deletes the least recently
+    used copies that are not locked.
     """
 
     def __init__(self, folder: Path, objects: Objects, max_bytes: int) -> None:
         self.root = folder / hashlib.sha256(objects.url.encode()).hexdigest()[:16]
         self.objects = objects
         self.max_bytes = max_bytes
-        self._aliases: Aliases = {}  # from the last listing
         self._verified: set[str] = set()  # digests
         self._saved_listing = ""
 
@@ -96,7 +93,6 @@ class Cache:
         self, versions: dict[str, list[int]], aliases: dict[str, dict[str, str]]
     ) -> None:
         """Save a listing so that the service can start while the bucket is unreachable."""
-        self._aliases = aliases
         text = SavedListing.model_construct(versions=versions, aliases=aliases).model_dump_json()
         if text == self._saved_listing:
             return
@@ -121,7 +117,6 @@ class Cache:
             copied = [n for n in numbers if (self.root / name / f"{n}" / MANIFEST).is_file()]
             if copied:
                 versions[name] = copied
-        self._aliases = saved.aliases
         return versions, saved.aliases
 
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
@@ -156,12 +151,11 @@ class Cache:
             copied = Manifest.model_validate_json(read_regular(folder / MANIFEST, MAX_SEAL_BYTES))
             if copied.digest != manifest.digest or manifest.digest in self._verified:
                 return copied.digest == manifest.digest
-            return all(
-                spec.difference(*digest(folder / file, spec.size)) is None
-                for file, spec in manifest.files.items()
-            )
+            for file, spec in manifest.files.items():
+                verify(folder / file, spec)
         except (OSError, ValueError):
             return False
+        return True
 
     def _download(self, folder: Path, manifest: Manifest) -> Lease:
         seals = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
@@ -210,17 +204,14 @@ class Cache:
                     copy.write(piece)
         except FileNotFoundError as error:
             raise manifest.broken(file, error.strerror or "No such file or directory") from None
-        if difference := spec.difference(size, sha256.hexdigest()):
-            raise manifest.broken(file, difference)
+        try:
+            spec.check(size, sha256.hexdigest())
+        except ValueError as error:
+            raise manifest.broken(file, str(error)) from None
 
     def _make_room(self, needed: int) -> None:
         """Delete unlocked copies until `needed` bytes are free. Otherwise raise StoreError."""
-
-        def order(copy: Copy) -> tuple[bool, int]:
-            aliased_versions = self._aliases.get(copy.folder.parent.name, {}).values()
-            return copy.folder.name in aliased_versions, copy.last_used
-
-        copies = sorted(self._copies(), key=order)
+        copies = sorted(self._copies(), key=lambda copy: copy.last_used)
         remaining = [*copies, *self._copies(f"{DRAFT}*")]
         total = _total_size(remaining)
         for copy in copies:

@@ -21,6 +21,18 @@ def read_regular(path: Path, limit: int) -> bytes:
         return file.read(limit + 1)
 
 
+def read_verified(path: Path, spec: FileSpec) -> bytes:
+    """Read a file. Raise ValueError if it is not as specified."""
+    content = read_regular(path, spec.size)
+    spec.check(len(content), hashlib.sha256(content).hexdigest())
+    return content
+
+
+def verify(path: Path, spec: FileSpec) -> None:
+    """Raise ValueError if a file is not as specified."""
+    spec.check(*digest(path, spec.size))
+
+
 def digest(path: Path, limit: int) -> tuple[int, str]:
     """Compute the size and SHA-256 digest of a file, reading up to `limit` + 1 bytes."""
     size, digest = 0, hashlib.sha256()
@@ -38,14 +50,15 @@ def open_regular(path: Path) -> BinaryIO:
 
 def link_file(path: Path, target: Path, spec: FileSpec) -> bool:
     """Hard-link a file. Return False if that fails or the content is not as specified."""
-    with suppress(OSError):  # it was deleted, or the file system has no links
+    try:
         if path.stat(follow_symlinks=False).st_size != spec.size:
             return False
         os.link(path, target, follow_symlinks=False)
-        if spec.difference(*digest(target, spec.size)) is None:
-            return True
-        target.unlink()
-    return False
+        verify(target, spec)
+    except (OSError, ValueError):  # for example, the file system has no links
+        target.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -329,10 +329,12 @@ class FileSpec(Record):
     sha256: Sha256
     size: Annotated[int, Field(ge=0)]
 
-    def difference(self, size: int, sha256: str) -> str | None:
+    def check(self, size: int, sha256: str) -> None:
+        """Raise ValueError for the size or digest of another file."""
         if size != self.size:
-            return f"expected {self.size} bytes as in the manifest, got {size}"
-        return None if sha256 == self.sha256 else "its SHA-256 is not the manifest's"
+            raise ValueError(f"expected {self.size} bytes as in the manifest, got {size}")
+        if sha256 != self.sha256:
+            raise ValueError("its SHA-256 is not the manifest's")
 
 
 class Description(Record):

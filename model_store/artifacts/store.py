@@ -1,6 +1,5 @@
 """The model store, which contains verified versions and their aliases."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 
 from model_store.artifacts.bucket import Bucket
 from model_store.artifacts.cache import Cache
-from model_store.artifacts.disk import digest, file_spec, read_regular
+from model_store.artifacts.disk import file_spec, read_verified, verify
 from model_store.artifacts.folder import Folder
 from model_store.artifacts.manifest import (
     ALL_FILES,
@@ -433,14 +432,13 @@ def _read(manifest: Manifest, lease: Lease, files: tuple[str, ...]) -> Artifact:
     for file, spec in manifest.files.items():
         try:
             if file in files:
-                contents[file] = read_regular(lease.folder / file, spec.size)
-                size, sha256 = len(contents[file]), hashlib.sha256(contents[file]).hexdigest()
+                contents[file] = read_verified(lease.folder / file, spec)
             else:
-                size, sha256 = digest(lease.folder / file, spec.size)
-        except (OSError, ValueError) as error:
+                verify(lease.folder / file, spec)
+        except OSError as error:
             raise manifest.broken(file, _reason(error)) from None
-        if difference := spec.difference(size, sha256):
-            raise manifest.broken(file, difference)
+        except ValueError as error:
+            raise manifest.broken(file, str(error)) from None
     return Artifact(manifest, contents, lease.folder, lease)
 
 

@@ -9,7 +9,6 @@ rows, each thread encodes different rows in a second session with one thread. Th
 other work occupies a processor. Large encoders have no second session, to save memory.
 """
 
-import hashlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from jaxtyping import Float32
 
-from model_store.artifacts.disk import read_regular
+from model_store.artifacts.disk import read_verified
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.graphs import GraphError, load_graph
 from model_store.inference.runtime import is_on_gpu, load_session, run_graph
@@ -88,18 +87,6 @@ def encoder_bytes(file: FileSpec) -> int:
     return (LOADING_COPIES + sessions) * file.size
 
 
-def _read_verified(path: Path, file: FileSpec) -> bytes:
-    try:
-        content = read_regular(path, file.size)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise GraphError(ENCODER, reason or "cannot be read") from None
-    difference = file.difference(len(content), hashlib.sha256(content).hexdigest())
-    if difference is not None:
-        raise GraphError(ENCODER, difference)
-    return content
-
-
 _shared: WeakValueDictionary[tuple[str, str, int, int], Encoder] = WeakValueDictionary()
 _sharing = threading.Lock()
 
@@ -116,6 +103,11 @@ def shared_encoder(
     with _sharing:
         encoder = _shared.get(key)
         if encoder is None:
-            content = _read_verified(path, file)
+            try:
+                content = read_verified(path, file)
+            except OSError as error:
+                raise GraphError(ENCODER, error.strerror or "cannot be read") from None
+            except ValueError as error:
+                raise GraphError(ENCODER, str(error)) from None
             encoder = _shared[key] = Encoder(content, spec, row_size, threads)
         return encoder

@@ -1,6 +1,8 @@
 """Models loaded from published versions."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -55,11 +57,11 @@ class Model:
             BrokenArtifact: if this version of Dubito cannot run a file.
         """
         manifest = artifact.manifest
-        broken = manifest.broken
         if manifest.noise.algorithm not in ALGORITHMS:
-            raise broken("manifest.json", f"noise.algorithm: expected one of {ALGORITHMS}")
+            reason = f"noise.algorithm: expected one of {ALGORITHMS}"
+            raise manifest.broken("manifest.json", reason)
         row_size = math.prod(manifest.input.shape)
-        try:
+        with _breaks(manifest, "network.onnx"):
             encoder = None
             if manifest.encoder is not None:
                 path, file = artifact.folder / ENCODER, manifest.files[ENCODER]
@@ -73,24 +75,25 @@ class Model:
                 manifest.noise.paired,
                 encoder,
             )
-        except GraphError as error:
-            raise broken(error.file, error.reason) from None
-        if runtime.task != manifest.task:
-            raise broken("network.onnx", f"expected outputs of task {manifest.task}")
-        attributed = manifest.detectors.attributed
-        if runtime.terms_shape != ((len(attributed), row_size) if attributed else None):
-            reason = "expected terms of exactly the detectors in the manifest"
-            raise broken("network.onnx", reason)
+            if runtime.task != manifest.task:
+                raise ValueError(f"expected outputs of task {manifest.task}")
+            attributed = manifest.detectors.attributed
+            if runtime.terms_shape != ((len(attributed), row_size) if attributed else None):
+                raise ValueError("expected terms of exactly the detectors in the manifest")
         calibration, label_shift = _calibration(artifact)
         model = cls(manifest, runtime, calibration, label_shift)
-        try:
-            model.warm_up()
-        except GraphError as error:
-            raise broken(error.file, error.reason) from None
-        except Exception:
-            reason = "it does not run on rows of the manifest's shape"
-            raise broken("network.onnx", reason) from None
-        training_rows = _training_rows(artifact, model.network_row_size)
+        with _breaks(manifest, "network.onnx"):
+            try:
+                model.warm_up()
+            except GraphError:
+                raise
+            except Exception:
+                raise ValueError("it does not run on rows of the manifest's shape") from None
+        training_rows = None
+        if TRAINING_ROWS in artifact.files:
+            with _breaks(manifest, TRAINING_ROWS):
+                tensors = load(artifact.files[TRAINING_ROWS])
+                training_rows = TrainingRows.from_tensors(tensors, model.network_row_size)
         return replace(model, training_rows=training_rows, text_encoder=_text_encoder(artifact))
 
     @cached_property
@@ -211,7 +214,7 @@ class Model:
 
 def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
     manifest, categories = artifact.manifest, artifact.manifest.categories
-    try:
+    with _breaks(manifest, CALIBRATION_FILE):
         tensors = load(artifact.files[CALIBRATION_FILE])
         calibration = Calibration.from_tensors(
             tensors,
@@ -222,21 +225,10 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
         label_shift = LabelShift.from_tensors(
             tensors, calibration.statistic.shape[1], manifest.num_labels
         )
-    except (SafetensorError, ValueError) as error:
-        raise manifest.broken(CALIBRATION_FILE, str(error)) from None
-    if (calibration.answers is None) != (manifest.abstention is None):
-        expected = "abstention.doubt if and only if the manifest has abstention"
-        raise manifest.broken(CALIBRATION_FILE, f"expected {expected}")
+        if (calibration.answers is None) != (manifest.abstention is None):
+            expected = "abstention.doubt if and only if the manifest has abstention"
+            raise ValueError(f"expected {expected}")
     return calibration, label_shift
-
-
-def _training_rows(artifact: Artifact, row_size: int) -> TrainingRows | None:
-    if TRAINING_ROWS not in artifact.files:
-        return None
-    try:
-        return TrainingRows.from_tensors(load(artifact.files[TRAINING_ROWS]), row_size)
-    except (SafetensorError, ValueError) as error:
-        raise artifact.manifest.broken(TRAINING_ROWS, str(error)) from None
 
 
 def _text_encoder(artifact: Artifact) -> "TextEncoder | None":
@@ -245,14 +237,22 @@ def _text_encoder(artifact: Artifact) -> "TextEncoder | None":
         return None
     from model_store.sources.text import TextEncoder  # needs an optional library
 
-    try:
+    with _breaks(manifest, TOKENIZER):
         encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
-    except ValueError as error:
-        raise manifest.broken(TOKENIZER, str(error)) from None
-    if encoder.vocabulary > manifest.input.maximum + 1:
-        expected = f"ids up to {manifest.input.maximum:.0f}"
-        raise manifest.broken(TOKENIZER, f"expected {expected}, got larger ones")
+        if encoder.vocabulary > manifest.input.maximum + 1:
+            raise ValueError(f"expected ids up to {manifest.input.maximum:.0f}, got larger ones")
     return encoder
+
+
+@contextmanager
+def _breaks(manifest: Manifest, file: str) -> Iterator[None]:
+    """Convert errors from loading a file to BrokenArtifact."""
+    try:
+        yield
+    except GraphError as error:
+        raise manifest.broken(error.file, error.reason) from None
+    except (SafetensorError, ValueError) as error:
+        raise manifest.broken(file, str(error)) from None
 
 
 def detector_scores(
