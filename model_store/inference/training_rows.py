@@ -22,6 +22,7 @@ class TrainingRows:
     x: Float32[np.ndarray, "R I"] | UInt8[np.ndarray, "R I"]
     scale: Float32[np.ndarray, "I"]  # unit of each number in distances
     ids: tuple[str, ...]
+    labels: Float64[np.ndarray, "R"]  # class numbers or targets
 
     def __len__(self) -> int:
         return len(self.x)
@@ -44,7 +45,7 @@ class TrainingRows:
 
     def tensors(self) -> dict[str, np.ndarray]:
         ids = np.frombuffer(orjson.dumps(self.ids), dtype=np.uint8)
-        return {"x": self.x, "scale": self.scale, "ids": ids}
+        return {"x": self.x, "scale": self.scale, "ids": ids, "labels": self.labels}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, np.ndarray], row_size: int) -> "TrainingRows":
@@ -56,6 +57,7 @@ class TrainingRows:
         pixels = "x" in tensors and tensors["x"].dtype == np.uint8
         x = check_tensor(tensors, "x", np.uint8 if pixels else np.float32, (0, row_size))
         scale = check_tensor(tensors, "scale", np.float32, (row_size,), low=SMALLEST)
+        labels = check_tensor(tensors, "labels", np.float64, (len(x),))
         content = check_tensor(tensors, "ids", np.uint8, (0,)).tobytes()
         try:
             ids = orjson.loads(content)
@@ -64,4 +66,4 @@ class TrainingRows:
         is_list = isinstance(ids, list) and all(isinstance(name, str) for name in ids)
         if not is_list or len(ids) != len(x):
             raise ValueError("ids: expected a string for each row of x")
-        return cls(x, scale, tuple(ids))
+        return cls(x, scale, tuple(ids), labels)

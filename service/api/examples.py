@@ -92,18 +92,15 @@ def example_rows(loaded: ServedModel, ids: Sequence[str] = ()) -> dict[str, Any]
     stored, spec, classes = model.training_rows, model.manifest.input, model.manifest.classes
     if stored is None or model.manifest.encoder is not None:
         return {"inputs": [], "ids": [], "labels": None}
-    size = len(stored)
-    order = np.arange(size) if stored.labels is None else np.argsort(stored.labels, kind="stable")
+    order = np.argsort(stored.labels, kind="stable")
     if ids:
         order = np.array([stored.ids.index(name) for name in ids if name in stored.ids], dtype=int)
     count = min(len(order), MAX_ROWS, MAX_NUMBERS // stored.x.shape[1])
     index = order[np.arange(count) * len(order) // max(count, 1)]
     rows = _decode(stored.x[index], spec)
     valid = [n for n, row in enumerate(rows) if row is not None]
-    labels: list[Any] | None = None
-    if stored.labels is not None:
-        values = stored.labels[index[valid]].tolist()
-        labels = [classes[int(value)] for value in values] if classes else values
+    values = stored.labels[index[valid]].tolist()
+    labels = [classes[int(value)] for value in values] if classes else values
     names = [stored.ids[i] for i in index[valid].tolist()]
     return {"inputs": [rows[n] for n in valid], "ids": names, "labels": labels}
 

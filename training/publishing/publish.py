@@ -258,5 +258,5 @@ def nearest_rows(
         scale = np.where(std > 0, std, scale)
     ids = index if sample.ids is None else sample.ids
     names = tuple(str(name)[:MAX_ID_LETTERS] for name in ids.tolist())
-    rows = TrainingRows(sample.x, scale, names)
+    rows = TrainingRows(sample.x, scale, names, sample.y.astype(np.float64))
     return {TRAINING_ROWS: save_arrays(rows.tensors())}

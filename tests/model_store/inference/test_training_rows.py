@@ -8,7 +8,7 @@ def some(dtype=np.float32, count=40, numbers=5):
     x = np.random.default_rng(0).integers(0, 256, (count, numbers)).astype(dtype)
     scale = np.linspace(1, 3, numbers, dtype=np.float32)
     names = tuple(f"ü{i}" if i else "" for i in range(count))
-    return TrainingRows(x, scale, names)
+    return TrainingRows(x, scale, names, np.arange(count, dtype=np.float64))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
@@ -36,6 +36,7 @@ def test_rows_come_back_as_they_were_written():
     assert again.ids == rows.ids
     assert np.array_equal(again.x, rows.x)
     assert np.array_equal(again.scale, rows.scale)
+    assert np.array_equal(again.labels, rows.labels)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +51,11 @@ def test_rows_come_back_as_they_were_written():
         ("ids", np.full(40, 255, dtype=np.uint8)),
         ("ids", np.frombuffer(b'["a"]', dtype=np.uint8)),
         ("ids", np.frombuffer(b"[1" + b", 1" * 39 + b"]", dtype=np.uint8)),
+        ("labels", np.full(40, np.inf)),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(name, wrong):
-    with pytest.raises(ValueError, match=r"^(x|scale|ids): expected"):
+    with pytest.raises(ValueError, match=r"^(x|scale|ids|labels): expected"):
         TrainingRows.from_tensors({**some().tensors(), name: wrong}, 5)
 
 

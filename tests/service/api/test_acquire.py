@@ -74,19 +74,6 @@ def test_a_pool_no_larger_than_k_is_ranked_whole(client, digits_rows, k, acquisi
     assert sorted(row["index"] for row in ranking) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("acquisition", BATCH)
-def test_rows_that_are_the_same_are_taken_once_while_others_are_left(
-    client, digits_rows, acquisition
-):
-    pool = np.concatenate([digits_rows[:30], np.tile(digits_rows[:10], (5, 1))])
-    groups = [*range(30), *(i % 10 for i in range(50))]
-    ranking = acquire(client, pool.tolist(), acquisition=acquisition, k=80, seed=1, num_samples=10)[
-        "ranking"
-    ]
-    assert sorted(row["index"] for row in ranking) == list(range(80))
-    assert sorted(groups[row["index"]] for row in ranking[:30]) == list(range(30))
-
-
 def test_more_rows_than_a_joint_choice_can_be_of_are_refused(client, digits_rows):
     request = {"pool": np.tile(digits_rows, (3, 1))[:1001].tolist(), "num_samples": 2, "k": 1001}
     assert len(acquire(client, **request)["ranking"]) == 1001
