@@ -232,21 +232,6 @@ def become_child() -> Callable[[Any], None]:
     return send
 
 
-def open_standard_files() -> None:
-    """Open the standard input, output and error streams if they are closed.
-
-    Otherwise libraries could print into a socket with the same file descriptor.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            assert os.open(os.devnull, os.O_RDWR) == number  # the lowest free descriptor
-        if getattr(sys, name) is None:
-            mode = "w" if number else "r"
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
-
-
 def limit_memory(extra: int) -> None:
     """Limit this process to `extra` bytes beyond its current memory use (Linux only)."""
     try:

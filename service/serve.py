@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from model_store.artifacts.signature import read_trusted_keys
 from model_store.artifacts.store import VERIFY_KEY_VARIABLE, open_store
 from model_store.errors import DubitoError, InvalidInput
-from model_store.processes import TOKENIZING, open_standard_files
+from model_store.processes import TOKENIZING
 from service.auth.keys import HEALTH_PATHS, KeyRing
 from service.integrations import installed_integrations
 from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
@@ -53,7 +53,6 @@ def serve(options: argparse.Namespace) -> int:
 
 def serve_as_worker(arguments: list[str]) -> int:
     """Run as one of the supervisor's worker processes."""
-    open_standard_files()
     *numbers, folder = arguments
     worker, listener, heartbeat = map(int, numbers)
     place = WorkerPlace(worker, listener, heartbeat, Path(folder))

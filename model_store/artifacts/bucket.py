@@ -228,8 +228,7 @@ class Bucket:
             for file, content in files.items():
                 if content is not seal:
                     new_paths.append(f"{path}/{file}")
-                    part = content if isinstance(content, bytes) else content.path
-                    self.objects.put(new_paths[-1], part)
+                    self.objects.put(new_paths[-1], content)
             # If the response is lost, the version may be complete, so keep its files
             unsealed, new_paths = new_paths, []
             is_ours = self.objects.create(seal_path, seal) or self._has_content(seal_path, seal)

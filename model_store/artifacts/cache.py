@@ -13,9 +13,7 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 from model_store.artifacts.disk import (
-    Inode,
-    file_sizes,
-    link_file,
+    folder_bytes,
     locked,
     make_folder,
     open_regular,
@@ -23,7 +21,7 @@ from model_store.artifacts.disk import (
     verify,
     write_synced,
 )
-from model_store.artifacts.manifest import ENCODER, Manifest, Name
+from model_store.artifacts.manifest import Manifest, Name
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
 from model_store.artifacts.storage import MANIFEST, Lease
@@ -44,7 +42,7 @@ class SavedListing(BaseModel):
 
 class Copy(NamedTuple):
     last_used: int  # nanoseconds
-    sizes: dict[Inode, int]  # bytes
+    size: int  # bytes
     folder: Path
 
 
@@ -165,17 +163,12 @@ class Cache:
             draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
             (draft / MANIFEST).touch()
             lease = self._lock(draft)
-            missing = dict(manifest.files)
-            for copy in self._copies() if ENCODER in missing else ():
-                if link_file(copy.folder / ENCODER, draft / ENCODER, missing[ENCODER]):
-                    del missing[ENCODER]
-                    break
-            for file, spec in missing.items():  # reserve the space
+            for file, spec in manifest.files.items():  # reserve the space
                 (draft / file).touch()
                 os.truncate(draft / file, spec.size)
         try:
             path = f"{manifest.name}/{manifest.version}"
-            for file in missing:
+            for file in manifest.files:
                 self._download_file(draft / file, f"{path}/{file}", manifest)
             for file in (SIGNATURE, MANIFEST):
                 seal = self.objects.get(f"{path}/{file}", MAX_SEAL_BYTES)
@@ -212,14 +205,12 @@ class Cache:
     def _make_room(self, needed: int) -> None:
         """Delete unlocked copies until `needed` bytes are free. Otherwise raise StoreError."""
         copies = sorted(self._copies(), key=lambda copy: copy.last_used)
-        remaining = [*copies, *self._copies(f"{DRAFT}*")]
-        total = _total_size(remaining)
+        total = sum(copy.size for copy in [*copies, *self._copies(f"{DRAFT}*")])
         for copy in copies:
             if total + needed <= self.max_bytes:
                 return
             if self._delete(copy.folder):
-                remaining.remove(copy)
-                total = _total_size(remaining)
+                total -= copy.size
         if total + needed > self.max_bytes:
             raise StoreError(
                 f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got "
@@ -230,7 +221,7 @@ class Cache:
         copies = []
         for folder in self.root.glob(f"*/{pattern}"):
             with suppress(OSError):
-                copies.append(Copy(folder.stat().st_mtime_ns, file_sizes(folder), folder))
+                copies.append(Copy(folder.stat().st_mtime_ns, folder_bytes(folder), folder))
         return copies
 
     def _delete(self, folder: Path, even_locked: bool = False) -> bool:
@@ -258,8 +249,3 @@ class Cache:
                     self._delete(leftover)
                 for leftover in self.root.glob(f"{DRAFT}*"):
                     leftover.unlink(missing_ok=True)
-
-
-def _total_size(copies: list[Copy]) -> int:
-    """Return the total size of all cached files, counting hard-linked files once."""
-    return sum({inode: size for copy in copies for inode, size in copy.sizes.items()}.values())

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,9 +12,6 @@ from typing import BinaryIO
 from model_store.artifacts.manifest import FileSpec
 
 PIECE_BYTES = 1 << 20  # per read of a large file
-
-Inode = tuple[int, int]  # device and number
-
 
 def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file, up to `limit` + 1 bytes."""
@@ -48,24 +46,18 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
-def link_file(path: Path, target: Path, spec: FileSpec) -> bool:
-    """Hard-link a file. Return False if that fails or the content is not as specified."""
-    try:
-        if path.stat(follow_symlinks=False).st_size != spec.size:
-            return False
-        os.link(path, target, follow_symlinks=False)
-        verify(target, spec)
-    except (OSError, ValueError):  # for example, the file system has no links
-        target.unlink(missing_ok=True)
-        return False
-    return True
-
-
 def write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def copy_synced(source: Path, target: Path) -> None:
+    with open_regular(source) as file, target.open("wb") as copy:
+        shutil.copyfileobj(file, copy, PIECE_BYTES)
+        copy.flush()
+        os.fsync(copy.fileno())
 
 
 def replace_file(path: Path, content: bytes, draft: Path | None = None) -> None:
@@ -100,14 +92,13 @@ def sync_folder(path: Path) -> None:
     os.close(handle)
 
 
-def file_sizes(folder: Path) -> dict[Inode, int]:
-    """Return the sizes of all files in a folder tree, counting hard-linked files once."""
-    sizes = {}
+def folder_bytes(folder: Path) -> int:
+    """Return the total size of the files in a folder tree."""
+    size = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # deleted by another process
-            stat = path.stat(follow_symlinks=False)
-            sizes[stat.st_dev, stat.st_ino] = stat.st_size
-    return sizes
+            size += path.stat(follow_symlinks=False).st_size
+    return size
 
 
 def file_spec(content: bytes | Path) -> FileSpec:

@@ -8,11 +8,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from model_store.artifacts.disk import (
-    PIECE_BYTES,
-    link_file,
+    copy_synced,
     locked,
     make_folder,
-    open_regular,
     read_regular,
     replace_file,
     sync_folder,
@@ -26,7 +24,6 @@ from model_store.artifacts.storage import (
     REPORTS,
     Files,
     Lease,
-    Original,
     check_is_known_name,
     check_is_new_name,
     is_name,
@@ -145,25 +142,15 @@ class Folder:
         files = files_for(number)
         draft = Path(mkdtemp(prefix=".draft-", dir=target.parent))
         for file, content in files.items():
-            if isinstance(content, Original):
-                self._link_or_copy(content, draft / file)
-            else:
+            if isinstance(content, bytes):
                 write_synced(draft / file, content)
+            else:
+                copy_synced(content, draft / file)
         draft.chmod(0o755)
         sync_folder(draft)
         draft.rename(target)
         sync_folder(target.parent)
         return number
-
-    def _link_or_copy(self, original: Original, target: Path) -> None:
-        """Hard-link `target` to an identical published file, or write a synced copy."""
-        published = self.root.glob(f"*/[1-9]*/{target.name}")
-        if any(link_file(path, target, original.spec) for path in published):
-            return
-        with open_regular(original.path) as source, target.open("wb") as copy:
-            shutil.copyfileobj(source, copy, PIECE_BYTES)
-            copy.flush()
-            os.fsync(copy.fileno())
 
     def read_alias(self, name: str, alias: str) -> str | None:
         """Read an alias or `LAST_DELETED` directly, bypassing a bucket's listing."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from model_store.artifacts.manifest import NAME_PATTERN, FileSpec
+from model_store.artifacts.manifest import NAME_PATTERN
 from model_store.errors import InvalidInput, NotFound
 
 MANIFEST = "manifest.json"
@@ -17,15 +17,7 @@ REPORTS = "reports"  # evaluation reports: `model_store.artifacts.report`
 REPORT = "report.json"
 
 
-@dataclass(frozen=True)
-class Original:
-    """A file to be published."""
-
-    path: Path
-    spec: FileSpec
-
-
-Files = Mapping[str, bytes | Original]
+Files = Mapping[str, bytes | Path]  # the content or a copy of each file
 
 
 @dataclass

@@ -44,7 +44,6 @@ from model_store.artifacts.storage import (
     MANIFEST,
     Files,
     Lease,
-    Original,
     check_is_known_name,
     is_name,
     is_url,
@@ -267,19 +266,12 @@ class ModelStore:
     ) -> Manifest:
         """Publish a new version and point an alias at it.
 
-        A file given by its path is copied, or hard-linked to a published file with the same
-        content.
-
         Raises:
             InvalidInput: if the name is invalid, or a file is missing or unknown.
         """
         if not set(FILES) <= set(files) <= set(ALL_FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         specs = {file: file_spec(content) for file, content in files.items()}
-        contents = {
-            file: content if isinstance(content, bytes) else Original(content, specs[file])
-            for file, content in files.items()
-        }
         manifests: dict[int, Manifest] = {}
 
         def files_for(number: int) -> Files:
@@ -294,7 +286,7 @@ class ModelStore:
             )
             text = manifest_digest(unsigned.model_dump_json(indent=2).encode(), NO_DIGEST)
             manifest = manifests[number] = unsigned.model_copy(update={"digest": text})
-            return {**contents, MANIFEST: manifest.model_dump_json(indent=2).encode()}
+            return {**files, MANIFEST: manifest.model_dump_json(indent=2).encode()}
 
         with self.storage.writing(name):
             number = self.storage.create(name, files_for)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from model_store.artifacts.disk import file_sizes, make_folder, sync_folder
+from model_store.artifacts.disk import folder_bytes, make_folder, sync_folder
 from model_store.errors import NotFound, OverQuota
 from model_store.state.database import Database, as_state_errors, may_be_damaged
 
@@ -278,7 +278,7 @@ class Jobs:
         return self._bytes(job.id)
 
     def _bytes(self, name: str) -> int:
-        return sum(file_sizes(self.folder / name).values())
+        return folder_bytes(self.folder / name)
 
     def forget(self, name: str) -> None:
         """Delete a job that has ended, including its files."""

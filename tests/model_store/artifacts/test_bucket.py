@@ -333,19 +333,6 @@ def test_copies_are_bounded_and_what_is_held_stays(server, tmp_path):
     assert [*(tmp_path / "small").rglob("network.onnx")] == []
 
 
-def test_copies_that_share_files_count_them_once(store):
-    for _ in range(3):
-        manifest = store.publish("m", DESCRIPTION, CONTENT)
-    first, second = (store.open("m", version).folder for version in ("1", "2"))
-    for file in CONTENT:
-        (second / file).unlink()
-        (second / file).hardlink_to(first / file)
-    seals = 3 * (len(manifest.model_dump_json(indent=2)) + 100)
-    store.storage.cache.max_bytes = 2 * SIZE + seals
-    store.open("m", "3")
-    assert first.exists() and second.exists()
-
-
 def test_what_a_killed_download_left_is_cleared(server, store, tmp_path):
     store.publish("m", DESCRIPTION, CONTENT)
     left = store.storage.scratch / "m" / ".draft-abc"
