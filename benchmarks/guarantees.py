@@ -57,7 +57,7 @@ def flagged_rows(
     scores = {name: values[0] for name, values in tested.by_name.items()}
     surprisals = calibration.compute_surprisals(scores, tested.labels[0], 1)
     statistic = flag_statistic(surprisals, model.manifest.detectors.combined)
-    return np.asarray(calibration.rank_tables(1).p_values(statistic, surprisals).p_value <= rate)
+    return np.asarray(calibration.rank_tables[1].p_values(statistic, surprisals).p_value <= rate)
 
 
 def covered_rows(

@@ -232,7 +232,7 @@ def measure(name: str, seed: int, root: Path, changes: dict[str, Any]) -> dict[s
         draws = manifest.noise.default_draws
         (scores,), _ = served_scores(model.runtime, test, [draws], 0, 16)
         assert isinstance(scores, Scores)
-        tables = model.calibration.rank_tables(draws)
+        tables = model.calibration.rank_tables[draws]
         inside = tables.prediction_sets(mass_above(scores.probabilities), COVERAGE)
         covered = int(inside[np.arange(len(test)), test.y].sum())
     else:

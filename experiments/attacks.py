@@ -330,7 +330,7 @@ def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) 
         log_probs = log_probs[:used]
         labels = log_mean_probs(log_probs).argmax(1)
         scores = _scores(log_probs) | dict(zip(density_names, density.unbind(1), strict=True))
-        detectors = calibration.detectors(used)
+        detectors = calibration.detectors[used]
         surprisals = torch.stack(
             [
                 _surprisal(detectors[name], scores[name], labels)

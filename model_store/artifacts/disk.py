@@ -13,6 +13,7 @@ from model_store.artifacts.manifest import FileSpec
 
 PIECE_BYTES = 1 << 20  # per read of a large file
 
+
 def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file, up to `limit` + 1 bytes."""
     with open_regular(path) as file:

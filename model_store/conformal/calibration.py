@@ -140,11 +140,17 @@ class Calibration:
         )
 
     @cached_property
-    def _detectors(self) -> list[dict[str, FittedDetector]]:
-        return [
-            _fit_detectors(self.reference, self.standards, self.names, j)
-            for j in range(len(self.draw_counts))
-        ]
+    def detectors(self) -> dict[int, dict[str, FittedDetector]]:
+        """The detectors by draw count."""
+        return {
+            count: _fit_detectors(self.reference, self.standards, self.names, j)
+            for j, count in enumerate(self.draw_counts.tolist())
+        }
+
+    @cached_property
+    def rank_tables(self) -> dict[int, RankTables]:
+        """The rank tables by draw count."""
+        return {count: self._tables_for(j) for j, count in enumerate(self.draw_counts.tolist())}
 
     @cached_property
     def smallest_fpr(self) -> float:
@@ -174,18 +180,8 @@ class Calibration:
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
     def compute_surprisals(self, scores: ByDetector, labels: Labels, num_draws: int) -> ByDetector:
-        detectors = self.detectors(num_draws)
+        detectors = self.detectors[num_draws]
         return {name: detector(scores[name], labels) for name, detector in detectors.items()}
-
-    def detectors(self, num_draws: int) -> dict[str, FittedDetector]:
-        return self._detectors[self._index(num_draws)]
-
-    def rank_tables(self, num_draws: int) -> RankTables:
-        return self._rank_tables[self._index(num_draws)]
-
-    @cached_property
-    def _rank_tables(self) -> list[RankTables]:
-        return [self._tables_for(j) for j in range(len(self.draw_counts))]
 
     def _tables_for(self, j: int) -> RankTables:
         statistic, nonconformity = self.statistic[j], self.nonconformity[j]
@@ -210,13 +206,6 @@ class Calibration:
             for c in range(len(self.categories.names))
         )
         return replace(all_rows, kind=self.categories.kind, by_category=parts)
-
-    def _index(self, num_draws: int) -> int:
-        j = int(self.draw_counts.searchsorted(num_draws))
-        if j == len(self.draw_counts) or self.draw_counts[j] != num_draws:
-            counts = self.draw_counts.tolist()
-            raise ValueError(f"expected a calibrated number of draws, {counts}, got {num_draws}")
-        return j
 
     def tensors(self) -> dict[str, np.ndarray]:
         tensors = {

@@ -72,7 +72,7 @@ def explain(
         has_nearest: whether to find the nearest training rows.
     """
     combined, labels = model.calibration.names.combined, prediction.calibrated_scores.labels
-    detectors = model.calibration.detectors(prediction.rank_tables.num_draws)
+    detectors = model.calibration.detectors[prediction.rank_tables.num_draws]
     explanation = Explanation(
         prediction.statistic,
         harmonic_shares({name: prediction.surprisals[name] for name in combined}),

@@ -172,7 +172,7 @@ class Model:
             calibrated_scores = predictive.scores(sums, standard_errors=False)
             tables = self.label_shift.weigh_rows(self.calibration, calibrated, np.array(priors))
         else:
-            tables = self.calibration.rank_tables(calibrated)
+            tables = self.calibration.rank_tables[calibrated]
             if calibrated == num_draws:
                 scores = calibrated_scores = predictive.scores(sums)
             else:

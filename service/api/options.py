@@ -163,7 +163,7 @@ def _resolve_risk(
         expected = f"none, because {model.manifest.name} is a regression"
         raise InvalidInput("risk", expected, f"{risk}")
     draws = calibration.calibrated_draws(num_samples)
-    rank_tables = calibration.rank_tables(draws)
+    rank_tables = calibration.rank_tables[draws]
     if not rank_tables.certifies(fpr, risk, confidence):
         smallest = rank_tables.smallest_risk(fpr, confidence, risk)
         bound = f"at least {smallest:g}" if smallest < 1.0 else "none"

@@ -286,7 +286,7 @@ class Models:
             if artifact.manifest.digest != manifest.digest:
                 raise manifest.broken("manifest.json", "it changed while the version was loaded")
             model = Model.load(artifact, self.settings.worker_threads)
-        tables = model.calibration.rank_tables(model.manifest.noise.default_draws)
+        tables = model.calibration.rank_tables[model.manifest.noise.default_draws]
         has_copies = model.manifest.detectors.ranking_copies > 0
         with self._lock:
             drift = self._drifts.setdefault(key, Drift(*key, tables.statistic, has_copies))

@@ -10,7 +10,7 @@ def find_p_values(calibration: Calibration, scores, labels, num_draws, groups=No
     if groups is None and calibration.categories is not None:
         categories = calibration.categories.assign(labels)
     statistic = flag_statistic(surprisals, calibration.names.combined)
-    p_values: ConformalPValues = calibration.rank_tables(num_draws).p_values(
+    p_values: ConformalPValues = calibration.rank_tables[num_draws].p_values(
         statistic, surprisals, categories
     )
     return p_values

@@ -283,9 +283,9 @@ def _too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> s
 
 def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:
     draws = int(calibration.draw_counts[-1])
-    smallest = calibration.rank_tables(draws).smallest_risk(DEFAULT_FPR)
+    smallest = calibration.rank_tables[draws].smallest_risk(DEFAULT_FPR)
     if risk is not None:
-        rows = len(calibration.rank_tables(draws).statistic)
+        rows = len(calibration.rank_tables[draws].statistic)
         message = "with %d ranking rows, the smallest risk is %.2g; it falls with more rows"
         log.info(message, rows, smallest)
         if risk < smallest:

@@ -180,18 +180,6 @@ def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_th
         assert below < 0.01 < 0.9 < one_sided
 
 
-def test_a_number_of_draws_that_was_not_calibrated_is_refused():
-    calibration = fitted(np.random.default_rng(0), counts=(1, 10))
-    with pytest.raises(
-        ValueError, match=r"expected a calibrated number of draws, \[1, 10\], got 3"
-    ):
-        find_p_values(calibration, dict.fromkeys(DETECTORS, np.zeros(1)), np.array([0]), 3)
-    with pytest.raises(
-        ValueError, match=r"expected a calibrated number of draws, \[1, 10\], got 3"
-    ):
-        calibration.rank_tables(3)
-
-
 # Prediction sets and intervals
 
 
@@ -202,14 +190,14 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
     calibration = Calibration.fit([1, 10], scores, scores, nonconformity, NAMES, LABELS)
     probs, mean, std = np.array([[0.5, 0.3, 0.2]]), np.array([10.0]), np.array([2.0])
     # ceil(4 x .5) = 2nd smallest: .2 and .8; the mass above the classes is 0, .5 and .8.
-    assert calibration.rank_tables(1).prediction_sets(mass_above(probs), 0.5).tolist() == [
+    assert calibration.rank_tables[1].prediction_sets(mass_above(probs), 0.5).tolist() == [
         [True, False, False]
     ]
-    assert calibration.rank_tables(10).prediction_sets(mass_above(probs), 0.5).tolist() == [
+    assert calibration.rank_tables[10].prediction_sets(mass_above(probs), 0.5).tolist() == [
         [True, True, True]
     ]
-    assert calibration.rank_tables(1).intervals(mean, std, 0.5).tolist() == [[9.6, 10.4]]
-    assert calibration.rank_tables(10).intervals(mean, std, 0.5).tolist() == [[8.4, 11.6]]
+    assert calibration.rank_tables[1].intervals(mean, std, 0.5).tolist() == [[9.6, 10.4]]
+    assert calibration.rank_tables[10].intervals(mean, std, 0.5).tolist() == [[8.4, 11.6]]
 
 
 # Abstention
@@ -222,12 +210,12 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
 )
 def test_as_many_ranking_rows_count_as_flagged_as_p_values_are_at_most_fpr(rows, fpr):
     calibration = fitted(np.random.default_rng(rows), ranking=rows)
-    statistic = calibration.rank_tables(1).statistic
+    statistic = calibration.rank_tables[1].statistic
     between = np.concatenate(
         [[statistic[0] - 1], (statistic[1:] + statistic[:-1]) / 2, [statistic[-1] + 1]]
     )
     fires = conformal_p_value(between, statistic) <= fpr
-    assert calibration.rank_tables(1).count_flagged(fpr) == min(fires.sum(), rows)
+    assert calibration.rank_tables[1].count_flagged(fpr) == min(fires.sum(), rows)
 
 
 def test_the_doubt_is_kept_in_the_order_of_the_statistic():
@@ -246,7 +234,7 @@ def test_the_doubt_is_kept_in_the_order_of_the_statistic():
         of_count = {name: scores[j] for name, scores in ranking.by_name.items()}
         p_value = find_p_values(calibration, of_count, ranking.labels[j], count).p_value
         order = np.argsort(-p_value)
-        abstention = calibration.rank_tables(count).abstention
+        abstention = calibration.rank_tables[count].abstention
         assert abstention.uncertainty.tolist() == uncertainty[j][order].tolist()
         assert abstention.is_wrong.tolist() == is_wrong[j][order].tolist()
 
@@ -254,7 +242,7 @@ def test_the_doubt_is_kept_in_the_order_of_the_statistic():
 def test_a_calibration_without_labels_certifies_no_risk():
     calibration = fitted(np.random.default_rng(0))
     with pytest.raises(ValueError, match="no data for abstention"):
-        calibration.rank_tables(1).largest_uncertainty(0.05, 0.1)
+        calibration.rank_tables[1].largest_uncertainty(0.05, 0.1)
 
 
 # Tensors
@@ -277,8 +265,8 @@ def test_tensors_round_trip_through_safetensors():
         )
         assert ours.p_value.tolist() == theirs.p_value.tolist()
         assert (
-            calibration.rank_tables(count).largest_uncertainty(0.1, 0.5)
-            == read.rank_tables(count).largest_uncertainty(0.1, 0.5)
+            calibration.rank_tables[count].largest_uncertainty(0.1, 0.5)
+            == read.rank_tables[count].largest_uncertainty(0.1, 0.5)
             > 0
         )
     assert read.nonconformity.tolist() == calibration.nonconformity.tolist()

@@ -85,7 +85,7 @@ def test_intervals_hold_the_target_in_each_group_where_those_of_all_rows_do_not(
         for by, counts in stored.items():
             y = generator.normal(0, SCALES[groups])  # the model predicts 0 -/+ 1 of every row
             wrong_by = target_nonconformity(np.zeros(len(y)), np.ones(len(y)), y)[None]
-            tables = calibration(generator, by, nonconformity=wrong_by).rank_tables(1)
+            tables = calibration(generator, by, nonconformity=wrong_by).rank_tables[1]
             target = generator.normal(0, SCALES[new])
             ends = tables.intervals(np.zeros(len(new)), np.ones(len(new)), coverage, categories=new)
             counts[split] = np.bincount(new, (ends[:, 0] <= target) & (target <= ends[:, 1]))
@@ -116,7 +116,7 @@ def test_sets_hold_each_class_where_those_of_all_rows_do_not():
     for split in range(SPLITS):
         for by, counts in stored.items():
             far = class_nonconformity(probabilities(true), true)[None]
-            tables = calibration(generator, by, nonconformity=far).rank_tables(1)
+            tables = calibration(generator, by, nonconformity=far).rank_tables[1]
             inside = tables.prediction_sets(
                 mass_above(probabilities(new)), coverage, categories=new
             )
@@ -144,7 +144,7 @@ def test_the_risk_of_answers_is_kept_in_each_group_where_that_of_all_rows_is_not
         wrong = generator.random((1, len(groups))) < error[groups] * (1 + uncertainty)
         answers = Answers.from_splits(generator.random((1, 200)), uncertainty, wrong)
         for by, count in exceeded.items():
-            tables = calibration(generator, by, rows, answers=answers).rank_tables(1)
+            tables = calibration(generator, by, rows, answers=answers).rank_tables[1]
             largest = np.broadcast_to(tables.thresholds(fpr, risk, np.arange(3)), 3)
             count += (largest >= 0) & (error * (1 + np.maximum(largest, 0) / 2) > risk)
     allowed = stats.binom(SPLITS, 0.05).isf(1e-7)
@@ -157,13 +157,13 @@ def test_a_category_of_few_rows_loses_everything_but_its_guarantee():
     rows = np.array([50, 50, 8])
     by_class = calibration(generator, "class", rows)
     assert by_class.smallest_fpr == 1 / 51
-    tables = by_class.rank_tables(1)
+    tables = by_class.rank_tables[1]
     far = {"a": np.full(3, 1e6)}
     p_value = find_p_values(by_class, far, np.arange(3), 1).p_value
     assert p_value.tolist() == [1 / 51, 1 / 51, 1 / 9]
     inside = tables.prediction_sets(np.full((1, 3), 0.999999), 0.95)
     assert inside.tolist() == [[False, False, True]]
-    by_group = calibration(generator, "group", rows).rank_tables(1)
+    by_group = calibration(generator, "group", rows).rank_tables[1]
     ends = by_group.intervals(np.zeros(3), np.ones(3), 0.95, categories=np.arange(3))
     assert np.isinf(ends).tolist() == [[False, False], [False, False], [True, True]]
 
@@ -172,7 +172,7 @@ def test_an_unknown_group_is_judged_by_the_most_cautious_of_those_with_enough_ro
     generator = np.random.default_rng(5)
     rows = np.array([MIN_CAUTIOUS_ROWS, 50, MIN_CAUTIOUS_ROWS - 1])
     model = calibration(generator, "group", rows)
-    tables, new = model.rank_tables(1), generator.exponential(2.0, 40)
+    tables, new = model.rank_tables[1], generator.exponential(2.0, 40)
     unknown = np.full(40, UNKNOWN)
     actual = find_p_values(model, {"a": new}, np.zeros(40, dtype=int), 1, unknown)
     each = [
@@ -195,7 +195,7 @@ def test_rows_of_an_unknown_group_are_not_answered():
         generator.random((1, ROWS.sum())),
         np.zeros((1, ROWS.sum()), bool),
     )
-    tables = calibration(generator, "group", answers=sure).rank_tables(1)
+    tables = calibration(generator, "group", answers=sure).rank_tables[1]
     assert tables.thresholds(0.05, 0.2, np.array([0, UNKNOWN])).tolist() == [1.0, -math.inf]
     assert tables.certifies(0.05, 0.2)
     assert tables.smallest_risk(0.05) == tables.by_category[2].smallest_risk(0.05)
@@ -207,11 +207,11 @@ def test_categories_are_read_back_and_wrong_ones_refused(kind):
     tensors = content.tensors()
     read = Calibration.from_tensors(tensors, NAMES, 3, (kind, CATEGORIES))
     for old, new in zip(
-        content.rank_tables(1).by_category, read.rank_tables(1).by_category, strict=True
+        content.rank_tables[1].by_category, read.rank_tables[1].by_category, strict=True
     ):
         assert old.statistic.tolist() == new.statistic.tolist()
         assert old.nonconformity.tolist() == new.nonconformity.tolist()
-    assert Calibration.from_tensors(tensors, NAMES, 3).rank_tables(1).by_category == ()
+    assert Calibration.from_tensors(tensors, NAMES, 3).rank_tables[1].by_category == ()
     for name in ("category.judged", "category.true"):
         for wrong in (
             tensors[name] + 3,

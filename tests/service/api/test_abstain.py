@@ -41,11 +41,11 @@ def test_without_a_level_nothing_is_said(client, rows):
 
 
 def test_rows_are_undecided_where_they_are_flagged_or_doubtful(client, rows, model):
-    risk = model.calibration.rank_tables(100).smallest_risk(
+    risk = model.calibration.rank_tables[100].smallest_risk(
         0.005
     )  # few rows are flagged, so that uncertainty decides
     predictions = predict(client, rows, risk=risk, fpr=0.005)
-    largest = model.calibration.rank_tables(100).largest_uncertainty(0.005, risk)
+    largest = model.calibration.rank_tables[100].largest_uncertainty(0.005, risk)
     expected = [p["flag"] or p["variation_ratio"] > largest for p in predictions]
     assert abstains(predictions).tolist() == expected
     assert {(p["flag"], p["abstain"]) for p in predictions} == {
@@ -135,6 +135,6 @@ def test_a_label_that_the_judged_draws_do_not_give_is_in_the_set_and_undecided(m
     assert (prediction.p_values.p_value > fpr).all()
     assert (
         prediction.calibrated_scores.variation_ratio
-        <= model.calibration.rank_tables(5).largest_uncertainty(fpr, risk)
+        <= model.calibration.rank_tables[5].largest_uncertainty(fpr, risk)
     ).all()
     assert prediction.abstains(fpr, risk).tolist() == [True, False]

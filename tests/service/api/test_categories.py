@@ -39,7 +39,7 @@ def test_rows_are_judged_within_their_categories(served, kind):
     answer = predict(client, kind, fpr=0.1, coverage=0.8, **options)
     assert answer.status_code == 200, answer.text
     spec = model.manifest.categories
-    tables = model.calibration.rank_tables(tiny.DRAWS)
+    tables = model.calibration.rank_tables[tiny.DRAWS]
     for n, row in enumerate(answer.json()["predictions"]):
         name = row["label"] if kind == "class" else GROUPS[n] if GROUPS[n] in spec.names else None
         large = [rows for rows in spec.judged_rows if rows >= MIN_CAUTIOUS_ROWS]

@@ -57,7 +57,7 @@ def served(digits_store):
     return ServedModel(
         model,
         Reservoir(model, 0, threading.Event()),
-        new_drift(model.calibration.rank_tables(100).statistic),
+        new_drift(model.calibration.rank_tables[100].statistic),
     )
 
 

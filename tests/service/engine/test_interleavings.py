@@ -58,7 +58,7 @@ class Requests:
         return ServedModel(
             self.model,
             reservoir,
-            new_drift(self.model.calibration.rank_tables(tiny.DRAWS).statistic),
+            new_drift(self.model.calibration.rank_tables[tiny.DRAWS].statistic),
         )
 
     def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, acquisition=None):

@@ -78,7 +78,7 @@ def test_the_manifest_says_by_what_it_is_calibrated_and_where_rows_are_few(folde
 
 
 def test_intervals_are_as_wide_as_each_group_needs(folder):
-    tables = opened(folder, "sites").calibration.rank_tables(1)
+    tables = opened(folder, "sites").calibration.rank_tables[1]
     ends = tables.intervals(np.zeros(3), np.ones(3), 0.9, categories=np.array([0, 1, -1]))
     assert ends[1, 1] > 2 * ends[0, 1]
     assert ends[2, 1] == ends[1, 1]
