@@ -139,8 +139,6 @@ def test_a_model_without_categories_says_so(served):
     items = {model["name"]: model for model in client.get("/models").json()["models"]}
     assert items["plain"]["categories"] is None
     assert items["group"]["categories"]["names"] == list(tiny.GROUPS)
-    assert items["plain"]["too_few_rows"] is None
-    assert "of blue 18 there are fewer than 19" in items["group"]["too_few_rows"]
 
 
 def test_rates_that_no_category_bears_are_refused_and_those_that_some_bear_are_not(served):
