@@ -4,7 +4,6 @@ A `Pool` scores its rows: by the engine within a request, from a file, or by a n
 `rank_pool` requests only the scores that the acquisition needs.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
 from model_store.acquisition.choice import RANDOM, joint_ranking, power_scores, ranking
 from model_store.errors import InvalidInput, list_choices
@@ -30,9 +29,6 @@ RACE_PARTS = (10, 4)  # races drop rows after draws / 10 and draws / 4
 MIN_RACE_DRAWS = 10  # for a reliable standard error
 REFERENCES = 3  # times k rows with all draws in each stage
 MIN_NEIGHBOURS, NEIGHBOUR_PARTS = 20, 40  # rows, or rows / 40, to smooth errors
-CAUTION = 2  # factor on M, the best rows of a sample
-SAMPLE_FACTOR = 10  # rows of a sample for each of its best rows
-MIN_SAMPLE_SAVINGS = 4  # remaining rows per row of a sample
 DROPPED_SCORE = float(np.finfo(np.float64).min)
 
 
@@ -209,12 +205,6 @@ def race(
     draws are a random part of all draws, so the error shrinks by sqrt(1 - n / num_samples) (Cochran
     1977, "Sampling techniques", 2.6).
 
-    If many rows remain, the multiple is estimated. A sample of the pool is scored with all draws.
-    For its M best rows, final scores exceed first scores by some multiples of the standard error.
-    If the k best rows of the pool are exchangeable with them, one of the k exceeds all M multiples
-    with probability 1 / (M + 1). M is chosen to make this half of the given probability, for k rows
-    and all stages. That suffices, because a race fails only if it drops one of the k best rows.
-
     Returns:
         the scores with all draws (`DROPPED_SCORE` for dropped rows), and their number.
 
@@ -223,18 +213,12 @@ def race(
     """
     remaining, scores = np.arange(rows), np.full(rows, DROPPED_SCORE)
     is_scored = np.zeros(rows, dtype=bool)
-    max_best = math.ceil(CAUTION * k * len(stages) / probability)
-    sample_best: Int64[np.ndarray, "n"] | None = None
 
     def complete(rows: Int64[np.ndarray, "n"]) -> Generator[Lap, Scored, None]:
         new = np.sort(rows[~is_scored[rows]])
         if len(new):
             scores[new], _ = yield Lap(new, num_samples)
             is_scored[new] = True
-
-    def can_win(bounds: Float64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
-        is_above: np.ndarray = bounds >= np.sort(scores[is_scored])[-k:][0]
-        return is_above
 
     for n in stages:
         if len(remaining) == 0:  # the rows with all draws have won
@@ -245,21 +229,8 @@ def race(
         order = np.argsort(-first_scores, kind="stable")
         yield from complete(remaining[order[: REFERENCES * k]])
         quantile = student_quantile(n - 1, probability / (rows * len(stages)))
-        stays = can_win(first_scores + quantile * np.sqrt(1.0 - n / num_samples) * errors)
-        sample_size = SAMPLE_FACTOR * max_best
-        if sample_best is None and stays.sum() > MIN_SAMPLE_SAVINGS * sample_size:
-            sample = remaining[order[:: len(remaining) // sample_size]]
-            yield from complete(sample)
-            best = np.argsort(-scores[sample], kind="stable")[:max_best]
-            sample_best = np.sort(sample[best])
-        if sample_best is not None:
-            indices = np.searchsorted(remaining, sample_best)
-            multiples = scores[sample_best] - first_scores[indices]
-            # Rows without an error carry no information.
-            multiples /= np.where(errors[indices] > 0.0, errors[indices], np.inf)
-            stays = can_win(first_scores + multiples.max() * errors)
-            stays[indices] = True  # the next stage needs them too
-        remaining = remaining[stays]
+        bounds = first_scores + quantile * np.sqrt(1.0 - n / num_samples) * errors
+        remaining = remaining[bounds >= np.sort(scores[is_scored])[-k:][0]]
     yield from complete(remaining)
     check_computed(scores[is_scored], "pool", np.flatnonzero(is_scored))
     return scores, int(is_scored.sum())

@@ -197,21 +197,6 @@ def test_a_row_whose_few_draws_agree_is_as_uncertain_as_rows_like_it():
     assert 0 not in second.rows
 
 
-def test_a_race_that_would_leave_many_rows_learns_its_bounds_from_a_sample():
-    laps = race(400, 1, (10,), 100, 0.5)
-    next(laps)
-    actual = np.linspace(0.0, 1.0, 400)
-    best = laps.send((actual, np.full(400, 0.2)))
-    assert best.rows.tolist() == [397, 398, 399]
-    sample = laps.send((actual[best.rows], None))
-    assert (sample.rows.tolist(), sample.num_draws) == (list(range(9, 399, 10)), 100)
-    full = actual[sample.rows]
-    full[sample.rows == 279] += 0.35
-    rest = laps.send((full, None))
-    stay = np.flatnonzero(actual + 0.35 >= full.max())
-    assert rest.rows.tolist() == np.setdiff1d(stay, [*best.rows, *sample.rows]).tolist()
-
-
 class DrawnPool(Pool):
     """Rows of a regression whose outputs are known."""
 
@@ -247,34 +232,6 @@ def test_a_race_does_not_depend_on_the_unit_of_the_target(unit):
         == rank_pool_sync(DrawnPool(of_unit_one), replace(choice, race=0.05)).finalists
     )
     assert raced.finalists < 100
-
-
-def coarse_pool(rng, rows):
-    return (rng.random((100, rows)) < rng.uniform(0.02, 0.4, rows)) * rng.uniform(0.5, 1.5, rows)
-
-
-def test_bounds_that_are_learned_hold_where_errors_are_far_from_normal():
-    rng, wrong, share = np.random.default_rng(0), 0, []
-    for _ in range(100):
-        draws = coarse_pool(rng, 4000)
-        (scores, finalists), looked = raced(draws, 2, (10, 25), 0.2)
-        assert finalists >= 400
-        full = draws.mean(axis=0)
-        assert np.allclose(scores[scores > DROPPED_SCORE], full[scores > DROPPED_SCORE])
-        wrong += set(np.argsort(-full)[:2]) != set(np.argsort(-scores)[:2])
-        share.append(looked / draws.size)
-    assert wrong <= 20 + 3 * 4  # three standard deviations of a count of .2
-    assert np.mean(share) < 0.5
-
-
-def test_rows_that_are_left_out_do_not_depend_on_the_order_of_a_large_pool():
-    rng = np.random.default_rng(0)
-    draws, order = coarse_pool(rng, 4000), rng.permutation(4000)
-    draws += rng.uniform(0.0, 1e-9, 4000)  # no two rows score the same
-    (scores, finalists), _ = raced(draws, 2, (10, 25), 0.2)
-    (again, _), _ = raced(draws[:, order], 2, (10, 25), 0.2)
-    assert finalists >= 400
-    assert np.array_equal(again > DROPPED_SCORE, (scores > DROPPED_SCORE)[order])
 
 
 def test_all_rows_take_all_draws_where_k_is_as_many_and_one_without_a_score_is_named():
