@@ -187,21 +187,19 @@ def add_baselines(draft: Draft, result: "Fitted", only_constant: bool = False) -
     description = draft.description.model_copy(update={"baselines": numbers})
     if result.recipe.data.class_weights is not None:
         return replace(draft, description=description)
-    constant = describe_constant(description)
-    new = {name: figures for name, figures in by_name.items() if name not in draft.baselines}
-    worse = tuple(warn_if_worse(draft.figures, new, constant))
+    known = draft.description.baselines
+    new = {name: figures for name, figures in by_name.items() if name not in known}
+    worse = tuple(warn_if_worse(draft.figures, new, describe_constant(description)))
     for warning in worse:
         log.warning("%s", warning)
     update = {"warnings": (*description.warnings, *worse)}
-    description = description.model_copy(update=update)
-    return replace(draft, description=description, baselines=by_name)
+    return replace(draft, description=description.model_copy(update=update))
 
 
 def check_constant(name: str, draft: Draft) -> None:
     """Raise GateError if the model is worse than a constant prediction."""
-    constant = {key: figures for key, figures in draft.baselines.items() if key == "constant"}
-    for warning in warn_if_worse(draft.figures, constant, describe_constant(draft.description)):
-        if warning.startswith(WORSE):
+    for warning in draft.description.warnings:
+        if warning.startswith(f"{WORSE} {describe_constant(draft.description)}: "):
             remedy = "to publish it, set --anyway (anyway=True)"
             raise GateError(f"{name} is not published because it is {warning}; {remedy}")
 
@@ -224,6 +222,7 @@ def warn_if_worse(
                 f"{baseline.value:.4g} on {model.rows} test rows (difference {gain:.3g}, "
                 f"standard error {error:.2g})"
             )
+
     for key, sign in ((ACCURACY, 1.0), (ERROR, -1.0)):
         if key in model_figures and key in by_name.get("constant", {}):
             model, baseline = model_figures[key], by_name["constant"][key]

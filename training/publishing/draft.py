@@ -104,7 +104,6 @@ class Draft:
     description: Description
     files: dict[str, bytes | Path]
     figures: dict[str, Figure] = field(default_factory=dict)  # on test rows
-    baselines: dict[str, dict[str, Figure]] = field(default_factory=dict)  # by name, for a table
 
 
 def draft_version(
